@@ -1,0 +1,38 @@
+# `make demo` and `make test` are all a fresh clone needs; each sets up .venv first if that is not done.
+PYTHON ?= python3
+PY := .venv/bin/python
+
+.PHONY: help setup demo test check zoo bench wheel clean
+
+help:                ## list the targets
+	@grep -E '^[a-z]+: .*##|^[a-z]+:  .*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
+
+setup: .venv/.ready  ## make .venv and install secateur and its tools under constraints.txt
+
+.venv/.ready: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: .venv/.ready   ## the main job on a built-in network
+	.venv/bin/secateur inspect resnet20
+
+test: .venv/.ready   ## the tests
+	$(PY) -m pytest -m "not zoo"
+
+check: .venv/.ready  ## ruff and mypy --strict
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+zoo: .venv/.ready    ## every torchvision and timm network: exact, and how much of it can be pruned -> docs/zoo.md
+	$(PY) benchmarks/zoo.py --write docs/zoo.md
+
+bench: .venv/.ready  ## speed, as ratios measured in one run
+	$(PY) benchmarks/run.py
+
+wheel: .venv/.ready  ## build the wheel into dist/
+	$(PY) -m build --wheel
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

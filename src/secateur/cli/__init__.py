@@ -1,0 +1,40 @@
+"""The command line: one file per verb. Each parses, calls the library, prints, and sets the exit code."""
+
+from __future__ import annotations
+
+import importlib
+
+import typer
+
+# verb -> module in this package that defines `command` (a function) or `app` (a typer.Typer with verbs of its own).
+VERBS = {
+    "inspect": "inspect",
+}
+
+
+def build() -> typer.Typer:
+    """The typer application with every verb registered."""
+    app = typer.Typer(
+        name="secateur",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        help="Channel pruning for CNN classifiers: a trained network and labelled images in, a smaller network out.",
+    )
+
+    @app.callback()
+    def root() -> None:
+        """Keeps verbs as verbs even while there is only one."""
+
+    for verb, module_name in VERBS.items():
+        module = importlib.import_module(f"secateur.cli.{module_name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=verb)
+        else:
+            app.command(verb)(module.command)
+    return app
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    build()()

@@ -1,0 +1,62 @@
+"""What every verb shares: the console, the progress bar, and errors turned into exit codes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from secateur.errors import SecateurError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+console = Console(highlight=False)
+complaints = Console(stderr=True, highlight=False)
+
+EXIT_ERROR = 1  # something secateur knows to be wrong: bad input, a missing file, a target out of reach
+EXIT_USAGE = 2  # typer's own: an unknown option, a missing argument
+EXIT_INTERRUPTED = 130
+
+
+def friendly(verb: Callable[P, T]) -> Callable[P, T]:
+    """Turn a SecateurError into one red line on stderr and exit code 1; let everything unexpected be a traceback."""
+
+    @functools.wraps(verb)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return verb(*args, **kwargs)
+        except SecateurError as error:
+            complaints.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True)
+            sys.exit(EXIT_ERROR)
+        except KeyboardInterrupt:
+            complaints.print("interrupted")
+            sys.exit(EXIT_INTERRUPTED)
+
+    return run
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+@contextmanager
+def progress(transient: bool = True) -> Iterator[Progress]:
+    """A progress bar with counts, time spent and time left, on stderr so that stdout stays clean for pipes."""
+    columns: list[Any] = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    ]
+    with Progress(*columns, console=complaints, transient=transient) as bar:
+        yield bar
