@@ -1,0 +1,129 @@
+"""Networks that live elsewhere: `torchvision:NAME`, `timm:NAME`, and a user's own `package.module:factory`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from secateur.errors import ModelError
+from secateur.zoo.models.registry import IMAGENET, Input, ModelConfig
+
+
+def outside_config(name: str) -> ModelConfig:
+    """The config of a name with a colon. Imports the library or module concerned, builds nothing."""
+    home, _, rest = name.partition(":")
+    if not home or not rest:
+        raise ModelError(f"{name!r} should read library:NAME or package.module:factory; one side of the colon is empty")
+    if home == "torchvision":
+        return _torchvision(name, rest)
+    if home == "timm":
+        return _timm(name, rest)
+    return _own(name, home, rest)
+
+
+def _torchvision(name: str, rest: str) -> ModelConfig:
+    models = _library("torchvision.models", "torchvision")
+    known = models.list_models(module=models)
+    if rest not in known:
+        raise ModelError(f"torchvision has no classifier {rest!r}; it knows {', '.join(known)}")
+    side = 299 if rest == "inception_v3" else 224
+    takes = Input((3, side, side), IMAGENET.num_classes, IMAGENET.mean, IMAGENET.std)
+
+    def build(num_classes: int, **arguments: Any) -> nn.Module:
+        if rest in ("inception_v3", "googlenet"):  # else both announce that their initialisation will change
+            arguments = {"init_weights": False, **arguments}
+        return models.get_model(rest, num_classes=num_classes, **arguments)  # type: ignore[no-any-return]
+
+    return ModelConfig(name, build, takes, "from torchvision")
+
+
+def _timm(name: str, rest: str) -> ModelConfig:
+    timm = _library("timm", "timm")
+    if not timm.is_model(rest):
+        raise ModelError(f"timm has no model {rest!r}; `timm.list_models('*{rest[:4]}*')` finds similar names")
+    given = timm.get_pretrained_cfg(rest)
+    takes = IMAGENET
+    if given is not None:
+        channels, height, width = given.input_size
+        takes = Input((channels, height, width), given.num_classes or 1000, tuple(given.mean), tuple(given.std))
+
+    def build(num_classes: int, **arguments: Any) -> nn.Module:
+        return timm.create_model(rest, num_classes=num_classes, **arguments)  # type: ignore[no-any-return]
+
+    return ModelConfig(name, build, takes, "from timm")
+
+
+def _own(name: str, module_name: str, attribute: str) -> ModelConfig:
+    """A user's factory. It may carry `shape`, `mean`, `std`, `num_classes` as attributes; else ImageNet's are taken."""
+    with _current_folder_importable():
+        module = _import_own(name, module_name)
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise ModelError(f"{name!r}: the module {module_name} has no callable {attribute!r}")
+    takes = Input(
+        shape=tuple(getattr(factory, "shape", IMAGENET.shape)),
+        num_classes=int(getattr(factory, "num_classes", IMAGENET.num_classes)),
+        mean=tuple(getattr(factory, "mean", IMAGENET.mean)),
+        std=tuple(getattr(factory, "std", IMAGENET.std)),
+    )
+
+    def build(num_classes: int, **arguments: Any) -> nn.Module:
+        if _accepts(factory, "num_classes"):
+            arguments = {"num_classes": num_classes, **arguments}
+        with _current_folder_importable():
+            model = factory(**arguments)
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"{name!r} should return a torch.nn.Module, and returned {type(model).__name__}")
+        return model
+
+    return ModelConfig(name, build, takes, "your own")
+
+
+def _library(module_name: str, package: str) -> ModuleType:
+    """Import a library that may be absent, or broken (a torchvision built for another torch: RuntimeError)."""
+    try:
+        return importlib.import_module(module_name)
+    except (ImportError, RuntimeError, AttributeError, OSError) as error:
+        raise ModelError(
+            f"{package} cannot be imported here ({type(error).__name__}: {error}); "
+            f"install a {package} that matches the installed torch, or name another model"
+        ) from error
+
+
+def _import_own(name: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"{name!r}: no module named {error.name!r}; it should be installed or lie in {Path.cwd()}"
+        ) from error
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise ModelError(f"{name!r}: importing {module_name} failed with {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    """The current folder on the import path, as `python -m` has it; a console script has not."""
+    before = list(sys.path)
+    if "" not in before and str(Path.cwd()) not in before:
+        sys.path.append(str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _accepts(factory: Callable[..., Any], argument: str) -> bool:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # builtins without a signature
+        return False
+    return any(p.name == argument or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

@@ -1,0 +1,101 @@
+"""Weights from a file into a model: safetensors, or a .pt / .th / .pth of plain tensors. Never arbitrary pickle."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.errors import FileError, ModelError
+
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts keep the tensors
+TORCH_SUFFIXES = (".pt", ".pth", ".th")
+LISTED = 8  # names shown of each kind of mismatch
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Copy the tensors of `path` into `model`, all or none. Raises ModelError with the lists where they do not fit."""
+    path = Path(path)
+    found = read_tensors(path)
+    wanted = model.state_dict()
+    # Files written before batch norm counted its batches do not have that counter; nothing is computed from it.
+    missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
+    extra = [name for name in found if name not in wanted]
+    other = [
+        f"{name} ({tuple(found[name].shape)} in the file, {tuple(wanted[name].shape)} in the model)"
+        for name in found
+        if name in wanted and found[name].shape != wanted[name].shape
+    ]
+    if missing or extra or other:
+        lines = [f"{path} does not fit {type(model).__name__}:"]
+        lines += [_listed("missing in the file", missing), _listed("extra in the file", extra)]
+        lines += [_listed("of another shape", other)]
+        raise ModelError("\n".join(line for line in lines if line))
+    model.load_state_dict(found, strict=False)
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Name -> tensor of a weight file, without wrappers and `module.` prefixes."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileError(f"{path}: there is no such weight file")
+    if path.suffix == ".safetensors":
+        content: Any = _read_safetensors(path)
+    elif path.suffix in TORCH_SUFFIXES:
+        content = _read_torch(path)
+    else:
+        raise FileError(f"{path}: weights should be .safetensors, {', '.join(TORCH_SUFFIXES)}, not {path.suffix!r}")
+    return _plain(_unwrapped(content), path)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise FileError(f"{path}: not a whole safetensors file ({error})") from error
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise FileError(
+            f"{path}: holds more than plain tensors, or is damaged; it is not read, because a pickle can run any code. "
+            f"Save only the state_dict, best as .safetensors. (torch says: {str(error).splitlines()[0]})"
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise FileError(f"{path}: not a whole torch file ({type(error).__name__}: {error})") from error
+
+
+def _unwrapped(content: Any) -> Any:
+    for key in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            return content[key]
+    return content
+
+
+def _plain(content: Any, path: Path) -> dict[str, Tensor]:
+    if not isinstance(content, Mapping) or not content:
+        raise FileError(f"{path}: should hold tensors by name, and holds {type(content).__name__}")
+    strangers = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if strangers:
+        raise FileError(f"{path}: should hold only tensors; these are not: {', '.join(strangers[:LISTED])}")
+    tensors = {str(name): value for name, value in content.items()}
+    while all(name.startswith("module.") for name in tensors):  # once for each DataParallel around the model
+        tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
+    return tensors
+
+
+def _listed(title: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"  {title} ({len(names)}): {', '.join(names[:LISTED])}{more}"
