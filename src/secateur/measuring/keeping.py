@@ -1,0 +1,46 @@
+"""Context managers that leave things as found: train / eval mode of every module, and the random generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in eval mode; afterwards each module has its own mode back, on errors too."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield model
+    finally:
+        for module, training in modes:  # one by one: a frozen batch norm may be in eval mode inside a training model
+            module.training = training
+
+
+@contextmanager
+def generators_kept(seed: int | None = None) -> Iterator[None]:
+    """The global generators of torch (all devices), numpy and random put back afterwards; seeded first if asked."""
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  users' transforms still draw from it
+    devices = list(range(torch.cuda.device_count()))
+    with torch.random.fork_rng(devices):
+        try:
+            if seed is not None:
+                reseed(seed)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
+
+
+def reseed(*numbers: int) -> None:
+    """Seed the global generators from one or several numbers; (seed, epoch) and (seed, epoch + 1) share nothing."""
+    words = np.random.SeedSequence(numbers).generate_state(2, np.uint32)
+    torch.manual_seed(int(words[0]))
+    random.seed(int(words[1]))
+    np.random.seed(words[1])  # noqa: NPY002

@@ -1,0 +1,116 @@
+"""A training run's state after an epoch, in one safetensors file that is written whole or not at all.
+
+Tensors: `model.NAME` (the state_dict) and `momentum.NAME` (SGD's buffer for that parameter). The file's own metadata
+carries the rest as JSON: what the run is (`identity`), how many epochs are done, and its history so far. One file,
+one os.replace: there is no moment at which weights and history disagree. Random state is not in it because each
+epoch draws from generators seeded by (seed, epoch) alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from secateur.errors import FileError, RunError
+from secateur.training.files import write_atomically
+
+NAME = "checkpoint.safetensors"
+FORMAT = "secateur training checkpoint 1"
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds besides the tensors, all of it JSON."""
+
+    identity: Mapping[str, Any]
+    history: list[dict[str, Any]]
+    scaler: Mapping[str, Any]  # of fp16's loss scale; empty otherwise
+
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs the weights have seen."""
+        return len(self.history)
+
+
+def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Write the checkpoint of `folder`, replacing the one before in one step."""
+    tensors = {f"model.{name}": _detached(tensor) for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        buffer = optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if buffer is not None:
+            tensors[f"momentum.{name}"] = _detached(buffer)
+    words = {"identity": state.identity, "history": state.history, "scaler": state.scaler}
+    content = save(tensors, metadata={"format": FORMAT, "state": json.dumps(words)})
+    write_atomically(folder / NAME, content)
+
+
+def load_checkpoint(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Mapping[str, Any]
+) -> State | None:
+    """Put a checkpoint's tensors into `model` and `optimizer`; None where there is none.
+
+    Raises RunError if it belongs to a run with other settings, FileError if the file is not a whole checkpoint.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return None
+    tensors, state = _read(path)
+    _same_run(path, state.identity, identity)
+    # The file's names are those of an equal identity's model, so that nothing can be missing but by damage.
+    try:
+        model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items() if name[:6] == "model."})
+    except RuntimeError as error:
+        raise FileError(f"{path} does not fit the model: {error}") from error
+    for name, parameter in model.named_parameters():
+        if f"momentum.{name}" in tensors:
+            # empty_like keeps the parameter's device and memory order (channels last)
+            buffer = torch.empty_like(parameter, requires_grad=False).copy_(tensors[f"momentum.{name}"])
+            optimizer.state[parameter]["momentum_buffer"] = buffer
+    return state
+
+
+def digest(model: nn.Module | None) -> str | None:
+    """SHA-256 of a model's weights, buffers and names: two runs from other weights are two runs."""
+    if model is None:
+        return None
+    total = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        total.update(_detached(tensor).view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU: safetensors takes no views, and tied parameters would share memory."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], State]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+        if metadata.get("format") != FORMAT:
+            raise FileError(f"{path} is not a training checkpoint of this version; use another folder")
+        return tensors, State(**json.loads(metadata["state"]))
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+        raise FileError(f"{path} is not a whole checkpoint ({error}); delete it to start again") from error
+
+
+def _same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    wanted = json.loads(json.dumps(wanted))  # tuples become lists, as they did in the file
+    other = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    if other:
+        differences = ", ".join(f"{key} was {found.get(key)!r} and is now {wanted.get(key)!r}" for key in other)
+        raise RunError(
+            f"{path} belongs to another run: {differences}. Use the same settings to go on with it, or another folder"
+        )

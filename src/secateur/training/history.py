@@ -1,0 +1,93 @@
+"""What a training run did, epoch by epoch: the record, its JSON lines, and TensorBoard where that is installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from secateur.measuring.accuracy import Accuracy
+from secateur.training.files import write_atomically
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch: mean loss and accuracy over its training batches, as they were met, and the held-out accuracy."""
+
+    number: int  # from 1
+    lr: float  # of the last step
+    loss: float
+    accuracy: float
+    holdout: Accuracy | None
+    seconds: float  # training alone, without the held-out evaluation
+    images_per_second: float
+
+
+def to_dict(epoch: Epoch) -> dict[str, Any]:
+    """The epoch as JSON."""
+    return dataclasses.asdict(epoch)
+
+
+def from_dict(words: dict[str, Any]) -> Epoch:
+    """The epoch that `to_dict` wrote."""
+    holdout = words["holdout"]
+    return Epoch(**{**words, "holdout": None if holdout is None else Accuracy(**holdout)})
+
+
+class Journal:
+    """Keeps `folder`/metrics.jsonl in step with the history; also TensorBoard's event files if it can be imported."""
+
+    def __init__(self, folder: Path | None, history: Sequence[Epoch] = ()) -> None:
+        self._folder = folder
+        self._board = None if folder is None else _tensorboard(folder, len(history))
+        if history:
+            self._write_lines(history)  # a kill may have come between the checkpoint and this file
+
+    def write(self, history: Sequence[Epoch]) -> None:
+        """Write all epochs so far. The file is small, and writing it anew keeps it right after a kill as well."""
+        self._write_lines(history)
+        if self._board is not None:
+            _show(self._board, history[-1])
+
+    def _write_lines(self, history: Sequence[Epoch]) -> None:
+        if self._folder is not None:
+            lines = [json.dumps(_finite(to_dict(epoch)), allow_nan=False) for epoch in history]
+            write_atomically(self._folder / METRICS, "".join(f"{line}\n" for line in lines).encode())
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._board is not None:
+            self._board.close()
+
+
+def _tensorboard(folder: Path, epochs_done: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    # purge_step: epochs that a killed run wrote after its last checkpoint come again
+    return SummaryWriter(str(folder), purge_step=epochs_done + 1)
+
+
+def _show(board: Any, epoch: Epoch) -> None:
+    board.add_scalar("train/loss", epoch.loss, epoch.number)
+    board.add_scalar("train/accuracy", epoch.accuracy, epoch.number)
+    board.add_scalar("train/lr", epoch.lr, epoch.number)
+    if epoch.holdout is not None:
+        board.add_scalar("holdout/top1", epoch.holdout.top1, epoch.number)
+        board.add_scalar("holdout/loss", epoch.holdout.loss, epoch.number)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
