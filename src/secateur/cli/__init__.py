@@ -8,7 +8,9 @@ import typer
 
 # verb -> module in this package that defines `command` (a function) or `app` (a typer.Typer with verbs of its own).
 VERBS = {
+    "data": "data",
     "inspect": "inspect",
+    "models": "models",
 }
 
 

@@ -1,0 +1,205 @@
+"""Labelled images by name, as normalised batches.
+
+    data = load("cifar10")                       # or digits, mnist, cifar100, imagenet:PATH, folder:PATH
+    for images, labels in data.loader("train", 128, augment=True, shuffle=True): ...
+
+Three parts that share no image: `train` to fit weights, `holdout` to decide on, `test` to report on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from secateur.errors import DataError
+from secateur.zoo.data import cifar, digits, folders, mnist
+from secateur.zoo.data.decoding import FileLoader
+from secateur.zoo.data.images import Images, ImageSet, MemoryImages
+from secateur.zoo.data.loader import Batch, Loader, MemoryLoader, Order
+from secateur.zoo.data.splits import Holdout, Part, divide, parse_holdout, stratified
+
+__all__ = ["NAMES", "Batch", "ImageData", "Loader", "Part", "load", "locate", "roots"]
+
+NAMES = ("digits", "mnist", "cifar10", "cifar100", "imagenet:PATH", "folder:PATH")
+_LOCATE: Mapping[str, Callable[[tuple[Path, ...]], Path | None]] = MappingProxyType(
+    {
+        "mnist": mnist.locate,
+        "cifar10": lambda places: cifar.locate("cifar10", places),
+        "cifar100": lambda places: cifar.locate("cifar100", places),
+    }
+)
+_TREES = MappingProxyType({"imagenet": folders.read_imagenet, "folder": folders.read_folder})
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """A data set, divided and ready to be iterated."""
+
+    name: str
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    shape: tuple[int, int, int]  # channels, height, width
+    parts: Mapping[Part, Images]
+    mirror: bool
+    max_corrupt: int
+
+    def count(self, part: Part) -> int:
+        """How many images a part has; 0 for one that is absent."""
+        return len(self.parts[part].labels) if part in self.parts else 0
+
+    def loader(
+        self,
+        part: Part,
+        batch_size: int = 128,
+        *,
+        augment: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        workers: int = 0,
+        limit: int | None = None,
+        rank: int = 0,
+        world: int = 1,
+    ) -> Loader:
+        """Batches of one part.
+
+        augment: pad, crop and mirror (in memory), random-resized crop and mirror (files).
+        limit: at most so many images, the same share of every class, chosen by `seed`.
+        workers: processes that decode files; images in memory need none.
+        rank, world: this process among all that share the part, each with images of its own.
+        """
+        images = self._part(part)
+        if limit is not None and limit < len(images.labels):
+            if limit < 1:
+                raise DataError(f"limit should be at least 1, not {limit}")
+            images = images.take(stratified(images.labels, limit, seed))
+        order = Order(len(images.labels), batch_size, shuffle, seed, rank, world)
+        common = (order, self.classes, self.mean, self.std)
+        if isinstance(images, MemoryImages):
+            return MemoryLoader(images, *common, augment=augment, mirror=self.mirror)
+        return FileLoader(
+            images, *common, size=self.shape[1], augment=augment, workers=workers, max_corrupt=self.max_corrupt
+        )
+
+    def _part(self, part: Part) -> Images:
+        if part not in self.parts:
+            has = ", ".join(f"{name} ({self.count(name)})" for name in self.parts) or "nothing"
+            raise DataError(f"{self.name} has no {part} images here; it has {has}")
+        return self.parts[part]
+
+
+def load(
+    spec: str,
+    root: str | Path | None = None,
+    *,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    size: int | None = None,
+    holdout: str = "train:0.1",
+    seed: int = 0,
+    max_corrupt: int = 20,
+) -> ImageData:
+    """Open a data set by name.
+
+    spec: one of NAMES; `mnist:PATH`, `cifar10:PATH` and `cifar100:PATH` say where to look, as `root` does.
+    mean, std: instead of the set's own, of pixels in [0, 1]; one number, or one for each channel.
+    size: side of the images in pixels; they are resized (in memory) or cropped to it (files).
+    holdout: `train:SHARE`, `test:SHARE` (decide on a share of the test set, report on the rest) or `none`.
+    seed: chooses the held-out images.
+    max_corrupt: how many files may fail to decode before it is an error.
+    """
+    if size is not None and size < 1:
+        raise DataError(f"size should be a positive number of pixels, not {size}")
+    held = parse_holdout(holdout)
+    found = _resized(_read(spec, root, size), size)
+    return ImageData(
+        name=found.name,
+        classes=found.classes,
+        mean=_per_channel("mean", mean, found.mean),
+        std=_per_channel("std", std, found.std),
+        shape=found.shape,
+        parts=MappingProxyType(_parts(found, held, seed)),
+        mirror=found.mirror,
+        max_corrupt=max_corrupt,
+    )
+
+
+def roots(root: str | Path | None = None) -> tuple[Path, ...]:
+    """The folders in which named sets are looked for: `root`, or $SECATEUR_DATA, or ./data and the user's cache."""
+    if root is not None:
+        return (Path(root),)
+    if os.environ.get("SECATEUR_DATA"):
+        return (Path(os.environ["SECATEUR_DATA"]),)
+    return (Path("data"), Path.home() / ".cache" / "secateur" / "data")
+
+
+def locate(name: str, root: str | Path | None = None) -> Path | None:
+    """The file or folder that holds `mnist`, `cifar10` or `cifar100`, or None."""
+    return _LOCATE[name](roots(root))
+
+
+def _read(spec: str, root: str | Path | None, size: int | None) -> ImageSet:
+    name, _, path = spec.partition(":")
+    if name == "digits" and not path:
+        return digits.read()
+    if name in _TREES:
+        if not path:
+            raise DataError(f"{name} needs the path of its images: {name}:PATH")
+        return _TREES[name](Path(path).expanduser(), size)
+    if name not in _LOCATE:
+        raise DataError(f"no data set is called {spec!r}; known: {', '.join(NAMES)}")
+    place = path or root
+    found = locate(name, place)
+    if found is None:
+        looked = ", ".join(str(folder) for folder in roots(place))
+        raise DataError(f"{name} is not in {looked}; `secateur data get {name}` fetches it, or say where it is")
+    return mnist.read(found) if name == "mnist" else cifar.read(name, found)
+
+
+def _resized(found: ImageSet, size: int | None) -> ImageSet:
+    if size is None or not isinstance(found.train, MemoryImages) or not isinstance(found.test, MemoryImages):
+        return found
+    train = found.train.resized(size)
+    test = (
+        replace(found.test, pixels=train.pixels)
+        if found.test.pixels is found.train.pixels
+        else found.test.resized(size)
+    )
+    return replace(found, train=train, test=test, shape=(found.shape[0], size, size))
+
+
+def _parts(found: ImageSet, held: Holdout, seed: int) -> dict[Part, Images]:
+    parts: dict[Part, Images] = {}
+    if found.train is not None:
+        parts["train"] = found.train
+    if found.test is not None:
+        parts["test"] = found.test
+    if held.source == "none" or held.source not in parts:
+        return parts
+    whole = parts[held.source]
+    taken, rest = divide(whole.labels, held.share, seed)
+    if not len(taken) or not len(rest):
+        raise DataError(
+            f"holding out {held.source}:{held.share:g} of {len(whole.labels)} images leaves {len(taken)} to decide on "
+            f"and {len(rest)} others; neither may be empty"
+        )
+    parts["holdout"], parts[held.source] = whole.take(taken), whole.take(rest)
+    return parts
+
+
+def _per_channel(what: str, given: tuple[float, ...] | None, default: tuple[float, ...]) -> tuple[float, ...]:
+    if given is None:
+        return default
+    values = tuple(float(value) for value in given)
+    if len(values) == 1:
+        values *= len(default)
+    bad = not all(np.isfinite(values)) or (what == "std" and min(values, default=0) <= 0)
+    if len(values) != len(default) or bad:
+        need = "positive " if what == "std" else ""
+        raise DataError(f"{what} should be one or {len(default)} finite {need}numbers, not {list(given)}")
+    return values

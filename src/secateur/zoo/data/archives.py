@@ -1,0 +1,139 @@
+"""Archives that hold a data set -> its decoded images. Members are read, never unpacked to paths of their choosing."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from PIL import Image
+
+from secateur.errors import DataError
+from secateur.zoo.data import mnist
+from secateur.zoo.data.batches import Files, Layout, read_layout
+from secateur.zoo.data.cifar import LAYOUTS
+from secateur.zoo.data.images import MemoryImages, checked_labels, checked_pair
+
+Pair = tuple[MemoryImages, MemoryImages]  # train, test
+Report = Callable[[str, int, int], None]  # what is being done, steps done, steps in all (0: unknown)
+
+PNG_BATCHES = (*(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png")
+PNG_LABELS = ("train_lables.json", "test_lables.json")  # spelt so in the package
+READ_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A kind of archive: the files it is known by, and how to read them."""
+
+    files: tuple[str, ...]
+    read: Callable[[Files, str], Pair]
+
+
+def _layout_recipe(layout: Layout) -> Recipe:
+    return Recipe(layout.files, lambda files, where: read_layout(layout, files, where))
+
+
+def read_png_batches(files: Files, where: str) -> Pair:
+    """CIFAR-10 as PNG pictures, an image a row: [images, 1024 pixels, 3]."""
+    train = [_png_rows(files[name], f"{where}/{name}") for name in PNG_BATCHES[:-1]]
+    test = _png_rows(files[PNG_BATCHES[-1]], f"{where}/{PNG_BATCHES[-1]}")
+    labels = [_json_labels(files[name], f"{where}/{name}") for name in PNG_LABELS]
+    pixels = (torch.from_numpy(np.concatenate(train)), torch.from_numpy(test))
+    for images, numbers, name in zip(pixels, labels, PNG_LABELS, strict=True):
+        checked_pair(images, numbers, f"{where}/{name}")
+    return MemoryImages.whole(pixels[0], labels[0]), MemoryImages.whole(pixels[1], labels[1])
+
+
+def _png_rows(content: bytes, path: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            rows = np.asarray(image)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path}: not a whole PNG picture ({error})") from error
+    if rows.ndim != 3 or rows.shape[1:] != (1024, 3) or rows.dtype != np.uint8:
+        raise DataError(f"{path}: rows should be 1024 RGB pixels (one 32x32 image each), and it is {list(rows.shape)}")
+    return np.ascontiguousarray(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))  # [N, 3, 32, 32]
+
+
+def _json_labels(content: bytes, path: str) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    try:
+        labels = np.array(json.loads(content), dtype=np.int64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{path}: should be a list of whole numbers ({error})") from error
+    return checked_labels(labels.reshape(-1), 10, path)
+
+
+RECIPES: dict[str, tuple[Recipe, ...]] = {
+    "cifar10": (Recipe((*PNG_BATCHES, *PNG_LABELS), read_png_batches), *map(_layout_recipe, LAYOUTS["cifar10"])),
+    "cifar100": tuple(map(_layout_recipe, LAYOUTS["cifar100"])),
+    "mnist": (
+        Recipe(mnist.FILES, mnist.read_idx),
+        Recipe(
+            tuple(f"{name}.gz" for name in mnist.FILES),
+            lambda files, where: mnist.read_idx({name.removesuffix(".gz"): files[name] for name in files}, where),
+        ),
+    ),
+}
+
+
+def read_archive(name: str, path: Path, report: Report) -> Pair:
+    """The images of a tar archive (compressed or not) that holds data set `name` in any of the known ways."""
+    recipes = RECIPES[name]
+    wanted = {file for recipe in recipes for file in recipe.files}
+    files = _members(path, wanted, report)
+    for recipe in recipes:
+        if all(file in files for file in recipe.files):
+            report(f"decoding {name}", 0, 0)
+            return recipe.read({file: files[file] for file in recipe.files}, str(path))
+    known = "; or ".join(", ".join(recipe.files) for recipe in recipes)
+    raise DataError(
+        f"{path}: not an archive of {name}: it should hold {known}; it holds {sorted(files) or 'none of these'}"
+    )
+
+
+def _members(path: Path, wanted: set[str], report: Report) -> dict[str, bytes]:
+    """The wanted files, by bare name, in one pass over the archive."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such archive")
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                bare = PurePosixPath(member.name).name
+                if bare not in wanted or not member.isfile():
+                    continue
+                opened = archive.extractfile(member)
+                found[bare] = opened.read() if opened else b""
+                report(f"unpacking {path.name}", len(found), 0)
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: not a whole tar archive ({type(error).__name__}: {error})") from error
+    return found
+
+
+def archive_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(READ_AT_ONCE):
+                digest.update(chunk)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    return digest.hexdigest()
+
+
+def content_sha256(train: MemoryImages, test: MemoryImages) -> str:
+    """SHA-256 of the decoded set, whatever archive it came in: images and labels (one byte each), train, then test."""
+    digest = hashlib.sha256()
+    for images in (train, test):
+        digest.update(images.pixels[torch.from_numpy(images.rows)].contiguous().numpy().data)
+        digest.update(images.labels.astype(np.uint8).data)
+    return digest.hexdigest()

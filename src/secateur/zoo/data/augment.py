@@ -1,0 +1,27 @@
+"""The standard augmentation of He et al. 2016, on whole batches of uint8 images at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+PADDED_SHARE = 8  # pad an eighth of the side: 4 pixels of 32
+
+
+def pad_crop_mirror(pixels: Tensor, rng: np.random.Generator, *, mirror: bool) -> Tensor:
+    """Each image padded with black, cropped to its old size at a random place, and mirrored half of the time.
+
+    All random numbers come from `rng`, in a fixed order, so the same generator gives the same images.
+    """
+    count, _, height, width = pixels.shape
+    pad = max(1, height // PADDED_SHARE)
+    tops, lefts = (torch.from_numpy(rng.integers(0, 2 * pad + 1, count)) for _ in range(2))  # [N] each
+    padded = F.pad(pixels, (pad, pad, pad, pad))  # [N, C, H + 2 pad, W + 2 pad]
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view [N, C, 2 pad + 1, 2 pad + 1, H, W]
+    cropped = windows[torch.arange(count), :, tops, lefts]  # [N, C, H, W]
+    if mirror:
+        mirrored = torch.from_numpy(rng.random(count) < 0.5)  # [N]
+        cropped[mirrored] = cropped[mirrored].flip(3)
+    return cropped

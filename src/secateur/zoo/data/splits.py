@@ -1,0 +1,61 @@
+"""Which images are for what: seeded, stratified parts, so that decisions never read what the final report reads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from secateur.errors import DataError
+
+Part = Literal["train", "holdout", "test"]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """Where the images for decisions come from: `share` of the training or of the test images, or nowhere."""
+
+    source: Literal["train", "test", "none"]
+    share: float = 0.0
+
+
+def parse_holdout(text: str) -> Holdout:
+    """`train:0.1`, `test:0.5` or `none`."""
+    if text == "none":
+        return Holdout("none")
+    found = re.fullmatch(r"(train|test):(0?\.\d+)", text)
+    share = float(found.group(2)) if found else 0.0
+    if found is None or share == 0.0:
+        raise DataError(
+            f"holdout should be train:SHARE, test:SHARE (0 < SHARE < 1, as in test:0.5) or none, not {text!r}"
+        )
+    return Holdout("train" if found.group(1) == "train" else "test", share)
+
+
+def stratified(labels: IntArray, count: int, seed: int) -> IntArray:
+    """The sorted positions of `count` images, drawn so that every class keeps its share.
+
+    Class k gets floor(n_k * count / N) images; the few that are left over go to the largest remainders.
+    """
+    total = len(labels)
+    if not 0 <= count <= total:
+        raise DataError(f"cannot take {count} of {total} images")
+    sizes = np.bincount(labels) if total else np.zeros(0, dtype=np.int64)  # [K]
+    quotas, remainders = np.divmod(sizes * count, max(total, 1))
+    left = count - int(quotas.sum())
+    quotas[np.argsort(-remainders, kind="stable")[:left]] += 1
+    mixed = np.random.default_rng(seed).permutation(total)  # [N]
+    by_class = mixed[np.argsort(labels[mixed], kind="stable")]  # [N] classes one after another, each in random order
+    starts = np.cumsum(sizes) - sizes  # [K]
+    rank_in_class = np.arange(total) - starts[labels[by_class]]
+    return np.sort(by_class[rank_in_class < quotas[labels[by_class]]])
+
+
+def divide(labels: IntArray, share: float, seed: int) -> tuple[IntArray, IntArray]:
+    """Sorted positions (taken, rest): a stratified `share` of the images, and all others."""
+    taken = stratified(labels, round(len(labels) * share), seed)
+    return taken, np.setdiff1d(np.arange(len(labels)), taken)
