@@ -9,7 +9,9 @@ import typer
 # verb -> module in this package that defines `command` (a function) or `app` (a typer.Typer with verbs of its own).
 VERBS = {
     "data": "data",
+    "evaluate": "evaluate",
     "inspect": "inspect",
+    "train": "train",
     "models": "models",
 }
 

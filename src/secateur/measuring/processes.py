@@ -36,6 +36,11 @@ def leave() -> None:
         torch.distributed.destroy_process_group()
 
 
+def best_device() -> torch.device:
+    """An accelerator where there is one (CUDA, MPS, ...), else the CPU."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
 def usable(device: torch.device | str) -> torch.device:
     """`device` as torch.device; RunError where this machine or this torch has no such device."""
     try:

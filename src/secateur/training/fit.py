@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_NEWS = 0.5
 Evaluate = Callable[[nn.Module, Batches], Accuracy]
-Report = Callable[[Progress], None]
+Report = Callable[[Progress], None] | None
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,10 @@ def fit(
     channels_last: bool = True,
     seed: int = 0,
     checkpoint_dir: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
     log: str | Path | None = None,
-    progress: Report | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
     evaluate: Evaluate = evaluate,
 ) -> Fitted:
     """Train a copy of `model` on the batches of `train` and return it; `model` itself is not changed.
@@ -69,15 +71,17 @@ def fit(
     `preset` names a schedule (see presets.py), `epochs` and `lr` replace its own. With a `teacher` (the unpruned
     network) the loss is that of `distillation`. After each epoch `evaluate(model, holdout)` is asked, and with
     `checkpoint_dir` the state is saved: the same call after a kill goes on from there and ends bit for bit where an
-    unbroken one ends (one process, CPU). Metrics go to `log`/metrics.jsonl (default: `checkpoint_dir`).
-    `device` None takes the best there is. Under torchrun every process calls this, and all get the same network.
+    unbroken one ends (one process, CPU). A checkpoint of other weights, schedule, seed or `settings` (a user's own
+    JSON: data set, augmentation) is refused. Metrics go to `log`/metrics.jsonl (default: `checkpoint_dir`).
+    `progress` hears of it twice a second, `on_epoch` after each epoch. `device` None takes the best there is. Under
+    torchrun every process calls this with the same arguments, and all get the same network.
     """
     schedule = preset_of(preset, epochs=epochs, lr=lr)
     soft = distillation or Distillation()
     folder = None if checkpoint_dir is None else Path(checkpoint_dir)
     with accelerating(device, mixed_precision) as accelerator, generators_kept():
         run = prepare(model, train, teacher, soft, schedule, channels_last, accelerator)
-        identity = {} if folder is None else identity_of(run, soft, seed, model, teacher)
+        identity = {} if folder is None else identity_of(run, soft, seed, model, teacher, settings)
         state = None if folder is None else load_checkpoint(folder, run.model, run.sgd, identity)
         history = [] if state is None else [from_dict(words) for words in state.history]
         if state is not None and accelerator.scaler is not None:
@@ -94,12 +98,14 @@ def fit(
                 if main and folder is not None:
                     save_checkpoint(folder, run.model, run.sgd, _state(identity, history, accelerator))
                 journal.write(history)
+                if on_epoch is not None:
+                    on_epoch(history[-1])
         accelerator.wait_for_everyone()
     _warn(history)
     return Fitted(returned_like(run.model, model), tuple(history))
 
 
-def _train_one_epoch(run: Run, epoch: int, progress: Report | None) -> Epoch:
+def _train_one_epoch(run: Run, epoch: int, progress: Report) -> Epoch:
     device, news = run.accelerator.device, time.perf_counter()
     where, rate = f"epoch {epoch + 1}", 0.0
     run.wrapped.train()
@@ -127,7 +133,7 @@ def _train_one_epoch(run: Run, epoch: int, progress: Report | None) -> Epoch:
     return Epoch(epoch + 1, rate, loss_mean, hits / images_seen, None, meter.seconds, images_seen / meter.seconds)
 
 
-def _tell(run: Run, epoch: int, step: int, meter: Meter, progress: Report | None) -> None:
+def _tell(run: Run, epoch: int, step: int, meter: Meter, progress: Report) -> None:
     loss, accuracy = meter.means(f"epoch {epoch + 1}, step {step}")
     if progress is None:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,9 +110,17 @@ def _ordered(model: nn.Module, channels_last: bool) -> nn.Module:
     return model
 
 
-def identity_of(run: Run, soft: Distillation, seed: int, model: nn.Module, teacher: nn.Module | None) -> dict[str, Any]:
+def identity_of(
+    run: Run,
+    soft: Distillation,
+    seed: int,
+    model: nn.Module,
+    teacher: nn.Module | None,
+    settings: Mapping[str, Any] | None,
+) -> dict[str, Any]:
     """All that decides the outcome: a checkpoint of anything else is not this run's."""
     return {
+        **dict(settings or {}),
         **dataclasses.asdict(run.schedule),
         "seed": seed,
         "steps": run.steps,

@@ -32,8 +32,8 @@ class EveryNth:
 def training_share(loader: Batches, accelerator: Accelerator) -> Batches:
     """This process's batches of a training loader.
 
-    A loader made for this rank and world (`loader.world` or `loader.order.world`) is a share already; Accelerate deals out a DataLoader; of anything
-    else each process takes every n-th batch. One step sees a batch of every process.
+    A loader made for this rank and world (`loader.world` or `loader.order.world`) is a share already; Accelerate
+    deals out a DataLoader; of anything else each process takes every n-th batch. One step sees a batch of each.
     """
     if accelerator.num_processes == 1 or _shared_already(loader, accelerator.num_processes):
         return loader

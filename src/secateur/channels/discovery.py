@@ -1,0 +1,153 @@
+"""One pass of labels over a network: which channels are one and the same, which of them must stay, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import fx, nn
+
+from secateur.channels.labels import Balance, Call, Emitter, LabelPass, Record, Rule, present, tensors_in
+from secateur.channels.rulebook import MIXING, find_rule, is_leaf
+from secateur.channels.tracing import Example, Traced, trace_calls
+from secateur.channels.trust import opaque_layers
+from secateur.channels.units import Indices
+from secateur.errors import TraceError
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """Channels of a network. A *channel* here is a set of labels that only go together, numbered 0 .. channels - 1
+    in the order in which the network writes them; reads, writes and passes hold these numbers (negative: fixed)."""
+
+    traced: Traced
+    opaque: Mapping[str, str]
+    record: Record
+    channels: int
+    of_label: Indices  # label -> channel
+    reads: Mapping[str, Indices]
+    writes: Mapping[str, Indices]
+    passes: Mapping[str, Indices]
+    stream: npt.NDArray[np.bool_]  # [channels] goes through an addition
+    held: dict[int, str]  # channel -> why it must stay
+    balances: tuple[Balance, ...]  # blocks hold channel numbers
+
+
+def discover(model: nn.Module, example: Example) -> Discovery:
+    """Trace the network and follow its channels. To be called inside `left_as_found(model)`."""
+    traced = trace_calls(model, example, is_leaf)
+    opaque = opaque_layers(traced)
+    emit = Emitter()
+    record = LabelPass(traced, emit, find_rule, opaque).run()
+    _read_by_training(traced, example, emit, opaque, record)
+    return _number(traced, opaque, record, emit)
+
+
+def _number(traced: Traced, opaque: Mapping[str, str], record: Record, emit: Emitter) -> Discovery:
+    """Unite labels that meet, and number the resulting channels in the order of their first label."""
+    of_label, channels = _components(emit.count, record)
+    stream = np.zeros(channels, dtype=bool)
+    bare = np.zeros(emit.count, dtype=bool)
+    for name in emit.bare:
+        bare[emit.ranges[name].numpy()] = True
+    for a, b, additive, _ in record.unions:
+        if additive:  # a bias added to channels does not make them a stream
+            stream[of_label[a[~bare[a] & ~bare[b]]]] = True
+    held: dict[int, str] = {}
+    for labels, reason in record.holds:
+        for channel in np.unique(of_label[labels]):
+            held.setdefault(int(channel), reason)
+
+    def numbered(vectors: Mapping[str, Indices]) -> dict[str, Indices]:
+        return {name: np.where(v >= 0, of_label[np.maximum(v, 0)], v) for name, v in vectors.items()}
+
+    balances = tuple(
+        Balance(np.where(b.blocks >= 0, of_label[np.maximum(b.blocks, 0)], b.blocks), b.reader, b.reason)
+        for b in record.balances
+    )
+    reads, writes, passes = numbered(record.reads), numbered(record.writes), numbered(record.passes)
+    return Discovery(traced, opaque, record, channels, of_label, reads, writes, passes, stream, held, balances)
+
+
+def _components(count: int, record: Record) -> tuple[Indices, int]:
+    if count == 0:
+        return np.zeros(1, dtype=np.int64), 0
+    a = np.concatenate([np.zeros(0, np.int64), *[u[0] for u in record.unions]])
+    b = np.concatenate([np.zeros(0, np.int64), *[u[1] for u in record.unions]])
+    links = coo_matrix((np.ones(len(a), np.int8), (a, b)), shape=(count, count))
+    channels, of_label = connected_components(links, directed=False)
+    _, first = np.unique(of_label, return_index=True)
+    order = np.empty(channels, dtype=np.int64)
+    order[np.argsort(first)] = np.arange(channels)
+    return order[of_label], int(channels)
+
+
+# ------------------------------------------------------------------------------------- what eval mode does not call
+
+
+def _read_by_training(
+    traced: Traced, example: Example, emit: Emitter, opaque: Mapping[str, str], record: Record
+) -> None:
+    """Layers that eval mode never calls (auxiliary heads) read all that they could read."""
+    unseen = _unseen_layers(traced)
+    if not unseen:
+        return
+    try:
+        training = trace_calls(traced.model, example, is_leaf, training=True)
+    except TraceError:
+        everything = np.arange(emit.count)
+        record.holds.append((everything, f"{min(unseen)} is not called in eval mode, and training cannot be traced"))
+        return
+    extra = Record()
+    extra.writes, extra.reads, extra.passes = {}, {}, {}
+    LabelPass(training, emit, _rule_for_unseen(unseen), opaque, extra).run()
+    record.unions += extra.unions
+    record.holds += extra.holds
+    never = unseen - set(training.calls)
+    for name in sorted(never):
+        _could_read(traced, name, record)
+
+
+def _unseen_layers(traced: Traced) -> set[str]:
+    """Modules with parameters of their own that no call in the graph reaches."""
+    bare = {str(node.target).rpartition(".")[0] for node in traced.graph.nodes if node.op == "get_attr"}
+    called = set(traced.calls)
+    unseen = set()
+    for name, module in traced.model.named_modules():
+        if not any(True for _ in module.parameters(recurse=False)) or name in bare:
+            continue
+        parents = [name[:i] for i, c in enumerate(name) if c == "."] + [name]
+        if not called.intersection(parents):
+            unseen.add(name)
+    return unseen
+
+
+def _rule_for_unseen(unseen: set[str]):  # type: ignore[no-untyped-def]
+    def find(labels: LabelPass, node: fx.Node) -> Rule:
+        rule = find_rule(labels, node)
+        if node.op != "call_module" or str(node.target) not in unseen:
+            return rule
+
+        def hold_then(call: Call) -> object:
+            return call.unknown(f"{call.name} reads it in training, where eval mode does not show it")
+
+        return hold_then
+
+    return find
+
+
+def _could_read(traced: Traced, name: str, record: Record) -> None:
+    """A layer that no mode calls might be called by other code: whatever has its width stays."""
+    module = traced.model.get_submodule(name)
+    if not isinstance(module, MIXING):
+        return
+    width = module.in_features if isinstance(module, nn.Linear) else module.in_channels
+    for value in list(record.values.values()):
+        for labels in tensors_in(value):
+            axis = labels.dim() - 1 if isinstance(module, nn.Linear) else 1
+            if labels.dim() > axis > 0 and labels.size(axis) == width and len(found := present(labels)):
+                record.holds.append((found, f"{name}, which forward never calls, could read it"))

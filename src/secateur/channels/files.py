@@ -1,0 +1,129 @@
+"""Pruned models on disk: a plan (JSON) and tensors (safetensors). No pickle, and written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from secateur.channels.graph import Streams, trace
+from secateur.channels.plan import Plan
+from secateur.channels.surgery import prune
+from secateur.errors import FileError
+
+PLAN_FILE = "plan.json"
+MODEL_FILE = "model.safetensors"
+
+
+def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
+    """Write a pruned model and the plan that leads to it from the original: `plan.json` and `model.safetensors`.
+
+    Each file appears whole or not at all; a file that was there is replaced only when the new one is complete.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors, same = _state(model)
+        with atomic(folder / MODEL_FILE) as path:
+            save_file(tensors, path, metadata={"format": "pt", "shared": json.dumps(same), "plan": plan.fingerprint})
+        with atomic(folder / PLAN_FILE) as path:
+            path.write_text(plan.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot write the model to {folder}: {error}") from error
+
+
+def load(folder: str | Path, model: nn.Module) -> nn.Module:
+    """The pruned model that `save` wrote: `model` is a fresh one of the original class, and stays as it is."""
+    folder = Path(folder)
+    plan = Plan.load(folder / PLAN_FILE)
+    tensors = read_tensors(folder / MODEL_FILE)
+    streams: Streams = "coupled" if plan.streams == "coupled" else "select"
+    pruned = prune(trace(model, _example(plan, model), streams), plan)
+    own = pruned.state_dict()
+    missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    other = [f"{n} {tuple(tensors[n].shape)} instead of {tuple(own[n].shape)}" for n in own.keys() & tensors.keys()
+             if tensors[n].shape != own[n].shape]
+    if missing or extra or other:
+        raise FileError(
+            f"{folder / MODEL_FILE} does not belong to {folder / PLAN_FILE} and {type(model).__name__}: "
+            f"{_few('missing', missing)}{_few('extra', extra)}{_few('of another shape', sorted(other))}"
+        )
+    pruned.load_state_dict(tensors)
+    return pruned
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, shared ones under each of their names."""
+    try:
+        from safetensors import safe_open
+
+        tensors: dict[str, Tensor] = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            same = json.loads((file.metadata() or {}).get("shared", "{}"))
+        return tensors | {name: tensors[first] for name, first in same.items()}
+    except FileNotFoundError as error:
+        raise FileError(f"{path} does not exist") from error
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise FileError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary neighbour of `path` to write to, which takes its place when the block ends without an error."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors of the state dict once each, and name -> first name of those that share one."""
+    tensors: dict[str, Tensor] = {}
+    same: dict[str, str] = {}
+    first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and key in first:
+            same[name] = first[key]
+        else:
+            first[key] = name
+            tensors[name] = tensor.detach().cpu().contiguous().clone()
+    return tensors, same
+
+
+def _example(plan: Plan, model: nn.Module) -> Any:
+    """Zeros of the shapes that the plan was made with, in the model's own precision and place."""
+    tensor = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
+
+    def build(entry: Any) -> Any:
+        if isinstance(entry, dict) and set(entry) == {"shape", "dtype"}:
+            dtype = getattr(torch, str(entry["dtype"]), torch.float32)
+            dtype = tensor.dtype if dtype.is_floating_point else dtype
+            return torch.zeros([int(n) for n in entry["shape"]], dtype=dtype, device=tensor.device)
+        return entry
+
+    try:
+        return tree_map(build, plan.example, is_leaf=lambda e: isinstance(e, dict) and set(e) == {"shape", "dtype"})
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FileError(f"the plan's example {plan.example!r:.80} cannot be built: {error}") from error
+
+
+def _few(what: str, names: list[str]) -> str:
+    return f"{what}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}; " if names else ""

@@ -1,0 +1,249 @@
+"""From channels to units: channels with the same writers and readers are one unit; a stream's readers decide alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from secateur.channels.discovery import Discovery
+from secateur.channels.labels import Balance
+from secateur.channels.units import Indices, Kind, Reader, Unit, Writer
+
+
+@dataclass
+class Draft:
+    """A unit in the making: channel numbers, and the reader that decides alone (None: all readers together)."""
+
+    channels: Indices
+    reader: str | None
+    kind: Kind
+    blocks: Indices
+
+
+def make_units(found: Discovery, streams: str) -> tuple[dict[str, Unit], dict[str, Indices], dict[int, str]]:
+    """The units, the channel numbers of each, and for every channel that must stay with its writers the reason."""
+    held = dict(found.held)
+    alone = found.stream if streams == "select" else np.zeros(found.channels, dtype=bool)
+    _hold_unread(found, held)
+    _hold_balanced_streams(found, alone, held)
+    together = _draft_together(found, alone, held)
+    together = _merge_across(together, found.balances, found.channels)
+    drafts = [*together, *_draft_alone(found, alone)]
+    kept = []
+    for draft, balances in zip(drafts, _concerning(drafts, found), strict=True):
+        reason = _set_blocks(draft, balances)
+        if reason is None and len(draft.channels) // (int(draft.blocks.max(initial=0)) + 1) < 2:
+            reason = f"its {len(draft.channels)} channels only go all together"
+        if reason is None:
+            kept.append(draft)
+        elif draft.reader is None:
+            held |= {int(c): reason for c in draft.channels if int(c) not in held}
+    units, numbers = _finish(found, kept)
+    return units, numbers, held
+
+
+def _hold_unread(found: Discovery, held: dict[int, str]) -> None:
+    """Channels that no layer reads, or that no layer writes, are nobody's to remove."""
+    for vectors, reason in ((found.reads, "no layer reads it"), (found.writes, "no layer writes it")):
+        met = np.zeros(found.channels, dtype=bool)
+        for vector in vectors.values():
+            met[vector[vector >= 0]] = True
+        for channel in np.flatnonzero(~met):
+            held.setdefault(int(channel), reason)
+
+
+def _hold_balanced_streams(found: Discovery, alone: npt.NDArray[np.bool_], held: dict[int, str]) -> None:
+    """Where readers decide alone, which channels die is nobody's decision: equal parts could not be kept equal."""
+    for balance in found.balances:
+        if balance.reader is None:
+            for channel in np.unique(balance.blocks[balance.blocks >= 0]):
+                if alone[channel]:
+                    held.setdefault(int(channel), balance.reason)
+
+
+def _draft_together(found: Discovery, alone: npt.NDArray[np.bool_], held: dict[int, str]) -> list[Draft]:
+    """Refine the set of all channels by each reader and writer: what is never told apart is one unit."""
+    group = np.zeros(found.channels, dtype=np.int64)
+    fresh = 1
+    for vectors in (found.writes, found.reads):
+        for vector in vectors.values():
+            met, times = np.unique(vector[vector >= 0], return_counts=True)
+            _, part = np.unique(group[met] * (len(vector) + 1) + times, return_inverse=True)
+            group[met] = fresh + part
+            fresh += int(part.max(initial=-1)) + 1
+    free = np.flatnonzero(~alone & ~_mask(held, found.channels))
+    drafts = []
+    order = free[np.argsort(group[free], kind="stable")]
+    starts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0]) if len(order) else np.zeros(0, np.int64)
+    for channels in np.split(order, starts[1:]) if len(order) else []:
+        kind: Kind = "stream" if found.stream[channels].any() else "private"
+        drafts.append(Draft(np.sort(channels), None, kind, np.zeros(len(channels), np.int64)))
+    return drafts
+
+
+def _mask(held: dict[int, str], channels: int) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(channels, dtype=bool)
+    mask[np.fromiter(held, dtype=np.int64, count=len(held))] = True
+    return mask
+
+
+def _draft_alone(found: Discovery, alone: npt.NDArray[np.bool_]) -> list[Draft]:
+    """One draft per reader and stream; channels that one layer writes belong to the same stream."""
+    stream_of = np.arange(found.channels)
+    for vector in found.writes.values():
+        mine = np.unique(vector[vector >= 0])
+        mine = mine[alone[mine]]
+        if len(mine):
+            touched = np.unique(stream_of[mine])
+            stream_of[np.isin(stream_of, touched)] = touched[0]
+    drafts = []
+    for name, vector in found.reads.items():
+        mine = np.unique(vector[vector >= 0])
+        mine = mine[alone[mine]]
+        for stream in np.unique(stream_of[mine]):
+            for channels in _by_occurrence(mine[stream_of[mine] == stream], vector):
+                drafts.append(Draft(channels, name, "stream", np.zeros(len(channels), np.int64)))
+    return drafts
+
+
+def _by_occurrence(channels: Indices, vector: Indices) -> list[Indices]:
+    """Channels that arrive equally often; so that a reader's positions form a rectangle."""
+    times = np.bincount(vector[vector >= 0], minlength=int(channels.max()) + 1)[channels]
+    return [channels[times == t] for t in np.unique(times)]
+
+
+def _merge_across(drafts: list[Draft], balances: tuple[Balance, ...], channels: int) -> list[Draft]:
+    """Halves of one tensor that different layers read, but that must stay equal, are one unit."""
+    owner = np.full(channels, -1, dtype=np.int64)
+    for i, draft in enumerate(drafts):
+        owner[draft.channels] = i
+    parent = list(range(len(drafts)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    for balance in balances:
+        inside = balance.blocks[balance.blocks >= 0]
+        uneven = [i for i in np.unique(owner[inside]) if i >= 0 and not _even(drafts[i].channels, balance)]
+        for i in uneven[1:]:
+            parent[root(i)] = root(uneven[0])
+    merged: dict[int, list[Draft]] = {}
+    for i, draft in enumerate(drafts):
+        merged.setdefault(root(i), []).append(draft)
+    return [
+        group[0]
+        if len(group) == 1
+        else Draft(
+            np.sort(np.concatenate([d.channels for d in group])),
+            None,
+            "stream" if any(d.kind == "stream" for d in group) else "private",
+            np.zeros(sum(len(d.channels) for d in group), np.int64),
+        )
+        for group in merged.values()
+    ]
+
+
+def _counts(channels: Indices, balance: Balance) -> Indices:
+    """[channels, blocks] how often each channel stands in each block; `channels` are sorted."""
+    blocks = len(balance.blocks)
+    flat = balance.blocks.reshape(-1)
+    block = np.repeat(np.arange(blocks), balance.blocks.shape[1])
+    place = np.minimum(np.searchsorted(channels, flat), len(channels) - 1)
+    hit = channels[place] == flat
+    return np.bincount(place[hit] * blocks + block[hit], minlength=len(channels) * blocks).reshape(-1, blocks)
+
+
+def _even(channels: Indices, balance: Balance) -> bool:
+    totals = _counts(channels, balance).sum(axis=0)
+    return bool((totals == totals[0]).all())
+
+
+def _concerning(drafts: list[Draft], found: Discovery) -> list[list[Balance]]:
+    """For each draft the balances that bind it: a reader that decides alone has only its own groups to mind."""
+    owner = np.full(found.channels, -1, dtype=np.int64)
+    by_reader: dict[str, list[int]] = {}
+    for i, draft in enumerate(drafts):
+        if draft.reader is None:
+            owner[draft.channels] = i
+        else:
+            by_reader.setdefault(draft.reader, []).append(i)
+    concerning: list[list[Balance]] = [[] for _ in drafts]
+    for balance in found.balances:
+        bound = set(owner[balance.blocks[balance.blocks >= 0]].tolist()) - {-1}
+        for i in bound.union(by_reader.get(balance.reader or "", ())):
+            concerning[i].append(balance)
+    return concerning
+
+
+def _set_blocks(draft: Draft, balances: list[Balance]) -> str | None:
+    """Give every channel its block; a reason in words where the demands on the unit contradict each other."""
+    for balance in balances:
+        counts = _counts(draft.channels, balance)
+        if not counts.any() or (counts == counts[:, :1]).all():
+            continue
+        blocks = counts.argmax(axis=1)
+        one_each = ((counts > 0).sum(axis=1) == 1).all() and (counts.max(axis=1) == counts.max()).all()
+        if not one_each or len(set(np.bincount(blocks, minlength=counts.shape[1]))) != 1:
+            return f"{balance.reason}, which its channels do not fill evenly"
+        finer = _finer(draft.blocks, blocks)
+        if finer is None:
+            return f"{balance.reason}, which contradicts another grouping of the same channels"
+        draft.blocks = finer
+    return None
+
+
+def _finer(a: Indices, b: Indices) -> Indices | None:
+    """Of two even partitions the finer one, if one refines the other."""
+    joint = a * (int(b.max()) + 1) + b
+    for part in (a, b):
+        if len(np.unique(joint)) == len(np.unique(part)):
+            return part
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ names and positions
+
+
+def _finish(found: Discovery, drafts: list[Draft]) -> tuple[dict[str, Unit], dict[str, Indices]]:
+    reads = {name: _Places(vector, found.channels) for name, vector in found.reads.items()}
+    writes = {name: _Places(vector, found.channels) for name, vector in found.writes.items()}
+    units: dict[str, Unit] = {}
+    numbers: dict[str, Indices] = {}
+    for draft in sorted(drafts, key=lambda d: int(d.channels[0])):
+        writers = tuple(Writer(name, *part) for name, p in writes.items() for part in p.of(draft.channels))
+        deciding = reads if draft.reader is None else {draft.reader: reads[draft.reader]}
+        readers = tuple(Reader(name, *part) for name, p in deciding.items() for part in p.of(draft.channels))
+        base = f"{draft.reader}:in" if draft.reader is not None else f"{writers[0].module}:out"
+        name, again = base, 1
+        while name in units:
+            again += 1
+            name = f"{base}.{again}"
+        granule = int(draft.blocks.max(initial=0)) + 1
+        units[name] = Unit(name, len(draft.channels), granule, draft.kind, readers, writers, draft.blocks)
+        numbers[name] = draft.channels
+    return units, numbers
+
+
+class _Places:
+    """Where a layer's axis carries which channel."""
+
+    def __init__(self, vector: Indices, channels: int) -> None:
+        self.positions = np.flatnonzero(vector >= 0)
+        numbers = vector[self.positions]
+        order = np.argsort(numbers, kind="stable")
+        self.positions = self.positions[order]
+        self.count = np.bincount(numbers, minlength=channels)
+        self.start = np.cumsum(self.count) - self.count
+
+    def of(self, channels: Indices) -> list[tuple[Indices, Indices]]:
+        """(which of `channels` are here, their positions [n, m]), one entry for each number of times m."""
+        times = self.count[channels]
+        parts = []
+        for m in np.unique(times[times > 0]):
+            here = np.flatnonzero(times == m)
+            parts.append((here, self.positions[self.start[channels[here]][:, None] + np.arange(m)]))
+        return parts

@@ -1,0 +1,116 @@
+"""Layers made smaller: which slices of which tensors stay. These change the module they are given, always a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur.channels.rulebook import CONVOLUTIONS, TRANSPOSED
+from secateur.channels.units import Indices
+
+
+def is_depthwise(layer: nn.Module) -> bool:
+    """A convolution in which every input channel has filters of its own."""
+    return isinstance(layer, CONVOLUTIONS) and bool(layer.groups == layer.in_channels > 1)
+
+
+def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
+    """Keep these inputs and outputs of a conv or linear layer, in this order."""
+    if isinstance(layer, nn.Linear):
+        _replace(layer, "weight", layer.weight[_t(outputs)][:, _t(inputs)])
+        layer.in_features, layer.out_features = len(inputs), len(outputs)
+    elif isinstance(layer, CONVOLUTIONS):
+        _replace(layer, "weight", _conv_weight(layer, inputs, outputs))
+        layer.in_channels, layer.out_channels = len(inputs), len(outputs)
+    else:
+        raise TypeError(f"{type(layer).__name__} is not a layer that mixes channels")
+    _slice(layer, "bias", outputs)
+
+
+def zero_inputs(layer: Any, inputs: Indices) -> None:
+    """Set the weights that read these inputs to zero, in place."""
+    weight: Tensor = layer.weight
+    index = _t(inputs, weight.device)
+    if isinstance(layer, TRANSPOSED):
+        weight[index] = 0
+    elif getattr(layer, "groups", 1) == 1:
+        weight[:, index] = 0
+    else:
+        per_group, rows = layer.in_channels // layer.groups, weight.size(0) // layer.groups
+        grouped = weight.view(layer.groups, rows, *weight.shape[1:])  # [groups, out / groups, in / groups, ...]
+        grouped[index // per_group, :, index % per_group] = 0
+
+
+def _conv_weight(layer: Any, inputs: Indices, outputs: Indices) -> Tensor:
+    """Weights are [out, in / groups, ...], transposed ones [in, out / groups, ...]."""
+    weight: Tensor = layer.weight
+    rows, columns = (inputs, outputs) if isinstance(layer, TRANSPOSED) else (outputs, inputs)
+    wide = layer.out_channels if isinstance(layer, TRANSPOSED) else layer.in_channels
+    groups, per_group = layer.groups, wide // layer.groups
+    if groups == 1:
+        return weight[_t(rows)][:, _t(columns)]
+    row_parts = rows.reshape(groups, -1)
+    column_parts = columns.reshape(groups, -1)
+    owner = np.arange(groups)[:, None]
+    rows_per_group = weight.size(0) // groups
+    if not ((row_parts // rows_per_group == owner).all() and (column_parts // per_group == owner).all()):
+        raise ValueError(f"channels would cross the {groups} groups of the convolution")
+    parts = [weight[_t(r)][:, _t(c % per_group)] for r, c in zip(row_parts, column_parts, strict=True)]
+    return torch.cat(parts)
+
+
+def shrink_depthwise(layer: Any, channels: Indices) -> None:
+    """Keep these input channels of a depthwise convolution, with all of their filters."""
+    multiplier = layer.out_channels // layer.in_channels
+    if isinstance(layer, TRANSPOSED):  # [in, multiplier, ...]
+        _slice(layer, "weight", channels)
+    filters = (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
+    if not isinstance(layer, TRANSPOSED):  # [in * multiplier, 1, ...]
+        _slice(layer, "weight", filters)
+    _slice(layer, "bias", filters)
+    layer.in_channels = layer.groups = len(channels)
+    layer.out_channels = len(filters)
+
+
+def shrink_channelwise(layer: nn.Module, channels: Indices, width: int) -> None:
+    """Keep these channels of a layer whose tensors have one entry per channel (batch norm, PReLU)."""
+    for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
+        if tensor is not None and tensor.dim() > 0 and tensor.size(0) == width and not name.startswith("secateur_"):
+            _slice(layer, name, channels)
+    for attribute in ("num_features", "num_parameters", "num_channels"):
+        if getattr(layer, attribute, None) == width:
+            setattr(layer, attribute, len(channels))
+
+
+def shrink_parameter(model: nn.Module, name: str, index: Indices) -> None:
+    """Keep these entries of a bare parameter or buffer along its one long axis."""
+    owner_name, _, attribute = name.rpartition(".")
+    owner = model.get_submodule(owner_name)
+    tensor: Tensor = getattr(owner, attribute)
+    long = next(d for d in range(tensor.dim()) if tensor.size(d) > 1)
+    _replace(owner, attribute, tensor.index_select(long, _t(index, tensor.device)))
+
+
+def _slice(layer: nn.Module, name: str, index: Indices) -> None:
+    tensor = getattr(layer, name, None)
+    if tensor is not None:
+        _replace(layer, name, tensor[_t(index, tensor.device)])
+
+
+def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
+    """Put a new tensor in the place of the old one: a parameter stays a parameter, a buffer a buffer."""
+    old: Tensor = getattr(layer, name)
+    value = value.detach().clone(memory_format=torch.preserve_format).contiguous()
+    if name in layer._parameters:
+        layer._parameters[name] = nn.Parameter(value, requires_grad=old.requires_grad)
+    elif name in layer._buffers:
+        layer._buffers[name] = value
+    else:
+        setattr(layer, name, value)
+
+
+def _t(index: Indices, device: torch.device | None = None) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(index)).to(device or torch.device("cpu"))

@@ -1,0 +1,56 @@
+"""The paper's channel selection layer: a layer that reads only some of the channels of a stream.
+
+It is a hook of ours on the layer, with its index in a buffer that is not saved: the layer stays of its own class,
+parameter names stay what they were, `.to(device)`, deep copies and export work, and the plan brings the index back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+INDEX = "secateur_selection"
+DIM = "secateur_selection_dim"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which channels of its input a layer reads, along `dim`."""
+
+    index: Tensor
+    dim: int
+
+
+def selection_of(module: nn.Module) -> Selection | None:
+    """The selection in front of `module`, if it has one."""
+    index = module._buffers.get(INDEX)
+    return None if index is None else Selection(index, int(getattr(module, DIM)))
+
+
+def select(module: nn.Module, index: Tensor, dim: int) -> None:
+    """Make `module` read only `index` of its input along `dim`; replaces a selection that is there already."""
+    had = selection_of(module) is not None
+    device = next((t.device for t in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
+    module.register_buffer(INDEX, index.to(device), persistent=False)
+    setattr(module, DIM, dim)
+    if not had:
+        module.register_forward_pre_hook(_take)
+
+
+def unselect(module: nn.Module) -> None:
+    """Take the selection away again."""
+    if selection_of(module) is None:
+        return
+    delattr(module, INDEX)
+    delattr(module, DIM)
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if hook is _take:
+            del module._forward_pre_hooks[key]
+
+
+def _take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    index: Tensor = module._buffers[INDEX]  # type: ignore[assignment]
+    return (args[0].index_select(getattr(module, DIM), index), *args[1:])

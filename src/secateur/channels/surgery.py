@@ -1,0 +1,187 @@
+"""Channels physically removed: a new, smaller model of the same class.
+
+A plan is replayed on labels: writers emit only the channels that live on, selections let through what their reader
+still reads, and the labels that then arrive at a layer say which slices of its weights stay, in which order. The
+replay also proves the plan: labels that meet must still belong together, and what arrives must be what was planned.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from secateur.channels import layers
+from secateur.channels.graph import ChannelGraph, Keep, Liveness
+from secateur.channels.labels import LabelPass, Mismatch, Record, Replay, match, present, tensors_in
+from secateur.channels.plan import Plan
+from secateur.channels.rulebook import find_rule
+from secateur.channels.selection import select, selection_of, unselect
+from secateur.channels.units import Indices
+from secateur.errors import PlanError
+
+
+def prune(graph: ChannelGraph, plan: Plan) -> nn.Module:
+    """A new model of the same class without the channels that the plan drops; `graph.model` is untouched.
+
+    Where a stream is read in part, the reader (or the batch norm in front of it, if that serves no one else) selects
+    its channels. Names of the surviving parameters are unchanged.
+    """
+    keep = graph.keep_of(plan)
+    try:
+        record, slices = _replay(graph, keep)
+    except Mismatch as error:
+        raise PlanError(f"the network cannot carry this plan out at {error.node.target}: {error}") from error
+    model = copy.deepcopy(graph.model)
+    for name, selected in record.selected.items():
+        if selected.everything:
+            unselect(model.get_submodule(name))
+        else:
+            select(model.get_submodule(name), torch.from_numpy(selected.index), selected.dim)
+    for name, (inputs, outputs) in slices.mixing.items():
+        layers.shrink_mixing(model.get_submodule(name), inputs, outputs)
+    for name, (channels, width) in slices.passing.items():
+        layer = model.get_submodule(name)
+        if layers.is_depthwise(layer):
+            layers.shrink_depthwise(layer, channels)
+        else:
+            layers.shrink_channelwise(layer, channels, width)
+    for name, index in slices.parameters.items():
+        layers.shrink_parameter(model, name, index)
+    return model
+
+
+class _Slices:
+    """What stays of each layer; layers that keep everything in its order are not listed."""
+
+    def __init__(self) -> None:
+        self.mixing: dict[str, tuple[Indices, Indices]] = {}
+        self.passing: dict[str, tuple[Indices, int]] = {}
+        self.parameters: dict[str, Indices] = {}
+
+
+def _replay(graph: ChannelGraph, keep: Keep) -> tuple[Record, _Slices]:
+    """Run the labels of what the plan leaves through the network; raises Mismatch where they do not fit."""
+    found = graph.found
+    live = graph.liveness(keep)
+    emit = {}
+    for name, labels in {**found.record.writes, **found.record.parameters}.items():
+        emit[name] = torch.from_numpy(labels[live.alive[found.of_label[labels]]])
+    replay = Replay(emit, _wanted(graph, live), found.record.spread, found.record.failed)
+    record = LabelPass(found.traced, replay, find_rule, found.opaque).run()
+    for a, b, _, node in record.unions:
+        if not np.array_equal(found.of_label[a], found.of_label[b]):
+            raise Mismatch(node, "channels meet that do not belong together")
+    return record, _slices(graph, live, record)
+
+
+def _wanted(graph: ChannelGraph, live: Liveness) -> dict[str, Indices]:
+    """Module that selects -> the labels that it hands on, for selections that are there and for those to come."""
+    found = graph.found
+    modules = {graph.selections[reader]: reader for reader in live.read}
+    for name in found.traced.calls:
+        if selection_of(graph.model.get_submodule(name)) is not None:
+            modules.setdefault(name, graph.selections_by_member.get(name, name))
+    wanted = {}
+    for module, reader in modules.items():
+        before = _arriving(graph, module)
+        mask = live.read.get(reader, live.alive)
+        wanted[module] = before[(before < 0) | mask[found.of_label[np.maximum(before, 0)]]]
+    return wanted
+
+
+def _arriving(graph: ChannelGraph, module: str) -> Indices:
+    """Labels that the module works on in the unpruned network, behind a selection of its own."""
+    found = graph.found
+    for vectors in (found.record.reads, found.record.passes):
+        if module in vectors:
+            return vectors[module]
+    node = next(n for n in found.traced.graph.nodes if n.op == "call_module" and str(n.target) == module)
+    labels = found.record.values[node.all_input_nodes[0].name]
+    selection = selection_of(graph.model.get_submodule(module))
+    vector = labels.movedim(1, 0).reshape(labels.size(1), -1)[:, 0]
+    if selection is not None:
+        vector = vector[selection.index.cpu()]
+    return np.ascontiguousarray(vector.numpy())
+
+
+def _slices(graph: ChannelGraph, live: Liveness, record: Record) -> _Slices:
+    found, slices = graph.found, _Slices()
+    by_name = {str(n.target): n for n in found.traced.graph.nodes if n.op in ("call_module", "get_attr")}
+
+    def kept(name: str, before: Mapping[str, Indices], after: Mapping[str, Indices], mask: np.ndarray | None) -> Indices:  # type: ignore[type-arg]
+        index = match(before[name], after[name])
+        if index is None:
+            raise Mismatch(by_name[name], f"channels arrive at {name} that it never read")
+        if mask is not None:
+            stay = (before[name] < 0) | mask[found.of_label[np.maximum(before[name], 0)]]
+            if int(stay.sum()) != len(index):
+                raise Mismatch(by_name[name], f"{len(index)} channels arrive at {name}, {int(stay.sum())} were planned")
+        return index
+
+    old = found.record
+    for name in old.reads:
+        inputs = kept(name, old.reads, record.reads, live.read.get(name, live.alive))
+        outputs = kept(name, old.writes, record.writes, live.alive)
+        if not (_all(inputs, old.reads[name]) and _all(outputs, old.writes[name])):
+            slices.mixing[name] = inputs, outputs
+    for name in old.passes:
+        channels = kept(name, old.passes, record.passes, None)
+        if not _all(channels, old.passes[name]):
+            slices.passing[name] = channels, len(old.passes[name])
+    for name in old.parameters:
+        index = kept(name, old.parameters, record.parameters, live.alive)
+        if not _all(index, old.parameters[name]):
+            slices.parameters[name] = index
+    return slices
+
+
+def _all(index: Indices, before: Indices) -> bool:
+    return len(index) == len(before) and bool((index == np.arange(len(before))).all())
+
+
+# ------------------------------------------------------------------------------------------------ proof
+
+
+def prove(graph: ChannelGraph) -> ChannelGraph:
+    """Try a plan that takes something from every unit; what the network cannot carry out is held, with the reason."""
+    for _ in range(1000):
+        if not graph.units:
+            return graph
+        try:
+            _replay(graph, {name: _probe(unit.blocks, unit.granule) for name, unit in graph.units.items()})
+        except Mismatch as error:
+            graph = _hold(graph, error)
+        else:
+            return graph
+    raise PlanError("the channels of this network cannot be told apart")  # pragma: no cover
+
+
+def _probe(blocks: Indices, granule: int) -> list[int]:
+    """Drop the first half of each block, which shifts everything behind it."""
+    kept = []
+    for block in range(granule):
+        inside = np.flatnonzero(blocks == block)
+        kept += inside[len(inside) // 2 :].tolist()
+    return sorted(kept)
+
+
+def _hold(graph: ChannelGraph, error: Mismatch) -> ChannelGraph:
+    """Hold the channels that meet at the node where the replay failed."""
+    found = graph.found
+    labels = [
+        present(t) for n in [error.node, *error.node.all_input_nodes] for t in tensors_in(found.record.values[n.name])
+    ]
+    channels = np.unique(found.of_label[np.concatenate([np.zeros(0, np.int64), *labels])])
+    units = [name for name, numbers in graph.channels_of.items() if np.isin(numbers, channels).any()]
+    if not units:
+        units = list(graph.units)
+    reason = f"{error.node.target} does not work with fewer channels ({error})"
+    held = dict(found.held)
+    for name in units:
+        held |= {int(c): reason for c in graph.channels_of[name] if int(c) not in held}
+    return ChannelGraph(replace(found, held=held), graph.example, graph.streams)

@@ -1,0 +1,67 @@
+"""`secateur evaluate`: top-1, top-5 and loss of a network on a data set."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from secateur.cli.common import complaints, console, friendly, progress
+
+
+@friendly
+def command(
+    model: Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
+    data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH or folder:PATH.")],
+    weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th).")] = None,
+    part: Annotated[str, typer.Option(help="Which images: test, holdout or train.")] = "test",
+    holdout: Annotated[str, typer.Option(help="Held-out images: train:SHARE, test:SHARE or none.")] = "train:0.1",
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
+    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 256,
+    limit: Annotated[int | None, typer.Option(help="At most so many images, the same share of each class.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes that decode image files.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Chooses held-out images and the sample of --limit.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
+) -> None:
+    """Measure how often a network is right."""
+    from secateur.cli.opening import open_data, open_model
+    from secateur.errors import DataError
+    from secateur.measuring.accuracy import evaluate, too_good
+    from secateur.measuring.processes import best_device
+
+    if part not in ("test", "holdout", "train"):
+        raise DataError(f"--part should be test, holdout or train, not {part!r}")
+    images = open_data(data, model, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
+    network = open_model(model, images, weights, seed=seed)
+    loader = images.loader(part, batch_size, limit=limit, seed=seed, workers=workers)  # type: ignore[arg-type]
+    start = time.perf_counter()
+    with progress() as bar:
+        task = bar.add_task(f"{part} images", total=len(loader), note="")
+        found = evaluate(
+            network.to(device or best_device()),
+            loader,
+            progress=lambda done, _total: bar.update(task, completed=done),
+        )
+    seconds = time.perf_counter() - start
+    if as_json:
+        words = {"model": model, "data": data, "part": part, "top1": found.top1, "top5": found.top5}
+        console.print_json(json.dumps({**words, "loss": found.loss, "images": found.images, "seconds": seconds}))
+    else:
+        console.print(f"{model} on {images.name}, {part}: {found.images:,} images")
+        console.print(f"top-1  {100 * found.top1:.2f}%")
+        if found.top5 is not None:
+            console.print(f"top-5  {100 * found.top5:.2f}%")
+        console.print(f"loss   {found.loss:.4f}")
+        console.print(f"{seconds:.1f} s, {found.images / seconds:,.0f} images/s")
+    if weights is None:
+        complaints.print("[yellow]note:[/] no --weights were given, so this is the network before any training")
+    suspicion = too_good(found) if part == "holdout" else None
+    if suspicion:
+        complaints.print(f"[yellow]warning:[/] {suspicion}", soft_wrap=True)
