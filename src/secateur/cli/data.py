@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from secateur.cli.columns import columns
 from secateur.cli.common import console, friendly, progress
 
 app = typer.Typer(no_args_is_help=True, help="The data sets: list them, or get one.")
@@ -27,17 +28,10 @@ def list_sets(
     root: Annotated[Path | None, typer.Option("--root", help="Folder to look in instead of the usual ones.")] = None,
 ) -> None:
     """List the data sets, what they hold, and whether they are here."""
-    from rich.table import Table
-
     from secateur.zoo import data
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "what", "here", "from"):
-        table.add_column(title, overflow="fold")
-    for name in data.NAMES:
-        what, origin = ABOUT[name]
-        table.add_row(name, what, _here(name, root), origin)
-    console.print(table)
+    rows = [[name, *ABOUT[name], _here(name, root)] for name in data.NAMES]
+    console.print(columns(("name", "what", "from", "here"), rows), soft_wrap=True, markup=False)
     console.print(f"looked in: {', '.join(str(folder) for folder in data.roots(root))}", soft_wrap=True)
 
 

