@@ -157,7 +157,8 @@ class Replay:
     emit: Mapping[str, Tensor]  # writer -> labels that live on, in the order of its filters
     wanted: Mapping[str, Indices]  # module that selects -> labels it hands on, in order
     spread: Mapping[str, int]  # decisions that must not depend on the pruned widths ...
-    failed: Mapping[str, str]  # ... and nodes that were taken as unknown
+    failed: Mapping[str, str]  # ... nodes that were taken as unknown ...
+    seen: Mapping[str, Any]  # ... and plain values that the model's code has looked at
 
     def __call__(self, writer: str, width: int) -> Tensor:
         return self.emit[writer]
@@ -185,7 +186,10 @@ class LabelPass:
         """One walk through the graph."""
         for node in self.traced.graph.nodes:
             try:
-                self.record.values[node.name] = self._value(node)
+                value = self.record.values[node.name] = self._value(node)
+                if isinstance(self.emit, Replay) and node.name in self.emit.seen:
+                    if value != self.emit.seen[node.name]:
+                        raise Mismatch(node, "the code would take another path with fewer channels")
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
                 if isinstance(self.emit, Replay):  # what fails on labels fails on the pruned activations too
                     raise Mismatch(node, str(error)) from error
@@ -275,7 +279,7 @@ class Call:
     @property
     def shape(self) -> Any:
         """The shape that this call returned in the real forward."""
-        return self.labels.traced.shapes[self.node.name]
+        return self.labels.traced.shapes.get(self.node.name)
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         """An argument given by position or by name."""

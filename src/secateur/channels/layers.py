@@ -20,7 +20,7 @@ def is_depthwise(layer: nn.Module) -> bool:
 def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
     """Keep these inputs and outputs of a conv or linear layer, in this order."""
     if isinstance(layer, nn.Linear):
-        _replace(layer, "weight", layer.weight[_t(outputs)][:, _t(inputs)])
+        _replace(layer, "weight", _block(layer.weight, outputs, inputs))
         layer.in_features, layer.out_features = len(inputs), len(outputs)
     elif isinstance(layer, CONVOLUTIONS):
         _replace(layer, "weight", _conv_weight(layer, inputs, outputs))
@@ -51,14 +51,14 @@ def _conv_weight(layer: Any, inputs: Indices, outputs: Indices) -> Tensor:
     wide = layer.out_channels if isinstance(layer, TRANSPOSED) else layer.in_channels
     groups, per_group = layer.groups, wide // layer.groups
     if groups == 1:
-        return weight[_t(rows)][:, _t(columns)]
+        return _block(weight, rows, columns)
     row_parts = rows.reshape(groups, -1)
     column_parts = columns.reshape(groups, -1)
     owner = np.arange(groups)[:, None]
     rows_per_group = weight.size(0) // groups
     if not ((row_parts // rows_per_group == owner).all() and (column_parts // per_group == owner).all()):
         raise ValueError(f"channels would cross the {groups} groups of the convolution")
-    parts = [weight[_t(r)][:, _t(c % per_group)] for r, c in zip(row_parts, column_parts, strict=True)]
+    parts = [_block(weight, r, c % per_group) for r, c in zip(row_parts, column_parts, strict=True)]
     return torch.cat(parts)
 
 
@@ -91,19 +91,28 @@ def shrink_parameter(model: nn.Module, name: str, index: Indices) -> None:
     owner = model.get_submodule(owner_name)
     tensor: Tensor = getattr(owner, attribute)
     long = next(d for d in range(tensor.dim()) if tensor.size(d) > 1)
-    _replace(owner, attribute, tensor.index_select(long, _t(index, tensor.device)))
+    _replace(owner, attribute, tensor.detach().index_select(long, _t(index, tensor.device)))
 
 
 def _slice(layer: nn.Module, name: str, index: Indices) -> None:
     tensor = getattr(layer, name, None)
     if tensor is not None:
-        _replace(layer, name, tensor[_t(index, tensor.device)])
+        _replace(layer, name, tensor.detach().index_select(0, _t(index, tensor.device)))
+
+
+def _block(weight: Tensor, rows: Indices, columns: Indices) -> Tensor:
+    """Rows and columns of a weight; the smaller cut first, and no copy where all stay."""
+    weight = weight.detach()
+    for dim, index in sorted(((0, rows), (1, columns)), key=lambda cut: len(cut[1]) / max(1, weight.size(cut[0]))):
+        if len(index) != weight.size(dim) or not np.array_equal(index, np.arange(len(index))):
+            weight = weight.index_select(dim, _t(index, weight.device))
+    return weight
 
 
 def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
     """Put a new tensor in the place of the old one: a parameter stays a parameter, a buffer a buffer."""
     old: Tensor = getattr(layer, name)
-    value = value.detach().clone(memory_format=torch.preserve_format).contiguous()
+    value = value.clone() if value.data_ptr() == old.data_ptr() else value
     if name in layer._parameters:
         layer._parameters[name] = nn.Parameter(value, requires_grad=old.requires_grad)
     elif name in layer._buffers:

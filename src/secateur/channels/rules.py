@@ -359,14 +359,19 @@ def expand(call: Call) -> Any:
 
 
 def reshape(call: Call) -> Any:
-    """view / reshape / unflatten. Axes that carry channels must not all be spelled out as numbers.
+    """view / reshape. Axes that carry channels must not all be spelled out as numbers.
 
     [g * n] -> [g, n] with g spelled out: g blocks, as many channels in each (channel shuffle);
     [n * g] -> [n, g] with g spelled out: each run of g channels goes together.
     """
     x = call.x
     before = varying(x)
-    out = _execute(call)
+    target = call.args[1:] or tuple(call.kwargs.values())
+    if str(call.node.target) in ("view_as", "reshape_as"):
+        target = (call.args[1].shape,)
+    if isinstance(target[0], torch.dtype):
+        return call.unknown()
+    out = x.reshape(*target)  # also for view: labels are laid out in memory otherwise than activations
     if not before:
         return out
     after = varying(out)
@@ -404,8 +409,6 @@ def _target_sizes(call: Call, dims: int) -> list[Any]:
     if name in ("view_as", "reshape_as"):
         return [None] * dims
     spelled = call.node.args[1:] or (call.node.kwargs.get("shape") or call.node.kwargs.get("size"),)
-    if name == "unflatten":
-        return [*call.x.shape]
     if len(spelled) == 1 and not isinstance(spelled[0], int):
         spelled = spelled[0]  # type: ignore[assignment]
     if isinstance(spelled, fx.Node):

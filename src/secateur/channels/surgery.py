@@ -36,7 +36,7 @@ def prune(graph: ChannelGraph, plan: Plan) -> nn.Module:
         record, slices = _replay(graph, keep)
     except Mismatch as error:
         raise PlanError(f"the network cannot carry this plan out at {error.node.target}: {error}") from error
-    model = copy.deepcopy(graph.model)
+    model = _copy_except(graph.model, [*slices.mixing, *slices.passing])
     for name, selected in record.selected.items():
         if selected.everything:
             unselect(model.get_submodule(name))
@@ -52,7 +52,26 @@ def prune(graph: ChannelGraph, plan: Plan) -> nn.Module:
             layers.shrink_channelwise(layer, channels, width)
     for name, index in slices.parameters.items():
         layers.shrink_parameter(model, name, index)
+    _own_parameters(model, graph.model, [*slices.mixing, *slices.passing])
     return model
+
+
+def _copy_except(model: nn.Module, names: list[str]) -> nn.Module:
+    """A deep copy in which the tensors of these modules are still the original's: they are about to be replaced."""
+    memo: dict[int, object] = {}
+    for name in names:
+        for parameter in model.get_submodule(name).parameters(recurse=False):
+            memo[id(parameter)] = parameter
+    return copy.deepcopy(model, memo)
+
+
+def _own_parameters(model: nn.Module, original: nn.Module, names: list[str]) -> None:
+    """Copy what no cut has replaced, so that the new model shares nothing with the original."""
+    for name in names:
+        layer, old = model.get_submodule(name), original.get_submodule(name)
+        for key, parameter in layer._parameters.items():
+            if parameter is not None and parameter is old._parameters[key]:
+                layer._parameters[key] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
 
 
 class _Slices:
@@ -71,7 +90,8 @@ def _replay(graph: ChannelGraph, keep: Keep) -> tuple[Record, _Slices]:
     emit = {}
     for name, labels in {**found.record.writes, **found.record.parameters}.items():
         emit[name] = torch.from_numpy(labels[live.alive[found.of_label[labels]]])
-    replay = Replay(emit, _wanted(graph, live), found.record.spread, found.record.failed)
+    seen = {name: found.record.values[name] for name in found.traced.guards}
+    replay = Replay(emit, _wanted(graph, live), found.record.spread, found.record.failed, seen)
     record = LabelPass(found.traced, replay, find_rule, found.opaque).run()
     for a, b, _, node in record.unions:
         if not np.array_equal(found.of_label[a], found.of_label[b]):

@@ -1,4 +1,10 @@
-"""From a model and an example input to a graph of calls: torch.fx, with layers as leaves, and one forward for shapes."""
+"""From a model and an example input to a graph of calls: torch.fx, with layers as leaves, in one forward.
+
+The trace carries values along: each call is recorded and at once computed on the example. So the shape of every value
+is known without a second forward, and code that branches on sizes, types or devices can be followed. What such a branch
+saw is noted as a guard: a plan under which it would see something else is refused. Branches on the *values* of tensors
+cannot be followed.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,12 @@ import linecache
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.proxy import Attribute
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -19,6 +26,9 @@ from secateur.errors import TraceError
 
 Example = Any  # a tensor, a tuple of positional arguments or a dict of keyword arguments
 Shapes = Any  # the same nesting as a node's value, each tensor replaced by its torch.Size
+
+_PLAIN = ("device", "dtype", "ndim", "layout", "is_cuda", "requires_grad", "is_quantized", "is_sparse")
+_call_module = nn.Module.__call__  # as it is while no trace has patched it
 
 
 @dataclass(frozen=True)
@@ -29,8 +39,9 @@ class Traced:
     graph: fx.Graph
     shapes: Mapping[str, Shapes]  # node name -> shape(s) of its value
     constants: Mapping[str, Any]  # placeholders that the example leaves at their default
-    identities: frozenset[str] = frozenset()  # nodes that returned their first argument itself
-    calls: Mapping[str, int] = field(default_factory=dict)  # module name -> how often it is called
+    identities: frozenset[str]  # nodes that returned their first argument itself
+    guards: frozenset[str]  # nodes whose plain value the model's code has looked at
+    calls: Mapping[str, int]  # module name -> how often it is called
 
     def module(self, node: fx.Node) -> nn.Module:
         """The module that a call_module node calls."""
@@ -46,32 +57,125 @@ def as_call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example,), {}
 
 
-class _LeafTracer(fx.Tracer):
-    """Stops at layers that have a rule; everything else is followed into its forward."""
+class _Known(fx.Proxy):
+    """A proxy that knows its value on the example. It is kept on the proxy, so that memory is freed as in a forward."""
 
-    def __init__(self, is_leaf: Callable[[nn.Module], bool]) -> None:
+    value: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _PLAIN:  # does not depend on how many channels there are
+            return getattr(_value_of(self), name)
+        return super().__getattr__(name)
+
+    def __len__(self) -> int:
+        return len(self._look())
+
+    def __int__(self) -> int:
+        return int(self._look())
+
+    def __index__(self) -> int:
+        return int(self._look())
+
+    def __float__(self) -> float:
+        return float(self._look())
+
+    def _look(self) -> Any:
+        tracer: _ValueTracer = self.tracer  # type: ignore[assignment]
+        return tracer.look(self)
+
+
+class _ValueTracer(fx.Tracer):
+    """Stops at layers that have a rule; everything else is followed into its forward, on the example's values."""
+
+    def __init__(self, is_leaf: Callable[[nn.Module], bool], inputs: Mapping[str, Any]) -> None:
         super().__init__()
         self._is_leaf = is_leaf
+        self._inputs = inputs
+        self._computing = False
+        self.shapes: dict[str, Shapes] = {}
+        self.identities: set[str] = set()
+        self.guards: set[str] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return self._is_leaf(m) or super().is_leaf_module(m, module_qualified_name)
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Known(node, self)
 
-class _ShapeRecorder(fx.Interpreter):
-    """Runs the graph once and notes the shape of every value."""
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Proxy:
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        value = self._compute(kind, target, args, kwargs)
+        proxy.value = value  # type: ignore[attr-defined]
+        name = proxy.node.name
+        self.shapes[name] = tree_map(lambda v: v.shape if isinstance(v, Tensor) else None, value)
+        if isinstance(value, Tensor) and kind.startswith("call") and args and value is _value_of(args[0]):
+            self.identities.add(name)
+        return proxy
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.shapes: dict[str, Shapes] = {}
-        self.identities: set[str] = set()
+    def _compute(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        if kind == "placeholder":
+            return self._input(str(target))
+        if kind == "output":
+            return None
+        known_args = tree_map(_value_of, args)
+        known_kwargs = tree_map(_value_of, kwargs)
+        self._computing = True
+        try:
+            if kind == "get_attr":
+                return _attribute(self.root, str(target))
+            if kind == "call_module":
+                return _call_module(self.root.get_submodule(str(target)), *known_args, **known_kwargs)
+            if kind == "call_method":
+                return getattr(known_args[0], str(target))(*known_args[1:], **known_kwargs)
+            return target(*known_args, **known_kwargs)
+        finally:
+            self._computing = False
 
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        first = n.args[0] if n.args else None
-        if isinstance(first, fx.Node) and isinstance(value, Tensor) and value is self.env.get(first):
-            self.identities.add(n.name)
-        self.shapes[n.name] = tree_map(lambda v: v.shape if isinstance(v, Tensor) else None, value)
+    def _input(self, name: str) -> Any:
+        if name in self._inputs:
+            return self._inputs[name]
+        return self._inputs.get(name.rpartition("_")[0])  # fx numbers what it specialises: `flag_1`
+
+    # While a value is computed, fx's patches of modules must let everything through.
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return forward(*args, **kwargs) if self._computing else super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return attr_val if self._computing else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    # Where the model's code needs a plain value.
+
+    def look(self, proxy: Any) -> Any:
+        """The plain value behind a proxy, noted as seen; values of tensors are not for looking at."""
+        value = _value_of(proxy)
+        if isinstance(value, Tensor):
+            raise fx.proxy.TraceError("the code depends on the values of a tensor")
+        self.guards.add(proxy.node.name)
         return value
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        return bool(self.look(obj))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        return iter([obj[i] for i in range(len(self.look(obj)))])
+
+
+def _value_of(value: Any) -> Any:
+    if isinstance(value, _Known):
+        return value.value
+    if isinstance(value, Attribute):
+        return getattr(_value_of(value.root), value.attr)
+    if isinstance(value, slice):
+        return slice(_value_of(value.start), _value_of(value.stop), _value_of(value.step))
+    return value
+
+
+def _attribute(root: nn.Module, name: str) -> Any:
+    owner, _, attribute = name.rpartition(".")
+    return getattr(root.get_submodule(owner), attribute)
 
 
 @contextmanager
@@ -101,14 +205,20 @@ def trace_calls(
         for module in model.modules():
             if training and not is_leaf(module):
                 module.training = True
-        constants = _defaults_left(model, args, kwargs)
-        graph = _symbolic(model, is_leaf, constants)
-        recorder = _run(model, graph, args, kwargs, constants)
+        given = _bind(model, args, kwargs)
+        constants = _constants(model, given)
+        inputs = tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, {**given, **constants})
+        tracer = _ValueTracer(is_leaf, inputs)
+        try:
+            graph = tracer.trace(model, concrete_args=constants or None)
+        except Exception as error:  # noqa: BLE001  (whatever the model's own code raises)
+            raise TraceError(_explain(model, error, args or kwargs)) from error
     calls: dict[str, int] = {}
     for node in graph.nodes:
         if node.op == "call_module":
             calls[str(node.target)] = calls.get(str(node.target), 0) + 1
-    return Traced(model, graph, recorder.shapes, constants, frozenset(recorder.identities), calls)
+    guards, identities = frozenset(tracer.guards), frozenset(tracer.identities)
+    return Traced(model, graph, tracer.shapes, constants, identities, guards, calls)
 
 
 def _refuse_lazy(model: nn.Module) -> None:
@@ -120,97 +230,63 @@ def _refuse_lazy(model: nn.Module) -> None:
             )
 
 
-def _defaults_left(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of forward that the example does not give: they keep their defaults, as Python would do."""
+def _bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The example's values by the names of forward's arguments."""
+    signature = inspect.signature(model.forward)
     try:
-        signature = inspect.signature(model.forward)
         given = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise TraceError(
-            f"the example does not fit {type(model).__name__}.forward{inspect.signature(model.forward)}: {error}. "
+            f"the example does not fit {type(model).__name__}.forward{signature}: {error}. "
             "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments."
         ) from error
+    for name, value in given.items():
+        starred = signature.parameters[name].kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if starred or (_has_tensor(value) and not isinstance(value, Tensor)):
+            raise TraceError(
+                f"{type(model).__name__}.forward takes several tensors in {name!r}, which torch.fx cannot follow. "
+                "Give forward an argument for each tensor, or trace a small module that calls it so."
+            )
+    return dict(given)
+
+
+def _constants(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of forward that are no tensors: what the example gives, else their defaults, as Python would do."""
     simple = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {
-        name: p.default for name, p in signature.parameters.items() if name not in given and p.kind in simple
-    } | {name: value for name, value in given.items() if not _has_tensor(value) and _is_simple(signature, name)}
-
-
-def _is_simple(signature: inspect.Signature, name: str) -> bool:
-    kind = signature.parameters[name].kind
-    return kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters
+    left = {name: p.default for name, p in parameters.items() if name not in given and p.kind in simple}
+    return left | {name: value for name, value in given.items() if not isinstance(value, Tensor)}
 
 
 def _has_tensor(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in tree_flatten(value)[0])
 
 
-def _symbolic(model: nn.Module, is_leaf: Callable[[nn.Module], bool], constants: dict[str, Any]) -> fx.Graph:
-    tracer = _LeafTracer(is_leaf)
-    try:
-        return tracer.trace(model, concrete_args=constants or None)
-    except Exception as error:  # noqa: BLE001  (whatever the model's own code raises on symbolic values)
-        raise TraceError(_explain(model, error)) from error
-
-
-def _explain(model: nn.Module, error: BaseException) -> str:
-    """Name the user's line at which the symbolic trace gave up."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _inside_torch_or_here(f.filename)]
+def _explain(model: nn.Module, error: BaseException, example: Any) -> str:
+    """Name the user's line at which the trace gave up, and what to do about it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _machinery(f.filename)]
     if frames:
         last = frames[-1]
         text = (last.line or linecache.getline(last.filename, last.lineno or 0)).strip()
         where = f"{last.filename}:{last.lineno} in {last.name}: `{text}`"
     else:
         where = f"the forward of {type(model).__name__}"
+    said = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    if isinstance(error, fx.proxy.TraceError):
+        return (
+            f"torch.fx cannot follow {where} ({said}). The path through the network must not depend on the values of "
+            "tensors. Rewrite that line, or move it into a module of its own and give that class a rule with "
+            "secateur.register_rule(Class, secateur.rules.unknown): its channels then stay."
+        )
+    shapes = tree_map(lambda v: tuple(v.shape) if isinstance(v, Tensor) else v, example)
     return (
-        f"torch.fx cannot follow {where} ({type(error).__name__}: {error}). The path through the network must not "
-        "depend on the values or sizes of tensors. Rewrite that line, or move it into a module of its own and give "
-        "that class a rule with secateur.register_rule(Class, secateur.rules.unknown): its channels then stay."
+        f"{type(model).__name__} does not run on the example of shape {shapes}: {type(error).__name__}: {said} "
+        f"(at {where}). Pass an example that the model accepts, on the model's device; if the model itself runs on "
+        "it, torch.fx cannot follow that line: move it into a module of its own and give that class a rule with "
+        "secateur.register_rule(Class, secateur.rules.unknown)."
     )
 
 
-def _inside_torch_or_here(filename: str) -> bool:
-    return f"torch{'/'}fx" in filename.replace("\\", "/") or "/torch/nn/modules/" in filename or filename == __file__
-
-
-def _run(
-    model: nn.Module, graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any], constants: dict[str, Any]
-) -> _ShapeRecorder:
-    recorder = _ShapeRecorder(fx.GraphModule(model, graph))
-    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    inputs = _placeholder_values(graph, model, given, constants)
-    try:
-        recorder.run(*inputs, enable_io_processing=False)
-    except Exception as error:  # noqa: BLE001  (the model's own error, shown as it is)
-        shapes = tree_map(lambda v: tuple(v.shape) if isinstance(v, Tensor) else v, args or kwargs)
-        raise TraceError(
-            f"{type(model).__name__} does not run on the example of shape {shapes}: "
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}. "
-            "Pass an example that the model accepts, on the model's device."
-        ) from error
-    return recorder
-
-
-def _placeholder_values(
-    graph: fx.Graph, model: nn.Module, given: Mapping[str, Any], constants: Mapping[str, Any]
-) -> list[Any]:
-    """One value per placeholder, in the graph's order; fx numbers those that it specialises (`flag_1`)."""
-    parameters = inspect.signature(model.forward).parameters
-    names: list[str] = []
-    for name, parameter in parameters.items():
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            if name in given:
-                raise TraceError(
-                    f"{type(model).__name__}.forward takes *{name}, which torch.fx cannot follow. "
-                    "Give forward named arguments, or trace a small module that calls it with them."
-                )
-            continue
-        names.append(name)
-    values = [constants[name] if name in constants else given[name] for name in names]
-    placeholders = [node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("*")]
-    if len(placeholders) != len(values):
-        raise TraceError(
-            f"torch.fx made {len(placeholders)} inputs of the {len(values)} arguments of "
-            f"{type(model).__name__}.forward. Pass tensors as arguments of their own, not inside lists or dicts."
-        )
-    return values
+def _machinery(filename: str) -> bool:
+    path = filename.replace("\\", "/")
+    return "/torch/" in path or path == __file__.replace("\\", "/")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from secateur.channels import layers
+from secateur.channels import layers, rules
 from secateur.channels.rulebook import LAYERS, MIXING, base_layer, parameters_are_plain
 from secateur.channels.tracing import Traced
 
@@ -65,7 +65,9 @@ def _tied_parameters(model: nn.Module) -> dict[str, str]:
 
 def _overrides_forward(module: nn.Module) -> bool:
     base = base_layer(module)
-    return base in LAYERS and type(module).forward is not base.forward  # type: ignore[union-attr]
+    if base is None or LAYERS.get(base) in (None, rules.norm_over_channels):
+        return False
+    return type(module).forward is not base.forward  # type: ignore[attr-defined]
 
 
 def _behaves(module: nn.Module, shape: object, trials: dict[tuple[object, ...], bool]) -> bool:
