@@ -34,7 +34,7 @@ def command(
     from secateur.cli.opening import open_data, open_model
     from secateur.errors import DataError
     from secateur.measuring.accuracy import evaluate, too_good
-    from secateur.measuring.processes import best_device
+    from secateur.measuring.processes import best_device, usable
 
     if part not in ("test", "holdout", "train"):
         raise DataError(f"--part should be test, holdout or train, not {part!r}")
@@ -45,7 +45,7 @@ def command(
     with progress() as bar:
         task = bar.add_task(f"{part} images", total=len(loader), note="")
         found = evaluate(
-            network.to(device or best_device()),
+            network.to(usable(device or best_device())),
             loader,
             progress=lambda done, _total: bar.update(task, completed=done),
         )

@@ -55,7 +55,7 @@ class Preset:
         if self.schedule == "cosine":
             share = (epochs_done - warmup) / (self.epochs - warmup)
             return self.lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
-        # Rounded: 0.7 x 10 is 7.000000000000001 in binary, and epoch 7 is meant.
+        # Rounded: 0.28 x 25 is 7.000000000000001 in binary, and epoch 7 is meant.
         behind = sum(epochs_done >= round(milestone * self.epochs, 6) for milestone in self.milestones)
         return self.lr * self.factor**behind
 

@@ -1,0 +1,102 @@
+"""latency() with a clock of our own, so that medians and quartiles are known exactly."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from secateur.errors import DataError, RunError
+from secateur.measuring import latency
+
+
+class Clock:
+    """Time passes only when a model says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Slow(nn.Module):
+    """Takes the next of `seconds` (times the batch size) and notes who was called with what."""
+
+    def __init__(self, name: str, seconds: list[float], clock: Clock, calls: list[tuple[str, int]]) -> None:
+        super().__init__()
+        self.name, self.seconds, self.clock, self.calls = name, seconds, clock, calls
+        self.modes: list[bool] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.calls.append((self.name, len(images)))
+        self.modes.append(self.training)
+        self.clock.now += self.seconds[len(self.modes) - 1] * len(images)
+        return images
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    ours = Clock()
+    module = importlib.import_module("secateur.measuring.latency")  # the name in the package is the function
+    monkeypatch.setattr(module, "time", ours)
+    return ours
+
+
+def test_medians_quartiles_and_turns(clock: Clock) -> None:
+    calls: list[tuple[str, int]] = []
+    warm = [90.0, 90.0]  # must not count
+    a = Slow("a", [*warm, 1.0, 2.0, 3.0, 4.0, 100.0], clock, calls)
+    b = Slow("b", [*warm, 5.0, 5.0, 5.0, 5.0, 5.0], clock, calls)
+    first, second = latency({"a": a, "b": b}, torch.zeros(1, 3, 4, 4), batch_sizes=(2,), rounds=5, warmup=2)
+    assert (first.name, first.batch_size, first.rounds) == ("a", 2, 5)
+    assert first.median == 6.0  # of 2, 4, 6, 8, 200: one outlier does not move it
+    assert first.quartiles == (4.0, 8.0)
+    assert first.spread == pytest.approx(4 / 6)
+    assert first.images_per_second == pytest.approx(2 / 6)
+    assert (second.median, second.spread) == (10.0, 0.0)
+    turns = "".join(name for name, _size in calls)
+    assert turns == "abbaabbaabbaab"
+    assert {size for _name, size in calls} == {2}
+
+
+def test_batch_sizes_repeat_the_example_and_modes_come_back(clock: Clock) -> None:
+    calls: list[tuple[str, int]] = []
+    model = Slow("a", [1.0] * 4, clock, calls).train()
+    heard: list[tuple[int, int]] = []
+    timings = latency(
+        {"a": model, "f": lambda batch: calls.append(("f", len(batch)))},
+        torch.arange(3.0).view(3, 1, 1, 1),
+        batch_sizes=(1, 7),
+        rounds=1,
+        warmup=1,
+        progress=lambda done, total: heard.append((done, total)),
+    )
+    assert [(t.name, t.batch_size, t.median) for t in timings] == [
+        ("a", 1, 1.0),
+        ("f", 1, 0.0),
+        ("a", 7, 7.0),
+        ("f", 7, 0.0),
+    ]
+    assert model.training and model.modes == [False] * 4
+    assert heard == [(1, 2), (2, 2)]
+    assert [size for _name, size in calls] == [1] * 4 + [7] * 4
+
+
+def test_a_real_clock_sees_the_slower_of_two() -> None:
+    wide, narrow = nn.Linear(1024, 1024), nn.Linear(8, 8)
+    calls = {"wide": lambda x: wide(x.expand(64, 1024)), "narrow": lambda x: narrow(x[:, :1].expand(1, 8))}
+    by_name = {t.name: t for t in latency(calls, torch.zeros(1, 1024), batch_sizes=(1,), rounds=15)}
+    assert by_name["wide"].median > by_name["narrow"].median > 0
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(RunError, match="rounds"):
+        latency({"a": nn.Identity()}, torch.zeros(1, 1), rounds=0)
+    with pytest.raises(RunError, match="batch sizes"):
+        latency({"a": nn.Identity()}, torch.zeros(1, 1), batch_sizes=(0,))
+    with pytest.raises(DataError, match=r"\[0, 3\]"):
+        latency({"a": nn.Identity()}, torch.zeros(0, 3))

@@ -1,0 +1,116 @@
+"""`secateur train` and `secateur evaluate`: exit codes, output, files, and two processes under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from secateur.cli import evaluate, train
+
+ROOT = Path(__file__).parents[2]
+APP = typer.Typer()
+APP.command("train")(train.command)
+APP.command("evaluate")(evaluate.command)
+SHORT = ["--model", "lenet5", "--data", "digits", "--epochs", "2", "--limit", "256", "--no-augment", "--device", "cpu"]
+
+
+def secateur(*words: str | Path) -> Result:
+    return CliRunner().invoke(APP, [str(word) for word in words], catch_exceptions=False)
+
+
+def lines(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_lenet_on_digits_passes_97_per_cent_and_evaluate_says_the_same(tmp_path: Path) -> None:
+    said = lines(secateur("train", "--model", "lenet5", "--data", "digits", "--out", tmp_path))
+    assert [line.split()[1] for line in said[:30]] == [f"{number}/30" for number in range(1, 31)]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["holdout"]["top1"] > 0.97 and summary["test"]["top1"] > 0.95
+    assert (summary["holdout"]["images"], summary["test"]["images"]) == (144, 359)
+    assert said[-2].startswith(f"test: top-1 {100 * summary['test']['top1']:.2f}%, top-5")
+
+    weights = tmp_path / "model.safetensors"
+    heard = lines(secateur("evaluate", "lenet5", "--data", "digits", "--weights", weights))
+    assert heard[0] == "lenet5 on digits, test: 359 images"
+    assert heard[1] == f"top-1  {100 * summary['test']['top1']:.2f}%"
+    assert re.fullmatch(r"[\d.]+ s, [\d,]+ images/s", heard[4])
+    words = ["--part", "holdout", "--json", "--batch-size", "50"]
+    found = json.loads(secateur("evaluate", "lenet5", "--data", "digits", "--weights", weights, *words).stdout)
+    assert found["top1"] == pytest.approx(summary["holdout"]["top1"])
+    assert found["loss"] == pytest.approx(summary["holdout"]["loss"], rel=1e-4)
+
+
+def test_the_same_command_goes_on_and_another_one_is_refused(tmp_path: Path) -> None:
+    lines(secateur("train", *SHORT, "--out", tmp_path))
+    first = load_file(tmp_path / "model.safetensors")
+    again = lines(secateur("train", *SHORT, "--out", tmp_path))
+    assert [line.split(":")[0] for line in again] == ["held-out", "test", "weights"]  # no epoch was left to train
+    assert all(torch.equal(first[name], tensor) for name, tensor in load_file(tmp_path / "model.safetensors").items())
+    refused = secateur("train", *SHORT, "--augment", "--out", tmp_path)
+    assert refused.exit_code == 1
+    assert "belongs to another run: augment was False and is now True" in refused.stderr
+
+
+def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
+    """Half of each batch in each process: the mean of their gradients is the gradient of the batch (no batch norm)."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "secateur", "train", *SHORT, "--out", str(tmp_path / "two")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    one = lines(secateur("train", *SHORT, "--out", tmp_path / "one"))
+    expected = load_file(tmp_path / "one" / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "two" / "model.safetensors").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
+    said = done.stdout.splitlines()
+    assert len(said) == len(one) == 5  # one process speaks
+    assert said[2] == one[2] and "(144 images)" in said[2]  # held-out shares add up to the whole
+
+
+def test_distillation_presets_and_own_normalisation(tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher"
+    lines(secateur("train", *SHORT, "--out", teacher, "--holdout", "none", "--mean", "0.5", "--std", "0.25"))
+    words = ["--preset", "cifar", "--teacher", "lenet5", "--teacher-weights", teacher / "model.safetensors"]
+    said = lines(secateur("train", *SHORT, "--out", tmp_path / "student", *words, "--temperature", "4"))
+    assert said[0].split()[3] == "0.01000" and said[1].split()[3] == "0.00040"  # 1.75 of 2 epochs is past 80%
+    assert not any("held-out" in line for line in (teacher / "metrics.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["train", *SHORT, "--preset", "sine"], "no training preset is called 'sine'"),
+        (["train", *SHORT, "--lr", "0"], "learning rate should be above 0"),
+        (["train", *SHORT, "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["train", *SHORT, "--mixed-precision", "fp16"], "fp16 needs a GPU"),
+        (["train", *SHORT, "--mean", "a,b"], "--mean should be numbers"),
+        (["train", "--model", "lenet6", "--data", "digits"], "no model is called 'lenet6'"),
+        (["train", "--model", "lenet5", "--data", "digit"], "no data set is called 'digit'"),
+        (["evaluate", "lenet5", "--data", "digits", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
+        (["evaluate", "lenet5", "--data", "digits", "--part", "validation"], "test, holdout or train"),
+        (["evaluate", "lenet5", "--data", "digits", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["evaluate", "lenet5", "--data", "folder:nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_1(tmp_path: Path, words: list[str], complaint: str) -> None:
+    out = ["--out", str(tmp_path / "run")] if words[0] == "train" else []
+    result = secateur(*words, *out)
+    assert result.exit_code == 1 and complaint in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_untrained_network_is_pointed_out() -> None:
+    result = secateur("evaluate", "lenet5", "--data", "digits", "--limit", "20")
+    assert result.exit_code == 0 and "no --weights were given" in result.stderr

@@ -1,0 +1,40 @@
+"""A tiny network and learnable data for the tests of training."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+CLASSES = 4
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    """Convolution, batch norm, dropout and a linear layer for 6x6 images; the same weights each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(96, CLASSES)
+        )
+
+
+def batches(count: int, size: int = 8, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Images whose class is that of their strongest of four fixed directions."""
+    draw = torch.Generator().manual_seed(seed)
+    directions = torch.randn(3 * 36, CLASSES, generator=torch.Generator().manual_seed(99))
+    pairs = []
+    for _ in range(count):
+        images = torch.randn(size, 3, 6, 6, generator=draw)
+        pairs.append((images, (images.flatten(1) @ directions).argmax(1)))
+    return pairs
+
+
+def bits(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of all weights and buffers."""
+    return copy.deepcopy(model.state_dict())
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    """Equal bit for bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
