@@ -48,7 +48,7 @@ def read_imagenet(path: Path, size: int | None) -> ImageSet:
         raise DataError(f"{path}: ILSVRC-2012 should have a folder val (and train, to train on); there is none")
     has_train = (path / "train").is_dir()
     listed = _listed_classes(path)
-    if any(entry.is_dir() for entry in os.scandir(val)):
+    if any(child.is_dir() for child in val.iterdir()):
         classes = listed or class_names(path / "train" if has_train else val)
         test = read_tree(val, classes)
     else:
@@ -62,7 +62,7 @@ def read_imagenet(path: Path, size: int | None) -> ImageSet:
 
 def class_names(tree: Path) -> tuple[str, ...]:
     """The folders of a tree, sorted: their positions are the labels."""
-    names = sorted(entry.name for entry in os.scandir(tree) if entry.is_dir() and not entry.name.startswith("."))
+    names = sorted(child.name for child in tree.iterdir() if child.is_dir() and not child.name.startswith("."))
     if not names:
         raise DataError(f"{tree}: should have a folder for each class, and has no folders")
     return tuple(names)

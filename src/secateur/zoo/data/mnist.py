@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,7 +67,7 @@ def _pair(files: Mapping[str, bytes], images: str, labels: str, where: str) -> M
         raise DataError(f"{where}/{labels}: labels should be [N], and are {list(numbers.shape)}")
     tensor = torch.from_numpy(pixels.copy()).unsqueeze(1)  # [N, 1, 28, 28]
     checked = checked_labels(numbers.astype(np.int64), len(CLASSES), f"{where}/{labels}")
-    checked_pair(tensor, checked, f"{where}/{images}")
+    checked_pair(tensor, checked, f"{where}/{labels}")
     return MemoryImages.whole(tensor, checked)
 
 
@@ -81,9 +82,11 @@ def parse_idx(content: bytes, path: str) -> npt.NDArray[np.uint8]:
         raise DataError(f"{path}: should begin as an idx file of unsigned bytes (00 00 08), not {content[:3].hex(' ')}")
     axes = content[3]
     start = 4 + 4 * axes
+    if len(content) < start:
+        raise DataError(f"{path}: should have {start} bytes before its elements, and has {len(content)} in all")
     shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
-    size = int(np.prod(shape, dtype=np.int64))
-    if len(shape) != axes or len(content) - start != size:
+    size = math.prod(shape)
+    if len(content) - start != size:
         raise DataError(f"{path}: should be {start + size:,} bytes long for {list(shape)}, and is {len(content):,}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 

@@ -1,0 +1,191 @@
+"""Batches: normalised right, in an order that can be taken up again anywhere, augmented as He et al. do it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from secateur.errors import DataError
+from secateur.zoo import data
+from secateur.zoo.data.augment import pad_crop_mirror
+from secateur.zoo.data.images import MemoryImages
+from tests.zoo.formats import random_images
+
+
+def made(count: int = 60, classes: int = 4, mirror: bool = True) -> data.ImageData:
+    """Images whose every pixel is unlike its neighbours; the label of image i is i % classes."""
+    pixels = torch.from_numpy(random_images(count, 0, (3, 16, 16)))
+    images = MemoryImages.whole(pixels, np.arange(count) % classes)
+    names = tuple(str(number) for number in range(classes))
+    return data.ImageData("made", names, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7), (3, 16, 16), {"train": images}, mirror, 0)
+
+
+def collected(loader: data.Loader, start: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(loader.iterate(start))
+
+
+def equal(one: list[tuple[torch.Tensor, torch.Tensor]], other: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_batches_are_normalised_pixel_by_pixel() -> None:
+    found = made()
+    loader = found.loader("train", 25)
+    raw = random_images(60, 0, (3, 16, 16)).astype(np.float64)
+    expected = (raw / 255 - np.array([0.1, 0.2, 0.3]).reshape(3, 1, 1)) / np.array([0.5, 0.6, 0.7]).reshape(3, 1, 1)
+    batches = collected(loader)
+    assert [len(labels) for _, labels in batches] == [25, 25, 10]
+    assert (len(loader), loader.images, loader.classes) == (3, 60, ("0", "1", "2", "3"))
+    images = torch.cat([images for images, _ in batches])
+    assert images.dtype == torch.float32
+    assert np.abs(images.numpy() - expected).max() < 1e-6
+    labels = torch.cat([labels for _, labels in batches])
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [number % 4 for number in range(60)]
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_an_epoch_can_be_taken_up_again_at_any_batch_bit_for_bit(augment: bool) -> None:
+    loader = made().loader("train", 16, shuffle=True, augment=augment, seed=5)
+    loader.set_epoch(3)
+    whole = collected(loader)
+    fresh = made().loader("train", 16, shuffle=True, augment=augment, seed=5)
+    fresh.set_epoch(3)
+    for start in range(4):
+        assert equal(collected(fresh, start), whole[start:])
+    assert equal(list(loader), whole)
+
+
+def test_seed_and_epoch_each_change_the_order() -> None:
+    def order(seed: int, epoch: int) -> list[float]:
+        loader = made().loader("train", 60, shuffle=True, seed=seed)
+        loader.set_epoch(epoch)
+        return collected(loader)[0][0][:, 0, 0, 0].tolist()
+
+    orders = [order(0, 0), order(0, 1), order(1, 0)]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_the_epoch_is_taken_when_an_iteration_begins() -> None:
+    loader = made().loader("train", 16, shuffle=True)
+    expected = collected(loader)
+    begun = iter(loader)
+    loader.set_epoch(1)
+    assert equal(list(begun), expected)
+
+
+def test_the_global_generators_are_left_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    collected(made().loader("train", 16, shuffle=True, augment=True))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_processes_share_the_images_for_measuring_each_exactly_once() -> None:
+    found = made(61)
+    alone = torch.cat([images for images, _ in found.loader("train", 61)])
+    parts = [torch.cat([images for images, _ in found.loader("train", 8, rank=rank, world=3)]) for rank in range(3)]
+    assert [len(part) for part in parts] == [21, 20, 20]
+    for rank, part in enumerate(parts):
+        assert torch.equal(part, alone[rank::3])
+
+
+def test_processes_get_equally_many_batches_for_training() -> None:
+    found = made(62)
+    loaders = [found.loader("train", 8, shuffle=True, rank=rank, world=3) for rank in range(3)]
+    assert [loader.images for loader in loaders] == [20, 20, 20]
+    seen = torch.cat([images for loader in loaders for images, _ in loader])
+    assert len(torch.unique(seen.flatten(1), dim=0)) == 60
+    mirrored = [collected(found.loader("train", 8, augment=True, rank=rank, world=3))[0][0] for rank in (0, 1)]
+    assert not torch.equal(*mirrored)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"), [(33, 16, [16, 16]), (34, 16, [16, 16, 2]), (1, 16, [1]), (3, 1, [1, 1, 1])]
+)
+def test_a_last_batch_of_one_is_left_out_of_training_only(count: int, size: int, expected: list[int]) -> None:
+    loader = made(count).loader("train", size, shuffle=True)
+    assert [len(labels) for _, labels in loader] == expected
+    assert (len(loader), loader.images) == (len(expected), sum(expected))
+    assert sum(len(labels) for _, labels in made(count).loader("train", size)) == count
+
+
+def test_a_limit_takes_the_same_share_of_every_class() -> None:
+    loader = made().loader("train", 7, limit=20)
+    labels = torch.cat([labels for _, labels in loader])
+    assert torch.bincount(labels).tolist() == [5, 5, 5, 5]
+    assert loader.images == 20
+    assert made().loader("train", 7, limit=1000).images == 60
+
+
+def crops(image: np.ndarray, pad: int) -> list[np.ndarray]:
+    """Every crop of the padded image, and its mirror image, by plain numpy."""
+    _, height, width = image.shape
+    padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
+    found = []
+    for top in range(2 * pad + 1):
+        for left in range(2 * pad + 1):
+            crop = padded[:, top : top + height, left : left + width]
+            found += [crop, crop[:, :, ::-1]]
+    return found
+
+
+def test_augmented_images_are_crops_of_the_padded_one_and_all_of_them_occur() -> None:
+    image = random_images(1, 4, (3, 8, 8))[0]
+    draws = pad_crop_mirror(torch.from_numpy(image).repeat(600, 1, 1, 1), np.random.default_rng(0), mirror=True).numpy()
+    candidates = crops(image, pad=1)  # an eighth of 8 pixels
+    assert len(candidates) == 18
+    hits = [sum(np.array_equal(draw, candidate) for draw in draws) for candidate in candidates]
+    assert sum(hits) == 600
+    assert min(hits) > 10  # 33 expected of each
+    assert abs(sum(hits[1::2]) - 300) < 60
+
+
+def test_32_pixels_are_padded_by_4_and_digits_are_not_mirrored() -> None:
+    image = random_images(1, 4, (3, 32, 32))[0]
+    draws = pad_crop_mirror(torch.from_numpy(image).repeat(40, 1, 1, 1), np.random.default_rng(0), mirror=False).numpy()
+    straight = {crop.tobytes() for crop in crops(image, pad=4)[::2]}
+    assert len(straight) == 81
+    assert all(draw.tobytes() in straight for draw in draws)
+    assert not data.load("digits").mirror
+
+
+def test_resizing_is_bilinear() -> None:
+    found = data.load("digits", size=32)
+    assert found.shape == (1, 32, 32)
+    image = next(iter(found.loader("test", 1)))[0][0, 0].numpy() * 0.3761 + 0.3053
+    small = next(iter(data.load("digits").loader("test", 1)))[0][0, 0].numpy() * 0.3761 + 0.3053
+    for row, column in ((0, 0), (5, 9), (13, 18), (31, 31), (16, 2)):
+        y, x = (min(max((position + 0.5) / 4 - 0.5, 0), 7) for position in (row, column))
+        top, left = min(int(y), 6), min(int(x), 6)
+        corner = small[top : top + 2, left : left + 2]
+        weights = np.outer([1 - (y - top), y - top], [1 - (x - left), x - left])
+        assert image[row, column] == pytest.approx(float((corner * weights).sum()), abs=0.003)  # stored as whole 255ths
+
+
+def test_mean_and_deviation_can_be_overridden() -> None:
+    usual = next(iter(data.load("digits").loader("test", 4)))[0]
+    other = next(iter(data.load("digits", mean=(0.5,), std=(0.25,)).loader("test", 4)))[0]
+    assert torch.allclose((usual * 0.3761 + 0.3053 - 0.5) / 0.25, other, atol=1e-5)
+    with pytest.raises(DataError, match="mean should be one or 1 finite numbers, not"):
+        data.load("digits", mean=(0.5, 0.5, 0.5))
+    with pytest.raises(DataError, match="std should be one or 1 finite positive numbers, not"):
+        data.load("digits", std=(0.0,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"batch_size": 0}, "batch_size should be at least 1"),
+        ({"rank": 2, "world": 2}, r"rank should lie in 0\.\.1"),
+        ({"seed": -1}, "seed should not be negative"),
+        ({"limit": 0}, "limit should be at least 1"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, int], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        made().loader("train", **arguments)  # type: ignore[arg-type]

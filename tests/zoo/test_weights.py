@@ -1,0 +1,127 @@
+"""Weight files: what is understood, and that nothing in them runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from secateur.errors import FileError, ModelError
+from secateur.zoo import models
+
+
+@pytest.fixture
+def trained() -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    return models.create("lenet5").state_dict()
+
+
+def loaded(path: Path) -> dict[str, torch.Tensor]:
+    model = models.create("lenet5")
+    models.load_weights(model, path)
+    return model.state_dict()
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("wrap", ["plain", "state_dict", "model", "module", "both", "twice"])
+@pytest.mark.parametrize("suffix", [".pt", ".th", ".pth"])
+def test_torch_files_with_their_wrappers(
+    tmp_path: Path, trained: dict[str, torch.Tensor], wrap: str, suffix: str
+) -> None:
+    prefixed = {f"module.{name}": value for name, value in trained.items()}
+    content: Any = {
+        "plain": trained,
+        "state_dict": {"state_dict": trained, "epoch": 3, "best_prec1": 0.9},
+        "model": {"model": trained},
+        "module": prefixed,
+        "both": {"state_dict": prefixed},
+        "twice": {f"module.{name}": value for name, value in prefixed.items()},
+    }[wrap]
+    torch.save(content, tmp_path / f"weights{suffix}")
+    assert same(loaded(tmp_path / f"weights{suffix}"), trained)
+
+
+def test_safetensors(tmp_path: Path, trained: dict[str, torch.Tensor]) -> None:
+    save_file(trained, tmp_path / "weights.safetensors")
+    assert same(loaded(tmp_path / "weights.safetensors"), trained)
+
+
+def test_files_from_before_batch_norm_counted_batches(tmp_path: Path) -> None:
+    old = {
+        name: value
+        for name, value in models.create("resnet20").state_dict().items()
+        if not name.endswith("num_batches_tracked")
+    }
+    torch.save(old, tmp_path / "old.th")
+    model = models.create("resnet20")
+    models.load_weights(model, tmp_path / "old.th")
+    assert torch.equal(model.get_parameter("layer3.2.conv2.weight"), old["layer3.2.conv2.weight"])
+
+
+def test_a_mismatch_lists_everything_and_loads_nothing(tmp_path: Path, trained: dict[str, torch.Tensor]) -> None:
+    trained["conv1.weight"] = torch.zeros(6, 3, 5, 5)
+    trained["stranger"] = torch.zeros(1)
+    del trained["fc1.bias"]
+    save_file(trained, tmp_path / "other.safetensors")
+    model = models.create("lenet5")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ModelError) as raised:
+        models.load_weights(model, tmp_path / "other.safetensors")
+    assert str(raised.value).splitlines() == [
+        f"{tmp_path / 'other.safetensors'} does not fit LeNet5:",
+        "  missing in the file (1): fc1.bias",
+        "  extra in the file (1): stranger",
+        "  of another shape (1): conv1.weight ((6, 3, 5, 5) in the file, (6, 1, 5, 5) in the model)",
+    ]
+    assert same(model.state_dict(), before)
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_that_would_run_something_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    torch.save({"state_dict": Bomb(tmp_path / "was_here")}, tmp_path / "bomb.pt")
+    with pytest.raises(FileError, match=r"bomb\.pt: holds more than plain tensors"):
+        loaded(tmp_path / "bomb.pt")
+    assert not (tmp_path / "was_here").exists()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_truncated_and_missing_files(tmp_path: Path, trained: dict[str, torch.Tensor], suffix: str) -> None:
+    path = tmp_path / f"cut{suffix}"
+    if suffix == ".pt":
+        torch.save(trained, path)
+    else:
+        save_file(trained, path)
+    whole = path.read_bytes()
+    for length in (0, 7, len(whole) // 2):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FileError, match=str(path)):
+            loaded(path)
+    path.unlink()
+    with pytest.raises(FileError, match="there is no such weight file"):
+        loaded(path)
+
+
+def test_other_contents(tmp_path: Path) -> None:
+    (tmp_path / "weights.onnx").write_bytes(b"")
+    with pytest.raises(FileError, match=r"should be \.safetensors, .*, not '\.onnx'"):
+        loaded(tmp_path / "weights.onnx")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(FileError, match="should hold tensors by name, and holds list"):
+        loaded(tmp_path / "list.pt")
+    torch.save({"weight": torch.zeros(1), "epoch": 4}, tmp_path / "mixed.pt")
+    with pytest.raises(FileError, match="should hold only tensors; these are not: epoch"):
+        loaded(tmp_path / "mixed.pt")
