@@ -1,9 +1,10 @@
 """What a network costs under a plan, in closed form.
 
-One multiply-add is one MAC; convolutions and linear layers count, biases, norms and activations do not, as in the paper.
+One multiply-add is one MAC; convolutions and linear layers count; biases, norms and activations do not, as in the
+paper.
 
-    MACs(layer)   = outputs * inputs / groups * kernel * positions      (depthwise: channels * multiplier * kernel * positions)
-    params(layer) = outputs * inputs / groups * kernel                  (weights only)
+    params(layer) = outputs * inputs / groups * kernel    (weights only; depthwise: outputs * kernel)
+    MACs(layer)   = params(layer) * positions
 
 with the outputs that still live and the inputs that are still read. Per image of the example.
 """
@@ -12,14 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from secateur.channels.layers import is_depthwise
-from secateur.channels.rulebook import CONVOLUTIONS, MIXING, TRANSPOSED
+from secateur.channels.rules import CONVOLUTIONS, MIXING, TRANSPOSED, is_depthwise
 from secateur.channels.tracing import Traced
 
 
@@ -35,16 +35,17 @@ class Layer:
     kernel: int  # weights per pair of channels
     positions: int  # per image
     depthwise: bool
+    tied: bool = False  # its weights are another layer's, and counted there
 
     @property
     def params(self) -> int:
         """Weights of the whole layer."""
-        return self.outputs * self.inputs // self.groups * self.kernel
+        return cost_of(self, self.inputs, self.outputs).params
 
     @property
     def macs(self) -> int:
         """Multiply-adds of the whole layer, per image."""
-        return self.params * self.positions
+        return cost_of(self, self.inputs, self.outputs).macs
 
 
 @dataclass(frozen=True)
@@ -68,29 +69,29 @@ class Cost:
 
 def cost_of(layer: Layer, inputs: int, outputs: int) -> LayerCost:
     """The cost of a layer that keeps so many inputs and outputs."""
-    if layer.depthwise:
-        params = outputs * layer.kernel
-    else:
-        params = outputs * inputs // layer.groups * layer.kernel
-    return LayerCost(inputs, outputs, params * layer.positions, params)
+    weights = outputs * layer.kernel if layer.depthwise else outputs * inputs // layer.groups * layer.kernel
+    return LayerCost(inputs, outputs, weights * layer.positions, 0 if layer.tied else weights)
 
 
 def find_layers(traced: Traced) -> dict[str, Layer]:
     """All conv and linear layers that the network calls, in the order of their first call."""
     batch = _batch(traced)
     layers: dict[str, Layer] = {}
+    owners: dict[int, str] = {}  # whose a weight is
     for node in traced.graph.nodes:
         layer = None
         if node.op == "call_module":
             module = traced.module(node)
             if isinstance(module, MIXING):
                 layer = _module_layer(traced, node, module, batch)
+                if owners.setdefault(id(module.weight), layer.name) != layer.name:
+                    layer = replace(layer, tied=True)
         elif node.op == "call_function" and node.target in _FUNCTIONAL:
             layer = _functional_layer(traced, node, batch)
         if layer is not None:
             again = layers.get(layer.name)
             if again is not None:  # the same weights at work again: as many more positions
-                layer = Layer(**{**layer.__dict__, "positions": layer.positions + again.positions})
+                layer = replace(layer, positions=layer.positions + again.positions)
             layers[layer.name] = layer
     return layers
 
@@ -141,5 +142,3 @@ def _functional_layer(traced: Traced, node: fx.Node, batch: int) -> Layer | None
     name = weight.target if weight.op == "get_attr" else node.name
     inputs, kernel = int(shape[1]), math.prod(shape[2:])
     return Layer(str(name), "functional", inputs, int(shape[0]), 1, kernel, values // int(shape[0]), False)
-
-

@@ -12,7 +12,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import fx, nn
 
 from secateur.channels.labels import Balance, Call, Emitter, LabelPass, Record, Rule, present, tensors_in
-from secateur.channels.rulebook import MIXING, find_rule, is_leaf
+from secateur.channels.rulebook import find_rule, is_leaf
+from secateur.channels.rules import MIXING
 from secateur.channels.tracing import Example, Traced, trace_calls
 from secateur.channels.trust import opaque_layers
 from secateur.channels.units import Indices

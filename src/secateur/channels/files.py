@@ -51,8 +51,11 @@ def load(folder: str | Path, model: nn.Module) -> nn.Module:
     pruned = prune(trace(model, _example(plan, model), streams), plan)
     own = pruned.state_dict()
     missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    other = [f"{n} {tuple(tensors[n].shape)} instead of {tuple(own[n].shape)}" for n in own.keys() & tensors.keys()
-             if tensors[n].shape != own[n].shape]
+    other = [
+        f"{n} {tuple(tensors[n].shape)} instead of {tuple(own[n].shape)}"
+        for n in own.keys() & tensors.keys()
+        if tensors[n].shape != own[n].shape
+    ]
     if missing or extra or other:
         raise FileError(
             f"{folder / MODEL_FILE} does not belong to {folder / PLAN_FILE} and {type(model).__name__}: "

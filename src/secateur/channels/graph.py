@@ -120,9 +120,11 @@ class ChannelGraph:
         shared = np.ones(self.found.channels, dtype=bool)
         own: dict[str, Mask] = {}
         for name, kept in keep.items():
-            mask = own.setdefault(self._deciding_alone[name], np.ones_like(shared)) if (
-                name in self._deciding_alone
-            ) else shared
+            mask = (
+                own.setdefault(self._deciding_alone[name], np.ones_like(shared))
+                if (name in self._deciding_alone)
+                else shared
+            )
             numbers = self.channels_of[name]
             mask[numbers] = False
             mask[numbers[np.asarray(kept, dtype=np.int64)]] = True
@@ -169,7 +171,7 @@ class ChannelGraph:
 
     @cached_property
     def _chains(self) -> dict[str, list[str]]:
-        """Reader -> modules from the reader up to its selection, each of which works channel by channel for it alone."""
+        """Reader -> modules from it up to its selection, each of which works channel by channel for it alone."""
         alone = set(self._deciding_alone.values())
         traced = self.found.traced
         chains = {}
@@ -224,9 +226,9 @@ class ChannelGraph:
     def example_shapes(self) -> Any:
         """The example as JSON: shapes and types instead of tensors."""
         return tree_map(
-            lambda v: {"shape": list(v.shape), "dtype": str(v.dtype).removeprefix("torch.")}
-            if isinstance(v, Tensor)
-            else v,
+            lambda v: (
+                {"shape": list(v.shape), "dtype": str(v.dtype).removeprefix("torch.")} if isinstance(v, Tensor) else v
+            ),
             self.example,
         )
 

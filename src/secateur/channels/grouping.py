@@ -103,8 +103,8 @@ def _draft_alone(found: Discovery, alone: npt.NDArray[np.bool_]) -> list[Draft]:
         mine = np.unique(vector[vector >= 0])
         mine = mine[alone[mine]]
         for stream in np.unique(stream_of[mine]):
-            for channels in _by_occurrence(mine[stream_of[mine] == stream], vector):
-                drafts.append(Draft(channels, name, "stream", np.zeros(len(channels), np.int64)))
+            parts = _by_occurrence(mine[stream_of[mine] == stream], vector)
+            drafts += [Draft(part, name, "stream", np.zeros(len(part), np.int64)) for part in parts]
     return drafts
 
 
@@ -197,12 +197,9 @@ def _set_blocks(draft: Draft, balances: list[Balance]) -> str | None:
 
 
 def _finer(a: Indices, b: Indices) -> Indices | None:
-    """Of two even partitions the finer one, if one refines the other."""
-    joint = a * (int(b.max()) + 1) + b
-    for part in (a, b):
-        if len(np.unique(joint)) == len(np.unique(part)):
-            return part
-    return None
+    """The common refinement of two even partitions, if it is even too: equal parts of it are equal parts of both."""
+    _, joint, counts = np.unique(a * (int(b.max()) + 1) + b, return_inverse=True, return_counts=True)
+    return joint if len(set(counts.tolist())) == 1 else None
 
 
 # ------------------------------------------------------------------------------------------------ names and positions

@@ -76,6 +76,7 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict)  # node name -> its value: labels or plain Python
     selected: dict[str, Selected] = field(default_factory=dict)  # module -> what its selection takes (replay)
     spread: dict[str, int] = field(default_factory=dict)  # node name -> operand broadcast over many channels
+    axes: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (node, "in" or "out") -> axes of channels
     failed: dict[str, str] = field(default_factory=dict)  # node name -> why its rule could not follow the channels
 
 
@@ -152,13 +153,15 @@ class Emitter:
 
 @dataclass
 class Replay:
-    """What a plan changes for a pass: who still emits what, and which labels selections let through."""
+    """What a plan changes for a pass: who still emits what, and which labels selections let through.
+
+    Decisions that must not depend on the pruned widths (a tensor pruned to one channel must not look like a gate of
+    size 1) are those of the first pass.
+    """
 
     emit: Mapping[str, Tensor]  # writer -> labels that live on, in the order of its filters
     wanted: Mapping[str, Indices]  # module that selects -> labels it hands on, in order
-    spread: Mapping[str, int]  # decisions that must not depend on the pruned widths ...
-    failed: Mapping[str, str]  # ... nodes that were taken as unknown ...
-    seen: Mapping[str, Any]  # ... and plain values that the model's code has looked at
+    first: Record  # what the discovering pass saw
 
     def __call__(self, writer: str, width: int) -> Tensor:
         return self.emit[writer]
@@ -187,9 +190,7 @@ class LabelPass:
         for node in self.traced.graph.nodes:
             try:
                 value = self.record.values[node.name] = self._value(node)
-                if isinstance(self.emit, Replay) and node.name in self.emit.seen:
-                    if value != self.emit.seen[node.name]:
-                        raise Mismatch(node, "the code would take another path with fewer channels")
+                self._check_guard(node, value)
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
                 if isinstance(self.emit, Replay):  # what fails on labels fails on the pruned activations too
                     raise Mismatch(node, str(error)) from error
@@ -197,6 +198,12 @@ class LabelPass:
                 self.record.failed[node.name] = f"the rule for {call.what} cannot follow it ({error})"
                 self.record.values[node.name] = call.unknown(self.record.failed[node.name])
         return self.record
+
+    def _check_guard(self, node: fx.Node, value: Any) -> None:
+        """A size that the model's code has looked at must still be what it was."""
+        guarded = isinstance(self.emit, Replay) and node.name in self.traced.guards
+        if guarded and value != self.emit.first.values[node.name]:  # type: ignore[union-attr]
+            raise Mismatch(node, "the code would take another path with fewer channels")
 
     def _value(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
@@ -207,8 +214,8 @@ class LabelPass:
         if node.op == "output":
             call.hold(call.args, "they are outputs of the network")
             return None
-        if isinstance(self.emit, Replay) and node.name in self.emit.failed:
-            return call.unknown(self.emit.failed[node.name])
+        if isinstance(self.emit, Replay) and node.name in self.emit.first.failed:
+            return call.unknown(self.emit.first.failed[node.name])
         return self.find_rule(self, node)(call)
 
     def _input(self, node: fx.Node) -> Any:
@@ -243,8 +250,8 @@ class Call:
         self.node = node
         self.record = labels.record
         values = labels.record.values
-        self.args: tuple[Any, ...] = fx.node.map_arg(node.args, lambda n: values[n.name])  # type: ignore[assignment]
-        self.kwargs: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda n: values[n.name])  # type: ignore[assignment]
+        self.args: tuple[Any, ...] = fx.node.map_arg(node.args, lambda n: values[n.name])
+        self.kwargs: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda n: values[n.name])
         if node.op == "call_module" and self.args and isinstance(self.args[0], Tensor):
             self.args = (self._selected(self.args[0]), *self.args[1:])
 
@@ -303,6 +310,14 @@ class Call:
             return small.reshape(-1).expand(labels.size(dim))
         return small.reshape(-1)
 
+    def axes(self, labels: Tensor, side: str = "in") -> list[int]:
+        """The dimensions along which the channels of this call's input (or output) lie."""
+        key = (self.node.name, side)
+        if isinstance(self.labels.emit, Replay):
+            return self.labels.emit.first.axes[key]
+        self.record.axes[key] = varying(labels)
+        return self.record.axes[key]
+
     def reads(self, vector: Tensor) -> None:
         """This layer mixes the channels `vector` on its input axis."""
         self.record.reads[self.name] = vector.numpy()
@@ -345,9 +360,9 @@ class Call:
         if spread is not None:
             narrow, wide = (a, b) if spread == 0 else (b, a)
             self.hold(narrow, f"{self.what} spreads it over many channels")
-            return wide.expand(torch.broadcast_shapes(a.shape, b.shape))
-        shape = torch.broadcast_shapes(a.shape, b.shape)
-        a, b = torch.broadcast_tensors(compact(a), compact(b))
+            return wide.expand(_broadcast(a.shape, b.shape))
+        shape = _broadcast(a.shape, b.shape)
+        a, b = _meet(compact(a), compact(b))
         united = torch.where(a >= 0, a, b)
         both = (a >= 0) & (b >= 0) & (a != b)
         if bool(both.any()):
@@ -363,13 +378,13 @@ class Call:
 
     def unite_along(self, labels: Tensor, dim: int) -> None:
         """All channels along `dim` go together."""
-        first, rest = torch.broadcast_tensors(labels.narrow(dim, 0, 1), labels)
+        first, rest = _meet(labels.narrow(dim, 0, 1), labels)
         self.unite(first, rest, additive=False)
 
     def _spread(self, a: Tensor, b: Tensor) -> int | None:
         """Which operand has size 1 where the other carries different channels (a spatial gate), if any."""
         if isinstance(self.labels.emit, Replay):  # a tensor pruned to one channel must not look like a gate
-            return self.labels.emit.spread.get(self.node.name)
+            return self.labels.emit.first.spread.get(self.node.name)
         for dim in range(a.dim()):
             if a.size(dim) == b.size(dim):
                 continue
@@ -402,6 +417,15 @@ class Call:
 
     def _selection_dim(self, x: Tensor) -> int:
         return x.dim() - 1 if isinstance(self.module, nn.Linear) else 1
+
+
+def _broadcast(a: torch.Size, b: torch.Size) -> torch.Size:
+    return torch.Size(torch.broadcast_shapes(a, b))  # type: ignore[no-untyped-call]
+
+
+def _meet(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    shape = _broadcast(a.shape, b.shape)
+    return a.expand(shape), b.expand(shape)
 
 
 def _pick(labels: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -8,13 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.rulebook import CONVOLUTIONS, TRANSPOSED
+from secateur.channels.rules import CONVOLUTIONS, DEPTHWISE, TRANSPOSED
 from secateur.channels.units import Indices
-
-
-def is_depthwise(layer: nn.Module) -> bool:
-    """A convolution in which every input channel has filters of its own."""
-    return isinstance(layer, CONVOLUTIONS) and bool(layer.groups == layer.in_channels > 1)
 
 
 def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
@@ -25,6 +20,8 @@ def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
     elif isinstance(layer, CONVOLUTIONS):
         _replace(layer, "weight", _conv_weight(layer, inputs, outputs))
         layer.in_channels, layer.out_channels = len(inputs), len(outputs)
+        if layer.groups > 1:  # one channel left per group does not make it depthwise
+            setattr(layer, DEPTHWISE, False)
     else:
         raise TypeError(f"{type(layer).__name__} is not a layer that mixes channels")
     _slice(layer, "bias", outputs)
@@ -62,16 +59,20 @@ def _conv_weight(layer: Any, inputs: Indices, outputs: Indices) -> Tensor:
     return torch.cat(parts)
 
 
+def depthwise_filters(layer: Any, channels: Indices) -> Indices:
+    """The filters of a depthwise convolution that belong to these input channels."""
+    multiplier = layer.out_channels // layer.in_channels
+    return (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
+
+
 def shrink_depthwise(layer: Any, channels: Indices) -> None:
     """Keep these input channels of a depthwise convolution, with all of their filters."""
-    multiplier = layer.out_channels // layer.in_channels
-    if isinstance(layer, TRANSPOSED):  # [in, multiplier, ...]
-        _slice(layer, "weight", channels)
-    filters = (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
-    if not isinstance(layer, TRANSPOSED):  # [in * multiplier, 1, ...]
-        _slice(layer, "weight", filters)
+    filters = depthwise_filters(layer, channels)
+    # Weights are [in * multiplier, 1, ...], transposed ones [in, multiplier, ...].
+    _slice(layer, "weight", channels if isinstance(layer, TRANSPOSED) else filters)
     _slice(layer, "bias", filters)
     layer.in_channels = layer.groups = len(channels)
+    setattr(layer, DEPTHWISE, True)  # even if only one channel is left
     layer.out_channels = len(filters)
 
 

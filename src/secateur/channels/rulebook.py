@@ -14,12 +14,9 @@ from torch import Tensor, fx, nn
 
 from secateur.channels import rules
 from secateur.channels.labels import Call, LabelPass, Rule
+from secateur.channels.rules import CONVOLUTIONS, is_depthwise
 
 # --------------------------------------------------------------------------------------------- layers, by class
-
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-MIXING = (*CONVOLUTIONS, nn.Linear)
 
 _ELEMENTWISE_LAYERS = """
     ReLU ReLU6 LeakyReLU RReLU ELU SELU CELU GELU SiLU Mish Hardswish Hardsigmoid Hardtanh Hardshrink Softshrink
@@ -56,8 +53,8 @@ def _layers() -> dict[type, Rule]:
 # --------------------------------------------------------------------------------------------- functions and methods
 
 _ELEMENTWISE = """
-    relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh hardshrink softshrink softplus
-    softsign sigmoid logsigmoid tanh tanhshrink threshold dropout dropout1d dropout2d dropout3d alpha_dropout
+    relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh hardshrink softshrink
+    softplus softsign sigmoid logsigmoid tanh tanhshrink threshold dropout dropout1d dropout2d dropout3d alpha_dropout
     feature_alpha_dropout abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos erf floor
     ceil round sign clamp clip clamp_min clamp_max nan_to_num pos positive
 """
@@ -212,8 +209,8 @@ def is_pass_through(rule: Rule, module: nn.Module | None) -> bool:
     """Whether channels go through one by one, so that a selection behind the operation may as well stand before it."""
     if rule in (rules.elementwise, rules.channelwise, rules.prelu, rules.instance_norm):
         return True
-    if module is not None and isinstance(module, CONVOLUTIONS):
-        return module.groups == module.in_channels > 1
+    if module is not None and is_depthwise(module):
+        return True
     return getattr(rule, "__qualname__", "").startswith("spatial.")
 
 

@@ -19,7 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from secateur.channels.labels import FIXED, ZERO, Call, Rule, along, compact, constant, tensors_in, varying
+from secateur.channels.labels import FIXED, ZERO, Call, Rule, along, compact, constant, tensors_in
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+MIXING = (*CONVOLUTIONS, nn.Linear)
+DEPTHWISE = "secateur_depthwise"  # on a pruned convolution: what it was when it had all of its channels
+
+
+def is_depthwise(layer: nn.Module) -> bool:
+    """A convolution in which every input channel has filters of its own."""
+    if not isinstance(layer, CONVOLUTIONS):
+        return False
+    return bool(getattr(layer, DEPTHWISE, layer.groups == layer.in_channels > 1))
 
 
 def elementwise(call: Call) -> Any:
@@ -68,7 +80,7 @@ def convolution(call: Call) -> Any:
     if vector is None:
         return call.unknown(f"{call.what} runs along an axis that carries channels")
     groups = layer.groups
-    if groups == layer.in_channels and groups > 1:
+    if is_depthwise(layer):
         call.passes(vector)
         return along(vector.repeat_interleave(layer.out_channels // groups), call.shape, dim)
     call.reads(vector)
@@ -132,7 +144,7 @@ def spatial(dims: int) -> Rule:
             return call.unknown(f"{call.what} returns more than one tensor")
         k = dims if dims > 0 else x.dim() - 2
         moving = range(x.dim() - k, x.dim())
-        if len(shape) != x.dim() or any(d in moving for d in varying(x)):
+        if len(shape) != x.dim() or any(d in moving for d in call.axes(x)):
             return call.unknown(f"{call.what} runs along an axis that carries channels")
         for d in moving:
             x = x.narrow(d, 0, 1)
@@ -174,8 +186,9 @@ def reduce(call: Call) -> Any:
         return call.unknown(f"{call.what} over all dimensions has no rule")
     dims = sorted({d % x.dim() for d in ([dims] if isinstance(dims, int) else dims)})
     kept_dims = len(call.shape) == x.dim()
-    crossed = [d for d in varying(x) if d in dims]
-    if crossed and not set(varying(x)) - set(dims):
+    axes = call.axes(x)
+    crossed = [d for d in axes if d in dims]
+    if crossed and not set(axes) - set(dims):
         return call.unknown(f"{call.what} runs over all channels")
     for d in crossed:
         call.unite_along(x, d)
@@ -190,7 +203,7 @@ def softmax(call: Call) -> Any:
     x = call.x
     if not isinstance(dim, int):
         return call.unknown()
-    moving = varying(x)
+    moving = call.axes(x)
     if dim % x.dim() in moving:
         if len(moving) == 1:
             return call.unknown(f"{call.what} runs over all channels")
@@ -212,7 +225,9 @@ def concatenate(call: Call) -> Any:
     """cat: run on labels with size 1 wherever none of the tensors varies."""
     tensors = list(call.argument(0, "tensors"))
     dim = call.argument(1, "dim", call.kwargs.get("axis", 0)) % tensors[0].dim()
-    still = [d for d in range(tensors[0].dim()) if d != dim and all(t.stride(d) == 0 or t.size(d) == 1 for t in tensors)]
+    still = [
+        d for d in range(tensors[0].dim()) if d != dim and all(t.stride(d) == 0 or t.size(d) == 1 for t in tensors)
+    ]
     full = [*tensors[0].shape]
     full[dim] = sum(t.size(dim) for t in tensors)
     for d in still:
@@ -223,7 +238,7 @@ def concatenate(call: Call) -> Any:
 def pad(call: Call) -> Any:
     """F.pad: new channels are ZERO, new pixels belong to the channel that they are added to."""
     x, amounts = call.x, list(call.argument(1, "pad"))
-    moving = varying(x)
+    moving = call.axes(x)
     for i in range(len(amounts) // 2):
         dim, before, after = x.dim() - 1 - i, amounts[2 * i], amounts[2 * i + 1]
         if dim in moving:
@@ -248,14 +263,14 @@ def _pad_channels(x: Tensor, dim: int, before: int, after: int) -> Tensor:
 
 
 def take(call: Call) -> Any:
-    """Indexing. A channel axis cut at numbers that the code spells out must stay; at computed halves, it is balanced."""
+    """Indexing. Channels cut at numbers that the code spells out stay; cut at computed halves they are balanced."""
     x = call.args[0]
     if not isinstance(x, Tensor):
         return _execute(call)
     index = call.args[1]
     if tensors_in(index):
         return call.unknown(f"{call.what} picks by a tensor")
-    moving = varying(x)
+    moving = call.axes(x)
     spelled = call.node.args[1]
     entries = index if isinstance(index, tuple) else (index,)
     literals = spelled if isinstance(spelled, tuple) else (spelled,)
@@ -293,7 +308,12 @@ def _cut(call: Call, x: Tensor, dim: int, entry: Any, literal: Any) -> None:
 def _computed(spelled: Any) -> bool:
     """Whether an argument is computed from sizes rather than spelled out as a number."""
     found: list[fx.Node] = []
-    fx.node.map_arg(spelled, lambda n: found.append(n) or n)
+
+    def note(node: fx.Node) -> fx.Node:
+        found.append(node)
+        return node
+
+    fx.node.map_arg(spelled, note)
     return bool(found)
 
 
@@ -308,7 +328,7 @@ def chunk(call: Call) -> Any:
     """chunk / tensor_split into equal parts: as many channels stay in each part."""
     x, count = call.x, call.argument(1, "chunks", call.kwargs.get("indices_or_sections"))
     dim = call.argument(2, "dim", 0) % x.dim()
-    if dim in varying(x):
+    if dim in call.axes(x):
         vector = call.vector(x, dim)
         if not isinstance(count, int) or x.size(dim) % count:
             call.hold(x, f"{call.what} cuts channels in unequal parts")
@@ -321,7 +341,7 @@ def split(call: Call) -> Any:
     """split: at sizes that the code spells out the channels stay; at computed equal sizes they are balanced."""
     x, sizes = call.x, call.argument(1, "split_size_or_sections", call.kwargs.get("split_size"))
     dim = call.argument(2, "dim", 0) % x.dim()
-    if dim in varying(x):
+    if dim in call.axes(x):
         parts = [t.size(dim) for t in torch.split(x, sizes, dim)]
         vector = call.vector(x, dim)
         literal = call.literal(1, "split_size_or_sections") or call.literal(1, "split_size")
@@ -338,7 +358,7 @@ def unbind(call: Call) -> Any:
     """unbind / select along an axis of channels fixes their number."""
     x = call.x
     dim = call.argument(1, "dim", 0) % x.dim()
-    if varying(x) == [dim]:
+    if call.axes(x) == [dim]:
         call.hold(x, f"{call.what} takes channels one by one")
     return _execute(call)
 
@@ -347,10 +367,12 @@ def expand(call: Call) -> Any:
     """expand / repeat to sizes that the code spells out."""
     x = call.x
     sizes = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], tuple | list) else call.args[1:]
-    spelled = call.node.args[1] if len(call.args) == 2 and isinstance(call.args[1], tuple | list) else call.node.args[1:]
+    spelled = (
+        call.node.args[1] if len(call.args) == 2 and isinstance(call.args[1], tuple | list) else call.node.args[1:]
+    )
     out = _execute(call)
     offset = len(sizes) - x.dim()
-    for dim in varying(x):
+    for dim in call.axes(x):
         literal = spelled[dim + offset] if isinstance(spelled, tuple | list) else None
         fits = (-1,) if call.node.target == "expand" else (1,)
         if isinstance(literal, int) and literal not in fits:
@@ -365,7 +387,7 @@ def reshape(call: Call) -> Any:
     [n * g] -> [n, g] with g spelled out: each run of g channels goes together.
     """
     x = call.x
-    before = varying(x)
+    before = call.axes(x)
     target = call.args[1:] or tuple(call.kwargs.values())
     if str(call.node.target) in ("view_as", "reshape_as"):
         target = (call.args[1].shape,)
@@ -374,7 +396,7 @@ def reshape(call: Call) -> Any:
     out = x.reshape(*target)  # also for view: labels are laid out in memory otherwise than activations
     if not before:
         return out
-    after = varying(out)
+    after = call.axes(out, "out")
     spelled = _target_sizes(call, out.dim())
     fixed = [d for d in after if isinstance(spelled[d], int) and spelled[d] != -1]
     free = [d for d in after if d not in fixed]

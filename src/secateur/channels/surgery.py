@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from secateur.channels import layers
-from secateur.channels.graph import ChannelGraph, Keep, Liveness
+from secateur.channels.graph import ChannelGraph, Keep, Liveness, Mask
 from secateur.channels.labels import LabelPass, Mismatch, Record, Replay, match, present, tensors_in
 from secateur.channels.plan import Plan
 from secateur.channels.rulebook import find_rule
+from secateur.channels.rules import is_depthwise
 from secateur.channels.selection import select, selection_of, unselect
 from secateur.channels.units import Indices
 from secateur.errors import PlanError
@@ -46,7 +47,7 @@ def prune(graph: ChannelGraph, plan: Plan) -> nn.Module:
         layers.shrink_mixing(model.get_submodule(name), inputs, outputs)
     for name, (channels, width) in slices.passing.items():
         layer = model.get_submodule(name)
-        if layers.is_depthwise(layer):
+        if is_depthwise(layer):
             layers.shrink_depthwise(layer, channels)
         else:
             layers.shrink_channelwise(layer, channels, width)
@@ -90,8 +91,7 @@ def _replay(graph: ChannelGraph, keep: Keep) -> tuple[Record, _Slices]:
     emit = {}
     for name, labels in {**found.record.writes, **found.record.parameters}.items():
         emit[name] = torch.from_numpy(labels[live.alive[found.of_label[labels]]])
-    seen = {name: found.record.values[name] for name in found.traced.guards}
-    replay = Replay(emit, _wanted(graph, live), found.record.spread, found.record.failed, seen)
+    replay = Replay(emit, _wanted(graph, live), found.record)
     record = LabelPass(found.traced, replay, find_rule, found.opaque).run()
     for a, b, _, node in record.unions:
         if not np.array_equal(found.of_label[a], found.of_label[b]):
@@ -133,7 +133,7 @@ def _slices(graph: ChannelGraph, live: Liveness, record: Record) -> _Slices:
     found, slices = graph.found, _Slices()
     by_name = {str(n.target): n for n in found.traced.graph.nodes if n.op in ("call_module", "get_attr")}
 
-    def kept(name: str, before: Mapping[str, Indices], after: Mapping[str, Indices], mask: np.ndarray | None) -> Indices:  # type: ignore[type-arg]
+    def kept(name: str, before: Mapping[str, Indices], after: Mapping[str, Indices], mask: Mask | None) -> Indices:
         index = match(before[name], after[name])
         if index is None:
             raise Mismatch(by_name[name], f"channels arrive at {name} that it never read")

@@ -160,7 +160,7 @@ class _ValueTracer(fx.Tracer):
         return bool(self.look(obj))
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        return iter([obj[i] for i in range(len(self.look(obj)))])
+        return iter([obj[i] for i in range(len(self.look(obj)))])  # type: ignore[index]
 
 
 def _value_of(value: Any) -> Any:
@@ -211,7 +211,7 @@ def trace_calls(
         tracer = _ValueTracer(is_leaf, inputs)
         try:
             graph = tracer.trace(model, concrete_args=constants or None)
-        except Exception as error:  # noqa: BLE001  (whatever the model's own code raises)
+        except Exception as error:
             raise TraceError(_explain(model, error, args or kwargs)) from error
     calls: dict[str, int] = {}
     for node in graph.nodes:

@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from secateur.channels import layers, rules
-from secateur.channels.rulebook import LAYERS, MIXING, base_layer, parameters_are_plain
+from secateur.channels.rulebook import LAYERS, base_layer, parameters_are_plain
+from secateur.channels.rules import MIXING, is_depthwise
 from secateur.channels.tracing import Traced
+from secateur.channels.units import Indices
 
 
 def opaque_layers(traced: Traced) -> dict[str, str]:
@@ -88,7 +90,7 @@ def _trial(module: nn.Module, dims: int) -> bool:
     _randomise(whole.parameters())
     cut = copy.deepcopy(whole)
     width = _input_width(whole)
-    groups = 1 if layers.is_depthwise(whole) else int(getattr(whole, "groups", 1))
+    groups = 1 if is_depthwise(whole) else int(getattr(whole, "groups", 1))
     keep = _every_other(width, groups)
     size = 15
     x = torch.randn(2, width, *(size,) * (dims - 2), dtype=torch.float64)
@@ -96,16 +98,15 @@ def _trial(module: nn.Module, dims: int) -> bool:
         x = x.movedim(1, -1)
     axis = x.dim() - 1 if isinstance(whole, nn.Linear) else 1
     outputs = np.arange(width)
-    if isinstance(whole, MIXING) and not layers.is_depthwise(whole):
+    if isinstance(whole, MIXING) and not is_depthwise(whole):
         out_width = whole.out_features if isinstance(whole, nn.Linear) else whole.out_channels
         outputs = _every_other(int(out_width), groups)
         layers.shrink_mixing(cut, keep, outputs)
         with torch.no_grad():
             layers.zero_inputs(whole, np.setdiff1d(np.arange(width), keep))
-    elif layers.is_depthwise(whole):
+    elif is_depthwise(whole):
         layers.shrink_depthwise(cut, keep)
-        multiplier = whole.out_channels // whole.in_channels  # type: ignore[operator]
-        outputs = (keep[:, None] * multiplier + np.arange(multiplier)).reshape(-1)  # type: ignore[arg-type]
+        outputs = layers.depthwise_filters(whole, keep)
     else:
         layers.shrink_channelwise(cut, keep, width)
         outputs = keep
@@ -121,7 +122,7 @@ def _randomise(parameters: Iterable[nn.Parameter]) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
 
 
-def _every_other(width: int, groups: int) -> np.ndarray:  # type: ignore[type-arg]
+def _every_other(width: int, groups: int) -> Indices:
     blocks = np.arange(width).reshape(groups, -1)
     return blocks[:, ::2].reshape(-1)
 
