@@ -6,7 +6,7 @@ One formula carries everything: two groups of numbers with known (count, mean, m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,81 +88,98 @@ class ClassMoments:
 
     def of_classes(self, classes: Sequence[int]) -> ClassMoments:
         """The moments of some of the classes."""
-        rows = torch.as_tensor(classes, device=self.mean.device)
+        rows = torch.as_tensor(classes)
         return ClassMoments(self.images[rows], self.count[rows], self.mean[rows], self.m2[rows])
 
     def _triple(self) -> Triple:
         return self.count[:, None], self.mean, self.m2
 
 
-def empty(classes: int, channels: int, device: torch.device | str = "cpu") -> ClassMoments:
+def empty(classes: int, channels: int) -> ClassMoments:
     """The moments of no image at all: the neutral element of merge."""
-    double = {"dtype": torch.float64, "device": device}
-    return ClassMoments(
-        torch.zeros(classes, **double),  # type: ignore[arg-type]
-        torch.zeros(classes, **double),  # type: ignore[arg-type]
-        torch.zeros(classes, channels, **double),  # type: ignore[arg-type]
-        torch.zeros(classes, channels, **double),  # type: ignore[arg-type]
-    )
+    vector, matrix = torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, channels, dtype=torch.float64)
+    return ClassMoments(vector, vector.clone(), matrix, matrix.clone())
 
 
 @dataclass(frozen=True, eq=False)
 class ImageMoments:
-    """Mean and m2 of each channel in each image, over `positions` positions each."""
+    """Mean and m2 of each channel in each image, over so many positions each."""
 
-    positions: int
+    positions: Tensor  # [C] float64
     mean: Tensor  # [N, C] float64
     m2: Tensor  # [N, C] float64
 
 
-def by_class(images: ImageMoments, labels: Tensor) -> tuple[Tensor, ClassMoments]:
-    """The classes that occur in `labels` [N], and the moments of the images of each: [k], rows k of ClassMoments."""
-    present, row = labels.unique(return_inverse=True)  # [k], [N]
-    member = torch.zeros(len(present), len(labels), dtype=torch.float64, device=images.mean.device)  # [k, N]
-    member[row, torch.arange(len(labels), device=row.device)] = 1
+def by_class(images: ImageMoments, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The classes that occur in `labels` [N], and for each its images, mean and m2: [k], [k], [k, C], [k, C]."""
+    present, row = torch.unique(labels, return_inverse=True)  # [k], [N]
+    member = torch.zeros(len(present), len(labels), dtype=torch.float64)  # [k, N]
+    member[row, torch.arange(len(labels))] = 1
     number = member.sum(1)  # [k]
     mean = (member @ images.mean) / number[:, None]  # [k, C]
-    spread = (images.mean - mean[row]).square()  # [N, C]
-    m2 = member @ (images.m2 + images.positions * spread)  # [k, C]
-    return present, ClassMoments(number, number * images.positions, mean, m2)
+    spread = (images.mean - mean[row]).square_().mul_(images.positions)  # [N, C]
+    return present, number, mean, member @ spread.add_(images.m2)
 
 
 def update(moments: ClassMoments, images: ImageMoments, labels: Tensor) -> ClassMoments:
-    """The moments with a batch of images added; `moments` itself stays as it is."""
-    accumulator = Accumulator(moments.classes, moments.channels, moments.mean.device)
-    accumulator.merge(torch.arange(moments.classes, device=moments.mean.device), moments)
-    accumulator.update(images, labels)
-    return accumulator.result()
+    """The moments with a batch added, all of whose channels have as many positions; `moments` stays as it is."""
+    present, number, mean, m2 = by_class(images, labels)
+    batch = empty(moments.classes, moments.channels)
+    batch.images[present] = number
+    batch.count[present] = number * images.positions[0]
+    batch.mean[present] = mean
+    batch.m2[present] = m2
+    return moments.merge(batch)
 
 
 class Accumulator:
-    """The running moments of one tensor: touches only the classes of a batch, so a thousand classes cost no more."""
+    """The running moments of several tensors side by side: one update a batch for all of them.
 
-    def __init__(self, classes: int, channels: int, device: torch.device | str = "cpu") -> None:
-        self._moments = empty(classes, channels, device)
+    It touches only the classes of the batch, so a thousand classes cost no more than ten. `widths` are the channels
+    of each tensor; the columns of all of them stand next to each other, which saves most of the small operations.
+    """
+
+    def __init__(self, classes: int, widths: Sequence[int]) -> None:
+        self._widths = list(widths)
+        self._owner = torch.repeat_interleave(torch.tensor(self._widths, dtype=torch.int64))  # [C] column -> tensor
+        self._first = torch.tensor([0, *self._widths[:-1]]).cumsum(0)  # [T] tensor -> its first column
+        columns = sum(self._widths)
+        self._images = torch.zeros(classes, dtype=torch.float64)
+        self._count = torch.zeros(classes, len(self._widths), dtype=torch.float64)  # [K, T]
+        self._mean = torch.zeros(classes, columns, dtype=torch.float64)
+        self._m2 = torch.zeros(classes, columns, dtype=torch.float64)
 
     def update(self, images: ImageMoments, labels: Tensor) -> None:
-        """Add a batch: labels [N] lie in 0 .. classes - 1."""
-        if images.mean.shape[1] != self._moments.channels:
-            raise ScoreError(
-                f"expected {self._moments.channels} channels as in the batches before, not {images.mean.shape[1]}"
-            )
-        self.merge(*by_class(images, labels))
+        """Add a batch: columns as in `widths`, labels [N] in 0 .. classes - 1."""
+        if images.mean.shape[1] != len(self._owner):
+            raise ScoreError(f"expected {len(self._owner)} channels in all, not {images.mean.shape[1]}")
+        present, number, mean, m2 = by_class(images, labels)
+        fresh = number[:, None] * images.positions[self._first]  # [k, T]
+        before = self._count[present]  # [k, T]
+        mine = (before[:, self._owner], self._mean[present], self._m2[present])
+        _, self._mean[present], self._m2[present] = combine(mine, (fresh[:, self._owner], mean, m2))
+        self._count[present] = before + fresh
+        self._images[present] += number
 
-    def merge(self, classes: Tensor, other: ClassMoments) -> None:
-        """Add the moments `other`, whose rows are the given classes, each at most once."""
-        mine = self._moments.of_classes(classes)  # type: ignore[arg-type]
-        both = mine.merge(other)
-        for whole, rows in zip(_fields(self._moments), _fields(both), strict=True):
-            whole[classes] = rows
+    def sum_over(self, all_reduce: Callable[[Tensor], Tensor]) -> None:
+        """Merge with the other processes: `all_reduce` adds up a tensor over all of them.
 
-    def result(self) -> ClassMoments:
-        """What has been seen so far, as a value of its own."""
-        return ClassMoments(*(tensor.clone() for tensor in _fields(self._moments)))
+        mean = sum n_p mean_p / n,  m2 = sum (m2_p + n_p (mean_p - mean)^2): `combine` for any number of groups.
+        """
+        count = all_reduce(self._count)
+        images = all_reduce(self._images)
+        mine = self._count[:, self._owner]  # [K, C]
+        mean = all_reduce(mine * self._mean) / count[:, self._owner].clamp(min=1)
+        m2 = all_reduce(self._m2 + mine * (self._mean - mean).square())
+        self._images, self._count, self._mean, self._m2 = images, count, mean, m2
 
-
-def _fields(moments: ClassMoments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return moments.images, moments.count, moments.mean, moments.m2
+    def result(self) -> list[ClassMoments]:
+        """What has been seen so far, tensor by tensor."""
+        means, m2s = torch.split(self._mean, self._widths, 1), torch.split(self._m2, self._widths, 1)
+        return [
+            ClassMoments(self._images.clone(), self._count[:, t].clone(), mean.clone(), m2.clone())
+            for t, (mean, m2) in enumerate(zip(means, m2s, strict=True))
+        ]
 
 
 def _others(values: Tensor) -> Tensor:

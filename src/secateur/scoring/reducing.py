@@ -1,11 +1,16 @@
 """Mean and sum of squared deviations of every channel of every image: the one thing that touches whole activations.
 
-Measured on the CPU (`benchmarks/scoring.py` prints the ratios): torch's var_mean reads 0.7 GB/s, its plain sum and
-2-norm 28 GB/s each. So the pass takes sum and norm, and repairs in float64 the few rows where their difference
-would cancel. On accelerators var_mean is one fast kernel, and is what is used there.
+On the CPU torch's var_mean reads 0.7 GB/s, its plain sum and 2-norm up to 28 GB/s each (one core, float32). So the
+pass takes sum and norm, and repairs in float64 the few rows where their difference would cancel. A tensor is read in
+pieces that fit into a core's cache, so that the norm finds what the sum has just fetched; and from its end to its
+start, because its end was written last, and its start is what the layer will read next.
+On accelerators var_mean is one fast kernel, and waiting for a repair would stall the queue: it is what is used there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,58 +20,112 @@ from secateur.scoring.moments import ImageMoments
 # A row is repaired when its squared deviations are less than this share of its sum of squares: there the difference
 # of the two keeps fewer than about 5 (float32) or 8 (float64) digits.
 DOUBTFUL = {torch.float32: 1e-2, torch.float64: 1e-8}
-CHUNK = 1 << 18  # elements squared or repaired at a time: small enough to stay in a core's cache
+CHUNK = 1 << 18  # elements at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Repairs:
+    """Rows whose moments were computed in float64: which images and channels [R], and their mean and m2 [R]."""
+
+    image: Tensor
+    channel: Tensor
+    mean: Tensor
+    m2: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class RowSums:
+    """What is kept of one tensor [N, C, ...] until the batch is through."""
+
+    positions: int
+    total: Tensor  # [N, C] sum over positions
+    norm: Tensor  # [N, C] square root of the sum of squares
+    repairs: Repairs | None = None
+
+
+Reduced = RowSums | ImageMoments
+
+
+def reduce(x: Tensor) -> Reduced:
+    """Sums of x [N, C, ...] over everything behind the channel axis."""
+    if x.dtype not in DOUBTFUL:
+        x = x.float()
+    positions = x.shape[2:].numel()
+    if positions == 1:
+        total = x.reshape(x.shape[:2]).clone()  # a view would change with the network's in-place operations
+        return RowSums(1, total, total.abs())
+    if x.device.type != "cpu":
+        return _by_welford(x, positions)
+    total, norm = _sums(x)  # [N, C] each
+    doubtful = norm.square().mul_(positions * (1 - DOUBTFUL[x.dtype])) < total.square()
+    return RowSums(positions, total, norm, _repair(x, doubtful) if bool(doubtful.any()) else None)
+
+
+def to_moments(parts: Sequence[Reduced]) -> ImageMoments:
+    """The moments per image in float64, the columns of all parts side by side."""
+    sizes = [(part.total if isinstance(part, RowSums) else part.mean).shape[1] for part in parts]
+    plain = [part if isinstance(part, RowSums) else _as_sums(part) for part in parts]
+    positions = torch.tensor([part.positions for part in plain], dtype=torch.float64)
+    positions = positions.repeat_interleave(torch.tensor(sizes))  # [C]
+    total = torch.cat([part.total.cpu() for part in plain], 1).double()  # [N, C]
+    norm = torch.cat([part.norm.cpu() for part in plain], 1).double()
+    mean = total / positions
+    m2 = norm.square_().sub_(total.mul_(mean))
+    start = 0
+    for size, part in zip(sizes, parts, strict=True):
+        if isinstance(part, ImageMoments):
+            mean[:, start : start + size], m2[:, start : start + size] = part.mean, part.m2
+        elif part.repairs is not None:
+            fix = part.repairs
+            mean[fix.image, start + fix.channel], m2[fix.image, start + fix.channel] = fix.mean, fix.m2
+        start += size
+    return ImageMoments(positions, mean, m2.clamp_(min=0))
 
 
 def image_moments(x: Tensor) -> ImageMoments:
-    """Moments of x [N, C, ...] over everything behind the channel axis, in float64."""
-    if x.dtype not in DOUBTFUL:
-        x = x.float()
-    positions = x[0, 0].numel() if len(x) else 1
-    if positions == 1:
-        mean = x.reshape(x.shape[:2]).double()
-        return ImageMoments(1, mean, torch.zeros_like(mean))
-    if x.device.type != "cpu":
-        return _by_welford(x, positions)
-    total, squares = _sums(x)  # [N, C] each
-    mean = total / positions
-    m2 = squares - total * mean
-    doubtful = ~(m2 > DOUBTFUL[x.dtype] * squares) & (squares != 0)  # also where float32 overflowed
-    if bool(doubtful.any()):
-        _repair(x, doubtful, mean, m2)
-    return ImageMoments(positions, mean, m2)
+    """Moments of each channel of each image of x [N, C, ...], in float64."""
+    return to_moments([reduce(x)])
 
 
 def _by_welford(x: Tensor, positions: int) -> ImageMoments:
     variance, mean = torch.var_mean(x.flatten(2), dim=2, correction=0)  # [N, C] each
-    return ImageMoments(positions, mean.double(), variance.double() * positions)
+    mean, variance = mean.cpu().double(), variance.cpu().double()
+    return ImageMoments(torch.full((x.shape[1],), float(positions), dtype=torch.float64), mean, variance * positions)
+
+
+def _as_sums(moments: ImageMoments) -> RowSums:
+    """A stand-in with the right shape; its mean and m2 are filled in afterwards."""
+    return RowSums(int(moments.positions[0]), moments.mean, moments.mean)
 
 
 def _sums(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum and sum of squares per image and channel, [N, C] float64 each."""
-    axes = list(range(2, x.ndim))
-    if _channels_are_innermost(x):
-        return x.sum(axes).double(), _squares_in_chunks(x)
-    return x.sum(axes).double(), torch.linalg.vector_norm(x, dim=axes).double().square()
+    """Sum and 2-norm per image and channel, [N, C] each."""
+    images, channels = x.shape[:2]
+    if x.stride(1) < x.stride(-1) and channels > 1:  # channels-last memory, where torch's norm is slow
+        rows = x.movedim(1, -1).reshape(images, -1, channels)  # [N, P, C]
+        return _in_chunks(rows, lambda c: (c.sum(1), c.square().sum(1).sqrt_()))
+    rows = x.reshape(images * channels, -1)  # [N C, P]
+    total, norm = _in_chunks(rows, lambda c: (c.sum(1), torch.linalg.vector_norm(c, dim=1)))
+    return total.view(images, channels), norm.view(images, channels)
 
 
-def _channels_are_innermost(x: Tensor) -> bool:
-    return x.stride(1) < x.stride(-1) and x.shape[1] > 1
+def _in_chunks(rows: Tensor, sums: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """`sums` of a few rows at a time, from the last to the first."""
+    step = max(1, CHUNK // rows[0].numel())
+    if step >= len(rows):
+        return sums(rows)
+    parts = [sums(chunk) for chunk in reversed(torch.split(rows, step))]
+    return torch.cat([total for total, _ in reversed(parts)]), torch.cat([norm for _, norm in reversed(parts)])
 
 
-def _squares_in_chunks(x: Tensor) -> Tensor:
-    """Sum of squares for channels-last memory, where torch's norm is slow: squares of a few images at a time."""
-    step = max(1, CHUNK // max(1, x[0].numel()))
-    parts = [chunk.square().sum(list(range(2, x.ndim))) for chunk in x.split(step)]
-    return torch.cat(parts).double()
-
-
-def _repair(x: Tensor, doubtful: Tensor, mean: Tensor, m2: Tensor) -> None:
-    """Overwrite the doubtful rows of mean and m2 by two passes in float64."""
+def _repair(x: Tensor, doubtful: Tensor) -> Repairs:
+    """The doubtful rows by two passes in float64."""
     image, channel = doubtful.nonzero(as_tuple=True)  # [R] each
     step = max(1, CHUNK // x[0, 0].numel())
-    for i, c in zip(image.split(step), channel.split(step), strict=True):
+    means, m2s = [], []
+    for i, c in zip(torch.split(image, step), torch.split(channel, step), strict=True):
         row = x[i, c].flatten(1).double()  # [r, P]
         centre = row.mean(1)
-        mean[i, c] = centre
-        m2[i, c] = (row - centre[:, None]).square().sum(1)
+        means.append(centre)
+        m2s.append((row - centre[:, None]).square().sum(1))
+    return Repairs(image, channel, torch.cat(means), torch.cat(m2s))

@@ -1,0 +1,129 @@
+"""One forward pass over labelled images: the class moments of every channel of every unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from secateur.channels.graph import ChannelGraph
+from secateur.errors import ScoreError
+from secateur.measuring.batches import Batches
+from secateur.scoring.moments import Accumulator, ClassMoments, ImageMoments
+from secateur.scoring.passing import Progress, walk
+from secateur.scoring.places import Where, find_places, watched
+from secateur.scoring.reducing import Reduced, reduce, to_moments
+from secateur.scoring.sampling import sampled
+from secateur.scoring.statistics import Statistics, TapMoments, usable_classes
+from secateur.scoring.taps import Slot, Tap, gather
+from secateur.scoring.together import add_up, all_or_none, check_even
+
+Part = tuple[str, bytes]  # tap, and what is reduced there: Slot.key
+
+
+def collect(
+    graph: ChannelGraph,
+    loader: Batches,
+    *,
+    images: int | None = None,
+    tap: Where = "reader",
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Statistics:
+    """Count, mean and m2 of every channel and class in one pass, from which every moment metric follows.
+
+    loader: batches of (images, labels), tuples or dicts; under torchrun each process passes its own share.
+    images: a fresh stratified sample of so many images instead of all; `seed` makes it the same each time.
+    tap: "reader" is the tensor that enters the layers that read the unit; "before_activation" the one in front of
+        the activation that comes before them, where there is one (`Statistics.notes` says where there is not).
+    The model, its mode, hooks and the random generators are as they were, on errors too.
+    """
+    places = find_places(graph, tap)
+    gatherer = _Gatherer(places.taps)
+    with watched(graph, places, gatherer.see) as sharing:
+        batches = sampled(loader, images, seed)
+        total = all_or_none(lambda: walk(graph, batches, gatherer.after, progress=progress))
+    check_even(total)
+    return _statistics(graph, sharing.merged(places.taps), gatherer.finish(), places.notes)
+
+
+class _Gatherer:
+    """Keeps what the taps show until a batch is through, then adds it to the running moments."""
+
+    def __init__(self, taps: Mapping[str, Tap]) -> None:
+        self._taps = taps
+        self._pending: dict[Part, Reduced] = {}
+        self._parts: list[Part] = []
+        self._moments: Accumulator | None = None
+
+    def see(self, name: str, x: Tensor) -> None:
+        """Reduce the tensor at a tap: the whole axis once for all plain slots, pooled slots each by themselves."""
+        for key, slot in self._taps[name].needs().items():
+            self._pending[name, key] = reduce(gather(x, slot) if key else x)
+
+    def after(self, batch: int, labels: Tensor, logits: Tensor) -> None:
+        """Add the batch to the running moments."""
+        parts, self._pending = self._pending, {}
+        if self._moments is None:
+            self._parts = list(parts)
+            self._moments = Accumulator(logits.shape[1], [_width(part) for part in parts.values()])
+        if parts.keys() != set(self._parts):
+            odd = sorted({name for name, _ in parts.keys() ^ set(self._parts)})
+            raise ScoreError(f"batch {batch} runs through other layers than the first one: {', '.join(odd)}")
+        together = to_moments([parts[part] for part in self._parts])
+        self._check_finite(together, parts, batch)
+        self._moments.update(together, labels)
+
+    def finish(self) -> dict[Part, ClassMoments]:
+        """The moments of each part, merged over all processes."""
+        assert self._moments is not None  # the walk has seen an image
+        self._moments.sum_over(add_up)
+        return dict(zip(self._parts, self._moments.result(), strict=True))
+
+    def _check_finite(self, moments: ImageMoments, parts: Mapping[Part, Reduced], batch: int) -> None:
+        good = torch.isfinite(moments.m2.sum(0))  # [C]
+        if bool(good.all()):
+            return
+        column = int((~good).nonzero()[0, 0])
+        for part in self._parts:
+            width = _width(parts[part])
+            if column < width:
+                units = _units_at(self._taps[part[0]], part[1], column)
+                raise ScoreError(
+                    f"batch {batch}: activations of unit {units} that enter {part[0]} are NaN, infinite or too large "
+                    "to square; check the images and the weights"
+                )
+            column -= width
+
+
+def _width(part: Reduced) -> int:
+    return (part.mean if isinstance(part, ImageMoments) else part.total).shape[1]
+
+
+def _units_at(tap: Tap, key: bytes, column: int) -> str:
+    """The unit whose channel stands at a column; all units of the tap where it is nobody's channel."""
+    mine = [s.unit for s in tap.slots if s.key == key and (key or column in s.inputs)]
+    return " and ".join(dict.fromkeys(mine or [slot.unit for slot in tap.slots]))
+
+
+def _statistics(
+    graph: ChannelGraph, taps: Mapping[str, Tap], found: Mapping[Part, ClassMoments], notes: tuple[str, ...]
+) -> Statistics:
+    counts = next(iter(found.values())).images
+    classes = usable_classes([int(n) for n in counts])
+    if len(classes) < len(counts):
+        found = {part: moments.of_classes(classes) for part, moments in found.items()}
+    units: dict[str, list[TapMoments]] = {name: [] for name in graph.units}
+    for name, tap in taps.items():
+        for slot in tap.slots:
+            units[slot.unit].append(TapMoments(slot.channels, slot.readers, _of_slot(found[name, slot.key], slot)))
+    return Statistics(int(counts.sum()), classes, {name: tuple(parts) for name, parts in units.items()}, notes)
+
+
+def _of_slot(moments: ClassMoments, slot: Slot) -> ClassMoments:
+    inputs = slot.inputs[:, 0]
+    if slot.key or np.array_equal(inputs, np.arange(moments.channels)):
+        return moments
+    return moments.select(torch.from_numpy(inputs))

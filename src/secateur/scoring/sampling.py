@@ -1,0 +1,163 @@
+"""A stratified sample of a loader's images: every class keeps its share, and each call draws afresh.
+
+Where the labels can be had without the images (a DataLoader over a data set with `targets` or `labels`) only the
+chosen images are read. From any other loader the labels are counted in one reading and the images picked in a second.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+
+from secateur.errors import DataError
+from secateur.measuring.batches import Batch, Batches, unpack
+from secateur.scoring.passing import length_of
+from secateur.scoring.together import processes
+
+log = logging.getLogger(__name__)
+Ints = npt.NDArray[np.int64]
+
+
+def sampled(loader: Batches, images: int | None, seed: int | None = None, *, balanced: bool = False) -> Batches:
+    """Batches of `images` images of the loader, drawn by class; the loader itself if `images` is None.
+
+    Under several processes each draws its part of `images` from its own share. `balanced` draws as many from every
+    class instead of each class's share; small classes then give all they have.
+    """
+    if images is None:
+        return loader
+    if images < 2 * processes():
+        raise DataError(f"images should be at least 2 for each process, not {images}")
+    if iter(loader) is loader:
+        raise DataError(
+            "a sample needs a loader that can be read twice, not a generator: pass a list of batches or a DataLoader, "
+            "or images=None to take all that it gives"
+        )
+    mine = images // processes()
+    random = np.random.default_rng(seed)
+    if isinstance(loader, DataLoader) and loader.batch_sampler is not None:
+        places = np.array([i for batch in loader.batch_sampler for i in batch], dtype=np.int64)
+        labels = _labels_of(loader.dataset)
+        if labels is not None and len(places) and places.max() < len(labels):
+            chosen = places[_draw(labels[places], mine, random, balanced)]
+            return _only(loader, chosen)
+    return Picked(loader, mine, random, balanced)
+
+
+def quotas(sizes: Ints, images: int, balanced: bool = False) -> Ints:
+    """How many images of each class to take: shares by largest remainder, or equal numbers as far as they reach."""
+    images = min(images, int(sizes.sum()))
+    if not balanced:
+        whole, remainder = np.divmod(sizes * images, max(1, int(sizes.sum())))
+        whole[np.argsort(-remainder, kind="stable")[: images - int(whole.sum())]] += 1
+        return whole
+    taken = np.zeros_like(sizes)
+    while (left := images - int(taken.sum())) > 0:
+        open_classes = np.flatnonzero(taken < sizes)
+        if left < len(open_classes):
+            taken[open_classes[:left]] += 1
+        else:
+            room = (sizes - taken)[open_classes]
+            taken[open_classes] += np.minimum(room, left // len(open_classes))
+    return taken
+
+
+class Picked:
+    """A sample of any loader, picked while it is read: an image of a class is taken with probability
+    (still wanted) / (still to come), which is an exact stratified sample in whatever order the images come."""
+
+    def __init__(self, loader: Batches, images: int, random: np.random.Generator, balanced: bool) -> None:
+        self._loader, self._random = loader, random
+        self._sizes = np.zeros(0, dtype=np.int64)
+        for index, batch in enumerate(loader):
+            found = np.bincount(_plain_labels(batch, index), minlength=len(self._sizes))
+            found[: len(self._sizes)] += self._sizes
+            self._sizes = found
+        if self._sizes.sum() == 0:
+            raise DataError("there is nothing to sample from: the loader gave no images; check the part and limit")
+        self._wanted = quotas(self._sizes, images, balanced)
+        log.info("picking %d of %d images while reading them all", self._wanted.sum(), self._sizes.sum())
+
+    def __len__(self) -> int:
+        length = length_of(self._loader)
+        if length is None:
+            raise TypeError("the loader has no length")
+        return length
+
+    def __iter__(self) -> Iterator[Batch]:
+        wanted, to_come = self._wanted.copy(), self._sizes.copy()
+        for index, batch in enumerate(self._loader):
+            labels = _plain_labels(batch, index)
+            take = []
+            for row, label in enumerate(labels):
+                if label < len(wanted) and self._random.random() * to_come[label] < wanted[label]:
+                    take.append(row)
+                    wanted[label] -= 1
+                to_come[label : label + 1] -= 1
+            if take:
+                yield _rows(batch, torch.tensor(take))
+            if not wanted.any():
+                return
+
+
+def _draw(labels: Ints, images: int, random: np.random.Generator, balanced: bool) -> Ints:
+    """Sorted positions of a stratified sample of `labels`."""
+    left = quotas(np.bincount(labels), images, balanced)
+    mixed = random.permutation(len(labels))
+    by_class = mixed[np.argsort(labels[mixed], kind="stable")]  # classes one after another, each in random order
+    starts = np.cumsum(np.bincount(labels)) - np.bincount(labels)
+    rank = np.arange(len(labels)) - starts[labels[by_class]]
+    return np.sort(by_class[rank < left[labels[by_class]]])
+
+
+def _labels_of(dataset: Any) -> Ints | None:
+    """All labels of a data set without reading an image, where it offers them."""
+    if isinstance(dataset, Subset):
+        inner = _labels_of(dataset.dataset)
+        return None if inner is None else inner[np.asarray(dataset.indices)]
+    tensors = getattr(dataset, "tensors", None)  # TensorDataset
+    found = tensors[1] if isinstance(tensors, tuple) and len(tensors) == 2 else None
+    for name in ("targets", "labels"):
+        found = getattr(dataset, name, None) if found is None else found
+    if not isinstance(found, Tensor | np.ndarray | list | tuple) or not len(found):
+        return None
+    labels = np.asarray(found)
+    return labels.astype(np.int64) if labels.ndim == 1 and labels.dtype.kind in "iu" and labels.min() >= 0 else None
+
+
+def _only(loader: DataLoader[Any], places: Ints) -> DataLoader[Any]:
+    """A loader like the given one that reads only these places, in order."""
+    size = loader.batch_size or max(1, len(places) // max(1, len(loader)))
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=[places[i : i + size].tolist() for i in range(0, len(places), size)],
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+    )
+
+
+def _plain_labels(batch: Batch, index: int) -> Ints:
+    labels = unpack(batch, index)[1].cpu().numpy()
+    if len(labels) and labels.min() < 0:
+        raise DataError(f"batch {index} has the label {labels.min()}; number the classes from 0")
+    return labels
+
+
+def _rows(value: Any, rows: Tensor) -> Any:
+    """Some rows of every tensor in a batch."""
+    if isinstance(value, Tensor):
+        return value[rows.to(value.device)]
+    if isinstance(value, Mapping):
+        return {key: _rows(part, rows) for key, part in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_rows(part, rows) for part in value)
+    return value

@@ -1,0 +1,134 @@
+"""Where scores are measured: the tensors that enter the readers, each looked at once however many layers read it."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.units import Indices, Reader
+from secateur.errors import ScoreError
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """Some of a unit's channels as they arrive at one place: positions [n, m] on the channel axis there."""
+
+    unit: str
+    channels: Indices  # [n]
+    inputs: Indices  # [n, m]
+    readers: tuple[Reader, ...]  # the unit's layers that read them there
+
+    @property
+    def key(self) -> bytes:
+        """What must be reduced for it: empty for the whole axis position by position, else its own pooled positions."""
+        return b"" if self.inputs.shape[1] == 1 else self.inputs.tobytes()
+
+
+@dataclass(frozen=True, eq=False)
+class Tap:
+    """The tensor that enters one layer, or several that share it; `name` is the first of them."""
+
+    name: str
+    slots: tuple[Slot, ...]
+
+    def needs(self) -> dict[bytes, Slot]:
+        """What must be reduced here: key -> a slot that asks for it."""
+        return {slot.key: slot for slot in self.slots}
+
+
+def reading_taps(graph: ChannelGraph) -> dict[str, Tap]:
+    """One tap for each layer that reads channels of some unit, in the order of the units."""
+    slots: dict[str, list[Slot]] = {}
+    for name, unit in graph.units.items():
+        for reader in unit.readers:
+            slots.setdefault(reader.module, []).append(Slot(name, reader.channels, reader.inputs, (reader,)))
+    return {module: Tap(module, tuple(parts)) for module, parts in slots.items()}
+
+
+def channels_first(x: Tensor, layer: nn.Module) -> Tensor:
+    """The tensor that enters `layer` with its input-channel axis at 1: linear layers have theirs at the end."""
+    return x.movedim(-1, 1) if isinstance(layer, nn.Linear) and x.ndim > 2 else x
+
+
+def gather(x: Tensor, slot: Slot) -> Tensor:
+    """The slot's channels of x [N, F, ...], all positions of a channel together: [N, n, m x P].
+
+    Where they simply follow each other (an ordinary flatten) this is a view.
+    """
+    n, m = slot.inputs.shape
+    flat = slot.inputs.reshape(-1)
+    if n * m == x.shape[1] and np.array_equal(flat, np.arange(n * m)):
+        return x.reshape(len(x), n, -1)
+    return x[:, torch.from_numpy(flat).to(x.device)].reshape(len(x), n, -1)
+
+
+See = Callable[[str, Tensor], None]  # the tap's name and its tensor, channels at axis 1
+
+
+@dataclass
+class Sharing:
+    """Which layers were seen to read the very tensor that another one had read before."""
+
+    owner: dict[str, str] = field(default_factory=dict)  # layer -> the first layer that reads its tensor
+
+    def merged(self, taps: Mapping[str, Tap]) -> dict[str, Tap]:
+        """The taps with those that share a tensor made one; their readers of the same channels stand together."""
+        slots: dict[str, list[Slot]] = {}
+        for name, tap in taps.items():
+            mine = slots.setdefault(self.owner.get(name, name), [])
+            for slot in tap.slots:
+                _add(mine, slot)
+        return {name: Tap(name, tuple(parts)) for name, parts in slots.items()}
+
+
+def _add(slots: list[Slot], new: Slot) -> None:
+    for i, slot in enumerate(slots):
+        same = slot.unit == new.unit and np.array_equal(slot.channels, new.channels)
+        if same and np.array_equal(slot.inputs, new.inputs):
+            slots[i] = Slot(slot.unit, slot.channels, slot.inputs, (*slot.readers, *new.readers))
+            return
+    slots.append(new)
+
+
+@contextmanager
+def tapped(graph: ChannelGraph, taps: Mapping[str, Tap], see: See) -> Iterator[Sharing]:
+    """Within the block every forward of `graph.model` shows each tap's tensor to `see`, a shared one only once.
+
+    The hooks come after those that are there already, so that a channel selection on the layer has done its work.
+    They are taken off again, on errors too.
+    """
+    sharing = Sharing()
+    seen: dict[tuple[int, bool], tuple[weakref.ref[Tensor], int, str]] = {}  # tensor's id, linear? -> whose it was
+    handles: list[RemovableHandle] = []
+
+    def look(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        if not args or not isinstance(args[0], Tensor):
+            raise ScoreError(f"{name} should be called with a tensor as its first argument; it cannot be scored")
+        x = args[0]
+        key = (id(x), isinstance(layer, nn.Linear))  # linear layers have their channel axis elsewhere
+        tensor, version, owner = seen.get(key, (lambda: None, 0, ""))
+        if tensor() is x and version == x._version and taps[name].needs().keys() <= taps[owner].needs().keys():
+            if owner != name:
+                sharing.owner[name] = owner
+            return
+        seen[key] = (weakref.ref(x), x._version, name)
+        see(name, channels_first(x, layer))
+
+    try:
+        for name in taps:
+            hook = functools.partial(look, name)
+            handles.append(graph.model.get_submodule(name).register_forward_pre_hook(hook))
+        yield sharing
+    finally:
+        for handle in handles:
+            handle.remove()

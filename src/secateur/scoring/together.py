@@ -1,0 +1,60 @@
+"""Several processes, one result: each reads its share of the images, and what they have counted is added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from secateur.errors import ScoreError
+
+T = TypeVar("T")
+
+
+def processes() -> int:
+    """How many processes work together; 1 unless torch.distributed has been set up (torchrun, Accelerate)."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def add_up(tensor: Tensor) -> Tensor:
+    """The sum of `tensor` over all processes; each gets it."""
+    if processes() == 1:
+        return tensor.clone()
+    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    total = tensor.detach().to(device, copy=True)
+    dist.all_reduce(total)
+    return total.to(tensor.device)
+
+
+def all_or_none(work: Callable[[], T]) -> T:
+    """work(), and an error in all processes if it failed in one: none goes on alone and waits for ever."""
+    if processes() == 1:
+        return work()
+    failure: Exception | None = None
+    try:
+        result = work()
+    except Exception as error:  # noqa: BLE001  (raised again below, once the others know)
+        failure = error
+    failed = add_up(torch.tensor([float(failure is not None)]))
+    if failure is not None:
+        raise failure
+    if failed.item():
+        raise ScoreError(f"{int(failed.item())} of {processes()} processes failed; their own message says why")
+    return result
+
+
+def check_even(images: int) -> None:
+    """Every process must have read as many images as the others."""
+    if processes() == 1:
+        return
+    counts = torch.zeros(processes())
+    counts[dist.get_rank()] = images
+    shares = [int(n) for n in add_up(counts)]
+    if len(set(shares)) > 1:
+        raise ScoreError(
+            f"{processes()} processes should read equal shares of the images, and read {', '.join(map(str, shares))}; "
+            "give each the same number of batches, or leave the last few images out"
+        )
