@@ -210,7 +210,14 @@ def _finish(found: Discovery, drafts: list[Draft]) -> tuple[dict[str, Unit], dic
     writes = {name: _Places(vector, found.channels) for name, vector in found.writes.items()}
     units: dict[str, Unit] = {}
     numbers: dict[str, Indices] = {}
-    for draft in sorted(drafts, key=lambda d: int(d.channels[0])):
+    turn = {name: i for i, name in enumerate(found.reads)}  # units come in the order in which the network reads them
+
+    def first_read(draft: Draft) -> tuple[int, int]:
+        if draft.reader is not None:
+            return turn[draft.reader], int(draft.channels[0])
+        return min(turn[n] for n, p in reads.items() if p.count[draft.channels].any()), int(draft.channels[0])
+
+    for draft in sorted(drafts, key=first_read):
         writers = tuple(Writer(name, *part) for name, p in writes.items() for part in p.of(draft.channels))
         deciding = reads if draft.reader is None else {draft.reader: reads[draft.reader]}
         readers = tuple(Reader(name, *part) for name, p in deciding.items() for part in p.of(draft.channels))

@@ -62,7 +62,8 @@ def _conv_weight(layer: Any, inputs: Indices, outputs: Indices) -> Tensor:
 def depthwise_filters(layer: Any, channels: Indices) -> Indices:
     """The filters of a depthwise convolution that belong to these input channels."""
     multiplier = layer.out_channels // layer.in_channels
-    return (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
+    filters: Indices = (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
+    return filters
 
 
 def shrink_depthwise(layer: Any, channels: Indices) -> None:

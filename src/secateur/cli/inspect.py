@@ -1,0 +1,177 @@
+"""secateur inspect: what a network is made of, what a plan takes from it, and what must stay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from secateur.cli.common import console, friendly
+
+if TYPE_CHECKING:
+    from secateur.channels.cost import Cost
+    from secateur.channels.graph import ChannelGraph
+
+EXAMPLES = """
+Examples:
+
+    secateur inspect resnet56
+
+    secateur inspect resnet56 --plan small/plan.json
+
+    secateur inspect my_package.nets:build --size 64 --json
+"""
+
+
+@friendly
+def command(
+    model: Annotated[
+        str, typer.Argument(help="A registered name, torchvision:NAME, timm:NAME or package.module:factory.")
+    ],
+    plan: Annotated[Path | None, typer.Option(help="A plan.json: show what it takes from each layer.")] = None,
+    streams: Annotated[str, typer.Option(help='How additions are treated: "select" or "coupled".')] = "select",
+    size: Annotated[int | None, typer.Option(help="Height and width of the input image.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show a network's layers, its prunable units, and what is frozen and why."""
+    import torch
+
+    from secateur.channels.graph import trace
+    from secateur.channels.plan import Plan
+    from secateur.zoo import models
+
+    if plan is not None:
+        chosen = Plan.load(plan)
+        streams = chosen.streams
+    network = models.create(model, num_classes=classes)
+    example = models.example(model)
+    if size is not None:
+        example = torch.zeros(1, example.size(1), size, size)
+    graph = trace(network, example, streams)  # type: ignore[arg-type]
+    cost = graph.cost(chosen) if plan is not None else None
+    if as_json:
+        console.print_json(json.dumps(_facts(model, graph, cost)))
+        return
+    _print_head(model, graph, cost, tuple(example.shape[1:]))
+    console.print(_layer_table(graph, cost))
+    console.print(_unit_table(graph, None if plan is None else chosen.removed()))
+    _print_frozen(graph)
+
+
+command.__doc__ = f"{command.__doc__}\n{EXAMPLES}"
+
+
+def _print_head(name: str, graph: ChannelGraph, cost: Cost | None, shape: tuple[int, ...]) -> None:
+    image = " x ".join(str(n) for n in shape)
+    console.print(
+        f"[bold]{name}[/] on {image}: {_big(graph.macs)} MACs, {_big(graph.params)} weights, {len(graph.units)} units, "
+        f"{len(graph.prunable)} of {sum(not x.depthwise for x in graph.layers.values())} layers prunable"
+    )
+    if cost is not None:
+        console.print(
+            f"with the plan: {_big(cost.macs)} MACs ({_share(graph.macs, cost.macs)} removed), "
+            f"{_big(cost.params)} weights ({_share(graph.params, cost.params)} removed)"
+        )
+
+
+def _layer_table(graph: ChannelGraph, cost: Cost | None) -> Table:
+    table = Table(title="Layers", title_justify="left", box=None, pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    for title in ("channels", "weights", "MACs", *(("pruned weights", "pruned MACs", "removed") if cost else ())):
+        table.add_column(title, justify="right")
+    for name, layer in graph.layers.items():
+        row = [name, f"{layer.inputs} → {layer.outputs}", _big(layer.params), _big(layer.macs)]
+        if cost is not None:
+            now = cost.layers[name]
+            row[1] += (
+                ""
+                if (now.inputs, now.outputs) == (layer.inputs, layer.outputs)
+                else (f"  ⇒  {now.inputs} → {now.outputs}")
+            )
+            row += [_big(now.params), _big(now.macs), _share(layer.macs, now.macs)]
+        table.add_row(*row)
+    total = ["[bold]total[/]", "", f"[bold]{_big(graph.params)}[/]", f"[bold]{_big(graph.macs)}[/]"]
+    if cost is not None:
+        total += [_big(cost.params), _big(cost.macs), _share(graph.macs, cost.macs)]
+    table.add_row(*total)
+    return table
+
+
+def _unit_table(graph: ChannelGraph, removed: dict[str, int] | None) -> Table:
+    table = Table(title="\nUnits (scored and pruned together)", title_justify="left", box=None, pad_edge=False)
+    table.add_column("unit", overflow="fold")
+    table.add_column("kind")
+    table.add_column("width", justify="right")
+    table.add_column("goes in", justify="right")
+    table.add_column("read by", overflow="ellipsis", no_wrap=True)
+    if removed is not None:
+        table.add_column("removed", justify="right")
+    for unit in graph.units.values():
+        readers = list(dict.fromkeys(r.module for r in unit.readers))
+        read_by = readers[0] + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
+        row = [unit.name, unit.kind, str(unit.width), f"{unit.granule}s", read_by]
+        table.add_row(*row, *([str(removed[unit.name])] if removed is not None else []))
+    return table
+
+
+def _print_frozen(graph: ChannelGraph) -> None:
+    reasons: dict[str, list[str]] = {}
+    for name, reason in graph.frozen.items():
+        reasons.setdefault(reason, []).append(name)
+    console.print(f"\nFrozen ({len(graph.frozen)}): these channels stay")
+    for reason, names in reasons.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        console.print(f"  {', '.join(names[:3])}{more}: {reason}", markup=False)
+
+
+def _facts(name: str, graph: ChannelGraph, cost: Cost | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "model": name,
+        "example": graph.example_shapes,
+        "streams": graph.streams,
+        "fingerprint": graph.fingerprint,
+        "macs": graph.macs,
+        "params": graph.params,
+        "layers": {
+            n: {"inputs": x.inputs, "outputs": x.outputs, "macs": x.macs, "params": x.params, "depthwise": x.depthwise}
+            for n, x in graph.layers.items()
+        },
+        "units": {
+            u.name: {
+                "kind": u.kind,
+                "width": u.width,
+                "granule": u.granule,
+                "readers": [r.module for r in u.readers],
+                "writers": [w.module for w in u.writers],
+            }
+            for u in graph.units.values()
+        },
+        "prunable": graph.prunable,
+        "frozen": graph.frozen,
+    }
+    if cost is not None:
+        facts["pruned"] = {
+            "macs": cost.macs,
+            "params": cost.params,
+            "layers": {
+                n: {"inputs": x.inputs, "outputs": x.outputs, "macs": x.macs, "params": x.params}
+                for n, x in cost.layers.items()
+            },
+        }
+    return facts
+
+
+def _big(number: int) -> str:
+    """1234567 -> 1.23 M, as the paper's tables write it."""
+    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
+        if number >= unit:
+            return f"{number / unit:.2f}{suffix}"
+    return str(number)
+
+
+def _share(before: int, after: int) -> str:
+    return f"{100 * (1 - after / before):.1f}%" if before else "-"
