@@ -1,0 +1,141 @@
+"""How many channels each unit would lose so that all lose the same cost: FLOSS and n_l, Eqns. 2 and 3 of the paper."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from secateur.channels.graph import ChannelGraph, Keep
+from secateur.channels.units import Indices, Unit
+from secateur.errors import DecideError
+from secateur.scoring.scores import Scores, Vector
+
+CostOf = Callable[[Keep], float]  # kept channels of some units -> cost of the network
+
+LEAST_CHANNELS = 2
+LEAST_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What one unit would lose."""
+
+    unit: str
+    channels: int  # n_l, whole granules
+    floss: float  # cost that one channel saves (Eqn. 2)
+    stopped: bool  # a floor keeps it from losing as much as the others
+
+
+def floor_of(unit: Unit, round_to: int = 1) -> int:
+    """Channels that a unit keeps at the least: max(2, 10%), in whole granules and multiples of `round_to`."""
+    least = max(LEAST_CHANNELS, math.ceil(LEAST_SHARE * unit.width))
+    step = math.lcm(unit.granule, round_to)
+    return min(unit.width, step * math.ceil(least / step))
+
+
+def weakest_first(unit: Unit, values: Vector) -> Indices:
+    """Channels in the order in which they go: the weakest of every block, then the next of every block, ..."""
+    ranks = np.empty(unit.width, dtype=np.int64)
+    for block in range(unit.granule):
+        inside = np.flatnonzero(unit.blocks == block)
+        ranks[inside[np.argsort(values[inside], kind="stable")]] = np.arange(len(inside))
+    return np.lexsort((values, ranks))  # by rank in the block, ties by value: any whole number of granules is even
+
+
+def kept_after(unit: Unit, values: Vector, removed: int) -> list[int]:
+    """The channels that are left when the `removed` weakest have gone."""
+    return sorted(weakest_first(unit, values)[removed:].tolist())
+
+
+def cost_by(graph: ChannelGraph, what: str) -> CostOf:
+    """Cost in closed form: "macs" or "params". (Latency: `secateur.deciding.latency.measured_cost`.)"""
+    if what == "macs":
+        return lambda keep: float(graph.cost(keep).macs)
+    if what == "params":
+        return lambda keep: float(graph.cost(keep).params)
+    raise DecideError(f'cost must be "macs", "params" or "latency", got {what!r}')
+
+
+def candidates(graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> list[str]:
+    """Units that take part. The classifier's reading of a stream and linear-to-linear units are left alone; patterns
+    match unit names, their layers' names too ("layer1.*", "*:in")."""
+    chosen = []
+    for name, unit in graph.units.items():
+        layers = {r.module for r in unit.readers} | {w.module for w in unit.writers}
+        matched = [name, name.partition(":")[0]]
+        if any(fnmatch.fnmatch(n, pattern) for pattern in exclude for n in matched):
+            continue
+        if only and not any(fnmatch.fnmatch(n, pattern) for pattern in only for n in matched):
+            continue
+        if not only and _left_alone(graph, unit, layers):
+            continue
+        chosen.append(name)
+    if not chosen:
+        raise DecideError("no unit is left to prune: the patterns exclude all of them. `secateur inspect` lists units.")
+    return chosen
+
+
+def _left_alone(graph: ChannelGraph, unit: Unit, layers: set[str]) -> bool:
+    readers = [graph.model.get_submodule(r.module) for r in unit.readers]
+    if unit.kind == "stream" and len(readers) == 1 and isinstance(readers[0], nn.Linear):
+        return True
+    return all(isinstance(graph.model.get_submodule(name), nn.Linear) for name in layers)
+
+
+def amounts(
+    graph: ChannelGraph,
+    scores: Scores,
+    names: Sequence[str],
+    *,
+    alpha: float,
+    cost: CostOf,
+    round_to: int = 1,
+) -> dict[str, Amount]:
+    """FLOSS_l = C(M) - C(M without one channel of l);  n_l = round(alpha * FLOSS_max / FLOSS_l), whole granules.
+
+    A unit whose channels go g at a time counts a g-th of what one granule saves as FLOSS_l. Units that would go
+    below their floor lose what the floor allows, and are marked.
+    """
+    if not alpha > 0:
+        raise DecideError(f"alpha must be above 0 (the paper takes 2 to 4), got {alpha}")
+    whole = cost({})
+    floss = {}
+    for name in names:
+        unit = graph.units[name]
+        without = kept_after(unit, scores.values[name], unit.granule)
+        floss[name] = max(0.0, whole - cost({name: without})) / unit.granule
+    most = max(floss.values())
+    if most <= 0:
+        raise DecideError("no unit saves anything when it loses a channel")
+    return {name: _amount(graph.units[name], floss[name], alpha * most, round_to) for name in names if floss[name] > 0}
+
+
+def _amount(unit: Unit, floss: float, aim: float, round_to: int) -> Amount:
+    exact = aim / floss
+    wanted = unit.granule * round(exact / unit.granule)
+    room = unit.width - floor_of(unit, round_to)
+    if round_to > 1:  # what is left is a multiple of round_to: the nearest one that loses something
+        step = math.lcm(unit.granule, round_to)
+        left = step * round((unit.width - exact) / step)
+        wanted = max(0, unit.width - left)
+    return Amount(unit.name, int(max(0, min(wanted, room))), floss, wanted > room)
+
+
+def scaled(
+    graph: ChannelGraph, scores: Scores, chosen: Mapping[str, int], scale: float, round_to: int = 1
+) -> dict[str, list[int]]:
+    """Kept channels when the chosen units lose `scale` times their amounts, floors and granules respected."""
+    keep = {}
+    for name, channels in chosen.items():
+        unit = graph.units[name]
+        step = unit.granule if round_to == 1 else math.lcm(unit.granule, round_to)
+        room = unit.width - floor_of(unit, round_to)
+        removed = min(room, step * round(channels * scale / step))
+        if removed > 0:
+            keep[name] = kept_after(unit, scores.values[name], removed)
+    return keep
