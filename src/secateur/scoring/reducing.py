@@ -21,6 +21,7 @@ from secateur.scoring.moments import ImageMoments
 # of the two keeps fewer than about 5 (float32) or 8 (float64) digits.
 DOUBTFUL = {torch.float32: 1e-2, torch.float64: 1e-8}
 CHUNK = 1 << 18  # elements at a time
+LONG = 4096  # elements that one row has at most, if it can be divided
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +105,19 @@ def _sums(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.stride(1) < x.stride(-1) and channels > 1:  # channels-last memory, where torch's norm is slow
         rows = x.movedim(1, -1).reshape(images, -1, channels)  # [N, P, C]
         return _in_chunks(rows, lambda c: (c.sum(1), c.square().sum(1).sqrt_()))
-    rows = x.reshape(images * channels, -1)  # [N C, P]
+    pieces = _pieces(x.shape[2:].numel())
+    rows = x.reshape(images * channels * pieces, -1)  # [N C pieces, P / pieces]
     total, norm = _in_chunks(rows, lambda c: (c.sum(1), torch.linalg.vector_norm(c, dim=1)))
+    if pieces > 1:
+        total = total.view(-1, pieces).sum(1)
+        norm = torch.linalg.vector_norm(norm.view(-1, pieces), dim=1)
     return total.view(images, channels), norm.view(images, channels)
+
+
+def _pieces(positions: int) -> int:
+    """In how many equal pieces a long row is summed: torch's norm adds one after the other, and 100,000 float32 numbers
+    in a row lose a digit that a few thousand do not."""
+    return next((q for q in range(1, 65) if positions % q == 0 and positions // q <= LONG), 1)
 
 
 def _in_chunks(rows: Tensor, sums: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Subset
 
 from secateur.errors import DataError
 from secateur.measuring.batches import Batch, Batches, unpack
+from secateur.measuring.keeping import generators_kept
 from secateur.scoring.passing import length_of
 from secateur.scoring.together import processes
 
@@ -25,30 +26,46 @@ log = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 
 
-def sampled(loader: Batches, images: int | None, seed: int | None = None, *, balanced: bool = False) -> Batches:
-    """Batches of `images` images of the loader, drawn by class; the loader itself if `images` is None.
+def sampled(loader: Batches, images: int | None, seed: int | None = None) -> Batches:
+    """Batches of a stratified sample of `images` images; the loader itself if `images` is None.
 
-    Under several processes each draws its part of `images` from its own share. `balanced` draws as many from every
-    class instead of each class's share; small classes then give all they have.
+    Under several processes each draws its part of `images` from its own share.
     """
-    if images is None:
-        return loader
-    if images < 2 * processes():
-        raise DataError(f"images should be at least 2 for each process, not {images}")
-    if iter(loader) is loader:
-        raise DataError(
-            "a sample needs a loader that can be read twice, not a generator: pass a list of batches or a DataLoader, "
-            "or images=None to take all that it gives"
-        )
-    mine = images // processes()
-    random = np.random.default_rng(seed)
-    if isinstance(loader, DataLoader) and loader.batch_sampler is not None:
-        places = np.array([i for batch in loader.batch_sampler for i in batch], dtype=np.int64)
-        labels = _labels_of(loader.dataset)
-        if labels is not None and len(places) and places.max() < len(labels):
-            chosen = places[_draw(labels[places], mine, random, balanced)]
-            return _only(loader, chosen)
-    return Picked(loader, mine, random, balanced)
+    return loader if images is None else Sample(loader, images // processes(), seed).batches()
+
+
+class Sample:
+    """A choice of `images` images of a loader, all if None: `sizes` images of each class there, `quotas` chosen.
+
+    `balanced` chooses as many of every class instead of each class's share; small classes then give all they have.
+    `seed` None draws afresh; within one Sample every reading draws the same way.
+    """
+
+    def __init__(self, loader: Batches, images: int | None, seed: int | None = None, *, balanced: bool = False) -> None:
+        if images is not None and images < 2:
+            raise DataError(f"a sample should have at least 2 images for each process, not {images}")
+        if isinstance(loader, Iterator):
+            raise DataError(
+                "a sample needs a loader that can be read twice, not a generator: pass a list of batches or a "
+                "DataLoader, or images=None to take all that it gives"
+            )
+        self._loader, self._all = loader, images is None
+        self._entropy = np.random.SeedSequence(seed).entropy
+        self._places, self._labels = _places_and_labels(loader)
+        self.sizes = _count(loader) if self._labels is None else np.bincount(self._labels)
+        if self.sizes.sum() == 0:
+            raise DataError("there is nothing to sample from: the loader gave no images; check the part and limit")
+        self.quotas = self.sizes if images is None else quotas(self.sizes, images, balanced)
+
+    def batches(self) -> Batches:
+        """The chosen images; only they are read where the labels can be had without them."""
+        if self._all:
+            return self._loader
+        random = np.random.default_rng(self._entropy)
+        if self._labels is not None and self._places is not None and isinstance(self._loader, DataLoader):
+            return _only(self._loader, self._places[_draw(self._labels, self.quotas, random)])
+        log.info("picking %d of %d images while reading them all", self.quotas.sum(), self.sizes.sum())
+        return Picked(self._loader, self.sizes, self.quotas, random)
 
 
 def quotas(sizes: Ints, images: int, balanced: bool = False) -> Ints:
@@ -73,17 +90,8 @@ class Picked:
     """A sample of any loader, picked while it is read: an image of a class is taken with probability
     (still wanted) / (still to come), which is an exact stratified sample in whatever order the images come."""
 
-    def __init__(self, loader: Batches, images: int, random: np.random.Generator, balanced: bool) -> None:
-        self._loader, self._random = loader, random
-        self._sizes = np.zeros(0, dtype=np.int64)
-        for index, batch in enumerate(loader):
-            found = np.bincount(_plain_labels(batch, index), minlength=len(self._sizes))
-            found[: len(self._sizes)] += self._sizes
-            self._sizes = found
-        if self._sizes.sum() == 0:
-            raise DataError("there is nothing to sample from: the loader gave no images; check the part and limit")
-        self._wanted = quotas(self._sizes, images, balanced)
-        log.info("picking %d of %d images while reading them all", self._wanted.sum(), self._sizes.sum())
+    def __init__(self, loader: Batches, sizes: Ints, wanted: Ints, random: np.random.Generator) -> None:
+        self._loader, self._sizes, self._wanted, self._random = loader, sizes, wanted, random
 
     def __len__(self) -> int:
         length = length_of(self._loader)
@@ -107,14 +115,35 @@ class Picked:
                 return
 
 
-def _draw(labels: Ints, images: int, random: np.random.Generator, balanced: bool) -> Ints:
-    """Sorted positions of a stratified sample of `labels`."""
-    left = quotas(np.bincount(labels), images, balanced)
+def _draw(labels: Ints, wanted: Ints, random: np.random.Generator) -> Ints:
+    """Sorted positions in `labels` of so many images of each class."""
     mixed = random.permutation(len(labels))
     by_class = mixed[np.argsort(labels[mixed], kind="stable")]  # classes one after another, each in random order
-    starts = np.cumsum(np.bincount(labels)) - np.bincount(labels)
-    rank = np.arange(len(labels)) - starts[labels[by_class]]
-    return np.sort(by_class[rank < left[labels[by_class]]])
+    sizes = np.bincount(labels)
+    rank = np.arange(len(labels)) - (np.cumsum(sizes) - sizes)[labels[by_class]]
+    return np.sort(by_class[rank < wanted[labels[by_class]]])
+
+
+def _count(loader: Batches) -> Ints:
+    """Images of each class, by reading the loader once."""
+    sizes = np.zeros(0, dtype=np.int64)
+    for index, batch in enumerate(loader):
+        found = np.bincount(_plain_labels(batch, index), minlength=len(sizes))
+        found[: len(sizes)] += sizes
+        sizes = found
+    return sizes
+
+
+def _places_and_labels(loader: Batches) -> tuple[Ints | None, Ints | None]:
+    """Which places of its data set a DataLoader reads, and their labels, without reading an image; else None."""
+    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+        return None, None
+    labels = _labels_of(loader.dataset)
+    if labels is None:
+        return None, None
+    with generators_kept():
+        places = np.array([i for batch in loader.batch_sampler for i in batch], dtype=np.int64)
+    return places, labels[places]
 
 
 def _labels_of(dataset: Any) -> Ints | None:

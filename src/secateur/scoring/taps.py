@@ -117,9 +117,9 @@ def tapped(graph: ChannelGraph, taps: Mapping[str, Tap], see: See) -> Iterator[S
         x = args[0]
         key = (id(x), isinstance(layer, nn.Linear))  # linear layers have their channel axis elsewhere
         tensor, version, owner = seen.get(key, (lambda: None, 0, ""))
-        if tensor() is x and version == x._version and taps[name].needs().keys() <= taps[owner].needs().keys():
-            if owner != name:
-                sharing.owner[name] = owner
+        known = tensor() is x and version == x._version and owner != name
+        if known and taps[name].needs().keys() <= taps[owner].needs().keys():
+            sharing.owner[name] = owner
             return
         seen[key] = (weakref.ref(x), x._version, name)
         see(name, channels_first(x, layer))

@@ -1,0 +1,133 @@
+"""The second kind of pass: forward and backward, for what removing a channel would do to the loss, to first order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from secateur.channels.graph import ChannelGraph
+from secateur.errors import ScoreError
+from secateur.measuring.batches import Batches
+from secateur.scoring.metrics.evidence import Gradients
+from secateur.scoring.passing import Progress, walk
+from secateur.scoring.sampling import sampled
+from secateur.scoring.taps import Tap, channels_first, reading_taps
+from secateur.scoring.together import add_up, all_or_none, check_even
+from secateur.scoring.weights import filter_places, filters
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits [N, K], labels [N] -> the sum of the images' losses
+
+
+def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy added up over the batch, so that every image's gradient is its own."""
+    return F.cross_entropy(logits, labels, reduction="sum")
+
+
+def collect_gradients(
+    graph: ChannelGraph,
+    loader: Batches,
+    *,
+    images: int | None = None,
+    seed: int | None = None,
+    loss: Loss = summed_cross_entropy,
+    progress: Progress | None = None,
+) -> dict[str, Gradients]:
+    """Gradients of every unit in one pass. Nobody's `.grad`, `requires_grad`, mode or hooks are changed."""
+    taps = reading_taps(graph)
+    names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
+    weights = {name: graph.model.get_submodule(name).weight for name in names}
+    effects = _Effects(graph, taps, weights, loss)  # type: ignore[arg-type]
+    with _requiring(list(weights.values())), effects.hooked():  # type: ignore[arg-type]
+        batches = sampled(loader, images, seed)
+        total = all_or_none(lambda: walk(graph, batches, effects.after, gradients=True, progress=progress))
+    check_even(total)
+    total = int(add_up(torch.tensor(float(total))))
+    mean = {name: add_up(gradient) / total for name, gradient in effects.gradients.items()}
+    return {
+        name: Gradients(name, filters(graph, unit), filters(graph, unit, mean), add_up(effects.squares[name]), total)
+        for name, unit in graph.units.items()
+    }
+
+
+class _Effects:
+    """Adds up, over batches, squared effects of channels and gradients of weights."""
+
+    def __init__(self, graph: ChannelGraph, taps: Mapping[str, Tap], weights: dict[str, Tensor], loss: Loss) -> None:
+        self._graph, self._taps, self._weights, self._loss = graph, taps, weights, loss
+        self._views: dict[str, tuple[Tensor, int]] = {}
+        self.squares = {n: torch.zeros(unit.width, dtype=torch.float64) for n, unit in graph.units.items()}
+        self.gradients = {n: torch.zeros_like(w, dtype=torch.float64, device="cpu") for n, w in weights.items()}
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Each reader gets a view of its input, whose gradient is what flows back through that reader alone."""
+        model = self._graph.model
+        handles = [model.get_submodule(n).register_forward_pre_hook(partial(self._look, n)) for n in self._taps]
+        try:
+            yield
+        finally:
+            self._views.clear()
+            for handle in handles:
+                handle.remove()
+
+    def _look(self, name: str, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        view = args[0].view_as(args[0])
+        self._views[name] = (view, view._version)
+        return (view, *args[1:])
+
+    def after(self, batch: int, labels: Tensor, logits: Tensor) -> None:
+        """Backward, and the sums of this batch."""
+        views, self._views = self._views, {}
+        loss = self._loss(logits, labels.to(logits.device))
+        wanted = [*(view for view, _ in views.values()), *self._weights.values()]
+        with torch.no_grad():
+            found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
+            flows = dict(zip(views, found, strict=False))
+            for (name, total), gradient in zip(self.gradients.items(), found[len(views) :], strict=True):
+                total += torch.zeros(()) if gradient is None else _checked(gradient, name, batch).cpu()
+            self._add_squares(views, flows, batch)
+
+    def _add_squares(
+        self, views: Mapping[str, tuple[Tensor, int]], flows: Mapping[str, Tensor | None], batch: int
+    ) -> None:
+        effects: dict[str, Tensor] = {}
+        for name, (view, version) in views.items():
+            flow = flows[name]
+            if flow is None:
+                continue
+            if view._version != version:
+                raise ScoreError(f"the input of {name} is overwritten in place after it was read; it cannot be scored")
+            product = channels_first(view * flow, self._graph.model.get_submodule(name)).flatten(2)
+            product = product.sum(2) if product.ndim > 2 else product  # [N, F]
+            product = _checked(product, name, batch).double().cpu()
+            for slot in self._taps[name].slots:
+                width = len(self.squares[slot.unit])
+                mine = effects.setdefault(slot.unit, torch.zeros(len(product), width, dtype=torch.float64))
+                mine[:, torch.from_numpy(slot.channels)] += product[:, torch.from_numpy(slot.inputs)].sum(2)
+        for unit, effect in effects.items():
+            self.squares[unit] += effect.square().sum(0)
+
+
+def _checked(values: Tensor, name: str, batch: int) -> Tensor:
+    if not bool(torch.isfinite(values).all()):
+        raise ScoreError(f"batch {batch}: gradients at {name} are NaN or infinite; check the images and the weights")
+    return values
+
+
+@contextmanager
+def _requiring(weights: Sequence[Tensor]) -> Iterator[None]:
+    """The weights require gradients for a while."""
+    found = [weight.requires_grad for weight in weights]
+    try:
+        for weight in weights:
+            weight.requires_grad_(True)
+        yield
+    finally:
+        for weight, required in zip(weights, found, strict=True):
+            weight.requires_grad_(required)

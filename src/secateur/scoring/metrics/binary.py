@@ -1,0 +1,34 @@
+"""What the four single-variate metrics share: each class against the rest, and the unweighted mean over classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from secateur.scoring.moments import ClassMoments
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """A channel's activations split into a class and all others (supplement, section 1.2), for every class at once."""
+
+    gap: Tensor  # [K, C] mean of the class - mean of the rest
+    variance: Tensor  # [K, C] population variance of the class
+    rest_variance: Tensor  # [K, C]
+    images: Tensor  # [K, 1]
+    rest_images: Tensor  # [K, 1]
+
+
+def one_versus_rest(moments: ClassMoments, measure: Callable[[Partition], Tensor]) -> Tensor:
+    """(1 / C) sum over classes c of measure(F^c, F^-c): Eqn. 5 of the supplement. -> [C]"""
+    rest = moments.rest()
+    partition = Partition(
+        moments.mean - rest.mean,
+        moments.variance,
+        rest.variance,
+        moments.images[:, None],
+        rest.images[:, None],
+    )
+    return measure(partition).mean(0)

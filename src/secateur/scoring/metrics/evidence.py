@@ -1,0 +1,86 @@
+"""What a metric may look at: statistics and weights of a unit's channels, never the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from secateur.scoring.moments import ClassMoments
+
+# moments:   Channels, at each tap; the unit scores the maximum over its taps
+# maps:      Maps, at each tap, of a sample of images; the maximum over taps as well
+# filters:   Filters of the whole unit
+# gradients: Gradients of the whole unit, from a pass with a backward
+# nothing:   the unit's name and width alone
+Need = Literal["moments", "maps", "filters", "gradients", "nothing"]
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """n channels of a unit as they enter the layers that share one tensor."""
+
+    unit: str
+    moments: ClassMoments  # [K, n]
+    reader_norms: Tensor  # [n] squared norm of all that those layers multiply the channel with
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """Streamed sums of n channels' maps with d pixels, each less the same `shift` for accuracy; d x d, however many
+    images there were."""
+
+    counts: Tensor  # [K] images of each class
+    sums: Tensor  # [K, n, d]
+    products: Tensor  # [n, d, d] sum over images of f f^T
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """Whole feature maps of n channels for a sample of images, or their streamed scatter. One of the two is there."""
+
+    unit: str
+    labels: Tensor  # [N] numbered 0 .. K - 1 without gaps
+    maps: Tensor | None  # [N, n, d]
+    scatter: Scatter | None
+    memory: int  # bytes that may be used for matrices on top of the maps
+
+
+@dataclass(frozen=True, eq=False)
+class Filters:
+    """The filters of a unit's channels: its writers', or its readers' slices if it is a stream."""
+
+    unit: str
+    weights: Tensor  # [n, everything]
+    scales: Tensor | None  # [n] |scale| of the batch norm the channel goes through, where each goes through one
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """First-order effects of a unit's channels on the loss."""
+
+    unit: str
+    weights: Tensor  # [n, everything]
+    weight_gradients: Tensor  # [n, everything] of the mean loss
+    effect_squares: Tensor  # [n] sum over images of (sum over positions of activation x gradient)^2
+    images: int
+
+
+@dataclass(frozen=True, eq=False)
+class Bare:
+    """A unit of which nothing is known but its name and width."""
+
+    unit: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named way to score channels: `score(evidence, **options)` gives one number a channel, higher means keep."""
+
+    name: str
+    needs: Need
+    score: Callable[..., Tensor]
+    about: str

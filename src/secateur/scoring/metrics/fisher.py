@@ -1,0 +1,14 @@
+"""Fisher information of a channel's gate (Theis et al. 2018)."""
+
+from torch import Tensor
+
+from secateur.scoring.metrics.evidence import Gradients
+
+
+def fisher(gradients: Gradients) -> Tensor:
+    """1 / (2 N) sum over images of (sum over positions of activation x gradient of the image's loss)^2.
+
+    The second-order change of the loss if the channel were gone, with the Fisher matrix for the Hessian. Activation
+    and gradient are those that the unit's readers see; a channel with several readers adds them up.
+    """
+    return gradients.effect_squares / (2 * gradients.images)

@@ -1,0 +1,14 @@
+"""Filter pruning via geometric median (He et al. 2019)."""
+
+import torch
+from torch import Tensor
+
+from secateur.scoring.metrics.evidence import Filters
+
+
+def fpgm(filters: Filters) -> Tensor:
+    """Sum of the Euclidean distances from a channel's filter to all other filters of the unit.
+
+    The filters with the smallest sums lie nearest to the geometric median: the others can stand in for them.
+    """
+    return torch.cdist(filters.weights, filters.weights).sum(1)  # [n, n] -> [n]

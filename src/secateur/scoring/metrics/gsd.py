@@ -1,0 +1,21 @@
+"""Generalised symmetric divergence, the paper's winning metric."""
+
+from torch import Tensor
+
+from secateur.scoring.metrics.binary import Partition, one_versus_rest
+from secateur.scoring.metrics.evidence import Channels
+
+
+def gsd(channels: Channels, ridge: float = 0.05) -> Tensor:
+    """G-SD = mean over classes of SD(F^c, F^-c); paper Eqn. 1, supplement Eqns. 4 and 5.
+
+    SD = 1/2 [v / (w + r) + w / (v + r)] + 1/2 (mu - nu)^2 / (v + w + r) - 1, with the class's mean mu and variance v
+    and the rest's nu and w. The ridge r is not in the paper, which divides by zero where a channel is dead for a class.
+    """
+
+    def divergence(p: Partition) -> Tensor:
+        v, w = p.variance, p.rest_variance
+        ratio = v / (w + ridge) + w / (v + ridge)
+        return 0.5 * ratio + 0.5 * p.gap.square() / (v + w + ridge) - 1
+
+    return one_versus_rest(channels.moments, divergence)

@@ -1,0 +1,10 @@
+"""L1 norm of filters (Li et al. 2017)."""
+
+from torch import Tensor
+
+from secateur.scoring.metrics.evidence import Filters
+
+
+def l1(filters: Filters) -> Tensor:
+    """Sum of the absolute weights of a channel's filter; of the readers' slices for a stream."""
+    return filters.weights.abs().sum(1)

@@ -1,0 +1,15 @@
+"""Ours: how much of a channel its readers take up."""
+
+from torch import Tensor
+
+from secateur.scoring.metrics.evidence import Channels
+
+
+def reader_energy(channels: Channels) -> Tensor:
+    """Mean square of the activations x squared norm of the readers' weights for the channel.
+
+    The expected square of what the channel adds to its readers' outputs, if its pixels were independent: what is lost
+    when the readers stop reading it. No labels enter.
+    """
+    count, mean, m2 = channels.moments.total()
+    return (m2 / count + mean.square()) * channels.reader_norms

@@ -1,0 +1,19 @@
+"""Generalised Student's t-test (Welch's form)."""
+
+from torch import Tensor
+
+from secateur.scoring.metrics.binary import Partition, one_versus_rest
+from secateur.scoring.metrics.evidence import Channels
+
+
+def ttest(channels: Channels, ridge: float = 1e-4) -> Tensor:
+    """G-Ttest = mean over classes of |mu - nu| / sqrt(v / |P| + w / |Q| + r); supplement Eqn. 3.
+
+    |P| and |Q| count images, not activations. The ridge r is ours, inside the root.
+    """
+
+    def statistic(p: Partition) -> Tensor:
+        noise = p.variance / p.images + p.rest_variance / p.rest_images
+        return p.gap.abs() / (noise + ridge).sqrt()
+
+    return one_versus_rest(channels.moments, statistic)
