@@ -103,8 +103,8 @@ class _Effects:
                 continue
             if view._version != version:
                 raise ScoreError(f"the input of {name} is overwritten in place after it was read; it cannot be scored")
-            product = channels_first(view * flow, self._graph.model.get_submodule(name)).flatten(2)
-            product = product.sum(2) if product.ndim > 2 else product  # [N, F]
+            product = channels_first(view * flow, self._graph.model.get_submodule(name))
+            product = product.flatten(2).sum(2) if product.ndim > 2 else product  # [N, F]
             product = _checked(product, name, batch).double().cpu()
             for slot in self._taps[name].slots:
                 width = len(self.squares[slot.unit])

@@ -69,9 +69,13 @@ class Want:
         return self.pixel_bytes * len(self.slot.channels) * self.pixels * images
 
 
-def collect_maps(graph: ChannelGraph, loader: Batches, request: Request) -> Iterator[tuple[str, list[MapsAt]]]:
-    """The maps of one unit after the other. What a group of units needs is freed before the next group is read.
+Found = Iterator[tuple[str, list[MapsAt]]]  # unit after unit, what was gathered at each of its taps
 
+
+def collect_maps(graph: ChannelGraph, loader: Batches, request: Request) -> tuple[int, Found]:
+    """How many images are taken, and the maps of one unit after the other, read as they are asked for.
+
+    What a group of units needs is freed before the next group is read.
     The log says how much is needed, and in how many passes, before the first begins. Where a unit alone would not fit
     into `memory`, the sample is made smaller. Several processes cannot merge maps, so they are refused.
     """
@@ -84,19 +88,21 @@ def collect_maps(graph: ChannelGraph, loader: Batches, request: Request) -> Iter
     sizes = [want.bytes(images, classes, request.whole) for want in wants]
     groups = list(_grouped(wants, sizes, request.memory))
     log.info("maps of %d images need %.2f GiB, in %d passes", images, sum(sizes) / GIB, len(groups))
-    for group in groups:
-        names = {want.tap for want in group}
-        chosen = Places(
-            {name: taps[name] for name in places.readers if name in names},
-            {call: taps[tap.name] for call, tap in places.activations.items() if tap.name in names},
-            places.last_axis,
-        )
-        yield from _gathered(graph, sample, chosen, group, request)
+
+    def found() -> Found:
+        for group in groups:
+            names = {want.tap for want in group}
+            chosen = Places(
+                {name: taps[name] for name in places.readers if name in names},
+                {call: taps[tap.name] for call, tap in places.activations.items() if tap.name in names},
+                places.last_axis,
+            )
+            yield from _gathered(graph, sample, chosen, group, request)
+
+    return images, found()
 
 
-def _gathered(
-    graph: ChannelGraph, sample: Sample, places: Places, group: Sequence[Want], request: Request
-) -> Iterator[tuple[str, list[MapsAt]]]:
+def _gathered(graph: ChannelGraph, sample: Sample, places: Places, group: Sequence[Want], request: Request) -> Found:
     """One pass, for the wants of one group."""
     kept = usable_classes(sample.quotas.tolist())
     number = torch.full((len(sample.quotas),), -1)

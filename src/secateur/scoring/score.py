@@ -203,9 +203,8 @@ def _from_maps(job: Job, metrics: Sequence[Metric]) -> Source:
     whole = any(metric.name != "di" for metric in metrics)
     sample = job.sample if job.images is None else min(job.images, job.sample or job.images)
     request = Request(sample, job.memory, whole, job.tap, job.seed, job.progress)
-    units = collect_maps(job.graph, job.batches(metrics), request)
-    parts = ((name, part.channels, part.maps) for name, found in units for part in found)
-    return Source(parts, sample or 0)
+    images, units = collect_maps(job.graph, job.batches(metrics), request)
+    return Source(((name, part.channels, part.maps) for name, found in units for part in found), images)
 
 
 def _from_gradients(job: Job, metrics: Sequence[Metric]) -> Source:

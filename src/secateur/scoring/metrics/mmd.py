@@ -27,8 +27,8 @@ def mmd(maps: Maps, sigma: float | Literal["median"] = 1.0) -> Tensor:
     parts = []
     for i in range(0, channels, step):
         squares = _squared_distances(maps.maps[:, i : i + step])  # [n, N, N]
-        scale = _median_square(squares) if sigma == "median" else torch.full((len(squares),), float(sigma) ** 2)
-        kernel = squares.mul_(-0.5 / scale.double()[:, None, None]).exp_()
+        scale = _median_square(squares) if sigma == "median" else float(sigma) ** 2  # [n, 1, 1] or a number
+        kernel = squares.mul_(-0.5 / scale).exp_()
         parts.append(_discrepancy(member @ kernel @ member.T, member.sum(1)))
     return torch.cat(parts)
 
@@ -44,10 +44,10 @@ def _squared_distances(maps: Tensor) -> Tensor:
 
 
 def _median_square(squares: Tensor) -> Tensor:
-    """[n] squared median of the distances between different images."""
+    """[n, 1, 1] squared median of the distances between different images."""
     upper = torch.triu_indices(squares.shape[1], squares.shape[1], 1)
     medians = torch.stack([_median(channel[upper[0], upper[1]].sqrt()) for channel in squares])  # [n]
-    return torch.where(medians > 0, medians, 1.0).square()
+    return torch.where(medians > 0, medians, 1.0).square()[:, None, None]
 
 
 def _median(values: Tensor) -> Tensor:
