@@ -8,13 +8,23 @@ from secateur.channels.rulebook import register_rule
 from secateur.channels.surgery import prune
 from secateur.channels.units import Reader, Unit, Writer
 from secateur.channels.zero import zeroed
+from secateur.measuring.accuracy import Accuracy, evaluate
+from secateur.training.distillation import Distillation
+from secateur.training.fit import Fitted, fit
+from secateur.training.presets import Preset
 
 __all__ = [
+    "Accuracy",
     "ChannelGraph",
+    "Distillation",
+    "Fitted",
     "Plan",
+    "Preset",
     "Reader",
     "Unit",
     "Writer",
+    "evaluate",
+    "fit",
     "load",
     "prune",
     "register_rule",

@@ -15,7 +15,11 @@ import typer
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
+from secateur import Plan, prune, save, trace
 from secateur.cli import evaluate, train
+from secateur.measuring import evaluate as evaluate_
+from secateur.zoo.data import load
+from secateur.zoo.models import create
 
 ROOT = Path(__file__).parents[2]
 APP = typer.Typer()
@@ -109,6 +113,24 @@ def test_mistakes_are_one_line_and_exit_code_1(tmp_path: Path, words: list[str],
     result = secateur(*words, *out)
     assert result.exit_code == 1 and complaint in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_pruned_network_is_evaluated_from_its_folder(tmp_path: Path) -> None:
+    """On digits, which a network for colour images reads as one channel of 32x32."""
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        model = create("resnet20", num_classes=10, in_channels=1)
+    graph = trace(model, torch.zeros(1, 1, 32, 32))
+    name, unit = next((name, unit) for name, unit in graph.units.items() if unit.kind == "private")
+    plan = Plan.of(graph, {name: range(unit.width // 2)})
+    small = prune(graph, plan)
+    save(small, plan, tmp_path)
+    words = ["evaluate", "resnet20", "--data", "digits", "--limit", "50", "--json"]
+    found = json.loads(secateur(*words, "--pruned", tmp_path).stdout)
+    digits = load("digits", size=32).loader("test", 50, limit=50)
+    assert found["loss"] == pytest.approx(evaluate_(small, digits).loss, rel=1e-5)
+    both = secateur(*words, "--pruned", tmp_path, "--weights", tmp_path / "model.safetensors")
+    assert both.exit_code == 1 and "either --weights or --pruned" in both.stderr
 
 
 def test_an_untrained_network_is_pointed_out() -> None:

@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from secateur import Plan, prune, trace
 from secateur.errors import DataError, RunError
 from secateur.measuring import Accuracy, evaluate
 from secateur.training import Distillation, Epoch, Preset, Progress, fit
+from secateur.zoo.models import create
 from tests.training.toys import CLASSES, batches, bits, network, same
 
 STEPS = Preset("steps", epochs=5, lr=0.1, batch_size=8)  # 0.1, 0.1, 0.02, 0.02, 0.004
@@ -157,6 +159,21 @@ def test_loaders_are_told_the_epoch_and_dicts_do() -> None:
     assert same(bits(fitted.model), bits(fit(network(), batches(2), preset=STEPS, epochs=3, channels_last=False).model))
 
 
+def test_a_pruned_network_with_channel_selection_is_trained_like_any_other() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = create("resnet20", num_classes=CLASSES)
+    graph = trace(model, torch.zeros(1, 3, 32, 32))
+    assert {unit.kind for unit in graph.units.values()} == {"private", "stream"}
+    small = prune(graph, Plan.of(graph, {name: range(unit.width // 2) for name, unit in graph.units.items()}))
+    data = [(torch.randn(8, 3, 32, 32), torch.randint(0, CLASSES, (8,)))] * 2
+    expected, _, _ = by_hand(small, data, [0.1, 0.02])
+    preset = Preset("two", epochs=2, lr=0.1, batch_size=8, milestones=(0.5,))
+    fitted = fit(small, data, preset=preset, channels_last=False)
+    assert same(bits(fitted.model), bits(expected))
+    assert not torch.equal(fitted.model(data[0][0]), small(data[0][0]))
+
+
 def test_progress_and_epochs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("secateur.training.fit"), "SECONDS_BETWEEN_NEWS", 0.0)
     news: list[Progress] = []
@@ -235,6 +252,7 @@ def test_runs_that_cannot_go_on() -> None:
 
 BF16 = """
 from secateur.training import fit
+from secateur.zoo.models import create
 from tests.training.toys import batches, network
 runs = [fit(network(), batches(8), preset="cosine", epochs=6, mixed_precision=name) for name in ("no", "bf16")]
 full, half = (run.model[5].weight.detach() for run in runs)

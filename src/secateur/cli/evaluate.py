@@ -17,6 +17,7 @@ def command(
     model: Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
     data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH or folder:PATH.")],
     weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th).")] = None,
+    pruned: Annotated[Path | None, typer.Option(help="Folder of MODEL pruned: plan.json, model.safetensors.")] = None,
     part: Annotated[str, typer.Option(help="Which images: test, holdout or train.")] = "test",
     holdout: Annotated[str, typer.Option(help="Held-out images: train:SHARE, test:SHARE or none.")] = "train:0.1",
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
@@ -31,24 +32,28 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
     """Measure how often a network is right."""
+    import torch
+
+    from secateur.channels.files import load
     from secateur.cli.opening import open_data, open_model
     from secateur.errors import DataError
     from secateur.measuring.accuracy import evaluate, too_good
     from secateur.measuring.processes import best_device, usable
 
+    if pruned is not None and weights is not None:
+        raise DataError("--pruned brings its own weights: give either --weights or --pruned")
     if part not in ("test", "holdout", "train"):
         raise DataError(f"--part should be test, holdout or train, not {part!r}")
     images = open_data(data, model, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
     network = open_model(model, images, weights, seed=seed)
+    if pruned is not None:
+        network = load(pruned, network)
+    network.to(usable(device or best_device()), memory_format=torch.channels_last)  # type: ignore[call-overload]
     loader = images.loader(part, batch_size, limit=limit, seed=seed, workers=workers)  # type: ignore[arg-type]
     start = time.perf_counter()
     with progress() as bar:
         task = bar.add_task(f"{part} images", total=len(loader), note="")
-        found = evaluate(
-            network.to(usable(device or best_device())),
-            loader,
-            progress=lambda done, _total: bar.update(task, completed=done),
-        )
+        found = evaluate(network, loader, progress=lambda done, _total: bar.update(task, completed=done))
     seconds = time.perf_counter() - start
     if as_json:
         words = {"model": model, "data": data, "part": part, "top1": found.top1, "top5": found.top5}
@@ -60,7 +65,7 @@ def command(
             console.print(f"top-5  {100 * found.top5:.2f}%")
         console.print(f"loss   {found.loss:.4f}")
         console.print(f"{seconds:.1f} s, {found.images / seconds:,.0f} images/s")
-    if weights is None:
+    if weights is None and pruned is None:
         complaints.print("[yellow]note:[/] no --weights were given, so this is the network before any training")
     suspicion = too_good(found) if part == "holdout" else None
     if suspicion:
