@@ -93,6 +93,8 @@ def blocks_per_stage(depth: int, layers_per_block: int) -> int:
     return blocks
 
 
+@register("resnet8", CIFAR, "zero-padded shortcuts", depth=8)
+@register("resnet14", CIFAR, "zero-padded shortcuts", depth=14)
 @register("resnet20", CIFAR, "zero-padded shortcuts", depth=20)
 @register("resnet32", CIFAR, "zero-padded shortcuts", depth=32)
 @register("resnet38", CIFAR, "zero-padded shortcuts", depth=38)
