@@ -1,0 +1,136 @@
+"""What must hold of every pruned network, measured without help from the code under test."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import secateur as sc
+
+Example = Any  # a tensor, a tuple of positional arguments or a dict of keyword arguments
+Keep = dict[str, list[int]]
+
+# What FlopCounterMode may call a convolution or a linear layer (bmm is attention, not a layer).
+LAYER_OPS = {"convolution", "_convolution", "addmm", "mm"}
+
+
+def call(model: nn.Module, example: Example) -> Any:
+    if isinstance(example, Mapping):
+        return model(**example)
+    if isinstance(example, tuple):
+        return model(*example)
+    return model(example)
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """The tensors of a network's output, however deep they lie in tuples, lists and dicts."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        return [tensor for value in output.values() for tensor in tensors_of(value)]
+    if isinstance(output, (tuple, list)):
+        return [tensor for value in output for tensor in tensors_of(value)]
+    return []
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, example: Example) -> list[Tensor]:
+    # A network may work in place on what it is given, so it gets a copy.
+    return tensors_of(call(model, copy.deepcopy(example)))
+
+
+def relative_error(got: list[Tensor], want: list[Tensor]) -> float:
+    """The largest difference of any output, against the largest value of that output."""
+    assert [tuple(t.shape) for t in got] == [tuple(t.shape) for t in want]
+    worst = 0.0
+    for one, other in zip(got, want, strict=True):
+        difference = (one - other).abs().max().item() if one.numel() else 0.0
+        assert np.isfinite(difference), "an output is not finite"
+        scale = other.abs().max().item() if other.numel() else 1.0
+        worst = max(worst, difference / max(scale, 1e-9))
+    return worst
+
+
+def random_keep(graph: sc.ChannelGraph, seed: int, low: float = 0.25, high: float = 0.5) -> Keep:
+    """Kept channels that remove a share in [low, high] of every unit, the same number from each block.
+
+    At least one channel goes from every block that has two, so nothing that can shrink stays as it is.
+    """
+    rng = np.random.default_rng(seed)
+    keep: Keep = {}
+    for name, unit in graph.units.items():
+        members = [np.flatnonzero(unit.blocks == block) for block in np.unique(unit.blocks)]
+        size = len(members[0])
+        assert {len(block) for block in members} == {size}, f"{name}: blocks of unequal size"
+        if size < 2:
+            continue
+        gone = min(size - 1, max(1, round(rng.uniform(low, high) * size)))
+        kept = [rng.permutation(block)[: size - gone] for block in members]
+        keep[name] = np.sort(np.concatenate(kept)).tolist()
+    return keep
+
+
+@contextmanager
+def masked(model: nn.Module, graph: sc.ChannelGraph, keep: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """The dropped channels set to zero where they enter each reader: the other way to say `sc.zeroed`."""
+    modules = dict(model.named_modules())
+    handles = []
+    try:
+        for name, kept in keep.items():
+            unit = graph.units[name]
+            for reader in unit.readers:
+                gone = ~np.isin(reader.channels, kept)
+                positions = torch.as_tensor(reader.inputs[gone].reshape(-1))
+                handles.append(modules[reader.module].register_forward_pre_hook(mask_of(positions)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def mask_of(positions: Tensor) -> Any:
+    def hook(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        axis = -1 if isinstance(module, nn.Linear) else 1
+        return (arguments[0].index_fill(axis, positions, 0.0), *arguments[1:])
+
+    return hook
+
+
+def counted_macs(model: nn.Module, example: Example) -> int:
+    """Multiply-adds of conv and linear ops in one forward of the real network: half of PyTorch's own flop count."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call(model, copy.deepcopy(example))
+    by_op = counter.get_flop_counts().get("Global", {})
+    flops = sum(count for op, count in by_op.items() if str(op).split(".")[-1] in LAYER_OPS)
+    assert flops % 2 == 0
+    return flops // 2
+
+
+def batch_of(example: Example) -> int:
+    return tensors_of(example)[0].shape[0]
+
+
+def train_step(model: nn.Module, example: Example) -> set[str]:
+    """One step of SGD in train mode; the names of the parameters that a gradient reached."""
+    model.train()
+    loss = sum(tensor.square().mean() for tensor in tensors_of(call(model, copy.deepcopy(example))))
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=1e-3).step()
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    return {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def same_state(one: nn.Module, other: nn.Module) -> bool:
+    """Every parameter and buffer equal, bit by bit, under the same names."""
+    left, right = one.state_dict(), other.state_dict()
+    return left.keys() == right.keys() and all(
+        left[name].shape == right[name].shape and torch.equal(left[name], right[name]) for name in left
+    )
