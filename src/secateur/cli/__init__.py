@@ -8,6 +8,8 @@ import typer
 
 # verb -> module in this package that defines `command` (a function) or `app` (a typer.Typer with verbs of its own).
 VERBS = {
+    "prune": "prune",
+    "sensitivity": "sensitivity",
     "data": "data",
     "evaluate": "evaluate",
     "inspect": "inspect",

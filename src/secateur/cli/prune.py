@@ -1,0 +1,272 @@
+"""secateur prune: the main job, from a trained network and labelled images to a smaller network in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from secateur.cli.common import console, friendly, progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from secateur.running.compress import Compressed
+    from secateur.zoo.data import ImageData
+
+DEMO_MODEL, DEMO_DATA, DEMO_EPOCHS = "resnet8", "digits", 30
+DEMO = {"target": 0.5, "rounds": 2, "epochs": 12, "lr": 0.02, "augment": False}
+
+
+@friendly
+def command(
+    model: Annotated[
+        str | None, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="The trained network's weights.")] = None,
+    data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")] = "digits",
+    target: Annotated[float | None, typer.Option(help="Fraction of MACs to remove; 0.5 unless another goal.")] = None,
+    macs: Annotated[str | None, typer.Option(help="MACs to be left, as in 63M.")] = None,
+    params: Annotated[str | None, typer.Option(help="Weights to be left, as in 400K.")] = None,
+    max_drop: Annotated[float | None, typer.Option(help="Points of held-out accuracy that may be lost.")] = None,
+    ratio: Annotated[float | None, typer.Option(help="One shot: this share of every unit.")] = None,
+    metric: Annotated[str, typer.Option(help="What a channel is worth by; see `secateur score --help`.")] = "gsd",
+    images: Annotated[int | None, typer.Option(help="Score on so many images, drawn anew each round.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Reach the target in so many rounds.")] = None,
+    alpha: Annotated[float, typer.Option(help="Pruning rate of Eqn. 3; the paper takes 2 to 4.")] = 3.0,
+    k: Annotated[int | None, typer.Option(help="Units pruned a round; a third of them by default.")] = None,
+    method: Annotated[str, typer.Option(help="flops (Algorithm 1) or ratio (Li et al.).")] = "flops",
+    measure: Annotated[str, typer.Option(help="Rank units by held-out accuracy or loss.")] = "accuracy",
+    cost: Annotated[str, typer.Option(help="Equal macs, params or latency are compared.")] = "macs",
+    exact: Annotated[bool, typer.Option(help="All held-out images for all units: no racing.")] = False,
+    streams: Annotated[str, typer.Option(help="Additions: select or coupled.")] = "select",
+    exclude: Annotated[list[str] | None, typer.Option(help="Leave units or layers of this pattern alone.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Prune units or layers of this pattern only.")] = None,
+    round_to: Annotated[int, typer.Option(help="Leave widths that are multiples of this.")] = 1,
+    repair: Annotated[str, typer.Option(help="Before retraining: none, bn or solve.")] = "none",
+    preset: Annotated[str, typer.Option(help="Retraining schedule, as in `secateur train`.")] = "cosine",
+    epochs: Annotated[int | None, typer.Option(help="Epochs a round; 0: no retraining.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's.")] = None,
+    distill: Annotated[bool, typer.Option(help="Retrain towards the unpruned network's answers too.")] = False,
+    augment: Annotated[bool, typer.Option(help="Random crops and flips in retraining.")] = True,
+    batch_size: Annotated[int, typer.Option(help="Images of a step.")] = 128,
+    holdout: Annotated[str, typer.Option(help="Images for decisions: train:SHARE or test:SHARE.")] = "train:0.1",
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
+    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes that decode image files.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of samples, order and augmentation.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/prune-MODEL-DATA by default.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+) -> None:
+    """Prune a trained network and retrain it, in rounds.
+
+    Without arguments: trains a small residual network on scikit-learn's digits, and removes half of its MACs.
+
+    Examples:
+
+        secateur prune
+
+        secateur prune resnet56 --weights resnet56.safetensors --data cifar10 --holdout test:0.5 --target 0.5 --epochs 3
+
+        secateur prune --resume runs/prune-resnet56-cifar10
+    """
+    asked = {key: _text(value) for key, value in locals().items() if key not in ("out", "resume")}
+    if resume is not None:
+        asked, out = _asked_before(resume), resume
+    if asked["model"] is None:
+        asked |= {"model": DEMO_MODEL, "data": DEMO_DATA}
+        if not any(asked[goal] for goal in ("target", "macs", "params", "max_drop", "ratio")):
+            asked |= DEMO
+    _prune(asked, out or Path("runs") / _plain(f"prune-{asked['model']}-{asked['data']}"))
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+
+
+def _asked_before(folder: Path) -> dict[str, Any]:
+    from secateur.errors import RunError
+    from secateur.running.folder import CONFIG, RunFolder
+
+    asked = RunFolder(folder).read(CONFIG).get("command")
+    if not isinstance(asked, dict):
+        raise RunError(f"{folder / CONFIG} was not written by `secateur prune`; go on with secateur.compress instead")
+    return asked
+
+
+def _prune(asked: dict[str, Any], folder: Path) -> None:
+    import torch
+
+    from secateur.cli.opening import open_data
+    from secateur.measuring.processes import best_device, leave, rank_and_world, usable
+    from secateur.running.compress import compress
+
+    rank, world = rank_and_world(asked["device"])
+    images = open_data(
+        asked["data"],
+        asked["model"],
+        root=Path(asked["data_root"]) if asked["data_root"] else None,
+        mean=asked["mean"],
+        std=asked["std"],
+        size=asked["size"],
+        holdout=asked["holdout"],
+        seed=asked["seed"],
+    )
+    network = _network(asked, images, rank)
+    device = usable(asked["device"]) if asked["device"] else best_device()
+    if world == 1:
+        network = network.to(device)
+    loaders: dict[str, Any] = {"seed": asked["seed"], "workers": asked["workers"]}
+    batch = max(1, asked["batch_size"] // world)
+    share: dict[str, Any] = {"rank": rank, "world": world}
+    with progress() as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(phase: str, done: int, total: int, note: str) -> None:
+            if rank == 0:
+                if phase not in tasks:
+                    tasks[phase] = bar.add_task(phase, total=total, note="")
+                bar.update(tasks[phase], completed=done, total=total, note=note)
+
+        result = compress(
+            network,
+            images.loader("train", batch, augment=asked["augment"], shuffle=True, **share, **loaders),
+            images.loader("holdout", 256, **loaders),
+            score_on=images.loader("train", 256, **share, **loaders),
+            test=images.loader("test", 256, **loaders) if images.count("test") else None,
+            example=torch.zeros(1, *images.shape, device=next(network.parameters()).device),
+            settings=_settings(asked),
+            folder=folder,
+            about={"command": asked},
+            progress=show,
+        )
+    if rank == 0:
+        say(result, folder)
+    leave()
+
+
+def _settings(asked: dict[str, Any]) -> Any:
+    from secateur.running.settings import Settings
+
+    goals = ("target", "macs", "params", "max_drop", "ratio")
+    target = asked["target"] if any(asked[g] is not None for g in goals) else 0.5
+    same = (
+        "metric images rounds alpha k method measure cost exact streams round_to repair preset epochs lr distill seed"
+    )
+    return Settings(
+        target=target,
+        macs=_number(asked["macs"], "--macs"),
+        params=_number(asked["params"], "--params"),
+        max_drop=None if asked["max_drop"] is None else asked["max_drop"] / 100,
+        ratio=asked["ratio"],
+        exclude=tuple(asked["exclude"] or ()),
+        only=tuple(asked["only"] or ()),
+        **{name: asked[name] for name in (*same.split(), "seed")},
+    )
+
+
+def _number(text: str | None, option: str) -> float | None:
+    """63M as 63e6."""
+    from secateur.errors import DecideError
+
+    if text is None:
+        return None
+    scale = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}.get(text[-1:].upper(), 1.0)
+    try:
+        return float(text[:-1] if scale > 1 else text) * scale
+    except ValueError as error:
+        raise DecideError(f"{option} takes a number such as 63M, 400K or 2.3G, not {text!r}") from error
+
+
+def _network(asked: dict[str, Any], images: ImageData, rank: int) -> nn.Module:
+    """The trained network: from a weight file, from its own factory, or (the demo) trained here once and kept."""
+    from secateur.cli.opening import open_model
+    from secateur.errors import ModelError
+
+    name, weights = asked["model"], asked["weights"]
+    own = ":" in name and not name.startswith(("torchvision:", "timm:"))
+    if weights is not None or own:
+        return open_model(name, images, Path(weights) if weights else None, seed=asked["seed"])
+    if (name, asked["data"]) == (DEMO_MODEL, DEMO_DATA):
+        return _demo_network(images, asked["seed"], rank)
+    raise ModelError(
+        f"pruning starts from a trained network: pass --weights FILE with the weights of {name}. "
+        f"To train one first: secateur train --model {name} --data {asked['data']}"
+    )
+
+
+def _demo_network(images: ImageData, seed: int, rank: int) -> nn.Module:
+    from safetensors.torch import save
+
+    from secateur.cli.opening import open_model
+    from secateur.training.files import write_atomically
+    from secateur.training.fit import fit
+
+    kept = Path("runs") / f"base-{DEMO_MODEL}-{DEMO_DATA}" / "model.safetensors"
+    if kept.exists():
+        return open_model(DEMO_MODEL, images, kept, seed=seed)
+    network = open_model(DEMO_MODEL, images, seed=seed)
+    with progress() as bar:
+        task = bar.add_task("train the network to prune", total=None, note="", visible=rank == 0)
+
+        def show(news: Any) -> None:
+            done = (news.epoch - 1) * news.steps + news.step
+            bar.update(task, completed=done, total=news.epochs * news.steps, note=f"loss {news.loss:.3f}")
+
+        fitted = fit(
+            network,
+            images.loader("train", 64, shuffle=True, seed=seed),
+            images.loader("holdout", 256),
+            preset="cosine",
+            epochs=DEMO_EPOCHS,
+            seed=seed,
+            checkpoint_dir=kept.parent,
+            progress=show,
+        )
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in fitted.model.state_dict().items()}
+    if rank == 0:
+        write_atomically(kept, save(tensors))
+        console.print(f"trained {DEMO_MODEL} on {DEMO_DATA}, kept in {kept}")
+    return fitted.model
+
+
+# -- what is said at the end
+
+
+def say(result: Compressed, folder: Path) -> None:
+    """The run's summary on the screen."""
+    from secateur.cli.columns import columns
+
+    before, after = result.summary["before"], result.summary["after"]
+    rows = [["", "before", "after", ""]]
+    for part in ("holdout", "test"):
+        for key, title in (("top1", "accuracy"), ("top5", "top-5")):
+            was, now = (before[part] or {}).get(key), (after[part] or {}).get(key)
+            if was is not None and now is not None and (key == "top1" or was < 0.999):
+                name = f"{'held-out' if part == 'holdout' else part} {title}"
+                rows.append([name, f"{100 * was:.2f}%", f"{100 * now:.2f}%", f"{100 * (now - was):+.2f} points"])
+    for key, title in (("macs", "MACs"), ("params", "weights"), ("bytes", "bytes on disk")):
+        rows.append([title, _big(before[key]), _big(after[key]), f"-{100 * (1 - after[key] / before[key]):.1f}%"])
+    for size, was in (before["latency"] or {}).items():
+        now = after["latency"][size]
+        rows.append([f"ms, batch {size}", f"{1e3 * was:.2f}", f"{1e3 * now:.2f}", f"{was / now:.2f}x"])
+    console.print(columns(rows[0], rows[1:], numbers=("before", "after", "")), highlight=False)
+    spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in result.summary["seconds"].items())
+    console.print(f"\n{len(result.rounds)} rounds; {spent}")
+    console.print(f"results in {folder}: model.safetensors, plan.json, summary.json", soft_wrap=True)
+    console.print(f'load it with: secateur.load("{folder}", original_model)', soft_wrap=True, markup=False)
+
+
+def _big(number: int) -> str:
+    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
+        if number >= unit:
+            return f"{number / unit:.2f}{suffix}"
+    return str(number)

@@ -1,0 +1,71 @@
+"""The sensitivity of every unit as a picture: bars by unit, or Li et al.'s curves over ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from secateur.deciding.sensitivity import Sensitivity
+
+BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"  # told apart by colour-blind readers too
+
+
+def draw_sensitivity(found: Sensitivity, chosen: Collection[str], path: str | Path) -> None:
+    """Write a PNG or SVG: what is left of the held-out accuracy (or loss) when each unit has lost its channels."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(7.0, 0.22 * len(found.tried) + 2), 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    if found.curves:
+        _curves(axes, found)
+    else:
+        _bars(axes, found, chosen)
+    figure.savefig(path, dpi=150)
+
+
+def _level(found: Sensitivity, value: float) -> float:
+    """Accuracy in per cent; a loss as it is."""
+    return 100 * value if found.measure == "accuracy" else (-value if found.measure == "loss" else value)
+
+
+def _name(found: Sensitivity) -> str:
+    return {"accuracy": "held-out accuracy (%)", "loss": "held-out loss"}.get(found.measure, found.measure)
+
+
+def _bars(axes: Any, found: Sensitivity, chosen: Collection[str]) -> None:
+    names = list(found.tried)
+    values = [_level(found, found.tried[n].value) for n in names]
+    base = _level(found, found.base_value)
+    colours = [BLUE if n in chosen else GREY for n in names]
+    axes.bar(range(len(names)), [v - base for v in values], bottom=base, color=colours, width=0.8)
+    axes.axhline(base, color=ORANGE, linewidth=1.2)
+    axes.set_xticks(range(len(names)), [f"{n} (-{found.tried[n].channels})" for n in names], rotation=90, fontsize=7)
+    axes.set_ylabel(_name(found))
+    axes.set_title(f"Each unit loses channels worth the same {found.cost} (alpha {found.alpha:.2g}), no retraining")
+    axes.set_xlim(-0.8, len(names) - 0.2)
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = [
+        Line2D([], [], color=ORANGE, label="whole network"),
+        Patch(color=BLUE, label="chosen"),
+        Patch(color=GREY, label="left alone"),
+    ]
+    axes.legend(handles=handles, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.02), frameon=False, fontsize=8)
+    axes.tick_params(axis="x", pad=16)
+
+
+def _curves(axes: Any, found: Sensitivity) -> None:
+    from matplotlib import colormaps
+
+    colours = colormaps["viridis"]
+    for i, (name, curve) in enumerate(found.curves.items()):
+        shares = [0.0, *(100 * row.channels / row.width for row in curve)]
+        values = [_level(found, found.base_value), *(_level(found, row.value) for row in curve)]
+        axes.plot(shares, values, color=colours(i / max(1, len(found.curves) - 1)), linewidth=1, label=name)
+    axes.set_xlabel("channels removed from the unit (%)")
+    axes.set_ylabel(_name(found))
+    axes.set_title("Sensitivity of each unit, first (dark) to last (light), no retraining")
+    if len(found.curves) <= 12:
+        axes.legend(fontsize=7, loc="lower left")
