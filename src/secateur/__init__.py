@@ -12,6 +12,7 @@ from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.training.distillation import Distillation
 from secateur.training.fit import Fitted, fit
 from secateur.training.presets import Preset
+from secateur.training.repair import repair
 
 __all__ = [
     "Accuracy",
@@ -28,6 +29,7 @@ __all__ = [
     "load",
     "prune",
     "register_rule",
+    "repair",
     "rules",
     "save",
     "trace",
