@@ -1,0 +1,97 @@
+"""The channel graph beside torch-pruning's: seconds to know every unit of a network, one thread, the same run.
+
+    python benchmarks/graph.py
+
+Ours: `sc.trace` (a forward, labels, units, a trial cut). Theirs: building the dependency graph and listing all groups.
+Both take turns, and the least CPU time of a few counts, so that other work on the machine disturbs little.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from tests import proof, zoo_nets
+from torch import Tensor, nn
+
+import secateur as sc
+from secateur.zoo import models
+
+Row = dict[str, Any]  # name, ratio, bound, better ("higher" or "lower"), met
+ROUNDS = 7
+SECOND_OR_SO = 1.5
+
+
+def networks() -> dict[str, tuple[nn.Module, Tensor]]:
+    image = torch.zeros(1, 3, 224, 224)
+    names = ("resnet50", "densenet121", "efficientnet_b0")
+    found = {name: (zoo_nets.create(f"torchvision:{name}").eval(), image) for name in names}
+    return found | {"resnet110 (CIFAR)": (models.create("resnet110").eval(), torch.zeros(1, 3, 32, 32))}
+
+
+def theirs(model: nn.Module, image: Tensor) -> int:
+    import torch_pruning
+
+    graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=image)
+    return len(list(graph.get_all_groups(root_module_types=[nn.Conv2d, nn.Linear])))
+
+
+def ours(model: nn.Module, image: Tensor) -> sc.ChannelGraph:
+    return sc.trace(model, image)
+
+
+def seconds(act: Callable[[], Any]) -> float:
+    start = time.process_time()
+    act()
+    return time.process_time() - start
+
+
+def main() -> list[Row]:
+    """The rows: each a name, a measured ratio or time, the bound it must keep, and whether it does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch-pruning's, about parameters it does not know
+            return [row for name, (model, image) in networks().items() for row in rows(name, model, image)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def rows(name: str, model: nn.Module, image: Tensor) -> list[Row]:
+    mine, peer = [], []
+    for _ in range(ROUNDS):
+        mine.append(seconds(lambda: ours(model, image)))
+        peer.append(seconds(lambda: theirs(model, image)))
+    graph = ours(model, image)
+    plan = sc.Plan.of(graph, proof.random_keep(graph, seed=0))
+    cut = min(seconds(lambda: sc.prune(graph, plan)) for _ in range(ROUNDS))
+    ratio, total = min(mine) / min(peer), min(mine) + cut
+    return [
+        {
+            "name": f"graph of {name}: ours {min(mine):.2f} s, torch-pruning {min(peer):.2f} s",
+            "ratio": ratio,
+            "bound": 1.0,
+            "better": "lower",
+            "met": ratio <= 1.0,
+        },
+        {
+            "name": f"seconds to trace and prune {name} (prune alone {cut:.2f})",
+            "ratio": total,
+            "bound": SECOND_OR_SO,
+            "better": "lower",
+            "met": total <= SECOND_OR_SO,
+        },
+    ]
+
+
+if __name__ == "__main__":
+    for row in main():
+        print(f"{row['name']:75} {row['ratio']:.2f} (bound {row['bound']}) {'met' if row['met'] else 'NOT MET'}")

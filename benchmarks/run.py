@@ -1,0 +1,44 @@
+"""`make bench`: the ratios of every benchmark that is here, in one table; fails if a bound is not kept.
+
+    python benchmarks/run.py [graph] [training] [scoring] ...
+
+A benchmark is a module of this folder whose main() returns rows: name, ratio, bound, better ("higher" or "lower"), met.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))
+ORDER = ("graph", "training", "scoring", "deciding", "shipping")
+
+
+def present(wanted: list[str]) -> list[str]:
+    """The benchmarks asked for, or all that exist."""
+    unknown = [name for name in wanted if not (FOLDER / f"{name}.py").exists()]
+    if unknown:
+        raise SystemExit(f"no benchmark is called {unknown[0]}; there are {', '.join(present([]))}")
+    return wanted or [name for name in ORDER if (FOLDER / f"{name}.py").exists()]
+
+
+def main() -> int:
+    rows: list[dict[str, Any]] = []
+    for name in present(sys.argv[1:]):
+        start = time.perf_counter()
+        rows += importlib.import_module(f"benchmarks.{name}").main()
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+    width = max((len(row["name"]) for row in rows), default=0)
+    print(f"\n{'':{width}}  measured  bound")
+    for row in rows:
+        sign = ">=" if row["better"] == "higher" else "<="
+        print(f"{row['name']:{width}}  {row['ratio']:8.3f}  {sign} {row['bound']:<6} {'' if row['met'] else 'NOT MET'}")
+    return 0 if all(row["met"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
