@@ -87,6 +87,7 @@ def collect_maps(graph: ChannelGraph, loader: Batches, request: Request) -> tupl
     images, classes = int(sample.quotas.sum()), len(sample.quotas)
     sizes = [want.bytes(images, classes, request.whole) for want in wants]
     groups = list(_grouped(wants, sizes, request.memory))
+    kept = list(usable_classes(sample.quotas.tolist()))
     log.info("maps of %d images need %.2f GiB, in %d passes", images, sum(sizes) / GIB, len(groups))
 
     def found() -> Found:
@@ -97,16 +98,17 @@ def collect_maps(graph: ChannelGraph, loader: Batches, request: Request) -> tupl
                 {call: taps[tap.name] for call, tap in places.activations.items() if tap.name in names},
                 places.last_axis,
             )
-            yield from _gathered(graph, sample, chosen, group, request)
+            yield from _gathered(graph, sample, kept, chosen, group, request)
 
     return images, found()
 
 
-def _gathered(graph: ChannelGraph, sample: Sample, places: Places, group: Sequence[Want], request: Request) -> Found:
+def _gathered(
+    graph: ChannelGraph, sample: Sample, kept: list[int], places: Places, group: Sequence[Want], request: Request
+) -> Found:
     """One pass, for the wants of one group."""
-    kept = usable_classes(sample.quotas.tolist())
-    number = torch.full((len(sample.quotas),), -1)
-    number[list(kept)] = torch.arange(len(kept))
+    number = torch.full((len(sample.quotas),), -1)  # [K] class -> its number among those kept
+    number[kept] = torch.arange(len(kept))
     images = int(sample.quotas.sum())
     keepers: dict[str, list[Keeper]] = {}
     for want in group:

@@ -1,0 +1,113 @@
+"""What cannot be scored is refused in words, with the unit, batch or class concerned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import secateur as sc
+from secateur.errors import DataError, ScoreError, SecateurError
+from secateur.scoring import collect, score
+from tests import nets
+from tests.scoring.toys import batches, settled
+
+Batches = list[tuple[Any, Any]]
+
+
+def graph_of() -> sc.ChannelGraph:
+    return sc.trace(settled(nets.Chain()), torch.zeros(1, 3, 8, 8, dtype=torch.float64))
+
+
+def hooks(graph: sc.ChannelGraph) -> int:
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in graph.model.modules())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("metric", ["gsd", "mmd"])
+def test_nan_and_infinite_activations_name_unit_and_batch(bad: float, metric: str) -> None:
+    graph, images = graph_of(), batches()
+    images[2][0][1, 0, 3, 3] = bad
+    with pytest.raises(ScoreError, match=r"batch 2: activations of unit a:out that enter b are NaN"):
+        score(graph, images, metric)
+    assert hooks(graph) == 0
+
+
+def test_nan_gradients_name_layer_and_batch() -> None:
+    graph, images = graph_of(), batches()
+    images[1][0][0, 0, 0, 0] = float("nan")
+    with pytest.raises(ScoreError, match=r"batch 1: gradients at \w+ are NaN"):
+        score(graph, images, "fisher")
+
+
+def test_a_nan_in_one_unit_of_a_shared_tensor_is_found() -> None:
+    graph = sc.trace(settled(nets.Concat()), torch.zeros(1, 3, 8, 8, dtype=torch.float64))
+    with torch.no_grad():
+        graph.model.get_submodule("b").weight[2] = float("nan")
+    with pytest.raises(ScoreError, match="batch 0: activations of unit b:out that enter c"):
+        score(graph, batches())
+
+
+def relabelled(function: Any) -> Batches:
+    return [(x, function(y)) for x, y in batches()]
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        ([], "nothing to score with: the loader gave no images"),
+        ([(torch.zeros(0, 3, 8, 8, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))], "gave no images"),
+        (relabelled(lambda y: y.double()), "batch 0: labels should be integers"),
+        (relabelled(lambda y: y[:, None]), r"batch 0: labels should have the shape \[N\]"),
+        (relabelled(lambda y: y + 1), "batch 0 has labels from 1 to 5, but the model tells 5 classes apart"),
+        (relabelled(lambda y: y - 1), "batch 0 has labels from -1 to 3"),
+        (relabelled(lambda y: y[:-1]), "batch 0: the model should answer 6 labels"),
+        (relabelled(lambda y: y.tolist()), "labels should be a tensor"),
+        ([(x, y, y) for x, y in batches()], "batch 0 should be a pair"),
+        ([{"picture": x, "label": y} for x, y in batches()], "batch 0 is a dict with the keys"),
+    ],
+)
+@pytest.mark.parametrize("metric", ["gsd", "taylor"])
+def test_loaders_that_cannot_be_used(loader: Batches, words: str, metric: str) -> None:
+    graph = graph_of()
+    with pytest.raises(DataError, match=words):
+        score(graph, loader, metric)
+    assert hooks(graph) == 0
+
+
+def with_classes(counts: list[int]) -> list[tuple[Tensor, Tensor]]:
+    labels = torch.cat([torch.full((n,), k) for k, n in enumerate(counts)])
+    x, _ = batches(len(labels), len(labels))[0]
+    return [(x[i : i + 6], labels[i : i + 6]) for i in range(0, len(labels), 6)]
+
+
+def test_small_classes_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    graph = graph_of()
+    images = with_classes([8, 0, 6, 1, 5])
+    found = collect(graph, images)
+    assert found.classes == (0, 2, 4)
+    assert "left out of the scores: class 1 without images, class 3 with one image" in caplog.text
+    without = [(x[y != 3], y[y != 3]) for x, y in images]
+    for metric in ("gsd", "ttest", "di", "mmd"):
+        a, b = score(graph, images, metric), score(graph, without, metric)
+        np.testing.assert_allclose(a.values["a:out"], b.values["a:out"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("metric", ["gsd", "di"])
+@pytest.mark.parametrize("counts", [[9], [9, 1], [1, 1, 1, 1, 1]])
+def test_one_class_is_too_few(metric: str, counts: list[int]) -> None:
+    graph = graph_of()
+    with pytest.raises(ScoreError, match="need two classes with two images each"):
+        score(graph, with_classes(counts), metric)
+    assert hooks(graph) == 0
+
+
+def test_an_error_of_ours_is_always_a_secateur_error() -> None:
+    graph = graph_of()
+    with pytest.raises(SecateurError, match="gsd cannot be computed without images"):
+        score(graph)
+    with pytest.raises(SecateurError, match="read twice, not a generator"):
+        score(graph, (b for b in batches()), images=10)
