@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,10 @@ def load(folder: str | Path, model: nn.Module) -> nn.Module:
             f"{folder / MODEL_FILE} does not belong to {folder / PLAN_FILE} and {type(model).__name__}: "
             f"{_few('missing', missing)}{_few('extra', extra)}{_few('of another shape', sorted(other))}"
         )
-    pruned.load_state_dict(tensors)
+    # Modules with versioned state ask for the version they had: the one of this very class.
+    state = OrderedDict(tensors)
+    state._metadata = own._metadata  # type: ignore[attr-defined]
+    pruned.load_state_dict(state)
     return pruned
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from secateur.channels.cost import Cost, Layer, cost_of, find_layers
 from secateur.channels.discovery import Discovery, discover
 from secateur.channels.grouping import make_units
-from secateur.channels.plan import Plan
+from secateur.channels.plan import Plan, checked_indices
 from secateur.channels.rulebook import find_rule, is_pass_through
 from secateur.channels.tracing import Example, left_as_found
 from secateur.channels.units import Indices, Unit
@@ -93,7 +93,7 @@ class ChannelGraph:
                 raise PlanError(f"no unit is called {name!r}")
             unit = self.units[name]
             chosen = np.zeros(unit.width, dtype=bool)
-            chosen[list(kept)] = True
+            chosen[list(checked_indices(name, unit.width, kept))] = True
             most = max(1, int(np.bincount(unit.blocks[chosen], minlength=unit.granule).max()))
             for block in range(unit.granule):
                 inside = np.flatnonzero(unit.blocks == block)
@@ -108,7 +108,10 @@ class ChannelGraph:
     def keep_of(self, plan: Plan | Keep) -> Keep:
         """The kept channels of a plan, once it is sure that the plan is for this network."""
         if not isinstance(plan, Plan):
-            return plan
+            unknown = next((name for name in plan if name not in self.units), None)
+            if unknown is not None:
+                raise PlanError(f"no unit is called {unknown!r}")
+            return {name: checked_indices(name, self.units[name].width, kept) for name, kept in plan.items()}
         if plan.fingerprint != self.fingerprint:
             raise PlanError(f"the plan is for another network: {self._difference(plan)}")
         return plan.keep
@@ -136,14 +139,17 @@ class ChannelGraph:
             alive[numbers[read.get(reader, shared)[numbers]]] = True
         return Liveness(alive, {reader: mask & alive for reader, mask in read.items()})
 
-    def check_writers(self, keep: Keep) -> None:
-        """Every layer must be left with at least one filter."""
+    def check(self, keep: Keep) -> None:
+        """Raise PlanError unless the network can be cut so: every layer is left with a filter, every axis fits."""
+        from secateur.channels.surgery import check_plan
+
         for writer in self._writers_left_empty(keep):
             name, channel = self._any_channel_of(writer)
             raise PlanError(
                 f"{writer} would be left without outputs: nobody reads any of its channels. Keep one of them, "
                 f"for instance channel {channel} of unit {name!r}; graph.balance(keep) does that."
             )
+        check_plan(self, keep)
 
     def _writers_left_empty(self, keep: Keep) -> list[str]:
         alive = self.liveness(keep).alive

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from secateur.channels.discovery import Discovery
-from secateur.channels.labels import Balance
+from secateur.channels.record import Balance
 from secateur.channels.units import Indices, Kind, Reader, Unit, Writer
 
 
@@ -20,6 +21,7 @@ class Draft:
     reader: str | None
     kind: Kind
     blocks: Indices
+    name: str = ""
 
 
 def make_units(found: Discovery, streams: str) -> tuple[dict[str, Unit], dict[str, Indices], dict[int, str]]:
@@ -31,6 +33,7 @@ def make_units(found: Discovery, streams: str) -> tuple[dict[str, Unit], dict[st
     together = _draft_together(found, alone, held)
     together = _merge_across(together, found.balances, found.channels)
     drafts = [*together, *_draft_alone(found, alone)]
+    drafts = _named(drafts, found)
     kept = []
     for draft, balances in zip(drafts, _concerning(drafts, found), strict=True):
         reason = _set_blocks(draft, balances)
@@ -205,30 +208,49 @@ def _finer(a: Indices, b: Indices) -> Indices | None:
 # ------------------------------------------------------------------------------------------------ names and positions
 
 
+def _named(drafts: list[Draft], found: Discovery) -> list[Draft]:
+    """Drafts in the order in which the network reads them, with their names.
+
+    Drafts that turn out to be too narrow for a unit have names too: those of the others must not depend on that, or
+    the plans of two rounds would not compose.
+    """
+    turn = {name: i for i, name in enumerate(found.reads)}
+    readers, writers = _first_met(found.reads, found.channels), _first_met(found.writes, found.channels)
+    names = list(found.writes)
+
+    def first_read(draft: Draft) -> tuple[int, int]:
+        turn_of = turn[draft.reader] if draft.reader is not None else int(readers[draft.channels].min())
+        return turn_of, int(draft.channels[0])
+
+    taken: dict[str, int] = {}
+    ordered = sorted(drafts, key=first_read)
+    for draft in ordered:
+        base = f"{draft.reader}:in" if draft.reader is not None else f"{names[writers[draft.channels].min()]}:out"
+        taken[base] = taken.get(base, 0) + 1
+        draft.name = base if taken[base] == 1 else f"{base}.{taken[base]}"
+    return ordered
+
+
+def _first_met(vectors: Mapping[str, Indices], channels: int) -> Indices:
+    """[channels] number of the first layer that has the channel on its axis."""
+    first = np.full(channels, len(vectors), dtype=np.int64)
+    for i, vector in reversed(list(enumerate(vectors.values()))):
+        first[vector[vector >= 0]] = i
+    return first
+
+
 def _finish(found: Discovery, drafts: list[Draft]) -> tuple[dict[str, Unit], dict[str, Indices]]:
     reads = {name: _Places(vector, found.channels) for name, vector in found.reads.items()}
     writes = {name: _Places(vector, found.channels) for name, vector in found.writes.items()}
     units: dict[str, Unit] = {}
     numbers: dict[str, Indices] = {}
-    turn = {name: i for i, name in enumerate(found.reads)}  # units come in the order in which the network reads them
-
-    def first_read(draft: Draft) -> tuple[int, int]:
-        if draft.reader is not None:
-            return turn[draft.reader], int(draft.channels[0])
-        return min(turn[n] for n, p in reads.items() if p.count[draft.channels].any()), int(draft.channels[0])
-
-    for draft in sorted(drafts, key=first_read):
+    for draft in drafts:
         writers = tuple(Writer(name, *part) for name, p in writes.items() for part in p.of(draft.channels))
         deciding = reads if draft.reader is None else {draft.reader: reads[draft.reader]}
         readers = tuple(Reader(name, *part) for name, p in deciding.items() for part in p.of(draft.channels))
-        base = f"{draft.reader}:in" if draft.reader is not None else f"{writers[0].module}:out"
-        name, again = base, 1
-        while name in units:
-            again += 1
-            name = f"{base}.{again}"
         granule = int(draft.blocks.max(initial=0)) + 1
-        units[name] = Unit(name, len(draft.channels), granule, draft.kind, readers, writers, draft.blocks)
-        numbers[name] = draft.channels
+        units[draft.name] = Unit(draft.name, len(draft.channels), granule, draft.kind, readers, writers, draft.blocks)
+        numbers[draft.name] = draft.channels
     return units, numbers
 
 

@@ -115,6 +115,9 @@ def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
     """Put a new tensor in the place of the old one: a parameter stays a parameter, a buffer a buffer."""
     old: Tensor = getattr(layer, name)
     value = value.clone() if value.data_ptr() == old.data_ptr() else value
+    for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if old.dim() == dims and old.is_contiguous(memory_format=layout) and not old.is_contiguous():
+            value = value.contiguous(memory_format=layout)
     if name in layer._parameters:
         layer._parameters[name] = nn.Parameter(value, requires_grad=old.requires_grad)
     elif name in layer._buffers:

@@ -43,7 +43,7 @@ class Plan:
             name: _checked(unit, keep[name]) if name in keep else tuple(range(unit.width))
             for name, unit in graph.units.items()
         }
-        graph.check_writers(kept)
+        graph.check(kept)
         widths = {name: unit.width for name, unit in graph.units.items()}
         return cls(graph.fingerprint, graph.streams, graph.example_shapes, widths, kept)
 
@@ -103,12 +103,12 @@ class Plan:
                 data["example"],
                 {str(name): int(unit["width"]) for name, unit in units.items()},
                 {
-                    str(name): _checked_indices(str(name), int(unit["width"]), unit["keep"])
+                    str(name): checked_indices(str(name), int(unit["width"]), unit["keep"])
                     for name, unit in units.items()
                 },
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"not a whole plan: {error} is missing or of the wrong type") from error
+        except (KeyError, TypeError, AttributeError, ValueError, PlanError) as error:
+            raise FileError(f"not a whole plan: something is missing or wrong in it ({error})") from error
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -122,7 +122,7 @@ class Plan:
 
 
 def _checked(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
-    indices = _checked_indices(unit.name, unit.width, kept)
+    indices = checked_indices(unit.name, unit.width, kept)
     counts = np.bincount(unit.blocks[list(indices)], minlength=unit.granule)
     if len(set(counts.tolist())) > 1:
         fewest, most = int(counts.argmin()), int(counts.argmax())
@@ -134,7 +134,8 @@ def _checked(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
     return indices
 
 
-def _checked_indices(name: str, width: int, kept: Sequence[int]) -> tuple[int, ...]:
+def checked_indices(name: str, width: int, kept: Sequence[int]) -> tuple[int, ...]:
+    """Kept channels as an ascending tuple, once it is sure that they are channels of the unit, each named once."""
     array = np.asarray(kept)
     if array.size == 0:
         raise PlanError(f"unit {name!r} would keep none of its {width} channels; keep at least one")

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from secateur.channels import rules
-from secateur.channels.labels import Call, LabelPass, Rule
+from secateur.channels import moving, rules
+from secateur.channels.call import Call, Rule
 from secateur.channels.rules import CONVOLUTIONS, is_depthwise
+from secateur.channels.walk import LabelPass
 
 # --------------------------------------------------------------------------------------------- layers, by class
 
@@ -45,7 +46,7 @@ def _layers() -> dict[type, Rule]:
     table |= {getattr(nn, n): rules.norm_over_channels for n in _NORMS_OVER_CHANNELS.split() if hasattr(nn, n)}
     for dims, names in _SPATIAL_LAYERS.items():
         table |= {getattr(nn, name): rules.spatial(dims) for name in names.split() if hasattr(nn, name)}
-    table |= {nn.Flatten: rules.structural, nn.Softmax: rules.softmax, nn.LogSoftmax: rules.softmax}
+    table |= {nn.Flatten: moving.structural, nn.Softmax: rules.softmax, nn.LogSoftmax: rules.softmax}
     table |= {nn.Softmax2d: rules.norm_over_channels}
     return table
 
@@ -70,29 +71,29 @@ _STRUCTURAL = """
     ravel numpy_T adjoint
 """
 _CUTS: dict[str, Rule] = {
-    "cat": rules.concatenate,
-    "concat": rules.concatenate,
-    "concatenate": rules.concatenate,
-    "pad": rules.pad,
-    "getitem": rules.take,
-    "chunk": rules.chunk,
-    "tensor_split": rules.chunk,
-    "split": rules.split,
-    "unbind": rules.unbind,
-    "expand": rules.expand,
-    "repeat": rules.expand,
-    "tile": rules.expand,
-    "view": rules.reshape,
-    "reshape": rules.reshape,
-    "view_as": rules.reshape,
-    "reshape_as": rules.reshape,
+    "cat": moving.concatenate,
+    "concat": moving.concatenate,
+    "concatenate": moving.concatenate,
+    "pad": moving.pad,
+    "getitem": moving.take,
+    "chunk": moving.chunk,
+    "tensor_split": moving.chunk,
+    "split": moving.split,
+    "unbind": moving.unbind,
+    "expand": moving.expand,
+    "repeat": moving.expand,
+    "tile": moving.expand,
+    "view": moving.reshape,
+    "reshape": moving.reshape,
+    "view_as": moving.reshape,
+    "reshape_as": moving.reshape,
     "softmax": rules.softmax,
     "log_softmax": rules.softmax,
-    "size": rules.size_of,
-    "dim": rules.size_of,
-    "ndimension": rules.size_of,
-    "numel": rules.size_of,
-    "is_floating_point": rules.size_of,
+    "size": moving.size_of,
+    "dim": moving.size_of,
+    "ndimension": moving.size_of,
+    "numel": moving.size_of,
+    "is_floating_point": moving.size_of,
     "_assert": rules.nothing,
     "interpolate": rules.spatial(0),
     "upsample": rules.spatial(0),
@@ -108,7 +109,7 @@ def _names() -> dict[str, Rule]:
         (_COMBINE, rules.combine),
         (_ADD, rules.add),
         (_REDUCE, rules.reduce),
-        (_STRUCTURAL, rules.structural),
+        (_STRUCTURAL, moving.structural),
     ):
         table |= dict.fromkeys(names.split(), rule)
     table |= {f"{pool}{k}d": rules.spatial(k) for pool in _POOLS.split() for k in (1, 2, 3)}
@@ -130,10 +131,10 @@ def _functions(names: dict[str, Rule]) -> dict[Any, Rule]:
             plain = getattr(F, f"_{name}{k}d", None)
             if plain is not None:
                 table[plain] = rules.spatial(k)
-    table[getattr] = rules.size_of
-    table[torch.nn.functional.pad] = rules.pad
+    table[getattr] = moving.size_of
+    table[torch.nn.functional.pad] = moving.pad
     for function in (len, int, float, bool, max, min, math.ceil, math.floor, math.sqrt, round, abs, isinstance):
-        table[function] = rules.compute
+        table[function] = moving.compute
     return table
 
 
@@ -194,7 +195,7 @@ def find_rule(labels: LabelPass, node: fx.Node) -> Rule:
         return _OWN[target]
     rule = METHODS.get(str(target)) if node.op == "call_method" else FUNCTIONS.get(target)
     if rule is None and node.name in labels.traced.identities:
-        return rules.same  # without a rule, but eval mode hands its argument on as it is (stochastic depth)
+        return rules.handed_on  # without a rule, but eval mode hands its argument on as it is (stochastic depth)
     return rule or rules.unknown
 
 

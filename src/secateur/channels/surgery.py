@@ -17,12 +17,14 @@ from torch import nn
 
 from secateur.channels import layers
 from secateur.channels.graph import ChannelGraph, Keep, Liveness, Mask
-from secateur.channels.labels import LabelPass, Mismatch, Record, Replay, match, present, tensors_in
+from secateur.channels.labels import match, present, tensors_in
 from secateur.channels.plan import Plan
+from secateur.channels.record import Mismatch, Record, Replay
 from secateur.channels.rulebook import find_rule
 from secateur.channels.rules import is_depthwise
 from secateur.channels.selection import select, selection_of, unselect
-from secateur.channels.units import Indices
+from secateur.channels.units import Indices, Unit
+from secateur.channels.walk import LabelPass
 from secateur.errors import PlanError
 
 
@@ -32,11 +34,7 @@ def prune(graph: ChannelGraph, plan: Plan) -> nn.Module:
     Where a stream is read in part, the reader (or the batch norm in front of it, if that serves no one else) selects
     its channels. Names of the surviving parameters are unchanged.
     """
-    keep = graph.keep_of(plan)
-    try:
-        record, slices = _replay(graph, keep)
-    except Mismatch as error:
-        raise PlanError(f"the network cannot carry this plan out at {error.node.target}: {error}") from error
+    record, slices = _carried_out(graph, graph.keep_of(plan))
     model = _copy_except(graph.model, [*slices.mixing, *slices.passing])
     for name, selected in record.selected.items():
         if selected.everything:
@@ -55,6 +53,22 @@ def prune(graph: ChannelGraph, plan: Plan) -> nn.Module:
         layers.shrink_parameter(model, name, index)
     _own_parameters(model, graph.model, [*slices.mixing, *slices.passing])
     return model
+
+
+def check_plan(graph: ChannelGraph, keep: Keep) -> None:
+    """Raise PlanError unless the network can carry out what is to be kept."""
+    _carried_out(graph, keep)
+
+
+def _carried_out(graph: ChannelGraph, keep: Keep) -> tuple[Record, _Slices]:
+    try:
+        return _replay(graph, keep)
+    except Mismatch as error:
+        where = getattr(error.node.target, "__name__", str(error.node.target))
+        raise PlanError(
+            f"the network cannot carry this plan out at {where}: {error}. Units that are cut down to a single "
+            "channel are the usual cause; keep two."
+        ) from error
 
 
 def _copy_except(model: nn.Module, names: list[str]) -> nn.Module:
@@ -173,7 +187,8 @@ def prove(graph: ChannelGraph) -> ChannelGraph:
         if not graph.units:
             return graph
         try:
-            _replay(graph, {name: _probe(unit.blocks, unit.granule) for name, unit in graph.units.items()})
+            for stagger in (0, 1):
+                _replay(graph, {name: _probe(unit, stagger) for name, unit in graph.units.items()})
         except Mismatch as error:
             graph = _hold(graph, error)
         else:
@@ -181,11 +196,11 @@ def prove(graph: ChannelGraph) -> ChannelGraph:
     raise PlanError("the channels of this network cannot be told apart")  # pragma: no cover
 
 
-def _probe(blocks: Indices, granule: int) -> list[int]:
-    """Drop the first half of each block, which shifts everything behind it."""
+def _probe(unit: Unit, stagger: int) -> list[int]:
+    """Drop half of each block: the first half, which shifts everything behind it, or another half in each block."""
     kept = []
-    for block in range(granule):
-        inside = np.flatnonzero(blocks == block)
+    for block in range(unit.granule):
+        inside = np.roll(np.flatnonzero(unit.blocks == block), -stagger * block)
         kept += inside[len(inside) // 2 :].tolist()
     return sorted(kept)
 

@@ -39,7 +39,7 @@ class Traced:
     graph: fx.Graph
     shapes: Mapping[str, Shapes]  # node name -> shape(s) of its value
     constants: Mapping[str, Any]  # placeholders that the example leaves at their default
-    identities: frozenset[str]  # nodes that returned their first argument itself
+    identities: frozenset[str]  # nodes that returned their first argument itself, unchanged
     guards: frozenset[str]  # nodes whose plain value the model's code has looked at
     calls: Mapping[str, int]  # module name -> how often it is called
 
@@ -104,11 +104,13 @@ class _ValueTracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Proxy:
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        first = _value_of(args[0]) if kind.startswith("call") and args else None
+        written = first._version if isinstance(first, Tensor) else None
         value = self._compute(kind, target, args, kwargs)
         proxy.value = value  # type: ignore[attr-defined]
         name = proxy.node.name
         self.shapes[name] = tree_map(lambda v: v.shape if isinstance(v, Tensor) else None, value)
-        if isinstance(value, Tensor) and kind.startswith("call") and args and value is _value_of(args[0]):
+        if isinstance(first, Tensor) and value is first and first._version == written:
             self.identities.add(name)
         return proxy
 
