@@ -14,8 +14,8 @@ setup: .venv/.ready  ## make .venv and install secateur and its tools under cons
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: .venv/.ready   ## the main job on a built-in network
-	.venv/bin/secateur inspect resnet20
+demo: .venv/.ready   ## the main job: train, prune and retrain a small network on scikit-learn's digits
+	.venv/bin/secateur prune
 
 test: .venv/.ready   ## the tests
 	$(PY) -m pytest -m "not zoo"
