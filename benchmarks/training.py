@@ -51,7 +51,7 @@ def _rows() -> list[Row]:
     rows = [_row("training: images/s of fit / of a bare loop", bare / ours, 0.95, "higher")]
     rows += _augmentation(bare / STEPS)
     one = batches[:1]
-    ours, bare = _turn_about(lambda: evaluate(model, one), lambda: _bare_evaluation(model, one), 2 * ROUNDS)
+    ours, bare = _turn_about(lambda: evaluate(model, one), lambda: _bare_evaluation(model, one), 4 * ROUNDS)
     rows.append(_row("evaluation: images/s of evaluate / of a bare loop", bare / ours, 0.95, "higher"))
     return rows
 
