@@ -22,7 +22,7 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from secateur.channels.graph import ChannelGraph
-from secateur.deciding.staged import Staged, never_in_place
+from secateur.deciding.staged import Staged
 from secateur.errors import DataError, DecideError
 from secateur.measuring.batches import Batches, call, check_range, device_of, logits_of, move, unpack
 from secateur.scoring.together import add_up
@@ -80,16 +80,15 @@ def judge_all(
     sums = np.zeros((len(trials), 2))
     images = 0
     total = _length(holdout)
-    with never_in_place(graph.model):
-        for number, (inputs, labels) in enumerate(_batches(graph, holdout)):
-            if number == 0:
-                staged.agrees(inputs)
-            logits = staged.whole(inputs)
-            check_range(labels.cpu(), logits, number)
-            base.append(_answers(logits, labels))
-            images += len(labels)
-            step = _advance(progress, number * len(trials), (total or number + 1) * len(trials))
-            sums += _shared(trials, lambda trial: _sums(staged.without(trial.unit, trial.kept), labels), step)  # noqa: B023
+    for number, (inputs, labels) in enumerate(_batches(graph, holdout)):
+        if number == 0:
+            staged.agrees(inputs)
+        logits = staged.whole(inputs)
+        check_range(labels.cpu(), logits, number)
+        base.append(_answers(logits, labels))
+        images += len(labels)
+        step = _advance(progress, number * len(trials), (total or number + 1) * len(trials))
+        sums += _shared(trials, lambda trial: _sums(staged.without(trial.unit, trial.kept), labels), step)  # noqa: B023
     if not base:
         raise DataError("the held-out loader gave no images; pass at least one batch of (images, labels)")
     whole = _Answers(*(np.concatenate([getattr(b, f) for b in base]) for f in ("right", "loss", "margin")))
@@ -120,24 +119,23 @@ def race(
     state = _Race(base.value(measure), len(trials), k, confidence, tolerance, seed)
     staged = Staged(graph)
     losses = np.zeros(len(trials))
-    with never_in_place(graph.model):
-        for number, chunk in enumerate(chunks):
-            inputs, labels = _pick(graph, loader, chunk)
-            if number == 0:
-                staged.agrees(inputs)
-            staged.whole(inputs)
-            active = state.active()
+    for number, chunk in enumerate(chunks):
+        inputs, labels = _pick(graph, loader, chunk)
+        if number == 0:
+            staged.agrees(inputs)
+        staged.whole(inputs)
+        active = state.active()
 
-            def answer(trial: Trial) -> Floats:
-                got = _answers(staged.without(trial.unit, trial.kept), labels)  # noqa: B023
-                return np.stack([got.value(measure), got.loss])
+        def answer(trial: Trial) -> Floats:
+            got = _answers(staged.without(trial.unit, trial.kept), labels)  # noqa: B023
+            return np.stack([got.value(measure), got.loss])
 
-            step = _advance(progress, number * len(trials), len(chunks) * len(trials))
-            got = _shared([trials[i] for i in active], answer, step, (2, len(labels)))
-            losses[active] += (got[:, 1] - base.loss[np.sort(chunk)]).sum(axis=1)
-            state.add(active, got[:, 0], np.sort(chunk))
-            if state.settled():
-                break
+        step = _advance(progress, number * len(trials), len(chunks) * len(trials))
+        got = _shared([trials[i] for i in active], answer, step, (2, len(labels)))
+        losses[active] += (got[:, 1] - base.loss[np.sort(chunk)]).sum(axis=1)
+        state.add(active, got[:, 0], np.sort(chunk))
+        if state.settled():
+            break
     if progress is not None:
         progress(1, 1)
     return _results(base, state, losses, measure)

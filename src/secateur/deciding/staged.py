@@ -1,18 +1,19 @@
 """Many small changes to one network, each evaluated without computing again what stands in front of it.
 
 A batch runs once through the whole traced graph, and every value is kept. To see what the network says when one unit
-has lost channels, only the calls that depend on the unit's readers run again.
+has lost channels, only the calls that depend on the unit's readers run again. Calls that overwrite their input are
+found on the first batch and run on a copy from then on. Where that would not be the same (the overwritten value is
+used again), and where the trace only fits the example's batch size, the model itself runs instead.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.channels.graph import ChannelGraph, Keep
 from secateur.channels.zero import zeroed
@@ -24,6 +25,7 @@ _IN_PLACE: dict[Any, Any] = {
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }
+_MISFITS = (RuntimeError, TypeError, ValueError, KeyError)  # what a trace raises on a batch that it does not fit
 
 
 class Staged:
@@ -36,43 +38,55 @@ class Staged:
         self._again = self._dependents()
         self._done_with = {unit: _last_uses(nodes) for unit, nodes in self._again.items()}
         self._values: dict[fx.Node, Any] = {}
+        self._overwriting: set[fx.Node] = set()
         self._inputs: Any = None
         self._plain = False
+
+    def agrees(self, images: Any) -> bool:
+        """Whether the trace can stand for the model on these images; if not, the model itself runs from then on.
+
+        To be asked on the first batch.
+        """
+        try:
+            self._overwriting = self._find_overwriting(images)
+            got = self._run(self._nodes, self._start(images))
+        except (_Shared, *_MISFITS):
+            got = torch.zeros(0)
+        want = logits_of(call(self.graph.model, tree_map(_copy, images)))
+        same = got.shape == want.shape and bool(torch.allclose(got, want, atol=1e-4, rtol=1e-3))
+        self._plain = not same
+        return same
 
     def whole(self, images: Any) -> Tensor:
         """Logits of the whole network; what it computed on the way is kept for `without`."""
         self._inputs, self._values = images, {}
         if not self._plain:
-            self._values = self._start(images)
             try:
+                self._values = self._start(images)
                 return self._run(self._nodes, self._values)
-            except (RuntimeError, TypeError, ValueError, KeyError):
-                self._plain = True  # the trace has the example's batch size in it: run the model itself instead
-        self._values = {}
-        return logits_of(call(self.graph.model, images))
+            except _MISFITS:
+                self._plain, self._values = True, {}
+        return self._by_the_model()
 
     def without(self, unit: str, kept: list[int]) -> Tensor:
         """Logits on the same images when `unit` keeps only these channels."""
         keep: Keep = {unit: kept}
         with zeroed(self.graph, keep):
             if self._plain:
-                return logits_of(call(self.graph.model, self._inputs))
+                return self._by_the_model()
             return self._run(self._again[unit], dict(self._values), self._done_with[unit])
 
-    def agrees(self, images: Any) -> bool:
-        """Whether the kept trace gives what the model itself gives; where not, the model itself runs from then on."""
-        same = bool(torch.allclose(self.whole(images), logits_of(call(self.graph.model, images)), atol=1e-4, rtol=1e-3))
-        self._plain = self._plain or not same
-        return same
+    def _by_the_model(self) -> Tensor:
+        return logits_of(call(self.graph.model, tree_map(_copy, self._inputs)))  # it may overwrite its input
 
     def _dependents(self) -> dict[str, list[fx.Node]]:
         """unit -> the calls that depend on what its readers say, in order."""
         order = {node: i for i, node in enumerate(self._nodes)}
-        called = {str(n.target): n for n in self._nodes if n.op == "call_module"}
         again = {}
         for name, unit in self.graph.units.items():
             reached: set[fx.Node] = set()
-            waiting = [called[reader.module] for reader in unit.readers]
+            readers = {reader.module for reader in unit.readers}
+            waiting = [n for n in self._nodes if n.op == "call_module" and str(n.target) in readers]
             while waiting:
                 node = waiting.pop()
                 if node not in reached:
@@ -116,20 +130,50 @@ class Staged:
         raise RuntimeError("the graph has no output")
 
     def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        target: Any = node.target
+        if node in self._overwriting:  # a kept value must stay what it was
+            if target in _IN_PLACE:
+                return _IN_PLACE[target](*args, **kwargs)
+            args, kwargs = tree_map(_copy, (args, kwargs))
         if node.op == "call_module":
             return self._modules[node](*args, **kwargs)
         if node.op == "get_attr":
-            owner, _, attribute = str(node.target).rpartition(".")
+            owner, _, attribute = str(target).rpartition(".")
             return getattr(self.graph.model.get_submodule(owner), attribute)
         if node.op == "call_method":
-            name = str(node.target)
-            if name.endswith("_") and not name.startswith("_"):  # a kept value must stay what it was
-                args = (args[0].clone(), *args[1:])
-            return getattr(args[0], name)(*args[1:], **kwargs)
-        target: Any = node.target
-        if kwargs.get("inplace"):
-            kwargs = {**kwargs, "inplace": False}
-        return _IN_PLACE.get(target, target)(*args, **kwargs)
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        return target(*args, **kwargs)
+
+    def _find_overwriting(self, images: Any) -> set[fx.Node]:
+        """Calls that overwrite one of their arguments; _Shared where somebody reads the same memory afterwards."""
+        values = self._start(tree_map(_copy, images))
+        order = {node: i for i, node in enumerate(self._nodes)}
+        found: dict[fx.Node, set[int]] = {}  # call -> memory that it writes to
+        for node in self._nodes:
+            if node.op not in ("placeholder", "output"):
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                before = [(x, x._version) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+                values[node] = self._call(node, args, kwargs)
+                written = {_memory(x) for x, version in before if x._version != version}
+                if written:
+                    found[node] = written
+            for used in node.all_input_nodes:
+                here = {_memory(x) for x in tree_leaves(values[used]) if isinstance(x, Tensor)}
+                if any(order[used] < order[w] < order[node] and here & memory for w, memory in found.items()):
+                    raise _Shared
+        return set(found)
+
+
+class _Shared(Exception):
+    """A value that was overwritten is used again, so the order of calls matters."""
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
@@ -144,16 +188,3 @@ def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     for used, node in last.items():
         spent.setdefault(node, []).append(used)
     return spent
-
-
-@contextmanager
-def never_in_place(model: nn.Module) -> Iterator[None]:
-    """Activations that overwrite their input leave it alone for a while."""
-    changed = [module for module in model.modules() if getattr(module, "inplace", False) is True]
-    try:
-        for module in changed:
-            module.inplace = False  # type: ignore[assignment]
-        yield
-    finally:
-        for module in changed:
-            module.inplace = True  # type: ignore[assignment]
