@@ -1,0 +1,185 @@
+"""How fast models are, side by side: every model in every engine, turn about in one run, beside their MACs."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from secateur.channels.graph import trace
+from secateur.channels.selection import selection_of
+from secateur.errors import ModelError, RunError, TraceError
+from secateur.measuring.keeping import evaluating
+from secateur.measuring.latency import Runner, Timing, latency
+from secateur.shipping.export import export
+from secateur.shipping.sessions import onnx_session, run_session
+
+Engine = Literal["eager", "compile", "onnx"]
+ENGINES: tuple[Engine, ...] = ("eager", "compile", "onnx")
+PROFILED = 3  # forwards that are profiled
+KINDS = {  # what an operation of PyTorch is counted as
+    "selection": ("aten::index_select",),
+    "convolution": (
+        "aten::mkldnn_convolution",
+        "aten::_slow_conv2d_forward",
+        "aten::thnn_conv2d",
+        "aten::_convolution",
+    ),
+    "batch norm": ("aten::native_batch_norm", "aten::_native_batch_norm_legit_no_training", "aten::batch_norm"),
+    "activation": ("aten::clamp_min", "aten::relu", "aten::relu_", "aten::clamp_min_", "aten::hardtanh", "aten::silu"),
+    "addition": ("aten::add", "aten::add_"),
+    "linear": ("aten::addmm", "aten::mm", "aten::linear"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model in one engine at one batch size."""
+
+    model: str
+    engine: Engine
+    timing: Timing
+    speedup: float  # times as fast as the first model in the same engine at the same batch size
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a model costs on paper, and where its time goes in eager mode at the largest batch size."""
+
+    macs: int | None  # of one image; None where the network cannot be traced
+    selections: int  # layers that select their channels
+    shares: Mapping[str, float]  # kind of operation -> share of the time, largest first
+
+
+@dataclass(frozen=True)
+class Benched:
+    """The result of `bench`."""
+
+    rows: tuple[Row, ...]
+    sizes: Mapping[str, Size]
+    threads: int
+    notes: tuple[str, ...]  # engines that a model could not run in, and why
+
+    def best(self, model: str, batch: int) -> Row:
+        """The model's row of the highest throughput at this batch size."""
+        rows = [row for row in self.rows if row.model == model and row.timing.batch_size == batch]
+        if not rows:
+            raise RunError(f"{model!r} was not measured at batch size {batch}")
+        return min(rows, key=lambda row: row.timing.median)
+
+
+def bench(
+    models: Mapping[str, nn.Module],
+    example: Tensor,
+    batches: Sequence[int] = (1, 64),
+    engines: Sequence[Engine] = ENGINES,
+    *,
+    rounds: int = 20,
+    progress: Callable[[int, int], None] | None = None,
+) -> Benched:
+    """Median latency and its spread of each model in each engine at each batch size, on the CPU or where the model is.
+
+    All runs are interleaved: whatever else the machine does meets all of them alike, so the ratios hold where the
+    figures do not. The first model is what the others are compared with. An engine that cannot take a model is noted.
+    """
+    unknown = [engine for engine in engines if engine not in ENGINES]
+    if unknown or not engines or not models:
+        raise RunError(f"expected models and engines out of {', '.join(ENGINES)}; got {list(models)}, {list(engines)}")
+    if not isinstance(example, Tensor) or example.dim() < 2:
+        raise RunError("the example should be a batch of images [N, C, H, W]; models with several inputs are not timed")
+    notes: list[str] = []
+    with _runners(models, example, engines, notes) as runners:
+        timings = latency(
+            {_key(name, engine): runner for (name, engine), runner in runners.items()},
+            example,
+            batch_sizes=batches,
+            rounds=rounds,
+            progress=progress,
+        )
+        rows = _rows(timings, list(runners))
+    sizes = {name: _size(model, example, max(batches)) for name, model in models.items()}
+    return Benched(tuple(rows), sizes, torch.get_num_threads(), tuple(notes))
+
+
+def _key(name: str, engine: str) -> str:
+    return f"{name}\n{engine}"
+
+
+@contextmanager
+def _runners(
+    models: Mapping[str, nn.Module], example: Tensor, engines: Sequence[Engine], notes: list[str]
+) -> Iterator[dict[tuple[str, Engine], Runner]]:
+    """(model, engine) -> something that takes a batch. ONNX files live as long as the block."""
+    found: dict[tuple[str, Engine], Runner] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, model) in enumerate(models.items()):
+            for engine in engines:
+                try:
+                    found[name, engine] = _runner(model, engine, example, Path(folder) / f"{number}.onnx")
+                except ModelError as error:
+                    notes.append(f"{name} does not run in {engine}: {error}")
+        if not found:
+            raise RunError(f"no model runs in any of the engines: {'; '.join(notes)}")
+        yield found
+
+
+def _runner(model: nn.Module, engine: Engine, example: Tensor, path: Path) -> Runner:
+    if engine == "eager":
+        return model
+    if engine == "onnx":
+        export(model, example, path)
+        session = onnx_session(path)
+        return lambda batch: run_session(session, batch)
+    compiled: Any = torch.compile(model)
+    try:
+        with evaluating(model), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compiled(example)
+    except Exception as error:
+        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelError(f"torch.compile failed: {said}") from error
+    return compiled  # type: ignore[no-any-return]
+
+
+def _rows(timings: Sequence[Timing], runners: Sequence[tuple[str, Engine]]) -> list[Row]:
+    by_key = {(*t.name.split("\n"), t.batch_size): t for t in timings}
+    first = runners[0][0]
+    rows = []
+    for (name, engine, size), timing in by_key.items():
+        against = by_key.get((first, engine, size))
+        speedup = against.median / timing.median if against is not None else float("nan")
+        rows.append(Row(name, engine, timing, speedup))  # type: ignore[arg-type]
+    return rows
+
+
+def _size(model: nn.Module, example: Tensor, batch: int) -> Size:
+    try:
+        macs = trace(model, example[:1]).macs
+    except TraceError:
+        macs = None
+    selections = sum(selection_of(module) is not None for module in model.modules())
+    return Size(macs, selections, _shares(model, example, batch))
+
+
+def _shares(model: nn.Module, example: Tensor, batch: int) -> dict[str, float]:
+    """Kind of operation -> share of the time of a forward in eager mode."""
+    images = example.repeat(-(-batch // len(example)), *[1] * (example.dim() - 1))[:batch]
+    with evaluating(model), torch.no_grad():
+        model(images)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(PROFILED):
+                model(images)
+    kinds = {operation: kind for kind, operations in KINDS.items() for operation in operations}
+    spent: dict[str, float] = {}
+    for event in profile.key_averages():
+        kind = kinds.get(event.key, "other")
+        spent[kind] = spent.get(kind, 0.0) + event.self_cpu_time_total
+    total = sum(spent.values()) or 1.0
+    return {kind: spent[kind] / total for kind in sorted(spent, key=spent.__getitem__, reverse=True)}

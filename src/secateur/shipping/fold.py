@@ -1,0 +1,103 @@
+"""Batch norm folded into the layer in front of it: the same function with fewer operations."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten
+
+from secateur.channels.rulebook import is_leaf
+from secateur.channels.tracing import Example, Traced, as_call, left_as_found, trace_calls
+from secateur.channels.trust import opaque_layers
+from secateur.errors import ModelError
+
+FOLDING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+TOLERANCE = 1e-5  # of the largest output
+
+
+@torch.no_grad()
+def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
+    """A copy in which each batch norm that directly follows a conv or linear layer is part of that layer:
+
+        W' = W g / sqrt(var + eps),    b' = (b - mean) g / sqrt(var + eps) + beta
+
+    The norm's place is taken by an Identity. It is for inference: the copy is in eval mode. Norms that follow anything
+    else, or layers whose output others read too, stay. Raises ModelError if the outputs on the example differ by more
+    than 1e-5 of the largest one.
+    """
+    with left_as_found(model):
+        traced = trace_calls(model, example, is_leaf)
+        opaque = opaque_layers(traced)
+    folded = copy.deepcopy(model).eval()
+    for layer_name, norm_name in _pairs(traced):
+        if layer_name in opaque or norm_name in opaque:
+            continue  # its weights are shared or computed: not ours to change
+        _fold(folded.get_submodule(layer_name), folded.get_submodule(norm_name))
+        _replace(folded, norm_name, nn.Identity())
+    _check(model, folded, example)
+    return folded
+
+
+def _pairs(traced: Traced) -> list[tuple[str, str]]:
+    """Names of layers and the batch norms that alone read their output."""
+    return [
+        (str(node.target), str(user.target))
+        for node in traced.graph.nodes
+        if (user := _norm_behind(traced, node)) is not None
+    ]
+
+
+def _norm_behind(traced: Traced, node: fx.Node) -> fx.Node | None:
+    if node.op != "call_module" or len(node.users) != 1:
+        return None
+    user = next(iter(node.users))
+    if user.op != "call_module" or traced.calls[str(node.target)] != 1 or traced.calls[str(user.target)] != 1:
+        return None
+    layer, norm = traced.module(node), traced.module(user)
+    if not isinstance(layer, FOLDING) or not isinstance(norm, nn.modules.batchnorm._BatchNorm):
+        return None
+    # A linear layer has its channels last and a norm on more than two axes its own second: only then are they the same.
+    flat = not isinstance(layer, nn.Linear) or len(traced.shapes[node.name]) == 2
+    hooked = layer._forward_hooks or norm._forward_pre_hooks or norm._forward_hooks
+    return user if flat and not hooked and norm.running_mean is not None else None
+
+
+def _fold(layer: Any, norm: Any) -> None:
+    one = torch.ones_like(norm.running_var)
+    gain = (one if norm.weight is None else norm.weight).double() / torch.sqrt(norm.running_var.double() + norm.eps)
+    before = 0.0 if layer.bias is None else layer.bias.double()
+    bias = (before - norm.running_mean.double()) * gain + (0.0 if norm.bias is None else norm.bias.double())
+    weight = layer.weight.double() * gain.view(-1, *[1] * (layer.weight.dim() - 1))
+    trains = layer.weight.requires_grad
+    layer.weight = nn.Parameter(weight.to(layer.weight.dtype), requires_grad=trains)
+    layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=trains)
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    owner, _, attribute = name.rpartition(".")
+    model.get_submodule(owner)._modules[attribute] = module.eval()
+
+
+def _check(model: nn.Module, folded: nn.Module, example: Example) -> None:
+    args, kwargs = as_call(example)
+    with left_as_found(model):
+        model.eval()
+        want = tree_flatten(model(*args, **kwargs))[0]
+    got = tree_flatten(folded(*args, **kwargs))[0]
+    error = relative_error(want, got)
+    if not error <= TOLERANCE:
+        raise ModelError(
+            f"folding the batch norms of {type(model).__name__} changes its output by {error:.1e} of the largest "
+            f"value, more than {TOLERANCE:g}; one of its layers does not act like its class. Export it without folding."
+        )
+
+
+def relative_error(want: list[Any], got: list[Any]) -> float:
+    """The largest difference of two lists of outputs, against the largest value of each output."""
+    pairs = [(w, g) for w, g in zip(want, got, strict=True) if isinstance(w, Tensor)]
+    return max(
+        (float((w - g).abs().max() / w.abs().max().clamp(min=1e-30)) for w, g in pairs if w.numel()), default=0.0
+    )
