@@ -40,6 +40,14 @@ class Discovery:
     held: dict[int, str]  # channel -> why it must stay
     balances: tuple[Balance, ...]  # blocks hold channel numbers
 
+    @property
+    def depends_on_widths(self) -> bool:
+        """Whether anything in the network asks how many channels there are: only then can a plan fail to fit."""
+        asks = (node for node in self.traced.graph.nodes if node.op.startswith("call"))
+        return bool(self.balances or self.traced.guards or self.record.failed) or any(
+            not tensors_in(self.record.values[node.name]) for node in asks
+        )
+
 
 def discover(model: nn.Module, example: Example) -> Discovery:
     """Trace the network and follow its channels. To be called inside `left_as_found(model)`."""

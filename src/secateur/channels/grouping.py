@@ -240,36 +240,51 @@ def _first_met(vectors: Mapping[str, Indices], channels: int) -> Indices:
 
 
 def _finish(found: Discovery, drafts: list[Draft]) -> tuple[dict[str, Unit], dict[str, Indices]]:
-    reads = {name: _Places(vector, found.channels) for name, vector in found.reads.items()}
-    writes = {name: _Places(vector, found.channels) for name, vector in found.writes.items()}
+    reads, writes = _Places(found.reads, found.channels), _Places(found.writes, found.channels)
     units: dict[str, Unit] = {}
     numbers: dict[str, Indices] = {}
+    same: dict[bytes, tuple[Writer, ...]] = {}  # readers of one stream share its writers
     for draft in drafts:
-        writers = tuple(Writer(name, *part) for name, p in writes.items() for part in p.of(draft.channels))
-        deciding = reads if draft.reader is None else {draft.reader: reads[draft.reader]}
-        readers = tuple(Reader(name, *part) for name, p in deciding.items() for part in p.of(draft.channels))
+        key = draft.channels.tobytes()
+        if key not in same:
+            same[key] = tuple(Writer(*part) for part in writes.of(draft.channels))
+        readers = tuple(Reader(*part) for part in reads.of(draft.channels, draft.reader))
         granule = int(draft.blocks.max(initial=0)) + 1
-        units[draft.name] = Unit(draft.name, len(draft.channels), granule, draft.kind, readers, writers, draft.blocks)
+        width = len(draft.channels)
+        units[draft.name] = Unit(draft.name, width, granule, draft.kind, readers, same[key], draft.blocks)
         numbers[draft.name] = draft.channels
     return units, numbers
 
 
 class _Places:
-    """Where a layer's axis carries which channel."""
+    """Where the axes of layers carry which channel."""
 
-    def __init__(self, vector: Indices, channels: int) -> None:
-        self.positions = np.flatnonzero(vector >= 0)
-        numbers = vector[self.positions]
-        order = np.argsort(numbers, kind="stable")
-        self.positions = self.positions[order]
-        self.count = np.bincount(numbers, minlength=channels)
-        self.start = np.cumsum(self.count) - self.count
+    def __init__(self, vectors: Mapping[str, Indices], channels: int) -> None:
+        self.names = list(vectors)
+        empty = np.zeros(0, dtype=np.int64)
+        layer = np.repeat(np.arange(len(vectors)), [len(v) for v in vectors.values()])
+        position = np.concatenate([empty, *(np.arange(len(v)) for v in vectors.values())])
+        channel = np.concatenate([empty, *vectors.values()])
+        order = np.argsort(channel, kind="stable")[int((channel < 0).sum()) :]  # by channel, then layer and position
+        self.layer, self.position = layer[order], position[order]
+        count = np.bincount(channel[order], minlength=channels)
+        self.end = np.cumsum(count)
+        self.start = self.end - count
 
-    def of(self, channels: Indices) -> list[tuple[Indices, Indices]]:
-        """(which of `channels` are here, their positions [n, m]), one entry for each number of times m."""
-        times = self.count[channels]
+    def of(self, channels: Indices, only: str | None = None) -> list[tuple[str, Indices, Indices]]:
+        """(layer, which of `channels` it has, their positions [n, m]), one for each layer and number of times m."""
+        lengths = self.end[channels] - self.start[channels]
+        rows = np.arange(lengths.sum()) + np.repeat(self.start[channels] - np.cumsum(lengths) + lengths, lengths)
+        mine = np.repeat(np.arange(len(channels)), lengths)
+        layer, position = self.layer[rows], self.position[rows]
+        wanted = np.unique(layer) if only is None else [self.names.index(only)]
         parts = []
-        for m in np.unique(times[times > 0]):
-            here = np.flatnonzero(times == m)
-            parts.append((here, self.positions[self.start[channels[here]][:, None] + np.arange(m)]))
+        for number in wanted:
+            inside = layer == number
+            count = np.bincount(mine[inside], minlength=len(channels))
+            here = np.flatnonzero(count)
+            times, at = count[here], position[inside]
+            for m in sorted(set(times.tolist())):
+                some = np.repeat(times == m, times)
+                parts.append((self.names[number], here[times == m], at[some].reshape(-1, m)))
         return parts

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from secateur.channels.units import Indices
 
@@ -42,8 +42,11 @@ def along(vector: Tensor, shape: torch.Size | tuple[int, ...], dim: int) -> Tens
 
 def compact(labels: Tensor) -> Tensor:
     """The same labels with size 1 along every dimension that is expanded."""
-    for dim in range(labels.dim()):
-        if labels.size(dim) > 1 and labels.stride(dim) == 0:
+    strides = labels.stride()
+    if 0 not in strides:
+        return labels
+    for dim, (size, stride) in enumerate(zip(labels.shape, strides, strict=True)):
+        if stride == 0 and size > 1:
             labels = labels.narrow(dim, 0, 1)
     return labels
 
@@ -67,7 +70,13 @@ def present(labels: Tensor) -> Indices:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """The label tensors in a nested value."""
-    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return []
+    return [tensor for part in value for tensor in tensors_in(part)]
 
 
 def broadcast_shape(a: torch.Size, b: torch.Size) -> torch.Size:

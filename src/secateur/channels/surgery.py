@@ -118,7 +118,7 @@ def _wanted(graph: ChannelGraph, live: Liveness) -> dict[str, Indices]:
     found = graph.found
     modules = {graph.selections[reader]: reader for reader in live.read}
     for name in found.traced.calls:
-        if selection_of(graph.model.get_submodule(name)) is not None:
+        if selection_of(found.traced.modules[name]) is not None:
             modules.setdefault(name, graph.selections_by_member.get(name, name))
     wanted = {}
     for module, reader in modules.items():
@@ -184,10 +184,11 @@ def _all(index: Indices, before: Indices) -> bool:
 def prove(graph: ChannelGraph) -> ChannelGraph:
     """Try a plan that takes something from every unit; what the network cannot carry out is held, with the reason."""
     for _ in range(1000):
-        if not graph.units:
+        if not graph.units or not graph.found.depends_on_widths:
             return graph
         try:
-            for stagger in (0, 1):
+            uneven = any(unit.granule > 1 for unit in graph.units.values())
+            for stagger in (0, 1) if uneven else (0,):
                 _replay(graph, {name: _probe(unit, stagger) for name, unit in graph.units.items()})
         except Mismatch as error:
             graph = _hold(graph, error)

@@ -42,10 +42,11 @@ class Traced:
     identities: frozenset[str]  # nodes that returned their first argument itself, unchanged
     guards: frozenset[str]  # nodes whose plain value the model's code has looked at
     calls: Mapping[str, int]  # module name -> how often it is called
+    modules: Mapping[str, nn.Module]  # module name -> module, for all that are called
 
     def module(self, node: fx.Node) -> nn.Module:
         """The module that a call_module node calls."""
-        return self.model.get_submodule(str(node.target))
+        return self.modules[str(node.target)]
 
 
 def as_call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -109,7 +110,7 @@ class _ValueTracer(fx.Tracer):
         value = self._compute(kind, target, args, kwargs)
         proxy.value = value  # type: ignore[attr-defined]
         name = proxy.node.name
-        self.shapes[name] = tree_map(lambda v: v.shape if isinstance(v, Tensor) else None, value)
+        self.shapes[name] = _shapes_of(value)
         if isinstance(first, Tensor) and value is first and first._version == written:
             self.identities.add(name)
         return proxy
@@ -119,8 +120,7 @@ class _ValueTracer(fx.Tracer):
             return self._input(str(target))
         if kind == "output":
             return None
-        known_args = tree_map(_value_of, args)
-        known_kwargs = tree_map(_value_of, kwargs)
+        known_args, known_kwargs = _values_in(args), _values_in(kwargs)
         self._computing = True
         try:
             if kind == "get_attr":
@@ -163,6 +163,23 @@ class _ValueTracer(fx.Tracer):
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         return iter([obj[i] for i in range(len(self.look(obj)))])  # type: ignore[index]
+
+
+def _shapes_of(value: Any) -> Shapes:
+    if isinstance(value, Tensor):
+        return value.shape
+    return tree_map(lambda v: v.shape if isinstance(v, Tensor) else None, value)
+
+
+def _values_in(value: Any) -> Any:
+    """The same nesting with values for proxies; by hand, because this is where a trace spends its time."""
+    if type(value) is tuple or type(value) is list:
+        return type(value)(_values_in(part) for part in value)
+    if type(value) is dict:
+        return {key: _values_in(part) for key, part in value.items()}
+    if isinstance(value, tuple | list | dict):
+        return tree_map(_value_of, value)
+    return _value_of(value)
 
 
 def _value_of(value: Any) -> Any:
@@ -220,7 +237,8 @@ def trace_calls(
         if node.op == "call_module":
             calls[str(node.target)] = calls.get(str(node.target), 0) + 1
     guards, identities = frozenset(tracer.guards), frozenset(tracer.identities)
-    return Traced(model, graph, tracer.shapes, constants, identities, guards, calls)
+    modules = {name: model.get_submodule(name) for name in calls}
+    return Traced(model, graph, tracer.shapes, constants, identities, guards, calls, modules)
 
 
 def _refuse_lazy(model: nn.Module) -> None:

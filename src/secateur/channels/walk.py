@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from secateur.channels.call import Call, Rule
-from secateur.channels.labels import along, constant, fixed_like, tensors_in, varying
+from secateur.channels.labels import along, compact, constant, constant_along, fixed_like, tensors_in
 from secateur.channels.record import Emitter, Mismatch, Record, Replay
 from secateur.channels.tracing import Traced
 
@@ -60,13 +60,12 @@ class LabelPass:
             raise Mismatch(node, "the code would take another path with fewer channels")
         tensors = tensors_in(value)
         for now, then in zip(tensors, tensors_in(before), strict=True):
-            changed = [d for d in range(now.dim()) if now.dim() != then.dim() or now.size(d) != then.size(d)]
-            if changed and (now.dim() != then.dim() or set(changed) - set(varying(then))):
+            if now.shape != then.shape and not _only_channels_changed(now, then):
                 raise Mismatch(node, "an axis that carries no channels would change its size")
         if tensors and node.op.startswith("call") and not getattr(self.find_rule(self, node), "takes_sizes", False):
             for used in node.all_input_nodes:
                 plain = self.record.values[used.name]
-                if not tensors_in(plain) and plain != first.values[used.name]:
+                if not isinstance(plain, Tensor) and not tensors_in(plain) and plain != first.values[used.name]:
                     raise Mismatch(node, "the number of channels is used as a value")
 
     def _value(self, node: fx.Node) -> Any:
@@ -104,3 +103,12 @@ class LabelPass:
             self.emit.bare.add(name)
         self.record.parameters[name] = vector.numpy()
         return along(vector, value.shape, long[0])
+
+
+def _only_channels_changed(now: Tensor, then: Tensor) -> bool:
+    """Whether two label tensors differ in size along axes of channels only."""
+    if now.dim() != then.dim():
+        return False
+    changed = [d for d in range(now.dim()) if now.size(d) != then.size(d)]
+    small = compact(then)
+    return all(small.size(d) > 1 and not constant_along(small, d) for d in changed)
