@@ -43,6 +43,7 @@ class Traced:
     guards: frozenset[str]  # nodes whose plain value the model's code has looked at
     calls: Mapping[str, int]  # module name -> how often it is called
     modules: Mapping[str, nn.Module]  # module name -> module, for all that are called
+    attributes: Mapping[str, Any]  # name -> parameter, buffer or constant that the code uses by itself
 
     def module(self, node: fx.Node) -> nn.Module:
         """The module that a call_module node calls."""
@@ -69,6 +70,8 @@ class _Known(fx.Proxy):
         return super().__getattr__(name)
 
     def __len__(self) -> int:
+        if isinstance(self.value, Tensor):  # a size like any other
+            return int(self.shape[0])
         return len(self._look())
 
     def __int__(self) -> int:
@@ -210,6 +213,19 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def _no_new_attributes(model: nn.Module) -> Iterator[None]:
+    """Take away what torch.fx leaves on a model: constants that it met in forward."""
+    before, buffers = set(model.__dict__), set(model._buffers)
+    try:
+        yield
+    finally:
+        for name in set(model.__dict__) - before:
+            del model.__dict__[name]
+        for name in set(model._buffers) - buffers:
+            del model._buffers[name]
+
+
 def trace_calls(
     model: nn.Module, example: Example, is_leaf: Callable[[nn.Module], bool], *, training: bool = False
 ) -> Traced:
@@ -228,17 +244,20 @@ def trace_calls(
         constants = _constants(model, given)
         inputs = tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, {**given, **constants})
         tracer = _ValueTracer(is_leaf, inputs)
-        try:
-            graph = tracer.trace(model, concrete_args=constants or None)
-        except Exception as error:
-            raise TraceError(_explain(model, error, args or kwargs)) from error
+        with _no_new_attributes(model):
+            try:
+                graph = tracer.trace(model, concrete_args=constants or None)
+            except Exception as error:  # whatever the model's own code raises
+                raise TraceError(_explain(model, error, args or kwargs)) from error
+            names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+            attributes = {name: _attribute(model, name) for name in names}
     calls: dict[str, int] = {}
     for node in graph.nodes:
         if node.op == "call_module":
             calls[str(node.target)] = calls.get(str(node.target), 0) + 1
     guards, identities = frozenset(tracer.guards), frozenset(tracer.identities)
     modules = {name: model.get_submodule(name) for name in calls}
-    return Traced(model, graph, tracer.shapes, constants, identities, guards, calls, modules)
+    return Traced(model, graph, tracer.shapes, constants, identities, guards, calls, modules, attributes)
 
 
 def _refuse_lazy(model: nn.Module) -> None:

@@ -100,7 +100,7 @@ def _trial(module: nn.Module, dims: int) -> bool:
     outputs = np.arange(width)
     if isinstance(whole, MIXING) and not is_depthwise(whole):
         out_width = whole.out_features if isinstance(whole, nn.Linear) else whole.out_channels
-        outputs = _every_other(int(out_width), groups)
+        outputs = _all_but_first(int(out_width), groups)  # other ones than the inputs, or a skip would not show
         layers.shrink_mixing(cut, keep, outputs)
         with torch.no_grad():
             layers.zero_inputs(whole, np.setdiff1d(np.arange(width), keep))
@@ -125,6 +125,11 @@ def _randomise(parameters: Iterable[nn.Parameter]) -> None:
 def _every_other(width: int, groups: int) -> Indices:
     blocks = np.arange(width).reshape(groups, -1)
     return blocks[:, ::2].reshape(-1)
+
+
+def _all_but_first(width: int, groups: int) -> Indices:
+    blocks = np.arange(width).reshape(groups, -1)
+    return blocks[:, min(1, blocks.shape[1] - 1) :].reshape(-1)
 
 
 def _input_width(module: nn.Module) -> int:

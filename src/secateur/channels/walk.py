@@ -88,15 +88,22 @@ class LabelPass:
                 return value
         return fixed_like(shapes)
 
+    def _is_state(self, name: str) -> bool:
+        """Whether a tensor is a parameter or buffer, which surgery can replace, and not just an attribute."""
+        owner_name, _, attribute = name.rpartition(".")
+        if name.startswith("_tensor_constant"):
+            return False
+        owner = self.traced.model.get_submodule(owner_name)
+        return attribute in owner._parameters or attribute in owner._buffers
+
     def _attribute(self, node: fx.Node) -> Any:
         """A bare parameter or buffer: along its one long axis it is a writer of channels, else it is fixed."""
         name = str(node.target)
-        owner, _, attribute = name.rpartition(".")
-        value = getattr(self.traced.model.get_submodule(owner), attribute)
+        value = self.traced.attributes[name]
         if not isinstance(value, Tensor):
             return value
         long = [d for d in range(value.dim()) if value.size(d) > 1]
-        if len(long) != 1 or name in self.opaque:
+        if len(long) != 1 or name in self.opaque or not self._is_state(name):
             return constant(value.shape)
         vector = self.emit(name, value.size(long[0]))
         if isinstance(self.emit, Emitter):

@@ -132,7 +132,10 @@ class Walk:
         if node.op == "placeholder":
             return self._input(node, chunk)
         if node.op == "get_attr":
-            return _attribute(self.models[side], str(node.target))
+            name = str(node.target)
+            if name.startswith("_tensor_constant"):  # a constant of the code, which is the same for both
+                return self.traced.attributes[name]
+            return _attribute(self.models[side], name)
         if node.op == "output":
             return None
         args = self._arguments(node, side, chunk)
