@@ -18,7 +18,7 @@ demo: .venv/.ready   ## the main job: train, prune and retrain a small network o
 	.venv/bin/secateur prune
 
 test: .venv/.ready   ## the tests
-	$(PY) -m pytest -m "not zoo"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not zoo" -n 2
 
 check: .venv/.ready  ## ruff and mypy --strict
 	.venv/bin/ruff check .

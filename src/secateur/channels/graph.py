@@ -54,8 +54,10 @@ class ChannelGraph:
         self.layers: dict[str, Layer] = find_layers(found.traced)
         self.units: dict[str, Unit]
         self.units, self.channels_of, self._held = make_units(found, streams)
-        self._deciding_alone = {
-            name: unit.readers[0].module for name, unit in self.units.items() if name.partition(":")[2].startswith("in")
+        self._deciding_alone = {  # unit -> the one reader that decides for itself
+            name: unit.readers[0].module
+            for name, unit in self.units.items()
+            if streams == "select" and unit.kind == "stream"
         }
 
     @property
