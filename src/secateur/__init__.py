@@ -12,28 +12,66 @@ sc.save(small, plan, "small/"); small = sc.load("small/", fresh_model)
 result = sc.compress(model, train, holdout, target=0.5)  # rounds of the above, with retraining
 """
 
-from secateur.channels import rules
-from secateur.channels.files import load, save
-from secateur.channels.graph import ChannelGraph, trace
-from secateur.channels.plan import Plan
-from secateur.channels.rulebook import register_rule
-from secateur.channels.surgery import prune
-from secateur.channels.units import Reader, Unit, Writer
-from secateur.channels.zero import zeroed
-from secateur.deciding.budget import uniform
-from secateur.deciding.decide import decide
-from secateur.deciding.sensitivity import Sensitivity, sensitivity
-from secateur.measuring.accuracy import Accuracy, evaluate
-from secateur.running.compress import Compressed, compress
-from secateur.running.settings import Settings
-from secateur.scoring.collect import collect
-from secateur.scoring.moments import ClassMoments
-from secateur.scoring.score import score
-from secateur.scoring.scores import Scores
-from secateur.training.distillation import Distillation
-from secateur.training.fit import Fitted, fit
-from secateur.training.presets import Preset
-from secateur.training.repair import repair
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from secateur.channels import rules
+    from secateur.channels.files import load, save
+    from secateur.channels.graph import ChannelGraph, trace
+    from secateur.channels.plan import Plan
+    from secateur.channels.rulebook import register_rule
+    from secateur.channels.surgery import prune
+    from secateur.channels.units import Reader, Unit, Writer
+    from secateur.channels.zero import zeroed
+    from secateur.deciding.budget import uniform
+    from secateur.deciding.decide import decide
+    from secateur.deciding.sensitivity import Sensitivity, sensitivity
+    from secateur.measuring.accuracy import Accuracy, evaluate
+    from secateur.running.compress import Compressed, compress
+    from secateur.running.settings import Settings
+    from secateur.scoring.collect import collect
+    from secateur.scoring.moments import ClassMoments
+    from secateur.scoring.score import score
+    from secateur.scoring.scores import Scores
+    from secateur.training.distillation import Distillation
+    from secateur.training.fit import Fitted, fit
+    from secateur.training.presets import Preset
+    from secateur.training.repair import repair
+
+# Where the public names live. They are imported when first asked for: `secateur --help` need not wait for torch.
+_HOMES = {
+    "Accuracy": "secateur.measuring.accuracy",
+    "ChannelGraph": "secateur.channels.graph",
+    "ClassMoments": "secateur.scoring.moments",
+    "Compressed": "secateur.running.compress",
+    "Distillation": "secateur.training.distillation",
+    "Fitted": "secateur.training.fit",
+    "Plan": "secateur.channels.plan",
+    "Preset": "secateur.training.presets",
+    "Reader": "secateur.channels.units",
+    "Scores": "secateur.scoring.scores",
+    "Sensitivity": "secateur.deciding.sensitivity",
+    "Settings": "secateur.running.settings",
+    "Unit": "secateur.channels.units",
+    "Writer": "secateur.channels.units",
+    "collect": "secateur.scoring.collect",
+    "compress": "secateur.running.compress",
+    "decide": "secateur.deciding.decide",
+    "evaluate": "secateur.measuring.accuracy",
+    "fit": "secateur.training.fit",
+    "load": "secateur.channels.files",
+    "prune": "secateur.channels.surgery",
+    "register_rule": "secateur.channels.rulebook",
+    "repair": "secateur.training.repair",
+    "rules": "secateur.channels.rules",
+    "save": "secateur.channels.files",
+    "score": "secateur.scoring.score",
+    "sensitivity": "secateur.deciding.sensitivity",
+    "trace": "secateur.channels.graph",
+    "uniform": "secateur.deciding.budget",
+    "zeroed": "secateur.channels.zero",
+}
 
 __all__ = [
     "Accuracy",
@@ -67,3 +105,16 @@ __all__ = [
     "uniform",
     "zeroed",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module it lives in."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'secateur' has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    return home if name == "rules" else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__
