@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import nn
@@ -31,11 +31,40 @@ class Amount:
     stopped: bool  # a floor keeps it from losing as much as the others
 
 
-def floor_of(unit: Unit, round_to: int = 1) -> int:
-    """Channels that a unit keeps at the least: max(2, 10%), in whole granules and multiples of `round_to`."""
-    least = max(LEAST_CHANNELS, math.ceil(LEAST_SHARE * unit.width))
+def floor_of(unit: Unit, round_to: int = 1, width: int | None = None) -> int:
+    """Channels that a unit keeps at the least: max(2, 10%), in whole granules and multiples of `round_to`.
+
+    width: channels that the unit had in the original network, where this one is pruned already.
+    """
+    least = max(LEAST_CHANNELS, math.ceil(LEAST_SHARE * (width or unit.width)))
     step = math.lcm(unit.granule, round_to)
     return min(unit.width, step * math.ceil(least / step))
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many channels units may lose."""
+
+    round_to: int = 1  # what is left of a unit that loses any is a multiple of it
+    widths: Mapping[str, int] = field(default_factory=dict)  # of the original network: floors are shares of these
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a width."""
+        if self.round_to < 1:
+            raise DecideError(f"round_to must be a whole number of channels, 1 or more; got {self.round_to}")
+
+    def choices(self, unit: Unit) -> list[int]:
+        """The numbers of channels that the unit may lose, ascending from 0."""
+        step = math.lcm(unit.granule, self.round_to)
+        floor = floor_of(unit, self.round_to, self.widths.get(unit.name))
+        left = range(step * (unit.width // step), floor - 1, -step)
+        return sorted({0, *(unit.width - n for n in left)})
+
+    def nearest(self, unit: Unit, exact: float, least: int = 0) -> int:
+        """The choice nearest to `exact`, of two the even number of steps; not below `least` if there is any other."""
+        double = 2 * math.lcm(unit.granule, self.round_to)
+        choices = [n for n in self.choices(unit) if n >= least]
+        return min(choices, key=lambda n: (abs(n - exact), n % double), default=0)
 
 
 def weakest_first(unit: Unit, values: Vector) -> Indices:
@@ -80,6 +109,20 @@ def candidates(graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[
     return chosen
 
 
+def scored(graph: ChannelGraph, scores: Scores, names: Sequence[str]) -> list[str]:
+    """Those of the units that have scores, once it is sure that the scores are this network's."""
+    found = [name for name in names if name in scores.values]
+    if not found:
+        raise DecideError("the scores have none of the units; score the network that is to be pruned")
+    for name in found:
+        if len(scores.values[name]) != graph.units[name].width:
+            raise DecideError(
+                f"unit {name!r} has {graph.units[name].width} channels and {len(scores.values[name])} scores; "
+                "score the network that is to be pruned"
+            )
+    return found
+
+
 def _left_alone(graph: ChannelGraph, unit: Unit, layers: set[str]) -> bool:
     readers = [graph.model.get_submodule(r.module) for r in unit.readers]
     if unit.kind == "stream" and len(readers) == 1 and isinstance(readers[0], nn.Linear):
@@ -94,14 +137,14 @@ def amounts(
     *,
     alpha: float,
     cost: CostOf,
-    round_to: int = 1,
+    room: Room | None = None,
 ) -> dict[str, Amount]:
     """FLOSS_l = C(M) - C(M without one channel of l);  n_l = round(alpha * FLOSS_max / FLOSS_l), whole granules.
 
     A unit whose channels go g at a time counts a g-th of what one granule saves as FLOSS_l. Units that would go
     below their floor lose what the floor allows, and are marked.
     """
-    if not alpha > 0:
+    if not 0 < alpha < math.inf:
         raise DecideError(f"alpha must be above 0 (the paper takes 2 to 4), got {alpha}")
     whole = cost({})
     floss = {}
@@ -112,30 +155,25 @@ def amounts(
     most = max(floss.values())
     if most <= 0:
         raise DecideError("no unit saves anything when it loses a channel")
-    return {name: _amount(graph.units[name], floss[name], alpha * most, round_to) for name in names if floss[name] > 0}
+    able = [graph.units[name] for name in names if floss[name] > 0]
+    return {unit.name: _amount(unit, floss[unit.name], alpha * most, room or Room()) for unit in able}
 
 
-def _amount(unit: Unit, floss: float, aim: float, round_to: int) -> Amount:
+def _amount(unit: Unit, floss: float, aim: float, room: Room) -> Amount:
     exact = aim / floss
-    wanted = unit.granule * round(exact / unit.granule)
-    room = unit.width - floor_of(unit, round_to)
-    if round_to > 1:  # what is left is a multiple of round_to: the nearest one that loses something
-        step = math.lcm(unit.granule, round_to)
-        left = step * round((unit.width - exact) / step)
-        wanted = max(0, unit.width - left)
-    return Amount(unit.name, int(max(0, min(wanted, room))), floss, wanted > room)
+    # Multiples of round_to are coarse: a unit that would round to nothing loses one step, or it could never be pruned.
+    channels = room.nearest(unit, exact, least=int(room.round_to > 1))
+    half_a_step = math.lcm(unit.granule, room.round_to) / 2
+    return Amount(unit.name, channels, floss, exact > channels + half_a_step)
 
 
 def scaled(
-    graph: ChannelGraph, scores: Scores, chosen: Mapping[str, int], scale: float, round_to: int = 1
+    graph: ChannelGraph, scores: Scores, chosen: Mapping[str, float], scale: float, room: Room
 ) -> dict[str, list[int]]:
     """Kept channels when the chosen units lose `scale` times their amounts, floors and granules respected."""
     keep = {}
     for name, channels in chosen.items():
-        unit = graph.units[name]
-        step = unit.granule if round_to == 1 else math.lcm(unit.granule, round_to)
-        room = unit.width - floor_of(unit, round_to)
-        removed = min(room, step * round(channels * scale / step))
+        removed = room.nearest(graph.units[name], channels * scale)
         if removed > 0:
-            keep[name] = kept_after(unit, scores.values[name], removed)
+            keep[name] = kept_after(graph.units[name], scores.values[name], removed)
     return keep

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.deciding.amounts import CostOf, cost_by, kept_after, scaled
+from secateur.deciding.amounts import CostOf, Room, cost_by, kept_after, scaled, scored
 from secateur.deciding.sensitivity import Sensitivity, check_k
 from secateur.errors import DecideError
 from secateur.scoring.scores import Scores
 
 logger = logging.getLogger(__name__)
+
+ALL = 1e9  # a factor that takes every unit to its floor
 
 
 def decide(
@@ -25,31 +27,41 @@ def decide(
     cost: str | CostOf = "macs",
     whole: float | None = None,
     round_to: int = 1,
+    widths: Mapping[str, int] | None = None,
 ) -> Plan:
     """The k units with the highest held-out accuracy lose their n_l channels (Algorithm 1); k is L / 3 by default.
 
     target: the fraction of the cost to remove. The chosen units then lose so much more or less, all by one factor,
         that the target is met within 0.5%; where they cannot, the next units join. `whole` is the cost that the
         fraction refers to (default: this network's; pass the original's in later rounds).
-    With sensitivity by ratio (Li et al.) the k most robust units lose one and the same share of their channels.
+    round_to, widths: as in `sensitivity`.
+    With sensitivity by ratio (Li et al.) the k most robust units lose one and the same share of their channels: the
+    one that they were ranked by, or the one that meets the target.
     """
     k = check_k(k, len(sensitivity.tried))
+    room = Room(round_to, widths or {})
     ranked = sensitivity.ranked()
+    scored(graph, scores, ranked)
     if target is None:
-        return _plan(graph, scaled(graph, scores, _amounts(sensitivity, ranked[:k]), 1.0, round_to))
+        tried = {name: sensitivity.tried[name].channels for name in ranked[:k]}
+        return _plan(graph, scaled(graph, scores, tried, 1.0, room))
     cost_of = cost_by(graph, cost) if isinstance(cost, str) else cost
     now = cost_of({})
     goal = (1 - target) * (now if whole is None else whole)
     check_target(target, now, goal)
     for count in range(k, len(ranked) + 1):
-        chosen = _amounts(sensitivity, ranked[:count])
-        keep = _fit(graph, scores, chosen, cost_of, goal, round_to)
+        keep = _fit(graph, scores, _amounts(sensitivity, ranked[:count]), cost_of, goal, room)
         if keep is not None:
             return _plan(graph, keep)
-    reach = 1 - cost_of(scaled(graph, scores, _amounts(sensitivity, ranked), 1e9, round_to)) / (whole or now)
-    raise DecideError(
-        f"a target of {target:.1%} is out of reach: with every unit at its floor (2 channels, 10%) {reach:.1%} can be "
-        "removed. Lower the target, or exclude fewer units."
+    least = cost_of(scaled(graph, scores, _amounts(sensitivity, ranked), ALL, room))
+    raise DecideError(out_of_reach(f"a target of {target:.1%}", 1 - least / (whole or now)))
+
+
+def out_of_reach(goal: str, reach: float) -> str:
+    """What to say when even the floors leave too much."""
+    return (
+        f"{goal} is out of reach: with every unit at its floor (2 channels, 10%) {reach:.1%} can be removed. "
+        "Ask for less, or exclude fewer units."
     )
 
 
@@ -68,41 +80,35 @@ def _amounts(sensitivity: Sensitivity, names: list[str]) -> dict[str, int]:
 
 
 def _fit(
-    graph: ChannelGraph,
-    scores: Scores,
-    chosen: Mapping[str, int],
-    cost: CostOf,
-    goal: float,
-    round_to: int,
+    graph: ChannelGraph, scores: Scores, chosen: Mapping[str, int], cost: CostOf, goal: float, room: Room
 ) -> dict[str, list[int]] | None:
     """Scale all amounts by one factor until the cost is at the goal, then give back what is too much, unit by unit."""
-    high = 1.0
-    while cost(scaled(graph, scores, chosen, high, round_to)) > goal:
-        high *= 2
-        if high > 1e6:
-            return None
-    low = 0.0
+
+    def enough(scale: float) -> bool:
+        return cost(scaled(graph, scores, chosen, scale, room)) <= goal
+
+    if not enough(ALL):
+        return None
+    low, high = 0.0, 1.0
+    while not enough(high):
+        low, high = high, 2 * high
     for _ in range(40):
         middle = (low + high) / 2
-        if cost(scaled(graph, scores, chosen, middle, round_to)) > goal:
-            low = middle
-        else:
-            high = middle
-    return _give_back(graph, scores, scaled(graph, scores, chosen, high, round_to), cost, goal)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return _give_back(graph, scores, scaled(graph, scores, chosen, high, room), cost, goal, room)
 
 
 def _give_back(
-    graph: ChannelGraph, scores: Scores, keep: dict[str, list[int]], cost: CostOf, goal: float
+    graph: ChannelGraph, scores: Scores, keep: dict[str, list[int]], cost: CostOf, goal: float, room: Room
 ) -> dict[str, list[int]]:
-    """Undo single granules, the most valuable channels first, as long as the goal still holds."""
+    """Undo single steps, the widest units first, as long as the goal still holds."""
     for name in sorted(keep, key=lambda n: -len(keep[n])):
         unit = graph.units[name]
-        fewer = unit.width - len(keep[name]) - unit.granule
-        if fewer < 0:
-            continue
-        more = {**keep, name: kept_after(unit, scores.values[name], fewer)}
-        if cost(more) <= goal:
-            keep = more
+        fewer = [n for n in room.choices(unit) if n < unit.width - len(keep[name])]
+        if fewer:
+            more = {**keep, name: kept_after(unit, scores.values[name], fewer[-1])}
+            if cost(more) <= goal:
+                keep = more
     return keep
 
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.zero import zeroed
-from secateur.deciding.amounts import Amount, CostOf, amounts, candidates, cost_by, kept_after
-from secateur.deciding.racing import Judged, Trial, judge_all, race
+from secateur.deciding.amounts import Amount, CostOf, Room, amounts, candidates, cost_by, kept_after, scored
+from secateur.deciding.judging import Judged, Trial, judge_all, judge_by_race
 from secateur.errors import DecideError
 from secateur.measuring.batches import Batches
 from secateur.measuring.keeping import evaluating, generators_kept
@@ -92,6 +92,7 @@ def sensitivity(
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
     round_to: int = 1,
+    widths: Mapping[str, int] | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Sensitivity:
@@ -102,17 +103,21 @@ def sensitivity(
     measure: "accuracy", "loss" (which still tells units apart where accuracy is saturated) or a function of
         (model, holdout) of which more is better.
     cost: what is saved: "macs", "params", "latency" (measured here, layer by layer) or a function of kept channels.
+    round_to: what is left of a unit is a multiple of it. widths: of the original network's units, where this one is
+        pruned already; a unit keeps 2 channels and 10% of its original ones at the least.
     exact: read all held-out images for all units. Else units race: with probability `confidence`, the mean value of
         the k best units found is within `tolerance` of the true k best (k: a third of the units).
     Under torchrun the units are shared among the processes, which must all hold the same held-out images.
     """
-    names = candidates(graph, exclude, only)
-    cost_of, cost_name = _cost(graph, cost, holdout)
+    if not callable(measure) and measure not in ("accuracy", "loss"):
+        raise DecideError(f'measure must be "accuracy", "loss" or a function of (model, holdout), got {measure!r}')
+    names = scored(graph, scores, candidates(graph, exclude, only))
+    cost_of, cost_name = _cost(graph, cost)
     if method == "ratio":
         trials, details = _by_ratio(graph, scores, names, ratios, cost_of)
         exact = True
     elif method == "flops":
-        found = amounts(graph, scores, names, alpha=alpha, cost=cost_of, round_to=round_to)
+        found = amounts(graph, scores, names, alpha=alpha, cost=cost_of, room=Room(round_to, widths or {}))
         trials, details = _by_amount(graph, scores, found, cost_of)
     else:
         raise DecideError(f'method must be "flops" or "ratio", got {method!r}')
@@ -125,7 +130,7 @@ def sensitivity(
         elif exact:
             base, judged = judge_all(graph, trials, holdout, measure, progress)
         else:
-            base, judged = race(
+            base, judged = judge_by_race(
                 graph,
                 trials,
                 holdout,
@@ -152,7 +157,7 @@ def check_k(k: int | None, units: int) -> int:
     return k
 
 
-def _cost(graph: ChannelGraph, cost: Any, holdout: Batches) -> tuple[CostOf, str]:
+def _cost(graph: ChannelGraph, cost: Any) -> tuple[CostOf, str]:
     if callable(cost):
         return cost, getattr(cost, "__name__", "own")
     if cost == "latency":
@@ -214,6 +219,7 @@ def _ask(
     progress: Progress | None,
 ) -> tuple[Judged, list[Judged]]:
     """A user's own measure of the network with each unit's channels zeroed."""
+    holdout = list(holdout) if iter(holdout) is holdout else holdout  # it is read once for each trial
     base = Judged(None, None, float(measure(graph.model, holdout)), 0)
     judged = []
     for i, trial in enumerate(trials):

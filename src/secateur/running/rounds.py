@@ -15,7 +15,7 @@ from secateur.channels.files import PLAN_FILE, atomic
 from secateur.channels.graph import ChannelGraph, trace
 from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
-from secateur.deciding.amounts import amounts, candidates, cost_by
+from secateur.deciding.amounts import Room, amounts, candidates, cost_by
 from secateur.deciding.budget import uniform
 from secateur.deciding.decide import decide
 from secateur.deciding.sensitivity import Sensitivity, Tried, check_k, sensitivity
@@ -227,7 +227,7 @@ def _alpha(graph: ChannelGraph, scores: Scores, aim: float | None, goal: Goal, s
         return settings.alpha
     names = candidates(graph, settings.exclude, settings.only)
     cost = cost_by(graph, goal.cost)
-    found = amounts(graph, scores, names, alpha=1.0, cost=cost, round_to=settings.round_to)
+    found = amounts(graph, scores, names, alpha=1.0, cost=cost, room=Room(settings.round_to))
     k = check_k(settings.k, len(found))
     to_go = cost({}) - aim
     return max(0.5, to_go / (k * max(a.floss for a in found.values())))

@@ -1,0 +1,241 @@
+"""What held-out images say of a network whose units, one at a time, have lost channels: of all images, or by a race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
+
+from secateur.channels.graph import ChannelGraph
+from secateur.deciding.racing import Floats, Places, race
+from secateur.deciding.staged import Staged
+from secateur.errors import DataError
+from secateur.measuring.batches import Batches, call, check_range, device_of, logits_of, move, unpack
+from secateur.scoring.together import add_up
+
+Progress = Callable[[int, int], None]
+
+KEPT_BYTES = 2**30  # a race goes through the images many times: so much of them is kept, more is read again
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A unit and the channels that it keeps."""
+
+    unit: str
+    removed: int
+    kept: list[int]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells trials apart."""
+        return self.unit, self.removed
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What held-out images say of a network. `value` is what units are ranked by; higher is better."""
+
+    accuracy: float | None
+    loss: float | None
+    value: float
+    images: int
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Per image: 1 where the network is right, its cross-entropy, the margin of its two highest logits, the label."""
+
+    right: Floats
+    loss: Floats
+    margin: Floats
+    labels: Places
+
+    def value(self, measure: str) -> Floats:
+        """What counts, higher is better."""
+        return self.right if measure == "accuracy" else -self.loss
+
+    def judged(self, measure: str) -> Judged:
+        """The means over all images."""
+        return _judged(float(self.right.mean()), float(self.loss.mean()), measure, len(self.right))
+
+
+def answers_of(logits: Tensor, labels: Tensor) -> Answers:
+    """What a network said of some images."""
+    top = logits.topk(min(2, logits.shape[1]), dim=1)
+    margin = top.values[:, 0] - top.values[:, -1]
+    right = (top.indices[:, 0] == labels).double()
+    loss = F.cross_entropy(logits.double(), labels, reduction="none")
+    return Answers(
+        right.cpu().numpy(), loss.cpu().numpy(), margin.double().cpu().numpy(), labels.cpu().numpy().astype(np.int64)
+    )
+
+
+def judge_all(
+    graph: ChannelGraph, trials: Sequence[Trial], holdout: Batches, measure: str, progress: Progress | None
+) -> tuple[Judged, list[Judged]]:
+    """All trials on all held-out images."""
+    staged = Staged(graph)
+    base: list[Answers] = []
+    sums = np.zeros((len(trials), 2))
+    images, total = 0, _length(holdout)
+    for number, (inputs, labels) in enumerate(_batches(graph, holdout)):
+        if number == 0:
+            staged.agrees(inputs)
+        logits = staged.whole(inputs)
+        check_range(labels.cpu(), logits, number)
+        base.append(answers_of(logits, labels))
+        images += len(labels)
+        step = _advance(progress, number * len(trials), (total or number + 1) * len(trials))
+
+        def work(trial: Trial) -> Floats:
+            answers = answers_of(staged.without(trial.unit, trial.kept), labels)  # noqa: B023
+            return np.array([answers.right.sum(), answers.loss.sum()])
+
+        sums += _shared(trials, work, step)
+    judged = [_judged(right / images, loss / images, measure, images) for right, loss in sums]
+    return _joined(base).judged(measure), judged
+
+
+def judge_by_race(
+    graph: ChannelGraph,
+    trials: Sequence[Trial],
+    holdout: Batches,
+    measure: str,
+    k: int,
+    *,
+    confidence: float,
+    tolerance: float,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[Judged, list[Judged]]:
+    """Trials on as many held-out images as it takes to find the k best."""
+    loader = _kept(holdout)
+    base = _whole(graph, loader)
+    staged = Staged(graph)
+    losses, asked = np.zeros(len(trials)), 0
+
+    def ask(units: Sequence[int], images: Places) -> Floats:
+        nonlocal asked
+        inputs, labels = _pick(graph, loader, images, base.labels)
+        if not asked:
+            staged.agrees(inputs)
+        staged.whole(inputs)
+
+        def work(trial: Trial) -> Floats:
+            answers = answers_of(staged.without(trial.unit, trial.kept), labels)
+            return np.stack([answers.value(measure), answers.loss])
+
+        step = _advance(progress, asked * len(trials), len(base.right) * len(trials), len(images))
+        got = _shared([trials[i] for i in units], work, step, (2, len(images)))  # [units, 2, images]
+        losses[units] += (got[:, 1] - base.loss[images]).sum(axis=1)
+        asked += len(images)
+        return np.asarray(got[:, 0])
+
+    order = np.argsort(base.margin, kind="stable")
+    raced = race(base.value(measure), order, ask, len(trials), k, confidence=confidence, tolerance=tolerance, seed=seed)
+    if progress is not None:
+        progress(1, 1)
+    whole = base.judged(measure)
+    if measure != "accuracy":
+        return whole, [Judged(None, -v, v, n) for v, n in zip(raced.values.tolist(), raced.seen, strict=True)]
+    seen_losses = (base.loss.mean() + losses / len(base.loss)).tolist()
+    return whole, [Judged(v, x, v, n) for v, x, n in zip(raced.values.tolist(), seen_losses, raced.seen, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+def _whole(graph: ChannelGraph, loader: Iterable[Any]) -> Answers:
+    parts = []
+    for number, (inputs, labels) in enumerate(_batches(graph, loader)):
+        logits = logits_of(call(graph.model, inputs))
+        check_range(labels.cpu(), logits, number)
+        parts.append(answers_of(logits, labels))
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Answers]) -> Answers:
+    if not sum(len(part.right) for part in parts):
+        raise DataError("the held-out loader gave no images; pass at least one batch of (images, labels)")
+    return Answers(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("right", "loss", "margin", "labels")))
+
+
+def _batches(graph: ChannelGraph, loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
+    device = device_of(graph.model)
+    for number, batch in enumerate(loader):
+        images, labels = unpack(batch, number)
+        yield move(images, device), labels.to(device)
+
+
+def _kept(holdout: Batches) -> Batches:
+    """The batches in memory, so that all chunks see the same; the loader itself where they are too many."""
+    kept, size = [], 0
+    for batch in holdout:
+        kept.append(batch)
+        size += sum(x.numel() * x.element_size() for x in tree_leaves(batch) if isinstance(x, Tensor))
+        if size > KEPT_BYTES and iter(holdout) is not holdout:
+            return holdout
+    return kept
+
+
+def _pick(graph: ChannelGraph, loader: Iterable[Any], wanted: Places, labels: Places) -> tuple[Any, Tensor]:
+    """These images of the loader (ascending places), and their labels."""
+    start, images, found = 0, [], []
+    for number, batch in enumerate(loader):
+        inputs, answers = unpack(batch, number)
+        here = torch.from_numpy(wanted[(wanted >= start) & (wanted < start + len(answers))] - start)
+        if len(here):
+            images.append(tree_map(lambda x: x[here], inputs))  # noqa: B023
+            found.append(answers[here])
+        start += len(answers)
+    together = torch.cat(found)
+    if not np.array_equal(together.cpu().numpy(), labels[wanted]):
+        raise DataError(
+            "the held-out loader gives its images in another order each time; a race needs the same order: turn "
+            "shuffling off, or pass exact=True"
+        )
+    device = device_of(graph.model)
+    return move(tree_map(lambda *parts: torch.cat(parts), *images), device), together.to(device)
+
+
+def _judged(accuracy: float, loss: float, measure: str, images: int) -> Judged:
+    return Judged(accuracy, loss, accuracy if measure == "accuracy" else -loss, images)
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # an iterable without a length, a DataLoader over an IterableDataset among them
+        return None
+
+
+def _advance(progress: Progress | None, done: int, total: int, each: int = 1) -> Callable[[int], None]:
+    def step(more: int) -> None:
+        if progress is not None:
+            progress(done + more * each, total)
+
+    return step
+
+
+def _shared(
+    trials: Sequence[Trial],
+    work: Callable[[Trial], Floats],
+    step: Callable[[int], None],
+    shape: tuple[int, ...] = (2,),
+) -> Floats:
+    """What `work` says of each trial, asked by one of the processes and known to all: [trials, *shape]."""
+    together = dist.is_available() and dist.is_initialized()
+    rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    results = np.zeros((len(trials), *shape))
+    for i in range(rank, len(trials), world):
+        results[i] = work(trials[i])
+        step(i + 1)
+    return add_up(torch.from_numpy(results)).numpy()
