@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from secateur.channels.graph import trace
 from secateur.channels.selection import selection_of
 from secateur.errors import ModelError, RunError, TraceError
+from secateur.measuring.batches import device_of
 from secateur.measuring.keeping import evaluating
 from secateur.measuring.latency import Runner, Timing, latency
 from secateur.shipping.export import export
@@ -23,20 +25,7 @@ from secateur.shipping.sessions import onnx_session, run_session
 
 Engine = Literal["eager", "compile", "onnx"]
 ENGINES: tuple[Engine, ...] = ("eager", "compile", "onnx")
-PROFILED = 3  # forwards that are profiled
-KINDS = {  # what an operation of PyTorch is counted as
-    "selection": ("aten::index_select",),
-    "convolution": (
-        "aten::mkldnn_convolution",
-        "aten::_slow_conv2d_forward",
-        "aten::thnn_conv2d",
-        "aten::_convolution",
-    ),
-    "batch norm": ("aten::native_batch_norm", "aten::_native_batch_norm_legit_no_training", "aten::batch_norm"),
-    "activation": ("aten::clamp_min", "aten::relu", "aten::relu_", "aten::clamp_min_", "aten::hardtanh", "aten::silu"),
-    "addition": ("aten::add", "aten::add_"),
-    "linear": ("aten::addmm", "aten::mm", "aten::linear"),
-}
+WATCHED = 5  # forwards in which the layers are timed one by one
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,7 @@ class Size:
 
     macs: int | None  # of one image; None where the network cannot be traced
     selections: int  # layers that select their channels
-    shares: Mapping[str, float]  # kind of operation -> share of the time, largest first
+    shares: Mapping[str, float]  # kind of layer -> share of the time, largest first
 
 
 @dataclass(frozen=True)
@@ -169,17 +158,48 @@ def _size(model: nn.Module, example: Tensor, batch: int) -> Size:
 
 
 def _shares(model: nn.Module, example: Tensor, batch: int) -> dict[str, float]:
-    """Kind of operation -> share of the time of a forward in eager mode."""
-    images = example.repeat(-(-batch // len(example)), *[1] * (example.dim() - 1))[:batch]
+    """Kind of layer -> share of the time of a forward in eager mode; what lies between layers is "functions"."""
+    images = example.repeat(-(-batch // len(example)), *[1] * (example.dim() - 1))[:batch].to(device_of(model))
     with evaluating(model), torch.no_grad():
         model(images)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            for _ in range(PROFILED):
+        with _watched(model) as spent:
+            start = time.perf_counter()
+            for _ in range(WATCHED):
                 model(images)
-    kinds = {operation: kind for kind, operations in KINDS.items() for operation in operations}
-    spent: dict[str, float] = {}
-    for event in profile.key_averages():
-        kind = kinds.get(event.key, "other")
-        spent[kind] = spent.get(kind, 0.0) + event.self_cpu_time_total
-    total = sum(spent.values()) or 1.0
+            total = time.perf_counter() - start
+    spent["functions"] = max(0.0, total - sum(spent.values()))
     return {kind: spent[kind] / total for kind in sorted(spent, key=spent.__getitem__, reverse=True)}
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[dict[str, float]]:
+    """Seconds spent in the leaves of `model`, by kind, and in the channel selections in front of layers."""
+    spent: dict[str, float] = {}
+    clock: dict[nn.Module, float] = {}
+
+    def lap(kind: str, module: nn.Module) -> None:
+        now = time.perf_counter()
+        spent[kind] = spent.get(kind, 0.0) + now - clock.get(module, now)
+        clock[module] = now
+
+    def before(module: nn.Module, _: Any) -> None:
+        clock[module] = time.perf_counter()
+
+    def behind_selection(module: nn.Module, _: Any) -> None:
+        lap("channel selection", module)
+
+    def after(module: nn.Module, *_: Any) -> None:
+        lap(type(module).__name__, module)
+
+    handles = []
+    try:
+        for module in model.modules():
+            if next(module.children(), None) is None:
+                handles.append(module.register_forward_pre_hook(before, prepend=True))
+                if selection_of(module) is not None:
+                    handles.append(module.register_forward_pre_hook(behind_selection))
+                handles.append(module.register_forward_hook(after, prepend=True))
+        yield spent
+    finally:
+        for handle in handles:
+            handle.remove()

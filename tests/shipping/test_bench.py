@@ -1,0 +1,97 @@
+"""Timing side by side: every model in every engine, what it costs on paper, and where the time goes."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from secateur.errors import RunError
+from secateur.shipping import bench
+from tests.shipping.nets import network, pictures, pruned
+
+
+class Sleepy(nn.Module):
+    """A layer that takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        return x
+
+
+class Outside(nn.Sequential):
+    """As much again outside of its layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return super().forward(x)
+
+
+def test_ratios_and_shares_of_known_durations() -> None:
+    slow, quick = Outside(Sleepy(0.03)), nn.Sequential(Sleepy(0.02))
+    found = bench({"slow": slow, "quick": quick}, pictures(1), (1, 2), ("eager",), rounds=5)
+    assert [(r.model, r.engine, r.timing.batch_size) for r in found.rows] == [
+        ("slow", "eager", 1),
+        ("quick", "eager", 1),
+        ("slow", "eager", 2),
+        ("quick", "eager", 2),
+    ]
+    assert found.rows[0].speedup == 1.0
+    assert found.rows[1].speedup == pytest.approx(2.0, rel=0.25)
+    assert found.best("quick", 2).timing.median == pytest.approx(0.02, rel=0.3)
+    shares = found.sizes["slow"].shares
+    assert shares["Sleepy"] == pytest.approx(0.75, abs=0.1)
+    assert shares["functions"] == pytest.approx(0.25, abs=0.1)
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_a_pruned_network_in_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile with its own backend would build C++ for a minute; that it is called is what is tested here."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    original, (small, _) = network(), pruned()
+    hooks = [len(m._forward_pre_hooks) for m in small.modules()]
+    found = bench({"original": original, "pruned": small}, pictures(1), (1, 3), rounds=2)
+    assert {(r.model, r.engine) for r in found.rows} == {
+        (name, engine) for name in ("original", "pruned") for engine in ("eager", "compile", "onnx")
+    }
+    assert found.notes == ()
+    # 64 positions: 6x3x9 + 8x6x9 + 6x8x9 and 4x6; pruned: 6x3x9 + 4x4x9 + 6x4x9 and 4x6
+    assert found.sizes["original"].macs == 64 * (162 + 432 + 432) + 24
+    assert found.sizes["pruned"].macs == 64 * (162 + 144 + 216) + 24
+    assert (found.sizes["original"].selections, found.sizes["pruned"].selections) == (0, 1)
+    assert "channel selection" not in found.sizes["original"].shares
+    assert 0 < found.sizes["pruned"].shares["channel selection"] < 0.5
+    assert [len(m._forward_pre_hooks) for m in small.modules()] == hooks
+    assert not any(m._forward_hooks for m in small.modules())
+
+
+class Branching(nn.Module):
+    """Neither torch.fx nor torch.export can follow it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+
+def test_what_cannot_run_is_noted() -> None:
+    found = bench({"branching": Branching()}, pictures(1), (1,), ("eager", "onnx"), rounds=1)
+    assert [r.engine for r in found.rows] == ["eager"]
+    assert found.notes[0].startswith("branching does not run in onnx: torch.export cannot follow Branching")
+    assert found.sizes["branching"].macs is None
+    with pytest.raises(RunError, match="no model runs"):
+        bench({"branching": Branching()}, pictures(1), (1,), ("onnx",), rounds=1)
+    for models, example, engines in (
+        ({}, pictures(1), ("eager",)),
+        ({"a": network()}, pictures(1), ("tensorrt",)),
+        ({"a": network()}, (pictures(1),), ("eager",)),
+    ):
+        with pytest.raises(RunError, match=r"expected models|batch of images"):
+            bench(models, example, (1,), engines)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="not measured"):
+        found.best("branching", 64)
