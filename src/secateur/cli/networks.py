@@ -1,0 +1,92 @@
+"""A network from what was typed: a name, NAME=WEIGHTS, or the folder of a pruned network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secateur.errors import FileError, ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from secateur.channels.plan import Plan
+
+CLASSES: Mapping[str, int] = {"digits": 10, "mnist": 10, "cifar10": 10, "cifar100": 100, "imagenet": 1000}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network and what is known of it."""
+
+    name: str
+    model: nn.Module
+    shape: tuple[int, ...]  # channels, height, width of an image
+    plan: Plan | None = None
+    original: nn.Module | None = None  # the unpruned network of the same class, with fresh weights
+
+    def example(self) -> Tensor:
+        """One image of noise."""
+        import torch
+
+        return torch.randn(1, *self.shape, generator=torch.Generator().manual_seed(0))
+
+
+def open_network(typed: str, *, model: str | None = None, classes: int | None = None) -> Network:
+    """`typed` is a folder that `secateur prune` or `secateur.save` wrote, a model's name, or NAME=WEIGHTS.
+
+    model, classes: the original network of a folder that does not say it itself.
+    """
+    if (Path(typed) / "plan.json").exists():
+        return _from_folder(Path(typed), model, classes)
+    if Path(typed).is_dir():
+        raise FileError(f"{typed} is a folder without plan.json; a pruned network has plan.json and model.safetensors")
+    name, _, weights = typed.partition("=")
+    return _by_name(name, Path(weights) if weights else None, classes)
+
+
+def _by_name(name: str, weights: Path | None, classes: int | None) -> Network:
+    from secateur.zoo.models import config, create, load_weights
+
+    arguments = {} if classes is None else {"num_classes": classes}
+    network = create(name, **arguments)
+    if weights is not None:
+        load_weights(network, weights)
+    return Network(name, network, config(name).shape)
+
+
+def _from_folder(folder: Path, model: str | None, classes: int | None) -> Network:
+    from secateur.channels.files import load
+    from secateur.channels.plan import Plan
+    from secateur.zoo.models import config, create
+
+    asked = _asked(folder)
+    name = model or asked.get("model")
+    if name is None:
+        raise ModelError(f"{folder} does not say which network it was made from: pass --model NAME")
+    plan = Plan.load(folder / "plan.json")
+    shape = tuple(plan.example["shape"][1:]) if isinstance(plan.example, dict) and "shape" in plan.example else ()
+    if not shape:
+        raise ModelError(f"{folder}: the network takes several inputs; use secateur.load and secateur.export in Python")
+    arguments: dict[str, Any] = {}
+    count = classes or CLASSES.get(str(asked.get("data", "")).partition(":")[0])
+    if count is not None:
+        arguments["num_classes"] = count
+    if shape[0] != config(name).shape[0]:
+        arguments["in_chans" if name.startswith("timm:") else "in_channels"] = shape[0]
+    original = create(name, **arguments)
+    return Network(folder.name, load(folder, original), shape, plan, original)
+
+
+def _asked(folder: Path) -> dict[str, Any]:
+    """What `secateur prune` was asked for, if it wrote the folder."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("command")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise FileError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    return found if isinstance(found, dict) else {}
