@@ -15,6 +15,8 @@ VERBS = {
     "inspect": "inspect",
     "train": "train",
     "models": "models",
+    "export": "export",
+    "bench": "bench",
 }
 
 
