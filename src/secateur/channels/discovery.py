@@ -20,7 +20,6 @@ from secateur.channels.tracing import Example, Traced, trace_calls
 from secateur.channels.trust import opaque_layers
 from secateur.channels.units import Indices
 from secateur.channels.walk import LabelPass
-from secateur.errors import TraceError
 
 
 @dataclass(frozen=True)
@@ -108,14 +107,8 @@ def _read_by_training(
     unseen = _unseen_layers(traced)
     if not unseen:
         return
-    try:
-        training = trace_calls(traced.model, example, is_leaf, training=True)
-    except TraceError:
-        everything = np.arange(emit.count)
-        record.holds.append((everything, f"{min(unseen)} is not called in eval mode, and training cannot be traced"))
-        return
-    extra = Record()
-    extra.writes, extra.reads, extra.passes = {}, {}, {}
+    training = trace_calls(traced.model, example, is_leaf, training=True)
+    extra = Record()  # its reads and writes are dropped: they are those of the first pass again
     LabelPass(training, emit, _rule_for_unseen(unseen), opaque, extra).run()
     record.unions += extra.unions
     record.holds += extra.holds
@@ -153,7 +146,7 @@ def _rule_for_unseen(unseen: set[str]):  # type: ignore[no-untyped-def]
 
 
 def _could_read(traced: Traced, name: str, record: Record) -> None:
-    """A layer that no mode calls might be called by other code: whatever has its width stays."""
+    """A layer that no trace reaches might be called by other code: whatever has its width stays."""
     module = traced.model.get_submodule(name)
     if not isinstance(module, MIXING):
         return
@@ -162,4 +155,4 @@ def _could_read(traced: Traced, name: str, record: Record) -> None:
         for labels in tensors_in(value):
             axis = labels.dim() - 1 if isinstance(module, nn.Linear) else 1
             if labels.dim() > axis > 0 and labels.size(axis) == width and len(found := present(labels)):
-                record.holds.append((found, f"{name}, which forward never calls, could read it"))
+                record.holds.append((found, f"{name}, which no trace reaches, could read it"))

@@ -229,7 +229,8 @@ def _no_new_attributes(model: nn.Module) -> Iterator[None]:
 def trace_calls(
     model: nn.Module, example: Example, is_leaf: Callable[[nn.Module], bool], *, training: bool = False
 ) -> Traced:
-    """Trace `model` in eval mode (or, with `training`, as its own code runs in training; leaves stay in eval mode).
+    """Trace `model` in eval mode; or, with `training`, as its own code runs in training, as far as that can be followed
+    (leaves stay in eval mode).
 
     Nothing of the model changes: modes, random state, requires_grad and hooks are as they were.
     """
@@ -248,7 +249,9 @@ def trace_calls(
             try:
                 graph = tracer.trace(model, concrete_args=constants or None)
             except Exception as error:  # whatever the model's own code raises
-                raise TraceError(_explain(model, error, args or kwargs)) from error
+                if not training:
+                    raise TraceError(_explain(model, error, args or kwargs)) from error
+                graph = tracer.graph
             names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
             attributes = {name: _attribute(model, name) for name in names}
     calls: dict[str, int] = {}
