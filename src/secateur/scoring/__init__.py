@@ -3,7 +3,7 @@
 from secateur.scoring.collect import collect
 from secateur.scoring.metrics import METRICS, Channels, Metric
 from secateur.scoring.moments import ClassMoments
-from secateur.scoring.score import score, score_by
+from secateur.scoring.score import all_metrics, score, score_by
 from secateur.scoring.scores import Scores, load_scores, rank_correlation, save_scores
 from secateur.scoring.statistics import Statistics, TapMoments
 
@@ -15,6 +15,7 @@ __all__ = [
     "Scores",
     "Statistics",
     "TapMoments",
+    "all_metrics",
     "collect",
     "load_scores",
     "rank_correlation",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -69,6 +70,7 @@ class ClassMoments:
         spread = self.count[:, None] * (self.mean - mean).square()  # [K, C]
         return count, mean, self.m2.sum(0) + spread.sum(0)
 
+    @cached_property
     def rest(self) -> ClassMoments:
         """For each class the moments of all the others together: the Q of the paper's (P, Q) partition.
 
@@ -174,12 +176,10 @@ class Accumulator:
         self._images, self._count, self._mean, self._m2 = images, count, mean, m2
 
     def result(self) -> list[ClassMoments]:
-        """What has been seen so far, tensor by tensor."""
+        """What has been seen so far, tensor by tensor. Views, not copies: a thousand classes are hundreds of MB."""
         means, m2s = torch.split(self._mean, self._widths, 1), torch.split(self._m2, self._widths, 1)
-        return [
-            ClassMoments(self._images.clone(), self._count[:, t].clone(), mean.clone(), m2.clone())
-            for t, (mean, m2) in enumerate(zip(means, m2s, strict=True))
-        ]
+        counts = self._count.unbind(1)
+        return [ClassMoments(self._images, *triple) for triple in zip(counts, means, m2s, strict=True)]
 
 
 def _others(values: Tensor) -> Tensor:

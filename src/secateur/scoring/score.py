@@ -111,14 +111,19 @@ def score(
     sample, memory: images (class-balanced) and bytes for metrics that need whole maps, `di` and `mmd`.
     options: the metric's own, such as ridge=, rho=, sigma=.
     """
-    chosen = list(METRICS) if isinstance(metric, str) and metric == "all" else [metric]
-    if metric == "all" and processes() > 1:
-        chosen = [name for name in METRICS if METRICS[name].needs != "maps"]
-        log.warning("di and mmd are left out: they need all images in one process")
+    chosen: Sequence[OwnMetric | str] = all_metrics() if metric == "all" else [metric]
     found = score_by(
         graph, loader, chosen, images, tap=tap, sample=sample, memory=memory, seed=seed, progress=progress, **options
     )
     return found if metric == "all" else next(iter(found.values()))
+
+
+def all_metrics() -> list[str]:
+    """The names that "all" stands for: every metric, but for those that several processes cannot merge."""
+    if processes() == 1:
+        return list(METRICS)
+    log.warning("di and mmd are left out: they need all images in one process")
+    return [name for name, metric in METRICS.items() if metric.needs != "maps"]
 
 
 def score_by(

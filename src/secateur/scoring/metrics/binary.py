@@ -23,7 +23,7 @@ class Partition:
 
 def one_versus_rest(moments: ClassMoments, measure: Callable[[Partition], Tensor]) -> Tensor:
     """(1 / C) sum over classes c of measure(F^c, F^-c): Eqn. 5 of the supplement. -> [C]"""
-    rest = moments.rest()
+    rest = moments.rest
     partition = Partition(
         moments.mean - rest.mean,
         moments.variance,
