@@ -187,6 +187,16 @@ def unbind(call: Call) -> Any:
     return _execute(call)
 
 
+def roll(call: Call) -> Any:
+    """roll along an axis of channels: who lands where depends on how many there are."""
+    x, dims = call.x, call.argument(2, "dims", ())
+    dims = (dims,) if isinstance(dims, int) else tuple(dims or ())
+    axes = call.axes(x)
+    if axes and (not dims or any(d % x.dim() in axes for d in dims)):
+        call.hold(x, f"{call.what} moves channels by a number")
+    return _execute(call)
+
+
 def expand(call: Call) -> Any:
     """expand / repeat to sizes that the code spells out."""
     x = call.x
@@ -271,5 +281,5 @@ def _target_sizes(call: Call, dims: int) -> list[Any]:
 
 # These ask sizes where channels are to be cut or laid out anew; what they do shows in the labels themselves. Anywhere
 # else a size that depends on the number of channels would be a value that pruning changes.
-for _rule in (take, chunk, split, expand, reshape, structural, concatenate, size_of, unbind):
+for _rule in (take, chunk, split, roll, expand, reshape, structural, concatenate, size_of, unbind):
     _rule.takes_sizes = True  # type: ignore[attr-defined]

@@ -67,7 +67,7 @@ _ADD = "add iadd sub subtract isub rsub"
 _SAME = "contiguous clone detach to float double half bfloat16 type type_as cpu cuda requires_grad int long bool"
 _REDUCE = "mean sum amax amin logsumexp std var nanmean nansum prod"
 _STRUCTURAL = """
-    flatten permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze stack flip roll t expand_as
+    flatten permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze stack flip t expand_as
     ravel numpy_T adjoint
 """
 _CUTS: dict[str, Rule] = {
@@ -80,6 +80,7 @@ _CUTS: dict[str, Rule] = {
     "tensor_split": moving.chunk,
     "split": moving.split,
     "unbind": moving.unbind,
+    "roll": moving.roll,
     "expand": moving.expand,
     "repeat": moving.expand,
     "tile": moving.expand,
