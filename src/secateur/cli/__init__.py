@@ -9,6 +9,7 @@ import typer
 # verb -> module in this package that defines `command` (a function) or `app` (a typer.Typer with verbs of its own).
 VERBS = {
     "prune": "prune",
+    "report": "report",
     "score": "score",
     "sensitivity": "sensitivity",
     "data": "data",

@@ -107,6 +107,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
 
     from secateur.cli.opening import open_data
     from secateur.measuring.processes import best_device, leave, rank_and_world, usable
+    from secateur.report.page import write_report
     from secateur.running.compress import compress
 
     rank, world = rank_and_world(asked["device"])
@@ -149,7 +150,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
             progress=show,
         )
     if rank == 0:
-        say(result, folder)
+        say(result, folder, write_report(folder))
     leave()
 
 
@@ -241,7 +242,7 @@ def _demo_network(images: ImageData, seed: int, rank: int) -> nn.Module:
 # -- what is said at the end
 
 
-def say(result: Compressed, folder: Path) -> None:
+def say(result: Compressed, folder: Path, report: Path) -> None:
     """The run's summary on the screen."""
     from secateur.cli.columns import columns
 
@@ -262,6 +263,7 @@ def say(result: Compressed, folder: Path) -> None:
     spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in result.summary["seconds"].items())
     console.print(f"\n{len(result.rounds)} rounds; {spent}")
     console.print(f"results in {folder}: model.safetensors, plan.json, summary.json", soft_wrap=True)
+    console.print(f"report: {report} (open it in a browser)", soft_wrap=True, markup=False)
     console.print(f'load it with: secateur.load("{folder}", original_model)', soft_wrap=True, markup=False)
 
 

@@ -1,0 +1,93 @@
+"""How to do a run again, and how to load what it made: the command, the call, the three lines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from secateur.report.reading import Run
+from secateur.running.settings import Settings
+
+# Options of `secateur prune` that are no settings of the run, with their defaults; all others default to None.
+OPTIONS: Mapping[str, Any] = {
+    "data": "digits",
+    "augment": True,
+    "batch_size": 128,
+    "holdout": "train:0.1",
+    "workers": 0,
+}
+
+
+def command(asked: Mapping[str, Any]) -> str:
+    """The command line that asks for the same, without the options that are at their defaults."""
+    plain = Settings()
+    words = ["secateur", "prune", str(asked["model"])]
+    for key, value in asked.items():
+        default = OPTIONS.get(key, getattr(plain, key, None))
+        # The data set is always spelled out: it is half of what the run is about.
+        if key == "model" or (
+            key != "data" and (value == default or (not value and not default and value is not False))
+        ):
+            continue
+        option = f"--{key.replace('_', '-')}"
+        if isinstance(value, bool):
+            if value != bool(default):
+                words.append(option if value else f"--no-{option[2:]}")
+        elif isinstance(value, (list, tuple)):
+            words += [word for each in value for word in (option, str(each))]
+        else:
+            words += [option, str(value)]
+    return shlex.join(words)
+
+
+def call(run: Run) -> str:
+    """The library call that asks for the same; model and loaders are the caller's."""
+    changed = [f"{name}={value!r}" for name, value, default in settings_of(run) if value != default]
+    return f"secateur.compress({', '.join(['model', 'train', 'holdout', *changed, f'folder={str(run.folder)!r}'])})"
+
+
+def settings_of(run: Run) -> list[tuple[str, Any, Any]]:
+    """Name, value and default of every setting."""
+    plain = Settings()
+    return [(f.name, getattr(run.settings, f.name), getattr(plain, f.name)) for f in fields(Settings)]
+
+
+def loading(run: Run) -> str:
+    """Three lines of Python that load the pruned network."""
+    folder = repr(str(run.folder))
+    if run.command is None:
+        return (
+            "import secateur\n"
+            f"original = {run.model}(...)  # a fresh network of your class; its weights do not matter\n"
+            f"small = secateur.load({folder}, original)"
+        )
+    return (
+        "import secateur\n"
+        "from secateur.zoo.models import create\n"
+        f"small = secateur.load({folder}, create({', '.join(_create_arguments(run))}))"
+    )
+
+
+def _create_arguments(run: Run) -> list[str]:
+    """What `create` needs to build the original: name, classes, and channels of an image where they are unusual."""
+    name = str((run.command or {})["model"])
+    arguments = [repr(name)]
+    if run.layers:
+        arguments.append(f"num_classes={list(run.layers.values())[-1].outputs[0]}")
+    channels = _image_channels(run.plan.example)
+    if channels is not None and ":" not in name:
+        from secateur.zoo.models import config
+
+        if config(name).shape[0] != channels:
+            arguments.append(f"in_channels={channels}")
+    elif channels not in (None, 3) and name.startswith("timm:"):
+        arguments.append(f"in_chans={channels}")
+    return arguments
+
+
+def _image_channels(example: Any) -> int | None:
+    """Channels of an image, from the example that the plan carries; None where it is more than one tensor."""
+    shape = example.get("shape") if isinstance(example, dict) else None
+    return int(shape[1]) if isinstance(shape, list) and len(shape) == 4 else None

@@ -1,0 +1,154 @@
+"""The charts of a whole run: accuracy against MACs over the rounds, and widths before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from secateur.report import svg
+from secateur.report.reading import Run
+from secateur.report.words import judged, percent
+
+LABELLED_ROUNDS = 6  # with more rounds the numbers would cover each other; pointing still shows them
+NAMES, BARS, END = 38.0, 40.0, 80.0  # per cent of the width: names end, bars begin, longest bar ends
+ROW, BAR = 21.0, 12.0  # pixels: a row, the bar in it
+
+
+@dataclass(frozen=True)
+class Course:
+    """A run as per cent: MACs gone, accuracy retrained (both from the start on), and as each round's cut left it."""
+
+    gone: tuple[float, ...]
+    retrained: tuple[float, ...]
+    cut: tuple[float, ...]
+    tested: tuple[float, ...]  # before and after; empty without test images
+
+    @classmethod
+    def of(cls, run: Run) -> Course:
+        """Read off a run."""
+        part, was, now = judged(run)
+        return cls(
+            (0.0, *(100 * (1 - r.outcome.macs / run.before.macs) for r in run.rounds)),
+            (100 * run.before.holdout.top1, *(100 * r.outcome.after.top1 for r in run.rounds)),
+            tuple(100 * r.outcome.pruned.top1 for r in run.rounds),
+            (100 * was.top1, 100 * now.top1) if part == "test" else (),
+        )
+
+
+def rounds_chart(run: Run) -> str:
+    """Accuracy over MACs removed, after retraining: held-out as a line, test (before and after) as green points."""
+    course = Course.of(run)
+    axes = _Axes.around([*course.retrained, *course.tested], course.gone, height=270)
+    body = [*axes.grid(), *_limits(run, axes)]
+    for i in range(1, len(course.gone)):
+        start, end = axes.at(course.gone[i - 1], course.retrained[i - 1]), axes.at(course.gone[i], course.retrained[i])
+        body.append(svg.line(*start, *end, "curve"))
+    for i, (gone, value) in enumerate(zip(course.gone, course.retrained, strict=True)):
+        when = "before pruning" if i == 0 else f"after round {i}"
+        x, y = axes.at(gone, value)
+        body.append(svg.dot(x, y, "kept", f"held-out, {when}: {value:.2f}% with {gone:.1f}% of the MACs removed"))
+        if len(run.rounds) <= LABELLED_ROUNDS or i in (0, len(run.rounds)):
+            # Beside its own point of test accuracy the number goes to the other side.
+            above = bool(course.tested) and i in (0, len(run.rounds)) and value > course.tested[-1 if i else 0]
+            body.append(svg.text(x, y - 10 if above else y + 19, f"{value:.1f}%", "small strong", "middle"))
+    for gone, value, when in zip((0.0, course.gone[-1]), course.tested, ("before", "after"), strict=False):
+        x, y = axes.at(gone, value)
+        body.append(svg.dot(x, y, "test", f"test, {when}: {value:.2f}% with {gone:.1f}% of the MACs removed"))
+        above = value >= course.retrained[0 if when == "before" else -1]
+        body.append(svg.text(x, y - 10 if above else y + 19, f"{value:.1f}%", "small", "middle"))
+    label = (
+        f"Accuracy over the rounds. Held-out accuracy starts at {course.retrained[0]:.2f}% and ends at "
+        f"{course.retrained[-1]:.2f}% with {course.gone[-1]:.1f}% of the MACs removed."
+    )
+    return svg.chart(body, axes.height, label, "rounds")
+
+
+def cuts_chart(run: Run) -> str:
+    """What each cut left of the accuracy, and what retraining brought back; "" where nothing was retrained."""
+    course = Course.of(run)
+    if course.cut == course.retrained[1:]:
+        return ""
+    axes = _Axes.around([*course.retrained, *course.cut], course.gone, height=210)
+    body = axes.grid()
+    for i, value in enumerate(course.cut, start=1):
+        gone, regained = course.gone[i], course.retrained[i]
+        (x, y), (_, top) = axes.at(gone, value), axes.at(gone, regained)
+        title = f"round {i}: {value:.2f}% just cut, {regained:.2f}% retrained, {gone:.1f}% of the MACs removed"
+        body += [svg.line(x, y, x, top, "regain", title), svg.dot(x, y, "cut", title), svg.dot(x, top, "kept", title)]
+        if len(run.rounds) <= LABELLED_ROUNDS:
+            body.append(svg.text(x - 1.6, y + 4, f"{value:.1f}%", "small", "end"))
+    words = "; ".join(
+        f"round {i}: {c:.1f}%, then {course.retrained[i]:.1f}%" for i, c in enumerate(course.cut, start=1)
+    )
+    return svg.chart(body, axes.height, f"Held-out accuracy just after each cut and after retraining. {words}.", "cuts")
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """MACs removed across, accuracy down, both in per cent."""
+
+    across: svg.Scale
+    down: svg.Scale
+    height: float
+
+    @classmethod
+    def around(cls, values: Sequence[float], gone: Sequence[float], height: float) -> _Axes:
+        """Axes that hold all values, with some air for the numbers below and above the points."""
+        low, high = min(values), max(values)
+        air = max(0.2, 0.12 * (high - low))
+        down = svg.Scale(max(0.0, low - 2 * air), min(100.0, high + air), height - 54, 34)
+        return cls(svg.Scale(0, max(5.0, *gone), 13, 93), down, height)
+
+    def at(self, gone: float, value: float) -> tuple[float, float]:
+        """Per cent across, pixels down."""
+        return self.across(gone), self.down(value)
+
+    def grid(self) -> list[str]:
+        """Lines, numbers and what they count."""
+        bottom = self.down.start
+        body = []
+        for value in svg.ticks(self.down.low, self.down.high, 4):
+            body.append(svg.line(0, self.down(value), 100, self.down(value), "grid"))
+            body.append(svg.text(0, self.down(value) - 4, f"{value:g}%", "small"))
+        for value in svg.ticks(0, self.across.high, 6):
+            body.append(svg.line(self.across(value), bottom, self.across(value), bottom + 5, "axis"))
+            body.append(svg.text(self.across(value), bottom + 18, f"{value:g}%", "small", "middle"))
+        body.append(svg.line(0, bottom, 100, bottom, "axis"))
+        body.append(svg.text(53, bottom + 38, "share of the MACs removed", "small", "middle"))
+        body.append(svg.text(0, 12, "accuracy", "small"))
+        return body
+
+
+def _limits(run: Run, axes: _Axes) -> list[str]:
+    """The goal, where it is a share of the MACs; the lowest accuracy allowed."""
+    body = []
+    asked = run.settings
+    target = asked.target if asked.target is not None else (1 - asked.macs / run.before.macs if asked.macs else None)
+    if target is not None and 100 * target <= axes.across.high * 1.05:
+        x = axes.across(100 * target)
+        body.append(svg.line(x, 18, x, axes.down.start, "goal", f"goal: {percent(target)} of the MACs removed"))
+        body.append(svg.text(x, 12, "goal", "small", "middle"))
+    if asked.max_drop is not None:
+        floor = 100 * (run.before.holdout.top1 - asked.max_drop)
+        if floor >= axes.down.low:
+            y = axes.down(floor)
+            body.append(svg.line(0, y, 100, y, "goal", f"lowest held-out accuracy allowed: {floor:.2f}%"))
+    return body
+
+
+def widths_chart(run: Run) -> str:
+    """Channels of each unit: all of them in grey, those kept in blue."""
+    across = svg.Scale(0, max(unit.width for unit in run.units.values()), BARS, END)
+    body = []
+    for i, (name, unit) in enumerate(run.units.items()):
+        y = i * ROW + 4
+        lost = unit.width - unit.kept
+        title = f"{name}: {unit.kept} of {unit.width} channels kept, {lost} removed ({percent(lost / unit.width)})"
+        body.append(svg.name(y + 10, name, "strong" if lost else ""))
+        body.append(svg.rect(BARS, y, across(unit.width) - BARS, BAR, "lost", title))
+        body.append(svg.rect(BARS, y, across(unit.kept) - BARS, BAR, "kept", title))
+        words = f"{unit.kept} of {unit.width}" if lost else f"{unit.width}"
+        body.append(svg.text(across(unit.width) + 1, y + 10, words, "small"))
+    narrowed = sum(unit.kept < unit.width for unit in run.units.values())
+    label = f"Widths of {len(run.units)} units before and after; {narrowed} of them lost channels."
+    return svg.chart(body, len(run.units) * ROW + 6, label, "widths")

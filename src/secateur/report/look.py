@@ -1,0 +1,94 @@
+"""How the page looks (CSS) and the little that it does (JavaScript): nothing is fetched from anywhere."""
+
+from __future__ import annotations
+
+# Blue, orange, green and grey that colour-blind readers tell apart; the page is light, dark as the reader's system
+# asks, and always light on paper.
+CSS = """
+:root { --paper: #ffffff; --ink: #1b1b1b; --soft: #5c5c5c; --rule: #d9d9d9; --card: #f5f6f7; --link: #0072B2;
+  --blue: #0072B2; --orange: #E69F00; --green: #009E73; --grey: #999999; --pale: #d4d4d4; color-scheme: light; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --paper: #15171a; --ink: #ececec; --soft: #a9adb3; --rule: #363a40; --card: #1f2226; --link: #6cb8e6;
+    --blue: #2b93d1; --pale: #43474d; color-scheme: dark; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.2rem; max-width: 54rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; overflow-wrap: break-word; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: .4rem 0 .8rem; }
+h2 { font-size: 1.2rem; margin: 2.4rem 0 .4rem; padding-top: .6rem; border-top: 1px solid var(--rule); }
+p { margin: .4rem 0 .8rem; max-width: 46rem; }
+.soft { color: var(--soft); font-size: .9rem; }
+.lead p { font-size: 1.05rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(11.5rem, 1fr)); gap: .7rem; margin: 1.2rem 0; }
+.card { background: var(--card); border-radius: .5rem; padding: .7rem .9rem; break-inside: avoid; }
+.card .what { color: var(--soft); font-size: .85rem; }
+.card .now { font-size: 1.5rem; font-weight: 650; line-height: 1.3; }
+.card .was { font-size: .85rem; }
+dl { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .25rem 1rem; margin: .6rem 0; }
+dt { color: var(--soft); } dd { margin: 0; min-width: 0; }
+figure { margin: .8rem 0; break-inside: avoid; }
+figcaption { font-size: .85rem; color: var(--soft); overflow-wrap: anywhere; }
+figcaption b { color: var(--ink); }
+.key { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; list-style: none; margin: .4rem 0; padding: 0;
+  font-size: .85rem; }
+.key li::before { content: ""; display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px;
+  background: var(--mark); vertical-align: -.05em; }
+.key .blue { --mark: var(--blue); } .key .orange { --mark: var(--orange); } .key .green { --mark: var(--green); }
+.key .grey { --mark: var(--grey); } .key .pale { --mark: var(--pale); }
+.key .round::before { border-radius: 50%; }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(13.5rem, 1fr)); gap: .4rem 1.4rem; }
+details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; }
+svg.chart { display: block; overflow: visible; font-size: 12px; }
+svg text { fill: var(--ink); paint-order: stroke; stroke: var(--paper); stroke-width: 3px; stroke-linejoin: round; }
+ svg .small { font-size: 11px; fill: var(--soft); }
+svg .strong { font-weight: 650; fill: var(--ink); } svg .name { font-size: 11.5px; } svg .narrow { display: none; }
+svg .kept { fill: var(--blue); } svg .cut { fill: var(--orange); } svg .other { fill: var(--grey); }
+svg .lost { fill: var(--pale); } svg .test { fill: var(--green); stroke: var(--paper); }
+svg .grid { stroke: var(--rule); } svg .axis { stroke: var(--soft); }
+svg .curve { stroke: var(--blue); stroke-width: 2.5; } svg .faint { stroke: var(--grey); stroke-width: 1.2; }
+svg .regain { stroke: var(--orange); stroke-width: 1.5; stroke-dasharray: 3 4; }
+svg .goal { stroke: var(--ink); stroke-width: 1.2; stroke-dasharray: 6 4; }
+svg rect:hover, svg circle:hover { opacity: .75; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .88rem; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .55rem; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; line-height: 1.25; }
+th:first-child, td:first-child { text-align: left; }
+table.plain td { text-align: left; white-space: normal; }
+th button { text-align: inherit; font: inherit; font-weight: 650; color: inherit;
+  background: none; border: 0; padding: 0; cursor: pointer; }
+th button::after { content: " ↕"; color: var(--soft); }
+th[aria-sort="ascending"] button::after { content: " ↑"; } th[aria-sort="descending"] button::after { content: " ↓"; }
+pre { background: var(--card); border-radius: .5rem; padding: .8rem; overflow-x: auto; font-size: .86rem; }
+pre.wraps { white-space: pre-wrap; overflow-wrap: anywhere; }
+code { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
+a { color: var(--link); }
+@media (max-width: 560px) {
+  body { padding: .9rem; } h1 { font-size: 1.4rem; }
+  .cards { grid-template-columns: 1fr 1fr; } .card .now { font-size: 1.2rem; }
+  dl { grid-template-columns: 1fr; } dd { margin-bottom: .4rem; }
+  svg .wide { display: none; } svg .narrow { display: inline; } }
+@media print {
+  body { max-width: none; padding: 0; font-size: 11pt; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  h2 { break-after: avoid; } th button::after { content: ""; } pre { white-space: pre-wrap; }
+  .scroll { overflow: visible; }
+  table { font-size: .75rem; } th, td { padding: .2rem .3rem; } }
+"""
+
+# Tables sort when a heading is pressed, largest first, then the other way; on paper nothing stays folded.
+JAVASCRIPT = """
+for (const table of document.querySelectorAll("table.sorts")) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
+    const first = column === 0 ? "ascending" : "descending";
+    const other = column === 0 ? "descending" : "ascending";
+    const way = head.getAttribute("aria-sort") === first ? other : first;
+    heads.forEach((each) => each.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", way);
+    const value = (row) => Number(row.cells[column].dataset.value);
+    const rows = [...table.tBodies[0].rows].sort((a, b) => value(a) - value(b) || a.dataset.place - b.dataset.place);
+    if (way === "descending") rows.reverse();
+    table.tBodies[0].append(...rows);
+  }));
+}
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
+"""

@@ -1,0 +1,300 @@
+"""The report: one HTML page that tells what a run removed, what it cost and what was gained. Nothing is fetched."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from secateur.report.again import call, command, loading, settings_of
+from secateur.report.charts import cuts_chart, rounds_chart, widths_chart
+from secateur.report.look import CSS, JAVASCRIPT
+from secateur.report.reading import Round, Run, read_run
+from secateur.report.table import layer_table
+from secateur.report.unit_charts import lost_name, scores_chart, sensitivity_chart
+from secateur.report.words import (
+    big,
+    change,
+    count,
+    duration,
+    goal,
+    milliseconds,
+    percent,
+    points,
+    what_it_cost,
+    what_was_gained,
+    what_was_removed,
+)
+from secateur.training.files import write_atomically
+
+REPORT = "report.html"
+OPEN_ROUNDS = 2  # with more rounds than this, only the first is unfolded
+# The page may run and show what is inside it, and reach nothing else.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of the finished run in `folder` (to `report.html` in it, unless `out` says where else).
+
+    Returns where it is. FileError names a file of the run that is missing or broken; an old report then stays.
+    """
+    path = Path(folder) / REPORT if out is None else Path(out)
+    page = render(read_run(folder))
+    write_atomically(path, page.encode())
+    return path
+
+
+def render(run: Run) -> str:
+    """The page as text."""
+    title = _title(run)
+    parts = [_lead(run), _cards(run), _asked(run), _over_rounds(run), _widths(run), *_sensitivities(run)]
+    parts += [*_scores(run), _layers(run), _load(run), _again(run), _glossary()]
+    body = "\n".join(part for part in parts if part)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">
+<title>{escape(title)}</title>
+<style>{CSS}</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+{body}
+</main>
+<script>{JAVASCRIPT}</script>
+</body>
+</html>
+"""
+
+
+def _title(run: Run) -> str:
+    gone = percent(1 - run.after.macs / run.before.macs) if run.before.macs else "0%"
+    if run.command is None:
+        return f"{run.model}, pruned: {gone} of the MACs removed"
+    return f"{run.command.get('model')} on {run.command.get('data')}, pruned: {gone} of the MACs removed"
+
+
+def _section(title: str, *parts: str) -> str:
+    inside = "\n".join(part for part in parts if part)
+    return f"<section>\n<h2>{escape(title)}</h2>\n{inside}\n</section>"
+
+
+def _p(words: str, kind: str = "") -> str:
+    return f'<p class="{kind}">{escape(words)}</p>' if kind else f"<p>{escape(words)}</p>"
+
+
+def _key(*rows: tuple[str, str]) -> str:
+    return '<ul class="key">' + "".join(f'<li class="{kind}">{escape(words)}</li>' for kind, words in rows) + "</ul>"
+
+
+def _lead(run: Run) -> str:
+    rows = (
+        ("What was removed:", what_was_removed(run)),
+        ("What it cost:", what_it_cost(run)),
+        ("What was gained:", what_was_gained(run)),
+    )
+    return '<div class="lead">' + "".join(f"<p><b>{a}</b> {escape(b)}</p>" for a, b in rows) + "</div>"
+
+
+# -- before and after in numbers
+
+
+def _cards(run: Run) -> str:
+    was, now = run.before, run.after
+    cards = []
+    for name, a, b in (("Test accuracy", was.test, now.test), ("Held-out accuracy", was.holdout, now.holdout)):
+        if a is not None and b is not None:
+            note = f"{points(b.top1 - a.top1)}; {count(b.images, 'image')}, {100 / b.images:.2g} points each"
+            cards.append(_card(name, percent(b.top1, 2), percent(a.top1, 2), note))
+            if a.top5 is not None and b.top5 is not None and a.top5 < 0.999:
+                cards.append(_card(f"{name}, top-5", percent(b.top5, 2), percent(a.top5, 2), points(b.top5 - a.top5)))
+    for name, x, y in (("MACs for an image", was.macs, now.macs), ("Weights", was.params, now.params)):
+        cards.append(_card(name, big(y), big(x), change(x, y)))
+    cards.append(_card("Bytes on disk", f"{big(now.bytes)}B", f"{big(was.bytes)}B", change(was.bytes, now.bytes)))
+    for size, before in was.latency.items():
+        after = now.latency[size]
+        name = f"Time for {count(int(size), 'image')}"
+        cards.append(_card(name, milliseconds(after), milliseconds(before), f"{before / after:.2f}× as fast"))
+    return '<div class="cards">' + "".join(cards) + "</div>"
+
+
+def _card(what: str, now: str, was: str, note: str) -> str:
+    return (
+        f'<div class="card"><div class="what">{escape(what)}</div><div class="now">{escape(now)}</div>'
+        f'<div class="was">before: {escape(was)}</div><div class="was">{escape(note)}</div></div>'
+    )
+
+
+# -- what was asked
+
+
+def _asked(run: Run) -> str:
+    asked, typed = run.settings, run.command or {}
+    epochs = "the preset's" if asked.epochs is None else str(asked.epochs)
+    retraining = "none" if asked.epochs == 0 else f"{asked.preset} schedule, {epochs} epochs a round"
+    if asked.distill:
+        retraining += ", towards the unpruned network's answers too"
+    rows = [
+        ("Network", f"{typed.get('model', run.model)}, {len(run.layers)} layers with weights"),
+        ("Data", str(typed["data"]) if "data" in typed else ""),
+        ("Goal", goal(run)),
+        ("Channels scored by", asked.metric),
+        ("Where to cut", _where(run)),
+        ("Repair", "" if asked.repair == "none" else asked.repair),
+        ("Retraining", retraining),
+        ("Left alone", ", ".join(asked.exclude)),
+        ("Seed", str(asked.seed)),
+    ]
+    listed = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows if b)
+    return _section("What was asked", f"<dl>{listed}</dl>")
+
+
+def _where(run: Run) -> str:
+    if run.settings.ratio is not None:
+        return "the same share everywhere"
+    cost = {"macs": "MACs", "params": "number of weights"}.get(run.settings.cost, run.settings.cost)
+    how = "each unit loses channels" + (f" worth the same {cost}" if run.settings.method == "flops" else "")
+    images = count(run.before.holdout.images, "held-out image")
+    return f"{how}; those that the network misses least on {images} lose theirs for good"
+
+
+# -- charts
+
+
+def _over_rounds(run: Run) -> str:
+    if not run.rounds:
+        return ""
+    keys = [("blue round", "held-out images"), *([("green round", "test images")] if run.after.test else [])]
+    parts = [_key(*keys), f"<figure>{rounds_chart(run)}</figure>"]
+    cuts = cuts_chart(run)
+    if cuts:
+        words = "A cut alone hurts; retraining brings most of the accuracy back:"
+        keys = [("orange round", "held-out, just cut"), ("blue round", "held-out, retrained")]
+        parts += [_p(words), _key(*keys), f"<figure>{cuts}</figure>"]
+    if run.undone > 0:
+        parts.append(_p("A further round lost more accuracy than was allowed, and was taken back."))
+    return _section("Accuracy against MACs, round by round", *parts, _time(run))
+
+
+def _time(run: Run) -> str:
+    spent = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in run.seconds.items() if phase != "this_call")
+    return _p(f"Time spent: {spent}.", "soft") if spent else ""
+
+
+def _widths(run: Run) -> str:
+    if not run.units:
+        return ""
+    words = (
+        "A unit is a set of channels that are kept or removed together. NAME:out are the channels that layer NAME "
+        "makes; NAME:in are those that it picks from the stream of a residual network, where others may still use them."
+    )
+    keys = _key(("blue", "kept"), ("pale", "removed"))
+    return _section("Widths before and after", _p(words), keys, f"<figure>{widths_chart(run)}</figure>")
+
+
+def _folded(title: str, inside: str, unfolded: bool) -> str:
+    return f"<details{' open' if unfolded else ''}><summary>{escape(title)}</summary>\n{inside}\n</details>"
+
+
+def _unfolded(run: Run, number: int) -> bool:
+    return number == 1 or len(run.rounds) <= OPEN_ROUNDS
+
+
+def _sensitivities(run: Run) -> list[str]:
+    rows = [(r, sensitivity_chart(r)) for r in run.rounds]
+    folds = [_folded(_round_title(r), f"<figure>{c}</figure>", _unfolded(run, r.outcome.number)) for r, c in rows if c]
+    first = next((r.sensitivity for r, c in rows if c), None)
+    if first is None:
+        return []
+    words = (
+        f"How much the network misses each unit: {lost_name(first)} when the unit loses its weakest channels "
+        "(how many: in brackets), before any retraining. Short bars are safe to cut; those were chosen."
+    )
+    if first.curves:
+        words = (
+            "What is left as each unit loses its weakest channels, before any retraining. Flat lines are safe to cut."
+        )
+    return [_section("Sensitivity of each unit", _p(words), _key(("blue", "chosen"), ("grey", "left alone")), *folds)]
+
+
+def _round_title(done: Round) -> str:
+    lost = sum(done.outcome.chosen.values())
+    return f"Round {done.outcome.number}: {count(lost, 'channel')} from {count(len(done.outcome.chosen), 'unit')}"
+
+
+def _scores(run: Run) -> list[str]:
+    folds = []
+    for done in run.rounds:
+        figures = [
+            f"<figure><figcaption><b>{escape(unit)}</b>, {lost} of {done.step.widths[unit]} removed</figcaption>"
+            f"{scores_chart(done, unit)}</figure>"
+            for unit, lost in done.outcome.chosen.items()
+            if unit in done.scores.values
+        ]
+        if figures:
+            grid = '<div class="grid">' + "".join(figures) + "</div>"
+            folds.append(_folded(_round_title(done), grid, _unfolded(run, done.outcome.number)))
+    if not folds:
+        return []
+    words = (
+        f"Each channel has a score ({run.rounds[0].scores.metric}); higher means keep. The bars count channels, from "
+        "weak (left) to strong (right). Channels left of the cut were removed."
+    )
+    return [_section("Scores and the cut", _p(words), _key(("orange", "removed"), ("blue", "kept")), *folds)]
+
+
+# -- table, loading, settings
+
+
+def _layers(run: Run) -> str:
+    return (
+        _section("Layer by layer", _p("Press a heading to sort.", "soft"), layer_table(run.layers))
+        if run.layers
+        else ""
+    )
+
+
+def _load(run: Run) -> str:
+    words = f"The pruned network is a model of the same class ({run.model}), with the same parameter names."
+    return _section("Load the pruned network", _p(words), f"<pre><code>{escape(loading(run))}</code></pre>")
+
+
+def _again(run: Run) -> str:
+    code = command(run.command) if run.command is not None else call(run)
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td><td>{'' if value == default else 'changed'}</td></tr>"
+        for name, value, default in settings_of(run)
+    )
+    table = f'<div class="scroll"><table class="plain"><tbody>{rows}</tbody></table></div>'
+    try:
+        ours = version("secateur")
+    except PackageNotFoundError:
+        ours = "not installed"
+    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
+    return _section(
+        "Do it again",
+        _p(
+            "The same settings, data and versions give the same network. Give a new folder with --out."
+            if run.command
+            else ""
+        ),
+        f'<pre class="wraps"><code>{escape(code)}</code></pre>',
+        _p(f"Run with {versions}; report written by secateur {ours}. Folder: {run.folder}.", "soft"),
+        _folded("All settings", table, False),
+    )
+
+
+def _glossary() -> str:
+    rows = (
+        ("Channel", "one of the feature maps that a layer makes; removing it makes the layer narrower."),
+        ("MAC", "multiply-add: one multiplication and one addition. Fewer of them is less work for each image."),
+        ("Unit", "channels that are scored and removed together."),
+        ("Held-out images", "set aside for decisions; not used for retraining."),
+        ("Test images", "looked at once, at the end, for this page only."),
+        ("Round", "score the channels, decide where to cut, cut, retrain."),
+    )
+    listed = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows)
+    return _section("Words used here", f"<dl>{listed}</dl>")

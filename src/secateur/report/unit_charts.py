@@ -1,0 +1,178 @@
+"""The charts of one round, unit by unit: how sensitive each is, and how its channels' scores are spread."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from secateur.deciding.sensitivity import Sensitivity, Tried
+from secateur.report import svg
+from secateur.report.charts import BAR, BARS, END, ROW
+from secateur.report.reading import Round
+from secateur.scoring.scores import Vector
+
+BINS = 24
+LOG_FROM = 100.0  # positive scores that span this factor are drawn on a logarithmic axis
+
+
+def sensitivity_chart(done: Round) -> str:
+    """Bars (Algorithm 1) or, where each unit was tried at several ratios, curves."""
+    found = done.sensitivity
+    if found is None or not found.tried:
+        return ""
+    return _curves(found, done) if found.curves else _bars(found, done)
+
+
+def lost_of(found: Sensitivity, row: Tried) -> float:
+    """How much worse the network is without these channels: points of accuracy, loss, or the user's own measure."""
+    return (100 if found.measure == "accuracy" else 1) * (found.base_value - row.value)
+
+
+def lost_name(found: Sensitivity) -> str:
+    """What `lost_of` counts."""
+    return {"accuracy": "points of accuracy lost", "loss": "loss added"}.get(found.measure, f"{found.measure} lost")
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 10 or value == 0 else f"{value:.2g}"
+
+
+def _bars(found: Sensitivity, done: Round) -> str:
+    losses = {name: lost_of(found, row) for name, row in found.tried.items()}
+    across = svg.Scale(min(0.0, *losses.values()), max(1e-9, *losses.values()), BARS, END)
+    body = []
+    for i, (name, row) in enumerate(found.tried.items()):
+        y, lost = i * ROW + 4, losses[name]
+        chosen = done.outcome.chosen.get(name, 0)
+        title = (
+            f"{name}: {_number(lost)} {lost_name(found)} when {row.channels} of {row.width} channels go, before "
+            f"retraining. " + (f"Chosen: it lost {chosen}." if chosen else "Left alone.")
+        )
+        left, right = sorted((across(0), across(lost)))
+        body.append(svg.name(y + 10, name, "strong" if chosen else ""))
+        body.append(svg.rect(left, y, max(right - left, 0.3), BAR, "kept" if chosen else "other", title))
+        body.append(svg.text(right + 1, y + 10, f"{_number(lost)} (−{row.channels})", "small"))
+    body.append(svg.line(across(0), 0, across(0), len(found.tried) * ROW, "axis"))
+    best = found.ranked()[0]
+    label = (
+        f"Round {done.outcome.number}: {lost_name(found)} by each of {len(found.tried)} units. "
+        f"The least sensitive is {best}. Chosen: {', '.join(done.outcome.chosen) or 'none'}."
+    )
+    return svg.chart(body, len(found.tried) * ROW + 6, label, "sensitivity")
+
+
+def _curves(found: Sensitivity, done: Round) -> str:
+    """What is left against the share of the unit's channels that is gone, one line a unit."""
+    scale = 100 if found.measure == "accuracy" else 1
+    rows = {
+        name: [(0.0, found.base_value), *((r.channels / r.width, r.value) for r in c)]
+        for name, c in found.curves.items()
+    }
+    values = [scale * value for points in rows.values() for _, value in points]
+    height, bottom = 260.0, 210.0
+    down, across = svg.Scale(min(values), max(values), bottom, 24), svg.Scale(0, 1, 13, 96)
+    body = []
+    for value in svg.ticks(down.low, down.high):
+        body.append(svg.line(0, down(value), 100, down(value), "grid"))
+        body.append(svg.text(0, down(value) - 4, f"{value:g}{'%' if scale == 100 else ''}", "small"))
+    shares = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    body += [svg.text(across(share), bottom + 18, f"{100 * share:.0f}%", "small", "middle") for share in shares]
+    body.append(svg.line(0, bottom, 100, bottom, "axis"))
+    body.append(svg.text(50, height - 8, "share of the unit's channels removed", "small", "middle"))
+    # Chosen units last, so that they are drawn over the others.
+    for name in sorted(rows, key=lambda n: n in done.outcome.chosen):
+        kind = "curve" if name in done.outcome.chosen else "faint"
+        for (x0, y0), (x1, y1) in zip(rows[name], rows[name][1:], strict=False):
+            title = f"{name}: {_number(scale * y1)} with {100 * x1:.0f}% of its channels removed"
+            body.append(svg.line(across(x0), down(scale * y0), across(x1), down(scale * y1), kind, title))
+    label = (
+        f"Round {done.outcome.number}: what is left as each of {len(rows)} units loses channels, chosen units in blue."
+    )
+    return svg.chart(body, height, label, "sensitivity")
+
+
+# -- scores
+
+
+def scores_chart(done: Round, unit: str) -> str:
+    """Histogram of one unit's scores: removed channels orange, kept ones blue, the cut between them dashed."""
+    values = np.asarray(done.scores.values[unit], dtype=np.float64)  # [channels]
+    kept = np.zeros(len(values), dtype=bool)
+    kept[list(done.step.keep[unit])] = True
+    logarithmic = bool(values.min() > 0 and values.max() / values.min() >= LOG_FROM)
+    places = np.log10(values) if logarithmic else values
+    cut = cut_of(places, kept)
+    edges = bin_edges(float(places.min()), float(places.max()), cut)
+    of_bin = np.clip(np.digitize(places, edges) - 1, 0, len(edges) - 2)  # [channels]
+    tallest = float(np.bincount(of_bin).max())
+    bottom = 92.0
+    down, across = svg.Scale(0, tallest, bottom, 22), svg.Scale(float(edges[0]), float(edges[-1]), 0, 100)
+    body = []
+    for i in np.unique(of_bin):
+        left, right = float(edges[i]), float(edges[i + 1])
+        span = f"scores {_score(left, logarithmic)} to {_score(right, logarithmic)}"
+        floor = bottom
+        for kind, word, mine in (("cut", "removed", ~kept), ("kept", "kept", kept)):
+            channels = np.flatnonzero((of_bin == i) & mine)
+            if len(channels):
+                size = bottom - down(float(len(channels)))
+                floor -= size
+                title = f"{span}: {len(channels)} {word} ({_which(done, unit, channels)})"
+                body.append(svg.rect(across(left), floor, across(right) - across(left) - 0.4, size, kind, title))
+    body += _score_axis(edges, cut, across, bottom, logarithmic)
+    removed = int((~kept).sum())
+    label = f"Scores of the {len(values)} channels of {unit} in round {done.outcome.number}; {removed} were removed."
+    return svg.chart(body, bottom + 20, label, "scores")
+
+
+def bin_edges(low: float, high: float, cut: float | None) -> Vector:
+    """Edges of equal bins that cover low to high. A cut is an edge, so that no bin lies on both sides of it."""
+    if not high > low:
+        return np.array([low - 0.5, low + 0.5])
+    width = (high - low) / BINS
+    if cut is None:
+        return low + width * np.arange(BINS + 1, dtype=np.float64)
+    below, above = math.ceil((cut - low) / width - 1e-9), math.ceil((high - cut) / width - 1e-9)
+    return cut + width * np.arange(-max(below, 1), max(above, 1) + 1, dtype=np.float64)
+
+
+def _score(place: float, logarithmic: bool) -> str:
+    return f"{10.0**place if logarithmic else place:.3g}"
+
+
+def _score_axis(edges: Vector, cut: float | None, across: svg.Scale, bottom: float, logarithmic: bool) -> list[str]:
+    body = [
+        svg.line(0, bottom, 100, bottom, "axis"),
+        svg.text(0, bottom + 15, _score(float(edges[0]), logarithmic), "small"),
+        svg.text(100, bottom + 15, _score(float(edges[-1]), logarithmic), "small", "end"),
+    ]
+    if logarithmic:
+        body.append(svg.text(50, bottom + 15, "log scale", "small", "middle"))
+    if cut is not None:
+        x = across(cut)
+        anchor = "start" if x < 15 else "end" if x > 85 else "middle"
+        words = _score(cut, logarithmic)
+        body.append(svg.line(x, 14, x, bottom, "goal", f"the cut: {words}"))
+        body.append(svg.text(x, 10, f"cut {words}", "small", anchor))
+    return body
+
+
+def cut_of(places: Vector, kept: npt.NDArray[np.bool_]) -> float | None:
+    """The middle between the strongest removed channel and the weakest kept one; None where they overlap.
+
+    They overlap where channels must go in groups.
+    """
+    if kept.all() or not kept.any():
+        return None
+    strongest, weakest = float(places[~kept].max()), float(places[kept].min())
+    return (strongest + weakest) / 2 if strongest <= weakest else None
+
+
+def _which(done: Round, unit: str, channels: npt.NDArray[np.int64], most: int = 8) -> str:
+    """Channels by their numbers in the original network."""
+    numbers = done.numbers.get(unit, ())
+    names = [str(numbers[c]) if len(numbers) > c else str(c) for c in channels]
+    more = f", … {len(names) - most} more" if len(names) > most else ""
+    return f"channel{'' if len(names) == 1 else 's'} {', '.join(names[:most])}{more}"

@@ -1,0 +1,146 @@
+"""Numbers as people read them, and the sentences of the report."""
+
+from __future__ import annotations
+
+from secateur.measuring.accuracy import Accuracy
+from secateur.report.reading import Run
+
+
+def big(number: float) -> str:
+    """11944576 as 11.94 M."""
+    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
+        if abs(number) >= unit:
+            return f"{number / unit:.2f}{suffix}"
+    return f"{number:g}"
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """0.5015 as 50.2%."""
+    return f"{100 * fraction:.{digits}f}%"
+
+
+def points(change: float) -> str:
+    """-0.0084 as −0.84 points."""
+    return f"{_sign(100 * change)} points"
+
+
+def change(was: float, now: float) -> str:
+    """How much less (or more) of something there is now."""
+    return f"{_sign(100 * (now / was - 1), 1)}%" if was else "–"
+
+
+def _sign(number: float, digits: int = 2) -> str:
+    words = f"{abs(number):.{digits}f}"
+    return words if float(words) == 0 else f"{'+' if number > 0 else '−'}{words}"
+
+
+def milliseconds(seconds: float) -> str:
+    """0.0297 as 29.7 ms."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def duration(seconds: float) -> str:
+    """75 as 1 min 15 s."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds >= 0.05 else "under 0.1 s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def count(number: int, thing: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
+def removed_fraction(run: Run, what: str = "macs") -> float:
+    """Share of the MACs (or params, bytes) that is gone."""
+    was, now = getattr(run.before, what), getattr(run.after, what)
+    return 1 - now / was if was else 0.0
+
+
+def judged(run: Run) -> tuple[str, Accuracy, Accuracy]:
+    """The accuracy to report: on test images where there were some."""
+    if run.before.test is not None and run.after.test is not None:
+        return "test", run.before.test, run.after.test
+    return "held-out", run.before.holdout, run.after.holdout
+
+
+# -- the three sentences at the top
+
+
+def what_was_removed(run: Run) -> str:
+    """Which channels went, and what that is of the whole."""
+    narrowed = sorted(
+        ((unit.width - unit.kept, name, unit) for name, unit in run.units.items() if unit.kept < unit.width),
+        key=lambda row: (-row[0], row[1]),
+    )
+    if not narrowed:
+        return "Nothing: every channel is still there."
+    most = [f"{name} (from {unit.width} channels to {unit.kept})" for _, name, unit in narrowed[:3]]
+    rest = len(narrowed) - len(most)
+    where = " and ".join(most) if len(most) < 3 else f"{most[0]}, {most[1]} and {most[2]}"
+    whole = len(run.units) - len(narrowed)
+    more = f", and from {count(rest, 'more unit')}" if rest else ""
+    left = f" {whole} of {len(run.units)} units kept all their channels." if whole else ""
+    return (
+        f"{percent(removed_fraction(run))} of the multiply-adds and {percent(removed_fraction(run, 'params'))} of the "
+        f"weights, in {count(len(run.rounds), 'round')}. Channels went from {where}{more}.{left}"
+    )
+
+
+def what_it_cost(run: Run) -> str:
+    """The accuracy lost, also in images."""
+    part, was, now = judged(run)
+    lost = was.top1 - now.top1
+    mistakes = round(lost * now.images)
+    head = f"Accuracy on the {part} images went from {percent(was.top1, 2)} to {percent(now.top1, 2)}"
+    if mistakes == 0:
+        tail = ": no images lost."
+    else:
+        more = "more" if mistakes > 0 else "fewer"
+        word = "mistake" if abs(mistakes) == 1 else "mistakes"
+        tail = f" ({points(-lost)}): {abs(mistakes):,} {more} {word} on {now.images:,} images."
+    seen = " No decision looked at these images." if part == "test" else " Decisions looked at these images too."
+    return head + tail + seen
+
+
+def what_was_gained(run: Run) -> str:
+    """Speed and size."""
+    said = [_faster(size, was, run.after.latency[size]) for size, was in run.before.latency.items()]
+    smaller = f"The tensors take {big(run.after.bytes)}B instead of {big(run.before.bytes)}B."
+    return (f"A forward pass is {' and '.join(said)}. " if said else "") + smaller
+
+
+def _faster(size: str, was: float, now: float) -> str:
+    images = "one image" if size == "1" else f"{size} images at a time"
+    ratio = was / now if now else 1.0
+    times = f"({milliseconds(was)} before, {milliseconds(now)} now)"
+    if abs(ratio - 1) < 0.02:
+        return f"as fast as before on {images} {times}"
+    return f"{ratio:.2f} times as fast on {images} {times}"
+
+
+def goal(run: Run) -> str:
+    """What the run was to reach, and whether it did."""
+    asked = run.settings
+    drop = None if asked.max_drop is None else f"{100 * asked.max_drop:g} points of held-out accuracy"
+    limit = f", losing at most {drop}" if drop else ""
+    if asked.ratio is not None:
+        return f"Remove {percent(asked.ratio, 0)} of the channels of every unit, in one go{limit}."
+    if asked.target is not None:
+        reached = _reached(run, "macs", (1 - asked.target) * run.before.macs)
+        return f"Remove {percent(asked.target)} of the MACs{limit}. {reached}"
+    for key, title in (("macs", "MACs"), ("params", "weights")):
+        left = getattr(asked, key)
+        if left is not None:
+            whole = big(getattr(run.before, key))
+            return f"Leave {big(left)} {title} of {whole}{limit}. {_reached(run, key, left)}"
+    return f"Remove as much as can go{limit}."
+
+
+def _reached(run: Run, key: str, left: float) -> str:
+    whole, now = getattr(run.before, key), getattr(run.after, key)
+    gone = percent(1 - now / whole) if whole else "–"
+    # A run ends within half a per cent of the whole: single channels are not cut in two.
+    return f"Reached: {gone} removed." if now <= left + 0.0051 * whole else f"Not reached: {gone} removed."
