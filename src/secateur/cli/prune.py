@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from secateur.zoo.data import ImageData
 
 DEMO_MODEL, DEMO_DATA, DEMO_EPOCHS = "resnet8", "digits", 30
-DEMO = {"target": 0.5, "rounds": 2, "epochs": 12, "lr": 0.02, "augment": False}
+DEMO = {"target": 0.5, "rounds": 2, "epochs": 12, "lr": 0.02, "augment": False, "distill": True}
 
 
 @friendly
@@ -31,7 +31,9 @@ def command(
     params: Annotated[str | None, typer.Option(help="Weights to be left, as in 400K.")] = None,
     max_drop: Annotated[float | None, typer.Option(help="Points of held-out accuracy that may be lost.")] = None,
     ratio: Annotated[float | None, typer.Option(help="One shot: this share of every unit.")] = None,
-    metric: Annotated[str, typer.Option(help="What a channel is worth by; see `secateur score --help`.")] = "gsd",
+    metric: Annotated[
+        str, typer.Option(help="What a channel is worth by; gsd is the paper's. See docs/metrics.md.")
+    ] = "reader_energy",
     images: Annotated[int | None, typer.Option(help="Score on so many images, drawn anew each round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Reach the target in so many rounds.")] = None,
     alpha: Annotated[float, typer.Option(help="Pruning rate of Eqn. 3; the paper takes 2 to 4.")] = 3.0,
