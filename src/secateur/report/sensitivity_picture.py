@@ -34,26 +34,22 @@ def _name(found: Sensitivity) -> str:
 
 
 def _bars(axes: Any, found: Sensitivity, chosen: Collection[str]) -> None:
+    """A stem from the whole network's value to each unit's, with a dot that shows even where nothing is lost."""
     names = list(found.tried)
-    values = [_level(found, found.tried[n].value) for n in names]
     base = _level(found, found.base_value)
-    colours = [BLUE if n in chosen else GREY for n in names]
-    axes.bar(range(len(names)), [v - base for v in values], bottom=base, color=colours, width=0.8)
-    axes.axhline(base, color=ORANGE, linewidth=1.2)
+    for picked, colour, label in ((True, BLUE, "chosen"), (False, GREY, "left alone")):
+        places = [i for i, n in enumerate(names) if (n in chosen) == picked]
+        values = [_level(found, found.tried[names[i]].value) for i in places]
+        axes.vlines(places, base, values, color=colour, linewidth=3)
+        axes.scatter(places, values, color=colour, s=28, zorder=3, label=label)
+    axes.axhline(base, color=ORANGE, linewidth=1.2, zorder=1, label="whole network")
     axes.set_xticks(range(len(names)), [f"{n} (-{found.tried[n].channels})" for n in names], rotation=90, fontsize=7)
+    axes.set_xlabel("unit (channels lost)")
     axes.set_ylabel(_name(found))
-    axes.set_title(f"Each unit loses channels worth the same {found.cost} (alpha {found.alpha:.2g}), no retraining")
+    saved = {"macs": "MACs", "params": "weights"}.get(found.cost, found.cost)
+    axes.set_title(f"Every unit loses channels worth the same {saved} (alpha {found.alpha:.2g}); no retraining")
     axes.set_xlim(-0.8, len(names) - 0.2)
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles = [
-        Line2D([], [], color=ORANGE, label="whole network"),
-        Patch(color=BLUE, label="chosen"),
-        Patch(color=GREY, label="left alone"),
-    ]
-    axes.legend(handles=handles, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.02), frameon=False, fontsize=8)
-    axes.tick_params(axis="x", pad=16)
+    axes.figure.legend(ncols=3, loc="outside lower center", frameon=False, fontsize=8)
 
 
 def _curves(axes: Any, found: Sensitivity) -> None:
