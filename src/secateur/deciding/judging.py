@@ -51,16 +51,21 @@ class Judged:
 
 @dataclass(frozen=True)
 class Answers:
-    """Per image: 1 where the network is right, its cross-entropy, the margin of its two highest logits, the label."""
+    """Per image: 1 where the network is right, its cross-entropy, the margin of the true class, the label."""
 
     right: Floats
     loss: Floats
-    margin: Floats
+    margin: Floats  # logit of the true class minus the highest other one
     labels: Places
 
     def value(self, measure: str) -> Floats:
         """What counts, higher is better."""
         return self.right if measure == "accuracy" else -self.loss
+
+    def telling(self, measure: str) -> Places:
+        """The images, those first that are the likeliest to change when a unit loses channels: near the border between
+        right and wrong; for the loss, where it is high."""
+        return np.argsort(np.abs(self.margin) if measure == "accuracy" else -self.loss, kind="stable")
 
     def judged(self, measure: str) -> Judged:
         """The means over all images."""
@@ -69,13 +74,12 @@ class Answers:
 
 def answers_of(logits: Tensor, labels: Tensor) -> Answers:
     """What a network said of some images."""
-    top = logits.topk(min(2, logits.shape[1]), dim=1)
-    margin = top.values[:, 0] - top.values[:, -1]
-    right = (top.indices[:, 0] == labels).double()
+    places = labels[:, None]
+    others = logits.scatter(1, places, -torch.inf).amax(1)
+    margin = (logits.gather(1, places)[:, 0] - others).double()
+    right = (logits.argmax(1) == labels).double()
     loss = F.cross_entropy(logits.double(), labels, reduction="none")
-    return Answers(
-        right.cpu().numpy(), loss.cpu().numpy(), margin.double().cpu().numpy(), labels.cpu().numpy().astype(np.int64)
-    )
+    return Answers(*(x.cpu().numpy() for x in (right, loss, margin, labels)))
 
 
 def judge_all(
@@ -100,8 +104,8 @@ def judge_all(
             return np.array([answers.right.sum(), answers.loss.sum()])
 
         sums += _shared(trials, work, step)
-    judged = [_judged(right / images, loss / images, measure, images) for right, loss in sums]
-    return _joined(base).judged(measure), judged
+    whole = _joined(base).judged(measure)
+    return whole, [_judged(right / images, loss / images, measure, images) for right, loss in sums]
 
 
 def judge_by_race(

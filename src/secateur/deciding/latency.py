@@ -3,7 +3,7 @@
 Each layer is timed whole, with half of its inputs, with half of its outputs and with half of both; in between, its
 time is taken to be bilinear in the shares of inputs and outputs that are left:
 
-    t(i, o) = a + b i + c o + d i o
+    t(i, o) = a + b i + c o + d i o    with a, b, c, d >= 0, so that no layer gets slower by losing channels
 
 Layers are timed on their own input shape, on the device of the model, in turns.
 """
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -65,7 +66,7 @@ def measured_cost(graph: ChannelGraph, batch: int = BATCH, rounds: int = ROUNDS)
         seconds = 0.0
         for name, layer_time in table.items():
             layer, now = graph.layers[name], cost.layers[name]
-            seconds += max(0.0, layer_time.at(now.inputs / layer.inputs, now.outputs / layer.outputs))
+            seconds += layer_time.at(now.inputs / layer.inputs, now.outputs / layer.outputs)
         return seconds
 
     return latency
@@ -80,44 +81,46 @@ def _time_layer(layer: nn.Module, shape: torch.Size, batch: int, rounds: int, de
     size = [batch, *shape[1:]]
     size[axis] = _width(whole)
     x = torch.randn(size, device=device, dtype=next(layer.parameters()).dtype)
-    half_in, half_out = _half(whole, inputs=True), _half(whole, inputs=False)
-    versions = {
-        (1.0, 1.0): (whole, x),
-        (half_in[0], half_out[0] if is_depthwise(whole) else 1.0): (half_in[1], _cut(x, half_in[1], axis)),
-        (1.0, half_out[0]): (half_out[1], _cut(x, half_out[1], axis)),
-    }
-    seconds = _in_turns(versions, rounds)
-    points = np.array([[1.0, i, o, i * o] for i, o in seconds])
-    values = np.array(list(seconds.values()))
-    a, b, c, d = np.linalg.lstsq(points, values, rcond=None)[0]
-    return LayerTime(float(a), float(b), float(c), float(d))
+    versions = {}
+    for inputs, outputs in ((False, False), (True, False), (False, True), (True, True)):
+        shares, cut = _half(whole, inputs=inputs, outputs=outputs)
+        versions[shares] = (cut, x.narrow(axis, 0, _width(cut)).contiguous())
+    return fitted(_in_turns(versions, rounds))
+
+
+def fitted(seconds: Mapping[tuple[float, float], float]) -> LayerTime:
+    """The coefficients that fit seconds at shares (inputs, outputs) best, none of them negative."""
+    points = np.array([[1.0, i, o, i * o] for i, o in seconds])  # [times, 4]
+    times = np.array(list(seconds.values()))
+    best, error = np.zeros(4), np.inf
+    for used in product((False, True), repeat=4):  # few enough to try all subsets that may be above 0
+        found = np.zeros(4)
+        found[list(used)] = np.linalg.lstsq(points[:, list(used)], times, rcond=None)[0]
+        missed = float(np.square(points @ found - times).sum())
+        if found.min() >= 0 and missed < error * (1 - 1e-9):
+            best, error = found, missed
+    return LayerTime(*best.tolist())
 
 
 def _width(layer: nn.Module) -> int:
     return int(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)  # type: ignore[arg-type]
 
 
-def _half(layer: nn.Module, *, inputs: bool) -> tuple[float, nn.Module]:
-    """A copy with half of the inputs (or outputs) and the share that is left; groups keep equal parts."""
+def _half(layer: nn.Module, *, inputs: bool, outputs: bool) -> tuple[tuple[float, float], nn.Module]:
+    """A copy with half of the inputs and / or outputs, and the shares that are left; groups keep equal parts."""
     cut = copy.deepcopy(layer)
     width = _width(layer)
     out = int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)  # type: ignore[arg-type]
-    groups = int(getattr(layer, "groups", 1))
-    if is_depthwise(layer):
-        keep = np.arange(max(1, width // 2))
+    if is_depthwise(layer):  # its inputs are its outputs
+        keep = np.arange(max(1, width // 2) if inputs or outputs else width)
         layers.shrink_depthwise(cut, keep)
-        return len(keep) / width, cut
+        return (len(keep) / width, len(keep) / width), cut
+    groups = int(getattr(layer, "groups", 1))
     ins, outs = np.arange(width).reshape(groups, -1), np.arange(out).reshape(groups, -1)
-    if inputs:
-        ins = ins[:, : max(1, ins.shape[1] // 2)]
-    else:
-        outs = outs[:, : max(1, outs.shape[1] // 2)]
+    ins = ins[:, : max(1, ins.shape[1] // 2)] if inputs else ins
+    outs = outs[:, : max(1, outs.shape[1] // 2)] if outputs else outs
     layers.shrink_mixing(cut, ins.reshape(-1), outs.reshape(-1))
-    return (ins.size / width if inputs else outs.size / out), cut
-
-
-def _cut(x: Tensor, layer: nn.Module, axis: int) -> Tensor:
-    return x.narrow(axis, 0, _width(layer)).contiguous()
+    return (ins.size / width, outs.size / out), cut
 
 
 def _in_turns(

@@ -1,11 +1,11 @@
 """Units race: the images that decide come first, and what is settled is not looked at again.
 
 An image that the whole network is sure of hardly ever changes sides when a unit loses a few channels. So images are
-taken in the order of the margin between the two highest logits, least sure first, in chunks. After each chunk the
-rest is extrapolated: a unit's further change per image is taken to shrink as it did from the last chunk to this one,
-with the spread of the last chunk. From draws of all units' final values it is read off how far the k best found may
-be from the true k best; when that is within the tolerance at the stated confidence, the race ends. Units that are
-among the k best in none of the draws drop out on the way.
+taken in chunks, the least sure first. After each chunk the rest is extrapolated: further changes are taken to shrink
+from chunk to chunk as they did from the last one to this, with the spread that was seen in this one. From draws of all
+units' final values it is read off how far the k best found may be from the true k best; when that is within the
+tolerance at the stated confidence, the race ends. Units that are among the k best in none of the draws drop out on the
+way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Ask = Callable[[Sequence[int], Places], Floats]  # units, images -> their values
 
 CHUNKS = 20  # parts into which the images are cut
 SMALLEST_CHUNK = 50
+LEAST_CHUNKS = 3  # how changes shrink from chunk to chunk is not known from fewer
 DRAWS = 400
+DECAY = (0.3, 1.0)  # how much of a chunk's changes the next one may be taken to have
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class _Race:
         self.spread = np.ones(units)  # its variance per image
         self.weight = np.ones(units)  # share of that rate that the images left are expected to have
         self.in_race = np.ones(units, dtype=bool)
+        self.chunk = 1  # images in the last chunk
 
     def active(self) -> list[int]:
         """Units still in the race."""
@@ -77,34 +80,41 @@ class _Race:
 
     def add(self, units: Sequence[int], values: Floats, images: Places) -> None:
         """What the units say of a chunk of images: values [units, images]."""
-        rows = np.asarray(units)
+        rows, before = np.asarray(units), self.spread[units].sum()
         difference = values - self.base[images]  # [units, images]
-        first, before = not self.seen.any(), self.spread[rows].sum()
-        self.change[rows] += difference.sum(axis=1)
-        self.seen[rows] += len(images)
+        own = (difference**2).mean(axis=1)
+        # A unit that changed nothing in this chunk may still do so: half of what is expected is what all units do.
+        together = max(float(own.mean()), 0.5 / difference.size)
+        self.spread[rows] = (own + together) / 2
         self.rate[rows] = difference.mean(axis=1)
-        self.spread[rows] = np.maximum((difference**2).mean(axis=1), 0.5 / len(images))
-        decay = 1.0 if first else float(np.clip(self.spread[rows].sum() / before, 0.3, 1.0))
+        self.change[rows] += difference.sum(axis=1)
+        decay = 1.0 if not self.seen.any() else float(np.clip(self.spread[rows].sum() / before, *DECAY))
+        self.seen[rows] += len(images)
+        self.chunk = len(images)
         chunks = max(1, -(-(len(self.base) - int(self.seen.max())) // len(images)))
-        # Units that have dropped out keep what was expected of them when they did.
         self.weight[rows] = np.mean(decay ** np.arange(1, chunks + 1))
 
     def expected(self) -> Floats:
-        """Each unit's value over all images."""
+        """Each unit's value over all images; one that has dropped out is no better than the k-th best."""
         left = len(self.base) - self.seen
-        return np.asarray(self.base.mean() + (self.change + left * self.weight * self.rate) / len(self.base))
+        values = self.base.mean() + (self.change + left * self.weight * self.rate) / len(self.base)
+        worst = np.sort(values[self.in_race])[-self.k]
+        return np.asarray(np.where(self.in_race, values, np.minimum(values, worst)))
 
     def settled(self) -> bool:
         """Whether the k best are known well enough; drops units that no longer can be among them."""
-        left = len(self.base) - self.seen
-        if not left[self.in_race].any() or self.in_race.sum() <= self.k:
+        running = np.flatnonzero(self.in_race)
+        left = (len(self.base) - self.seen)[running]
+        if not left.any() or len(running) <= self.k:
             return True
-        deviation = np.sqrt(left * self.weight * self.spread) / len(self.base)
-        draws = self.expected() + deviation * self.random.standard_normal((DRAWS, len(self.change)))
+        expected = self.expected()[running]
+        more = left * self.weight[running]  # as many images of the last chunk's kind are still to come
+        # What they will say varies, and so does the rate that was seen in the last chunk.
+        deviation = np.sqrt(self.spread[running] * (more + more**2 / self.chunk)) / len(self.base)
+        draws = expected + deviation * self.random.standard_normal((DRAWS, len(running)))
         best = np.argpartition(-draws, self.k - 1, axis=1)[:, : self.k]
-        reached = np.zeros(len(self.change), dtype=bool)
-        reached[np.unique(best)] = True
-        self.in_race &= reached
-        chosen = np.argsort(-self.expected(), kind="stable")[: self.k]
+        self.in_race[np.delete(running, np.unique(best))] = False
+        chosen = np.argsort(-expected, kind="stable")[: self.k]
         regret = np.take_along_axis(draws, best, axis=1).mean(axis=1) - draws[:, chosen].mean(axis=1)
-        return bool(np.quantile(regret, self.confidence) <= self.tolerance)
+        known = self.seen.max() >= LEAST_CHUNKS * self.chunk
+        return bool(known and np.quantile(regret, self.confidence) <= self.tolerance)

@@ -2,7 +2,7 @@
 
 Each unit loses its n_l weakest channels, all of which save the same cost; the held-out accuracy without retraining
 says how much it hurts. Nothing in front of the change is computed again (`staged.py`), and by default units race
-(`racing.py`): the images that the network is least sure of come first, until the k best units are known well enough.
+(`racing.py`): the images that tell most come first, until the k best units are known well enough.
 """
 
 from __future__ import annotations

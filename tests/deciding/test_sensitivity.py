@@ -1,0 +1,311 @@
+"""Sensitivity on real networks: racing beside exact, what units are ranked by, what is left as found, bad input."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import secateur as sc
+from secateur.deciding import judging
+from secateur.deciding.amounts import candidates
+from secateur.deciding.latency import LayerTime, fitted, layer_times, measured_cost
+from secateur.deciding.sensitivity import Sensitivity, sensitivity
+from secateur.errors import DataError, DecideError
+from secateur.scoring.scores import Scores
+from tests.deciding.test_algorithm_1 import Mixed
+from tests.deciding.toys import answered, batches, drawn, measured, random_scores, seeded, without_weakest
+from tests.nets import NETS
+
+EXAMPLE = torch.zeros(1, 3, 8, 8)
+
+
+def case(images: int = 60, *sizes: int, seed: int = 0) -> tuple[nn.Module, sc.ChannelGraph, Scores, list[Any]]:
+    model = seeded(Mixed, seed)
+    inputs = drawn(EXAMPLE, images, seed)
+    graph = sc.trace(model, EXAMPLE)
+    return model, graph, random_scores(graph, seed), batches(inputs, answered(model, inputs), *(sizes or (25,)))
+
+
+def values(found: Sensitivity) -> dict[str, float]:
+    return {name: row.value for name, row in found.tried.items()}
+
+
+def test_a_race_ends_near_the_exact_best() -> None:
+    """Six units, the best two of them; 600 images in uneven batches."""
+    gaps, shares = [], []
+    for seed in range(2):
+        _, graph, scores, pairs = case(600, 200, 77, seed=seed)
+        exact = sensitivity(graph, scores, pairs, alpha=1, exact=True)
+        raced = sensitivity(graph, scores, pairs, alpha=1, tolerance=0.01)
+        assert raced.base_accuracy == exact.base_accuracy and raced.images == 600
+        truth = values(exact)
+        gaps.append(sum(truth[n] for n in exact.ranked()[:2]) / 2 - sum(truth[n] for n in raced.ranked()[:2]) / 2)
+        shares.append(sum(row.images for row in raced.tried.values()) / (600 * len(raced.tried)))
+        assert all(row.images == 600 for row in exact.tried.values())
+        assert {n: row.channels for n, row in raced.tried.items()} == {n: r.channels for n, r in exact.tried.items()}
+    assert max(gaps) <= 0.01 and np.mean(shares) < 0.8
+
+
+def test_images_that_tell_most_come_first() -> None:
+    """Fifty images are near the border; a race of one chunk's worth of images would read just these."""
+    logits = torch.tensor([[9.0, 0.0, 0.0], [1.0, 0.9, 0.0], [0.0, 5.0, 1.0], [2.0, 1.0, 0.0]])
+    labels = torch.tensor([0, 1, 0, 0])
+    answers = judging.answers_of(logits, labels)
+    assert answers.right.tolist() == [1, 0, 0, 1]
+    assert answers.margin == pytest.approx([9, -0.1, -5, 1])
+    assert answers.loss == pytest.approx((logits.double().logsumexp(1) - logits[range(4), labels]).numpy())
+    assert answers.telling("accuracy").tolist() == [1, 3, 2, 0]
+    assert answers.telling("loss").tolist() == [2, 1, 3, 0]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_by_loss(exact: bool) -> None:
+    model, graph, scores, pairs = case(60)
+    found = sensitivity(graph, scores, pairs, measure="loss", exact=exact, tolerance=0.0)
+    assert found.measure == "loss" and found.base_value == -found.base_loss == pytest.approx(-measured(model, pairs)[1])
+    for name, row in found.tried.items():
+        keep = without_weakest(graph.units[name], scores.values[name], row.channels)
+        with sc.zeroed(graph, {name: keep}):
+            loss = measured(model, pairs)[1]
+        if row.images == 60:
+            assert row.value == pytest.approx(-loss, rel=1e-4) and row.loss == pytest.approx(loss, rel=1e-4)
+    assert sum(row.images == 60 for row in found.tried.values()) >= (len(found.tried) if exact else 2)
+    assert found.ranked() == sorted(found.tried, key=lambda n: -found.tried[n].value)
+
+
+def test_by_a_users_own_measure() -> None:
+    """Negative size of the logits; a one-shot generator of batches is read by every trial."""
+    model, graph, scores, pairs = case(20)
+    seen: list[int] = []
+
+    def small(network: nn.Module, loader: Any) -> float:
+        assert not network.training and not torch.is_grad_enabled()
+        seen.append(sum(len(labels) for _, labels in loader))
+        return -float(sum(network(images).abs().sum() for images, _ in pairs))
+
+    found = sensitivity(graph, scores, iter(pairs), measure=small, alpha=1)
+    assert found.measure == "small" and found.base_accuracy is None and found.base_loss is None
+    assert seen == [20] * (1 + len(found.tried))
+    for name, row in found.tried.items():
+        keep = without_weakest(graph.units[name], scores.values[name], row.channels)
+        with sc.zeroed(graph, {name: keep}), torch.no_grad():
+            assert row.value == pytest.approx(small(model, pairs), rel=1e-6)
+    assert found.ranked()[0] == max(found.tried, key=lambda n: found.tried[n].value)
+
+
+def test_patterns() -> None:
+    _, graph, scores, pairs = case(10)
+    everything = {"conv1:in", "conv1:out", "down:in", "down:out", "group:out", "point:out"}
+    assert set(candidates(graph)) == everything
+    assert set(graph.units) - everything == {"fc1:out"}  # between linear layers: left alone unless named
+    assert set(candidates(graph, exclude=["conv1*"])) == everything - {"conv1:in", "conv1:out"}
+    assert set(candidates(graph, exclude=["*:in", "point"])) == {"conv1:out", "down:out", "group:out"}
+    assert set(candidates(graph, only=["down", "fc1:out"])) == {"down:in", "down:out", "fc1:out"}
+    assert set(candidates(graph, exclude=["*:out"], only=["down*"])) == {"down:in"}
+    found = sensitivity(graph, scores, pairs, exclude=["conv1*", "group:out"], exact=True)
+    assert set(found.tried) == {"down:in", "down:out", "point:out"}
+    with pytest.raises(DecideError, match="no unit is left to prune"):
+        sensitivity(graph, scores, pairs, exclude=["*"])
+    residual = sc.trace(seeded(NETS["residual"].build), EXAMPLE)
+    assert set(residual.units) - set(candidates(residual)) == {"fc:in"}  # the classifier's reading of the stream
+
+
+def test_several_inputs_and_dicts() -> None:
+    for name in ("tuple_input", "dict_input"):
+        model = seeded(NETS[name].build)
+        images = drawn(NETS[name].example(), 130)
+        graph = sc.trace(model, NETS[name].example())
+        pairs = batches(images, answered(model, images), 40)
+        exact = sensitivity(graph, random_scores(graph), pairs, exact=True, alpha=1)
+        raced = sensitivity(graph, random_scores(graph), pairs, alpha=1, tolerance=0.0)
+        assert set(exact.tried) == {"a:out", "b:out"}
+        full = [n for n, row in raced.tried.items() if row.images == 130]
+        assert all(raced.tried[n].accuracy == pytest.approx(exact.tried[n].accuracy) for n in full)
+
+
+def test_everything_is_left_as_found() -> None:
+    model, graph, scores, pairs = case(60)
+    model.train()
+    model.bn.eval()
+    model.stem.weight.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    modes = [m.training for m in model.modules()]
+    given = copy.deepcopy(pairs)
+    torch.manual_seed(5)
+    state, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    for words in ({}, {"exact": True}, {"method": "ratio", "ratios": (0.5,)}, {"cost": "latency"}):
+        sensitivity(graph, scores, pairs, **words)  # type: ignore[arg-type]
+
+    def broken(network: nn.Module, loader: Any) -> float:
+        raise ZeroDivisionError
+
+    def broken_later(network: nn.Module, loader: Any) -> float:
+        calls.append(1)
+        return 1 / (2 - len(calls))
+
+    calls: list[int] = []
+    for measure in (broken, broken_later):
+        with pytest.raises(ZeroDivisionError):
+            sensitivity(graph, scores, pairs, measure=measure)
+    assert len(calls) == 2
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert [m.training for m in model.modules()] == modes
+    assert not model.stem.weight.requires_grad and model.conv1.weight.requires_grad
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+    for (a, x), (b, y) in zip(pairs, given, strict=True):
+        assert torch.equal(a, b) and torch.equal(x, y)
+
+
+def test_the_same_again_and_as_json() -> None:
+    _, graph, scores, pairs = case(200)
+    one, two = (sensitivity(graph, scores, pairs, seed=3) for _ in range(2))
+    assert one == two
+    words = json.loads(json.dumps(one.to_dict()))
+    assert words["tried"]["point:out"]["channels"] == one.tried["point:out"].channels
+    assert words["images"] == 200 and words["alpha"] == 3.0
+
+
+def test_progress_only_grows_and_ends() -> None:
+    _, graph, scores, pairs = case(120)
+    for words in ({"exact": True}, {}, {"measure": lambda model, loader: 1.0}):
+        heard: list[tuple[int, int]] = []
+        sensitivity(graph, scores, pairs, progress=lambda *news, heard=heard: heard.append(news), **words)  # type: ignore
+        shares = [done / total for done, total in heard]
+        assert len(heard) >= 6 and shares == sorted(shares) and shares[-1] == 1.0
+
+
+# ------------------------------------------------------------------------------------------------------------- latency
+
+
+def test_layer_times_fit_and_never_reward_more_channels() -> None:
+    exact = LayerTime(1e-4, 2e-4, 3e-4, 5e-4)
+    points = [(1.0, 1.0), (0.5, 1.0), (1.0, 0.5), (0.5, 0.5)]
+    found = fitted({point: exact.at(*point) for point in points})
+    for point in [*points, (0.3, 0.8)]:
+        assert found.at(*point) == pytest.approx(exact.at(*point))
+    odd = fitted({(1.0, 1.0): 1.0, (0.5, 1.0): 1.2, (1.0, 0.5): 0.9, (0.5, 0.5): 1.1})  # a noisy machine
+    assert min(odd.a, odd.b, odd.c, odd.d) >= 0
+    grid = np.linspace(0, 1, 11)
+    table = np.array([[odd.at(i, o) for o in grid] for i in grid])
+    assert (np.diff(table, axis=0) >= -1e-12).all() and (np.diff(table, axis=1) >= -1e-12).all()
+    assert table[-1, -1] == pytest.approx(1.05, abs=0.15)
+    assert fitted({(1.0, 1.0): 2.0, (0.5, 0.5): 1.0}).at(0.75, 0.75) == pytest.approx(1.5, abs=0.2)  # depthwise
+
+
+@pytest.mark.parametrize(
+    "name", ["grouped", "depthwise", "transposed", "flattened", "channels_last", "sound", "volume"]
+)
+def test_every_kind_of_layer_is_timed(name: str) -> None:
+    graph = sc.trace(seeded(NETS[name].build), NETS[name].example())
+    table = layer_times(graph, batch=4, rounds=2)
+    assert set(table) == set(graph.layers)
+    assert all(layer.at(1.0, 1.0) > 0 for layer in table.values())
+
+
+def test_latency_as_cost() -> None:
+    model, graph, scores, pairs = case(20)
+    cost = measured_cost(graph, batch=8, rounds=3)
+    keep: dict[str, list[int]] = {}
+    seconds = [cost(keep)]
+    for name in candidates(graph):  # less and less is left
+        unit = graph.units[name]
+        keep[name] = without_weakest(unit, scores.values[name], unit.width // 2 // unit.granule * unit.granule)
+        seconds.append(cost(keep))
+    assert all(later <= earlier for earlier, later in pairwise(seconds))
+    assert 0 < seconds[-1] < seconds[0]
+    found = sensitivity(graph, scores, pairs, cost="latency", exact=True)
+    assert found.cost == "latency" and all(row.saved > 0 and row.floss > 0 for row in found.tried.values())
+    most = max(row.floss for row in found.tried.values())
+    for row in found.tried.values():
+        granule = graph.units[row.unit].granule
+        if not row.stopped:
+            assert abs(row.channels * row.floss - 3 * most) <= 0.5 * granule * row.floss * (1 + 1e-9)
+    assert model.training is False
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        ({"alpha": 0.0}, "alpha must be above 0"),
+        ({"alpha": -3.0}, "alpha must be above 0"),
+        ({"alpha": float("nan")}, "alpha must be above 0"),
+        ({"alpha": float("inf")}, "alpha must be above 0"),
+        ({"alpha": 1e-4}, "no unit can lose a whole granule within its floor"),
+        ({"k": 0}, "k must lie between 1 and the number of units that can lose channels, 6; got 0"),
+        ({"k": 7}, "6; got 7"),
+        ({"measure": "acuracy"}, 'measure must be "accuracy", "loss" or a function'),
+        ({"method": "flop"}, 'method must be "flops" or "ratio"'),
+        ({"cost": "watts"}, 'cost must be "macs", "params" or "latency"'),
+        ({"confidence": 1.5}, "confidence must be"),
+        ({"method": "ratio", "ratios": (0.5, 1.0)}, "ratios are fractions removed, above 0 and below 1; got 1.0"),
+        ({"round_to": 1000}, "no unit can lose a whole granule within its floor; lower round_to"),
+        ({"round_to": 0}, "round_to must be a whole number of channels"),
+    ],
+)
+def test_values_out_of_range(words: dict[str, Any], complaint: str) -> None:
+    _, graph, scores, pairs = case(10)
+    with pytest.raises(DecideError, match=complaint):
+        sensitivity(graph, scores, pairs, **words)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_held_out_sets_that_cannot_be_used(exact: bool) -> None:
+    _, graph, scores, pairs = case(10)
+    images, labels = pairs[0]
+    for loader, complaint in (
+        ([], "the held-out loader gave no images"),
+        ([(images[:0], labels[:0])], "the held-out loader gave no images"),
+        ([images], r"batch 0 should be a pair \(images, labels\) or a dict with both"),
+        ([{"image": images}], "none of them is label or labels"),
+        ([(images, labels.float())], "labels should be integers"),
+        ([(images, labels + 5)], "the model tells 5 classes apart"),
+        ([(images, torch.eye(5, dtype=torch.long)[labels])], r"labels should have the shape \[N\]"),
+    ):
+        with pytest.raises(DataError, match=complaint):
+            sensitivity(graph, scores, loader, exact=exact)
+
+
+class Shuffled:
+    """Another order each time it is read."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels, self.turn = images, labels, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self.turn += 1
+        order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(self.turn))
+        return iter([(self.images[part], self.labels[part]) for part in order.split(50)])
+
+
+def test_a_loader_that_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits in memory is read once, so order does not matter; what does not fit must come in the same order."""
+    model, graph, scores, _ = case(10)
+    images = drawn(EXAMPLE, 300)
+    labels = answered(model, images)
+    loader = DataLoader(TensorDataset(images, labels), batch_size=64, shuffle=True)
+    exact = sensitivity(graph, scores, loader, exact=True)
+    raced = sensitivity(graph, scores, loader, tolerance=0.0)
+    for name, row in raced.tried.items():
+        if row.images == 300:
+            assert row.accuracy == pytest.approx(exact.tried[name].accuracy)
+    assert sum(row.images == 300 for row in raced.tried.values()) >= 2
+    monkeypatch.setattr(judging, "KEPT_BYTES", 1000)
+    again = sensitivity(graph, scores, batches(images, labels, 64), tolerance=0.0)
+    assert values(again).keys() == values(raced).keys()
+    with pytest.raises(DataError, match=r"in another order each time.*turn shuffling off, or pass exact=True"):
+        sensitivity(graph, scores, Shuffled(images, labels))
