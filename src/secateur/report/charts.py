@@ -97,7 +97,7 @@ class _Axes:
         low, high = min(values), max(values)
         air = max(0.2, 0.12 * (high - low))
         down = svg.Scale(max(0.0, low - 2 * air), min(100.0, high + air), height - 54, 34)
-        return cls(svg.Scale(0, max(5.0, *gone), 13, 93), down, height)
+        return cls(svg.Scale(0, max(5.0, *gone), 16, 93), down, height)
 
     def at(self, gone: float, value: float) -> tuple[float, float]:
         """Per cent across, pixels down."""

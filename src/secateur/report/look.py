@@ -38,7 +38,7 @@ figcaption b { color: var(--ink); }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(13.5rem, 1fr)); gap: .4rem 1.4rem; }
 details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; }
 svg.chart { display: block; overflow: visible; font-size: 12px; }
-svg text { fill: var(--ink); paint-order: stroke; stroke: var(--paper); stroke-width: 3px; stroke-linejoin: round; }
+svg text { fill: var(--ink); paint-order: stroke; stroke: var(--paper); stroke-width: 5px; stroke-linejoin: round; }
  svg .small { font-size: 11px; fill: var(--soft); }
 svg .strong { font-weight: 650; fill: var(--ink); } svg .name { font-size: 11.5px; } svg .narrow { display: none; }
 svg .kept { fill: var(--blue); } svg .cut { fill: var(--orange); } svg .other { fill: var(--grey); }
@@ -60,6 +60,7 @@ th button::after { content: " ↕"; color: var(--soft); }
 th[aria-sort="ascending"] button::after { content: " ↑"; } th[aria-sort="descending"] button::after { content: " ↓"; }
 pre { background: var(--card); border-radius: .5rem; padding: .8rem; overflow-x: auto; font-size: .86rem; }
 pre.wraps { white-space: pre-wrap; overflow-wrap: anywhere; }
+p code { white-space: nowrap; }
 code { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 a { color: var(--link); }
 @media (max-width: 560px) {
@@ -69,7 +70,8 @@ a { color: var(--link); }
   svg .wide { display: none; } svg .narrow { display: inline; } }
 @media print {
   body { max-width: none; padding: 0; font-size: 11pt; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-  h2 { break-after: avoid; } th button::after { content: ""; } pre { white-space: pre-wrap; }
+  h2, summary, .key { break-after: avoid; } dl, .key { break-inside: avoid; }
+  th button::after { content: ""; } pre { white-space: pre-wrap; }
   .scroll { overflow: visible; }
   table { font-size: .75rem; } th, td { padding: .2rem .3rem; } }
 """

@@ -7,16 +7,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from secateur.report.again import call, command, loading, settings_of
-from secateur.report.charts import cuts_chart, rounds_chart, widths_chart
+from secateur.report.chart_parts import over_rounds, scores, sensitivities, widths
 from secateur.report.look import CSS, JAVASCRIPT
-from secateur.report.reading import Round, Run, read_run
+from secateur.report.pieces import folded, paragraph, section
+from secateur.report.reading import Run, read_run
 from secateur.report.table import layer_table
-from secateur.report.unit_charts import lost_name, scores_chart, sensitivity_chart
 from secateur.report.words import (
     big,
     change,
     count,
-    duration,
     goal,
     milliseconds,
     percent,
@@ -28,7 +27,6 @@ from secateur.report.words import (
 from secateur.training.files import write_atomically
 
 REPORT = "report.html"
-OPEN_ROUNDS = 2  # with more rounds than this, only the first is unfolded
 # The page may run and show what is inside it, and reach nothing else.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -47,8 +45,8 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 def render(run: Run) -> str:
     """The page as text."""
     title = _title(run)
-    parts = [_lead(run), _cards(run), _asked(run), _over_rounds(run), _widths(run), *_sensitivities(run)]
-    parts += [*_scores(run), _layers(run), _load(run), _again(run), _glossary()]
+    parts = [_lead(run), _cards(run), _asked(run), over_rounds(run), widths(run), sensitivities(run)]
+    parts += [scores(run), _layers(run), _load(run), _again(run), _glossary()]
     body = "\n".join(part for part in parts if part)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -75,19 +73,6 @@ def _title(run: Run) -> str:
     if run.command is None:
         return f"{run.model}, pruned: {gone} of the MACs removed"
     return f"{run.command.get('model')} on {run.command.get('data')}, pruned: {gone} of the MACs removed"
-
-
-def _section(title: str, *parts: str) -> str:
-    inside = "\n".join(part for part in parts if part)
-    return f"<section>\n<h2>{escape(title)}</h2>\n{inside}\n</section>"
-
-
-def _p(words: str, kind: str = "") -> str:
-    return f'<p class="{kind}">{escape(words)}</p>' if kind else f"<p>{escape(words)}</p>"
-
-
-def _key(*rows: tuple[str, str]) -> str:
-    return '<ul class="key">' + "".join(f'<li class="{kind}">{escape(words)}</li>' for kind, words in rows) + "</ul>"
 
 
 def _lead(run: Run) -> str:
@@ -117,8 +102,12 @@ def _cards(run: Run) -> str:
     for size, before in was.latency.items():
         after = now.latency[size]
         name = f"Time for {count(int(size), 'image')}"
-        cards.append(_card(name, milliseconds(after), milliseconds(before), f"{before / after:.2f}× as fast"))
-    return '<div class="cards">' + "".join(cards) + "</div>"
+        cards.append(_card(name, milliseconds(after), milliseconds(before), f"{before / after:.2f}× the speed"))
+    timed = (
+        "Times are medians of forward passes on the machine of the run, both networks in turns; whatever else that "
+        "machine was doing blurs them."
+    )
+    return '<div class="cards">' + "".join(cards) + "</div>" + (paragraph(timed, "soft") if was.latency else "")
 
 
 def _card(what: str, now: str, was: str, note: str) -> str:
@@ -149,7 +138,7 @@ def _asked(run: Run) -> str:
         ("Seed", str(asked.seed)),
     ]
     listed = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows if b)
-    return _section("What was asked", f"<dl>{listed}</dl>")
+    return section("What was asked", f"<dl>{listed}</dl>")
 
 
 def _where(run: Run) -> str:
@@ -161,97 +150,12 @@ def _where(run: Run) -> str:
     return f"{how}; those that the network misses least on {images} lose theirs for good"
 
 
-# -- charts
-
-
-def _over_rounds(run: Run) -> str:
-    if not run.rounds:
-        return ""
-    keys = [("blue round", "held-out images"), *([("green round", "test images")] if run.after.test else [])]
-    parts = [_key(*keys), f"<figure>{rounds_chart(run)}</figure>"]
-    cuts = cuts_chart(run)
-    if cuts:
-        words = "A cut alone hurts; retraining brings most of the accuracy back:"
-        keys = [("orange round", "held-out, just cut"), ("blue round", "held-out, retrained")]
-        parts += [_p(words), _key(*keys), f"<figure>{cuts}</figure>"]
-    if run.undone > 0:
-        parts.append(_p("A further round lost more accuracy than was allowed, and was taken back."))
-    return _section("Accuracy against MACs, round by round", *parts, _time(run))
-
-
-def _time(run: Run) -> str:
-    spent = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in run.seconds.items() if phase != "this_call")
-    return _p(f"Time spent: {spent}.", "soft") if spent else ""
-
-
-def _widths(run: Run) -> str:
-    if not run.units:
-        return ""
-    words = (
-        "A unit is a set of channels that are kept or removed together. NAME:out are the channels that layer NAME "
-        "makes; NAME:in are those that it picks from the stream of a residual network, where others may still use them."
-    )
-    keys = _key(("blue", "kept"), ("pale", "removed"))
-    return _section("Widths before and after", _p(words), keys, f"<figure>{widths_chart(run)}</figure>")
-
-
-def _folded(title: str, inside: str, unfolded: bool) -> str:
-    return f"<details{' open' if unfolded else ''}><summary>{escape(title)}</summary>\n{inside}\n</details>"
-
-
-def _unfolded(run: Run, number: int) -> bool:
-    return number == 1 or len(run.rounds) <= OPEN_ROUNDS
-
-
-def _sensitivities(run: Run) -> list[str]:
-    rows = [(r, sensitivity_chart(r)) for r in run.rounds]
-    folds = [_folded(_round_title(r), f"<figure>{c}</figure>", _unfolded(run, r.outcome.number)) for r, c in rows if c]
-    first = next((r.sensitivity for r, c in rows if c), None)
-    if first is None:
-        return []
-    words = (
-        f"How much the network misses each unit: {lost_name(first)} when the unit loses its weakest channels "
-        "(how many: in brackets), before any retraining. Short bars are safe to cut; those were chosen."
-    )
-    if first.curves:
-        words = (
-            "What is left as each unit loses its weakest channels, before any retraining. Flat lines are safe to cut."
-        )
-    return [_section("Sensitivity of each unit", _p(words), _key(("blue", "chosen"), ("grey", "left alone")), *folds)]
-
-
-def _round_title(done: Round) -> str:
-    lost = sum(done.outcome.chosen.values())
-    return f"Round {done.outcome.number}: {count(lost, 'channel')} from {count(len(done.outcome.chosen), 'unit')}"
-
-
-def _scores(run: Run) -> list[str]:
-    folds = []
-    for done in run.rounds:
-        figures = [
-            f"<figure><figcaption><b>{escape(unit)}</b>, {lost} of {done.step.widths[unit]} removed</figcaption>"
-            f"{scores_chart(done, unit)}</figure>"
-            for unit, lost in done.outcome.chosen.items()
-            if unit in done.scores.values
-        ]
-        if figures:
-            grid = '<div class="grid">' + "".join(figures) + "</div>"
-            folds.append(_folded(_round_title(done), grid, _unfolded(run, done.outcome.number)))
-    if not folds:
-        return []
-    words = (
-        f"Each channel has a score ({run.rounds[0].scores.metric}); higher means keep. The bars count channels, from "
-        "weak (left) to strong (right). Channels left of the cut were removed."
-    )
-    return [_section("Scores and the cut", _p(words), _key(("orange", "removed"), ("blue", "kept")), *folds)]
-
-
 # -- table, loading, settings
 
 
 def _layers(run: Run) -> str:
     return (
-        _section("Layer by layer", _p("Press a heading to sort.", "soft"), layer_table(run.layers))
+        section("Layer by layer", paragraph("Press a heading to sort.", "soft"), layer_table(run.layers))
         if run.layers
         else ""
     )
@@ -259,7 +163,9 @@ def _layers(run: Run) -> str:
 
 def _load(run: Run) -> str:
     words = f"The pruned network is a model of the same class ({run.model}), with the same parameter names."
-    return _section("Load the pruned network", _p(words), f"<pre><code>{escape(loading(run))}</code></pre>")
+    return section(
+        "Load the pruned network", paragraph(words), f'<pre class="wraps"><code>{escape(loading(run))}</code></pre>'
+    )
 
 
 def _again(run: Run) -> str:
@@ -274,16 +180,13 @@ def _again(run: Run) -> str:
     except PackageNotFoundError:
         ours = "not installed"
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
-    return _section(
+    return section(
         "Do it again",
-        _p(
-            "The same settings, data and versions give the same network. Give a new folder with --out."
-            if run.command
-            else ""
-        ),
+        "<p>The same settings, data and versions give the same network."
+        + (" Add <code>--out FOLDER</code> to keep this run as it is.</p>" if run.command is not None else "</p>"),
         f'<pre class="wraps"><code>{escape(code)}</code></pre>',
-        _p(f"Run with {versions}; report written by secateur {ours}. Folder: {run.folder}.", "soft"),
-        _folded("All settings", table, False),
+        paragraph(f"Run with {versions}; report written by secateur {ours}. Folder: {run.folder}.", "soft"),
+        folded("All settings", table, False),
     )
 
 
@@ -297,4 +200,4 @@ def _glossary() -> str:
         ("Round", "score the channels, decide where to cut, cut, retrain."),
     )
     listed = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows)
-    return _section("Words used here", f"<dl>{listed}</dl>")
+    return section("Words used here", f"<dl>{listed}</dl>")

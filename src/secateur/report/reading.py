@@ -176,6 +176,9 @@ def _rounds(files: RunFolder, outcomes: list[Outcome], settings: Settings) -> tu
         scores = next(iter(load_scores(folder).values()), None)
         if scores is None:
             raise FileError(f"{folder / 'scores.json'} names no metric")
+        for unit in outcome.chosen:
+            if unit not in step.widths or len(scores.values.get(unit, ())) not in (0, step.widths[unit]):
+                raise FileError(f"{folder}: {SUMMARY}, scores and step-{PLAN_FILE} do not agree about unit {unit!r}")
         first = {name: tuple(range(width)) for name, width in step.widths.items()}
         rounds.append(Round(outcome, scores, step, numbers or first, found))
         numbers = _plan(folder / PLAN_FILE).keep

@@ -41,7 +41,8 @@ def _number(value: float) -> str:
 
 def _bars(found: Sensitivity, done: Round) -> str:
     losses = {name: lost_of(found, row) for name, row in found.tried.items()}
-    across = svg.Scale(min(0.0, *losses.values()), max(1e-9, *losses.values()), BARS, END)
+    finite = [lost for lost in losses.values() if math.isfinite(lost)]
+    across = svg.Scale(min(0.0, *finite, 0.0), max(1e-9, *finite, 0.0), BARS, END)
     body = []
     for i, (name, row) in enumerate(found.tried.items()):
         y, lost = i * ROW + 4, losses[name]
@@ -50,7 +51,8 @@ def _bars(found: Sensitivity, done: Round) -> str:
             f"{name}: {_number(lost)} {lost_name(found)} when {row.channels} of {row.width} channels go, before "
             f"retraining. " + (f"Chosen: it lost {chosen}." if chosen else "Left alone.")
         )
-        left, right = sorted((across(0), across(lost)))
+        # A network that a cut breaks altogether has a loss of infinity or nan: a full bar.
+        left, right = sorted((across(0), across(lost if math.isfinite(lost) else across.high)))
         body.append(svg.name(y + 10, name, "strong" if chosen else ""))
         body.append(svg.rect(left, y, max(right - left, 0.3), BAR, "kept" if chosen else "other", title))
         body.append(svg.text(right + 1, y + 10, f"{_number(lost)} (−{row.channels})", "small"))

@@ -118,6 +118,8 @@ def _faster(size: str, was: float, now: float) -> str:
     times = f"({milliseconds(was)} before, {milliseconds(now)} now)"
     if abs(ratio - 1) < 0.02:
         return f"as fast as before on {images} {times}"
+    if ratio < 1:
+        return f"slower on {images} {times}"
     return f"{ratio:.2f} times as fast on {images} {times}"
 
 
