@@ -18,7 +18,7 @@ from secateur.scoring.reducing import Reduced, reduce, to_moments
 from secateur.scoring.sampling import sampled
 from secateur.scoring.statistics import Statistics, TapMoments, usable_classes
 from secateur.scoring.taps import Slot, Tap, gather
-from secateur.scoring.together import add_up, all_or_none, check_even
+from secateur.scoring.together import add_up, all_or_none, check_even, processes
 
 Part = tuple[str, bytes]  # tap, and what is reduced there: Slot.key
 
@@ -46,7 +46,13 @@ def collect(
         batches = sampled(loader, images, seed)
         total = all_or_none(lambda: walk(graph, batches, gatherer.after, progress=progress))
     check_even(total)
-    return _statistics(graph, sharing.merged(places.taps), gatherer.finish(), places.notes)
+    classes, found = gatherer.finish()
+    units: dict[str, list[TapMoments]] = {name: [] for name in graph.units}
+    for name, place in sharing.merged(places.taps).items():
+        for slot in place.slots:
+            units[slot.unit].append(TapMoments(slot.channels, slot.readers, _of_slot(found[name, slot.key], slot)))
+    taps = {name: tuple(parts) for name, parts in units.items()}
+    return Statistics(gatherer.images, classes, taps, places.notes)
 
 
 class _Gatherer:
@@ -76,11 +82,18 @@ class _Gatherer:
         self._check_finite(together, parts, batch)
         self._moments.update(together, labels)
 
-    def finish(self) -> dict[Part, ClassMoments]:
-        """The moments of each part, merged over all processes."""
+    @property
+    def images(self) -> int:
+        """How many images have been added, in all processes once it is finished."""
+        return 0 if self._moments is None else int(self._moments.images.sum())
+
+    def finish(self) -> tuple[tuple[int, ...], dict[Part, ClassMoments]]:
+        """The classes that can be used, and the moments of each part, merged over all processes."""
         assert self._moments is not None  # the walk has seen an image
-        self._moments.sum_over(add_up)
-        return dict(zip(self._parts, self._moments.result(), strict=True))
+        if processes() > 1:
+            self._moments.sum_over(add_up)
+        classes = usable_classes([int(n) for n in self._moments.images])
+        return classes, dict(zip(self._parts, self._moments.result(classes), strict=True))
 
     def _check_finite(self, moments: ImageMoments, parts: Mapping[Part, Reduced], batch: int) -> None:
         good = torch.isfinite(moments.m2.sum(0))  # [C]
@@ -106,20 +119,6 @@ def _units_at(tap: Tap, key: bytes, column: int) -> str:
     """The unit whose channel stands at a column; all units of the tap where it is nobody's channel."""
     mine = [s.unit for s in tap.slots if s.key == key and (key or column in s.inputs)]
     return " and ".join(dict.fromkeys(mine or [slot.unit for slot in tap.slots]))
-
-
-def _statistics(
-    graph: ChannelGraph, taps: Mapping[str, Tap], found: Mapping[Part, ClassMoments], notes: tuple[str, ...]
-) -> Statistics:
-    counts = next(iter(found.values())).images
-    classes = usable_classes([int(n) for n in counts])
-    if len(classes) < len(counts):
-        found = {part: moments.of_classes(classes) for part, moments in found.items()}
-    units: dict[str, list[TapMoments]] = {name: [] for name in graph.units}
-    for name, tap in taps.items():
-        for slot in tap.slots:
-            units[slot.unit].append(TapMoments(slot.channels, slot.readers, _of_slot(found[name, slot.key], slot)))
-    return Statistics(int(counts.sum()), classes, {name: tuple(parts) for name, parts in units.items()}, notes)
 
 
 def _of_slot(moments: ClassMoments, slot: Slot) -> ClassMoments:

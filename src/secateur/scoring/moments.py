@@ -148,14 +148,21 @@ class Accumulator:
         columns = sum(self._widths)
         self._images = torch.zeros(classes, dtype=torch.float64)
         self._count = torch.zeros(classes, len(self._widths), dtype=torch.float64)  # [K, T]
-        self._mean = torch.zeros(classes, columns, dtype=torch.float64)
-        self._m2 = torch.zeros(classes, columns, dtype=torch.float64)
+        # Rows are set to zero when their class is first seen: memory for classes that never come is never touched.
+        self._mean = torch.empty(classes, columns, dtype=torch.float64)
+        self._m2 = torch.empty(classes, columns, dtype=torch.float64)
+
+    @property
+    def images(self) -> Tensor:
+        """[K] images of each class so far."""
+        return self._images.clone()
 
     def update(self, images: ImageMoments, labels: Tensor) -> None:
         """Add a batch: columns as in `widths`, labels [N] in 0 .. classes - 1."""
         if images.mean.shape[1] != len(self._owner):
             raise ScoreError(f"expected {len(self._owner)} channels in all, not {images.mean.shape[1]}")
         present, number, mean, m2 = by_class(images, labels)
+        self._clear(present)
         fresh = number[:, None] * images.positions[self._first]  # [k, T]
         before = self._count[present]  # [k, T]
         mine = (before[:, self._owner], self._mean[present], self._m2[present])
@@ -168,6 +175,7 @@ class Accumulator:
 
         mean = sum n_p mean_p / n,  m2 = sum (m2_p + n_p (mean_p - mean)^2): `combine` for any number of groups.
         """
+        self._clear(torch.arange(len(self._images)))
         count = all_reduce(self._count)
         images = all_reduce(self._images)
         mine = self._count[:, self._owner]  # [K, C]
@@ -175,11 +183,21 @@ class Accumulator:
         m2 = all_reduce(self._m2 + mine * (self._mean - mean).square())
         self._images, self._count, self._mean, self._m2 = images, count, mean, m2
 
-    def result(self) -> list[ClassMoments]:
-        """What has been seen so far, tensor by tensor. Views, not copies: a thousand classes are hundreds of MB."""
-        means, m2s = torch.split(self._mean, self._widths, 1), torch.split(self._m2, self._widths, 1)
-        counts = self._count.unbind(1)
-        return [ClassMoments(self._images, *triple) for triple in zip(counts, means, m2s, strict=True)]
+    def result(self, classes: Sequence[int] | None = None) -> list[ClassMoments]:
+        """What has been seen so far of these classes, or of all, tensor by tensor; may share this one's memory."""
+        everything = list(range(len(self._images)))
+        chosen = everything if classes is None else list(classes)
+        self._clear(torch.tensor(chosen, dtype=torch.int64))
+        whole = ClassMoments(self._images, self._count, self._mean, self._m2)
+        part = whole if chosen == everything else whole.of_classes(chosen)
+        means, m2s = torch.split(part.mean, self._widths, 1), torch.split(part.m2, self._widths, 1)
+        return [ClassMoments(part.images, *triple) for triple in zip(part.count.unbind(1), means, m2s, strict=True)]
+
+    def _clear(self, classes: Tensor) -> None:
+        """Zero the rows of classes that have no images yet."""
+        fresh = classes[self._images[classes] == 0]
+        self._mean[fresh] = 0
+        self._m2[fresh] = 0
 
 
 def _others(values: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Indices, Reader, Unit, Writer
 
+CHUNK = 1 << 18  # weights squared at a time
+
 
 def input_slices(layer: nn.Module, weight: Tensor, inputs: Indices) -> Tensor:
     """What `layer` multiplies each channel with: [n, everything], for positions [n, m] on its input axis."""
@@ -44,10 +46,27 @@ def reader_norms(graph: ChannelGraph, readers: Sequence[Reader], width: int) -> 
     """[width] squared norm of all that these readers multiply each of a unit's channels with, in float64."""
     norms = torch.zeros(width, dtype=torch.float64)
     for reader in readers:
-        layer = graph.model.get_submodule(reader.module)
-        slices = input_slices(layer, _weight(layer), reader.inputs)  # [n, ...]
-        norms[torch.from_numpy(reader.channels)] += slices.double().square().sum(1).cpu()
+        every = _input_squares(graph.model.get_submodule(reader.module))  # [inputs]
+        norms[torch.from_numpy(reader.channels)] += every[torch.from_numpy(reader.inputs)].sum(1)
     return norms
+
+
+def _input_squares(layer: Any) -> Tensor:
+    """[inputs] squared norm of the weights for each position of the input axis, in float64.
+
+    Nothing of the weights' size is made: a few rows at a time are squared in cache and added up.
+    """
+    weight = _weight(layer)
+    if isinstance(layer, _ConvTransposeNd):
+        norms: Tensor = torch.linalg.vector_norm(weight.flatten(1), dim=1)
+        return norms.double().square().cpu()
+    groups = getattr(layer, "groups", 1)
+    parts = []
+    for rows in torch.chunk(weight.flatten(1), groups):  # [rows of the group, columns x kernel]
+        few = max(1, CHUNK // rows.shape[1])
+        sums = [part.square().sum(0).double() for part in torch.split(rows, few)]
+        parts.append(torch.stack(sums).sum(0).view(weight.shape[1], -1).sum(1))
+    return torch.cat(parts).cpu()
 
 
 def filter_places(unit: Unit) -> tuple[Writer, ...] | tuple[Reader, ...]:
