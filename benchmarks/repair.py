@@ -42,15 +42,20 @@ def drawn(data: ImageData, part: Part, images: int) -> list[tuple[Tensor, Tensor
 
 
 def measured(graph: sc.ChannelGraph, scores: Scores, ratio: float, way: str, images: Any, test: Any) -> dict[str, Any]:
-    """Accuracy in per cent, the seconds that the repair took, and what is left of the MACs."""
+    """Accuracy in per cent, seconds of the repair (by the clock, and of all cores), share of MACs removed."""
     inner = [name for name, unit in graph.units.items() if unit.kind == "private"]
     plan = uniform(graph, scores, ratio, units=inner)
-    start = time.perf_counter()
+    start, spent = time.perf_counter(), time.process_time()
     model = sc.repair(graph, plan, images, **WAYS[way]) if WAYS[way] else sc.prune(graph, plan)
-    seconds = time.perf_counter() - start
+    seconds, spent = time.perf_counter() - start, time.process_time() - spent
     accuracy = 100 * evaluate(model, test).top1
     removed = 1 - graph.cost(plan).macs / graph.macs
-    return {"accuracy": round(accuracy, 2), "seconds": round(seconds, 1), "macs_removed": round(removed, 3)}
+    return {
+        "accuracy": round(accuracy, 2),
+        "seconds": round(seconds, 1),
+        "core_seconds": round(spent, 1),
+        "macs_removed": round(removed, 3),
+    }
 
 
 def main() -> None:
