@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from secateur.channels.writing import write_atomically
 from secateur.errors import FileError, RunError
 from secateur.training import Epoch, Preset, fit
 from secateur.training.checkpoint import NAME, digest
-from secateur.training.files import write_atomically
 from tests.training.toys import batches, bits, network, same
 
 SETTINGS = Preset("short", epochs=4, lr=0.1, batch_size=8)

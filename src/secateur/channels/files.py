@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ from torch.utils._pytree import tree_map
 from secateur.channels.graph import Streams, trace
 from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
+from secateur.channels.writing import atomic, write_atomically
 from secateur.errors import FileError
 
 PLAN_FILE = "plan.json"
@@ -32,15 +29,13 @@ def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
     Each file appears whole or not at all; a file that was there is replaced only when the new one is complete.
     """
     folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors, same = _state(model)
-        with atomic(folder / MODEL_FILE) as path:
+    tensors, same = _state(model)
+    with atomic(folder / MODEL_FILE) as path:
+        try:
             save_file(tensors, path, metadata={"format": "pt", "shared": json.dumps(same), "plan": plan.fingerprint})
-        with atomic(folder / PLAN_FILE) as path:
-            path.write_text(plan.to_json(), encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"cannot write the model to {folder}: {error}") from error
+        except SafetensorError as error:  # how safetensors says that the disk is full
+            raise OSError(str(error)) from error
+    write_atomically(folder / PLAN_FILE, plan.to_json().encode())
 
 
 def load(folder: str | Path, model: nn.Module) -> nn.Module:
@@ -82,22 +77,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise FileError(f"{path} does not exist") from error
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise FileError(f"{path} is not a whole safetensors file: {error}") from error
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary neighbour of `path` to write to, which takes its place when the block ends without an error."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -46,11 +46,11 @@ def command(
     import torch
 
     from secateur.channels.graph import trace
+    from secateur.channels.writing import write_atomically
     from secateur.cli.opening import open_data, open_model
     from secateur.deciding.sensitivity import check_k, sensitivity
     from secateur.report.sensitivity_picture import draw_sensitivity
     from secateur.scoring.score import score
-    from secateur.training.files import write_atomically
 
     found_data = open_data(data, model, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
     network = open_model(model, found_data, weights, seed=seed)

@@ -102,8 +102,8 @@ def _finish(folder: Path, fitted: Fitted, model: str, images: Any, batch_size: i
 
     from safetensors.torch import save
 
+    from secateur.channels.writing import write_atomically
     from secateur.measuring.accuracy import evaluate, too_good
-    from secateur.training.files import write_atomically
 
     test = evaluate(fitted.model, images.loader("test", batch_size, workers=workers)) if images.count("test") else None
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in fitted.model.state_dict().items()}

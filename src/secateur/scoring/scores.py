@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from secateur.channels.writing import write_atomically
 from secateur.errors import FileError, ScoreError
 
 Vector = npt.NDArray[np.float64]
@@ -73,12 +72,8 @@ def save_scores(scores: Mapping[str, Scores], folder: str | Path) -> None:
         text = json.dumps(about, indent=2)
     except TypeError as error:
         raise FileError(f"an option of these scores cannot be written as JSON: {error}") from error
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "scores.safetensors", save(tensors))
-        _write(folder / "scores.json", (text + "\n").encode())
-    except OSError as error:
-        raise FileError(f"cannot write scores to {folder}: {error}") from error
+    write_atomically(folder / "scores.safetensors", save(tensors))
+    write_atomically(folder / "scores.json", (text + "\n").encode())
 
 
 def load_scores(folder: str | Path) -> dict[str, Scores]:
@@ -126,18 +121,6 @@ def _ranks(values: Vector) -> Vector:
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return ((last - counts + last - 1) / 2)[place]
-
-
-def _write(path: Path, data: bytes) -> None:
-    """All or nothing: a temporary file beside it, then a rename."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _some(names: list[str], limit: int = 6) -> str:

@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from secateur.channels.writing import write_atomically
 from secateur.errors import FileError, RunError
-from secateur.training.files import write_atomically
 
 NAME = "checkpoint.safetensors"
 FORMAT = "secateur training checkpoint 1"

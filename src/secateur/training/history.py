@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from secateur.channels.writing import write_atomically
 from secateur.measuring.accuracy import Accuracy
-from secateur.training.files import write_atomically
 
 METRICS = "metrics.jsonl"
 
