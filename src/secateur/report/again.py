@@ -26,15 +26,13 @@ def command(asked: Mapping[str, Any]) -> str:
     words = ["secateur", "prune", str(asked["model"])]
     for key, value in asked.items():
         default = OPTIONS.get(key, getattr(plain, key, None))
+        nothing = value in (None, (), []) and default in (None, (), [])
         # The data set is always spelled out: it is half of what the run is about.
-        if key == "model" or (
-            key != "data" and (value == default or (not value and not default and value is not False))
-        ):
+        if key == "model" or ((nothing or value == default) and key != "data"):
             continue
         option = f"--{key.replace('_', '-')}"
         if isinstance(value, bool):
-            if value != bool(default):
-                words.append(option if value else f"--no-{option[2:]}")
+            words.append(option if value else f"--no-{option[2:]}")
         elif isinstance(value, (list, tuple)):
             words += [word for each in value for word in (option, str(each))]
         else:

@@ -9,7 +9,7 @@ from secateur.report import svg
 from secateur.report.reading import Run
 from secateur.report.words import judged, percent
 
-LABELLED_ROUNDS = 6  # with more rounds the numbers would cover each other; pointing still shows them
+LABEL = 11.0  # per cent of the width that a number takes on a phone; closer ones would cover each other
 NAMES, BARS, END = 38.0, 40.0, 80.0  # per cent of the width: names end, bars begin, longest bar ends
 ROW, BAR = 21.0, 12.0  # pixels: a row, the bar in it
 
@@ -39,7 +39,7 @@ def rounds_chart(run: Run) -> str:
     """Accuracy over MACs removed, after retraining: held-out as a line, test (before and after) as green points."""
     course = Course.of(run)
     axes = _Axes.around([*course.retrained, *course.tested], course.gone, height=270)
-    body = [*axes.grid(), *_limits(run, axes)]
+    body, labelled = [*axes.grid(), *_limits(run, axes)], axes.apart(course.gone)
     for i in range(1, len(course.gone)):
         start, end = axes.at(course.gone[i - 1], course.retrained[i - 1]), axes.at(course.gone[i], course.retrained[i])
         body.append(svg.line(*start, *end, "curve"))
@@ -47,7 +47,7 @@ def rounds_chart(run: Run) -> str:
         when = "before pruning" if i == 0 else f"after round {i}"
         x, y = axes.at(gone, value)
         body.append(svg.dot(x, y, "kept", f"held-out, {when}: {value:.2f}% with {gone:.1f}% of the MACs removed"))
-        if len(run.rounds) <= LABELLED_ROUNDS or i in (0, len(run.rounds)):
+        if i in labelled:
             # Beside its own point of test accuracy the number goes to the other side.
             above = bool(course.tested) and i in (0, len(run.rounds)) and value > course.tested[-1 if i else 0]
             body.append(svg.text(x, y - 10 if above else y + 19, f"{value:.1f}%", "small strong", "middle"))
@@ -69,13 +69,13 @@ def cuts_chart(run: Run) -> str:
     if course.cut == course.retrained[1:]:
         return ""
     axes = _Axes.around([*course.retrained, *course.cut], course.gone, height=210)
-    body = axes.grid()
+    body, labelled = axes.grid(), axes.apart(course.gone)
     for i, value in enumerate(course.cut, start=1):
         gone, regained = course.gone[i], course.retrained[i]
         (x, y), (_, top) = axes.at(gone, value), axes.at(gone, regained)
         title = f"round {i}: {value:.2f}% just cut, {regained:.2f}% retrained, {gone:.1f}% of the MACs removed"
         body += [svg.line(x, y, x, top, "regain", title), svg.dot(x, y, "cut", title), svg.dot(x, top, "kept", title)]
-        if len(run.rounds) <= LABELLED_ROUNDS:
+        if i in labelled:
             body.append(svg.text(x - 1.6, y + 4, f"{value:.1f}%", "small", "end"))
     words = "; ".join(
         f"round {i}: {c:.1f}%, then {course.retrained[i]:.1f}%" for i, c in enumerate(course.cut, start=1)
@@ -96,12 +96,24 @@ class _Axes:
         """Axes that hold all values, with some air for the numbers below and above the points."""
         low, high = min(values), max(values)
         air = max(0.2, 0.12 * (high - low))
-        down = svg.Scale(max(0.0, low - 2 * air), min(100.0, high + air), height - 54, 34)
+        # An accuracy stays within 0 and 100; a user's own figure may lie anywhere.
+        bottom = max(0.0, low - 2 * air) if low >= 0 else low - 2 * air
+        top = min(100.0, high + air) if high <= 100 else high + air
+        down = svg.Scale(bottom, top, height - 54, 34)
         return cls(svg.Scale(0, max(5.0, *gone), 16, 93), down, height)
 
     def at(self, gone: float, value: float) -> tuple[float, float]:
         """Per cent across, pixels down."""
         return self.across(gone), self.down(value)
+
+    def apart(self, gone: Sequence[float]) -> set[int]:
+        """Points whose numbers can be written without covering each other: the first, the last, some in between."""
+        last = len(gone) - 1
+        found = [0, last]
+        for i in range(1, last):
+            if all(abs(self.across(gone[i]) - self.across(gone[j])) >= LABEL for j in found):
+                found.append(i)
+        return set(found)
 
     def grid(self) -> list[str]:
         """Lines, numbers and what they count."""

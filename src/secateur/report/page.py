@@ -6,6 +6,7 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from secateur.channels.writing import write_atomically
 from secateur.report.again import call, command, loading, settings_of
 from secateur.report.chart_parts import over_rounds, scores, sensitivities, widths
 from secateur.report.look import CSS, JAVASCRIPT
@@ -24,7 +25,6 @@ from secateur.report.words import (
     what_was_gained,
     what_was_removed,
 )
-from secateur.training.files import write_atomically
 
 REPORT = "report.html"
 # The page may run and show what is inside it, and reach nothing else.
@@ -122,8 +122,8 @@ def _card(what: str, now: str, was: str, note: str) -> str:
 
 def _asked(run: Run) -> str:
     asked, typed = run.settings, run.command or {}
-    epochs = "the preset's" if asked.epochs is None else str(asked.epochs)
-    retraining = "none" if asked.epochs == 0 else f"{asked.preset} schedule, {epochs} epochs a round"
+    epochs = "the preset's epochs" if asked.epochs is None else count(asked.epochs, "epoch")
+    retraining = "none" if asked.epochs == 0 else f"{asked.preset} schedule, {epochs} a round"
     if asked.distill:
         retraining += ", towards the unpruned network's answers too"
     rows = [

@@ -176,13 +176,19 @@ def _rounds(files: RunFolder, outcomes: list[Outcome], settings: Settings) -> tu
         scores = next(iter(load_scores(folder).values()), None)
         if scores is None:
             raise FileError(f"{folder / 'scores.json'} names no metric")
-        for unit in outcome.chosen:
-            if unit not in step.widths or len(scores.values.get(unit, ())) not in (0, step.widths[unit]):
-                raise FileError(f"{folder}: {SUMMARY}, scores and step-{PLAN_FILE} do not agree about unit {unit!r}")
+        _check_agreement(folder, outcome, scores, step)
         first = {name: tuple(range(width)) for name, width in step.widths.items()}
         rounds.append(Round(outcome, scores, step, numbers or first, found))
         numbers = _plan(folder / PLAN_FILE).keep
     return tuple(rounds)
+
+
+def _check_agreement(folder: Path, outcome: Outcome, scores: Scores, step: Plan) -> None:
+    """Scores and plan speak of the same channels, and the units that lost some are among them."""
+    wrong = [unit for unit in outcome.chosen if unit not in step.widths]
+    wrong += [unit for unit, values in scores.values.items() if len(values) != step.widths.get(unit, len(values))]
+    if wrong:
+        raise FileError(f"{folder}: {SUMMARY}, scores and step-{PLAN_FILE} do not agree about unit {wrong[0]!r}")
 
 
 def read_sensitivity(words: Mapping[str, Any]) -> Sensitivity:

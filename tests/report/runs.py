@@ -1,0 +1,92 @@
+"""A real finished run, small enough for the tests, and ways to look at pages."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur import compress
+from secateur.zoo.models import create
+
+CLASSES, SIDE = 3, 12
+# What `secateur prune resnet8 ...` writes into config.json; the values at their defaults are those of the verb.
+COMMAND = {
+    "model": "resnet8",
+    "weights": "some weights.safetensors",
+    "data": "folder:pictures",
+    "target": 0.4,
+    "rounds": 2,
+    "epochs": 1,
+    "exclude": ["linear*", "layer1*in"],
+    "augment": False,
+}
+
+
+def batches(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Images with one bright third, which is the class."""
+    draw = torch.Generator().manual_seed(seed)
+    pairs = []
+    for _ in range(count):
+        labels = torch.arange(15) % CLASSES
+        images = 0.3 * torch.randn(15, 1, SIDE, SIDE, generator=draw)
+        for image, label in zip(images, labels.tolist(), strict=True):
+            image[:, 4 * label : 4 * label + 4] += 1
+        pairs.append((images, labels))
+    return pairs
+
+
+def make_run(folder: Path, **changes: Any) -> Any:
+    """Prune a resnet8 for one-channel images into `folder`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = create("resnet8", num_classes=CLASSES, in_channels=1)
+    settings: dict[str, Any] = {"target": 0.4, "rounds": 2, "epochs": 1, "preset": "cosine", "metric": "gsd"}
+    settings |= {"example": torch.zeros(1, 1, SIDE, SIDE), "test": batches(3, seed=2), **changes}
+    return compress(model, batches(4, seed=0), batches(2, seed=1), folder=folder, **settings)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def charts(page: str, kind: str) -> list[str]:
+    """The SVG pictures of one kind."""
+    return re.findall(rf'<svg class="chart {kind}".*?</svg>', page, flags=re.DOTALL)
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed where it should be, and gathers tags, attributes and text."""
+
+    ALONE = frozenset({"meta", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.ALONE:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, (tag, self.open[-4:], self.getpos())
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
