@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from secateur.scoring.moments import ClassMoments
     from secateur.scoring.score import score
     from secateur.scoring.scores import Scores
+    from secateur.shipping.bench import Benched, bench
+    from secateur.shipping.export import Exported, export
+    from secateur.shipping.fold import fold_batch_norm
     from secateur.training.distillation import Distillation
     from secateur.training.fit import Fitted, fit
     from secateur.training.presets import Preset
@@ -42,10 +45,12 @@ if TYPE_CHECKING:
 # Where the public names live. They are imported when first asked for: `secateur --help` need not wait for torch.
 _HOMES = {
     "Accuracy": "secateur.measuring.accuracy",
+    "Benched": "secateur.shipping.bench",
     "ChannelGraph": "secateur.channels.graph",
     "ClassMoments": "secateur.scoring.moments",
     "Compressed": "secateur.running.compress",
     "Distillation": "secateur.training.distillation",
+    "Exported": "secateur.shipping.export",
     "Fitted": "secateur.training.fit",
     "Plan": "secateur.channels.plan",
     "Preset": "secateur.training.presets",
@@ -55,11 +60,14 @@ _HOMES = {
     "Settings": "secateur.running.settings",
     "Unit": "secateur.channels.units",
     "Writer": "secateur.channels.units",
+    "bench": "secateur.shipping.bench",
     "collect": "secateur.scoring.collect",
     "compress": "secateur.running.compress",
     "decide": "secateur.deciding.decide",
     "evaluate": "secateur.measuring.accuracy",
+    "export": "secateur.shipping.export",
     "fit": "secateur.training.fit",
+    "fold_batch_norm": "secateur.shipping.fold",
     "load": "secateur.channels.files",
     "prune": "secateur.channels.surgery",
     "register_rule": "secateur.channels.rulebook",
@@ -75,10 +83,12 @@ _HOMES = {
 
 __all__ = [
     "Accuracy",
+    "Benched",
     "ChannelGraph",
     "ClassMoments",
     "Compressed",
     "Distillation",
+    "Exported",
     "Fitted",
     "Plan",
     "Preset",
@@ -88,11 +98,14 @@ __all__ = [
     "Settings",
     "Unit",
     "Writer",
+    "bench",
     "collect",
     "compress",
     "decide",
     "evaluate",
+    "export",
     "fit",
+    "fold_batch_norm",
     "load",
     "prune",
     "register_rule",
