@@ -48,8 +48,10 @@ def rounds_chart(run: Run) -> str:
         x, y = axes.at(gone, value)
         body.append(svg.dot(x, y, "kept", f"held-out, {when}: {value:.2f}% with {gone:.1f}% of the MACs removed"))
         if i in labelled:
-            # Beside its own point of test accuracy the number goes to the other side.
-            above = bool(course.tested) and i in (0, len(run.rounds)) and value > course.tested[-1 if i else 0]
+            # Clear of the line that leaves the first point, and on the other side of the test accuracy's number.
+            above = i == 0
+            if course.tested and i in (0, len(run.rounds)):
+                above = value > course.tested[-1 if i else 0]
             body.append(svg.text(x, y - 10 if above else y + 19, f"{value:.1f}%", "small strong", "middle"))
     for gone, value, when in zip((0.0, course.gone[-1]), course.tested, ("before", "after"), strict=False):
         x, y = axes.at(gone, value)
