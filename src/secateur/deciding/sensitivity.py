@@ -31,6 +31,10 @@ Progress = Callable[[int, int], None]
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
+class NothingToLoseError(DecideError):
+    """Every unit is at its floor, or alpha asks for less than a granule of each."""
+
+
 @dataclass(frozen=True)
 class Tried:
     """One unit with some of its channels gone, no retraining. Accuracy is a fraction of 1; higher value is better."""
@@ -72,6 +76,13 @@ class Sensitivity:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, words: Mapping[str, Any]) -> Sensitivity:
+        """What `to_dict` gave."""
+        tried = {name: Tried(**row) for name, row in words["tried"].items()}
+        curves = {name: tuple(Tried(**row) for row in rows) for name, rows in words["curves"].items()}
+        return cls(**{**words, "tried": tried, "curves": curves})
 
 
 def sensitivity(
@@ -122,7 +133,7 @@ def sensitivity(
     else:
         raise DecideError(f'method must be "flops" or "ratio", got {method!r}')
     if not trials:
-        raise DecideError("no unit can lose a whole granule within its floor; lower round_to or raise alpha")
+        raise NothingToLoseError("no unit can lose a whole granule within its floor; lower round_to or raise alpha")
     k = check_k(k, len({t.unit for t in trials}))
     with evaluating(graph.model), generators_kept(), torch.no_grad():
         if callable(measure):

@@ -6,24 +6,33 @@ import copy
 import logging
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
-from secateur.channels.graph import ChannelGraph, trace
+from secateur.channels.graph import trace
 from secateur.channels.plan import Plan
-from secateur.errors import DataError, DecideError
+from secateur.deciding.sensitivity import NothingToLoseError
+from secateur.errors import DataError, DecideError, ScoreError
 from secateur.measuring.accuracy import Accuracy, evaluate, too_good
-from secateur.measuring.batches import Batches, device_of, unpack
+from secateur.measuring.batches import Batches, call, device_of, logits_of, unpack
+from secateur.measuring.keeping import evaluating, generators_kept
 from secateur.measuring.processes import rank_and_world
+from secateur.running.choosing import check_reach
 from secateur.running.folder import BASE, SUMMARY, RunFolder
-from secateur.running.rounds import Outcome, Phase, Tools, run_round
-from secateur.running.settings import Goal, Settings, goal_of
+from secateur.running.job import Job, Phase, Tools
+from secateur.running.rounds import Outcome, run_round
+from secateur.running.settings import Settings, check_settings, goal_of
 from secateur.running.summary import summarise
+from secateur.scoring.metrics import METRICS
+from secateur.scoring.together import processes
+from secateur.training.checkpoint import digest
 
 logger = logging.getLogger(__name__)
 
@@ -73,16 +82,37 @@ def compress(
     holdout: labelled images that all decisions read. test: read once, at the end, for the report only.
     target: the fraction of MACs to remove; other goals and everything else by name as in `Settings` (macs=, params=,
         max_drop=, ratio=, metric=, alpha=, k=, rounds=, epochs=, ...), or a `Settings`.
-    metric, fit, evaluate: your own functions instead of secateur's; fit(model, train, holdout) returns a new model.
+    metric, fit, evaluate: your own functions instead of secateur's; fit(model, train, holdout) returns a new model,
+        evaluate(model, loader) an Accuracy, whose top1 may be any figure of which more is better.
     folder: the run's folder. Called again with the same arguments, a killed run goes on and ends where an unbroken one
         would have ended. Without it, a temporary one is used.
     """
     chosen = _settings(settings, target, metric, changes)
+    check_settings(chosen)
+    if not callable(metric) and chosen.metric not in METRICS:
+        raise ScoreError(f"no metric is called {chosen.metric!r}; known: {', '.join(METRICS)}, or your own function")
+    tools = Tools(train, score_on if score_on is not None else train, holdout, metric, fit, evaluate, progress)
+    with _place(folder) as path, generators_kept():
+        result = _run(
+            model, example, chosen, RunFolder(path, writes=rank_and_world()[0] == 0), tools, test, about or {}
+        )
+    return result if folder is not None else replace(result, folder=None)
+
+
+@contextmanager
+def _place(folder: str | Path | None) -> Iterator[Path]:
+    """The run's folder, or a temporary one, the same for all processes."""
+    if folder is not None:
+        yield Path(folder)
+        return
+    rank_and_world()  # joins the processes
     with tempfile.TemporaryDirectory() as spare:
-        run = RunFolder(folder or spare, writes=rank_and_world()[0] == 0)
-        tools = Tools(train, score_on if score_on is not None else train, holdout, metric, fit, evaluate, progress)
-        result = _run(model, example, chosen, run, tools, test, about or {})
-    return result if folder is not None else Compressed(result.model, result.plan, result.rounds, result.summary, None)
+        path = [spare]
+        if processes() > 1:
+            dist.broadcast_object_list(path)
+        yield Path(path[0])
+        if processes() > 1:
+            dist.barrier()  # others may still read it
 
 
 def _settings(settings: Settings | None, target: float | None, metric: Any, changes: dict[str, Any]) -> Settings:
@@ -111,23 +141,34 @@ def _run(
     original = copy.deepcopy(model)
     example = example if example is not None else first_image(tools.train, device_of(model))
     graph = trace(original, example, settings.streams)
-    goal = goal_of(settings, graph)
-    run.start({"settings": settings.to_dict(), "fingerprint": graph.fingerprint, **about})
+    job = Job(run, original, graph, goal_of(settings, graph), settings, tools)
+    check_reach(graph, job.goal, settings)
+    run.start({"settings": settings.to_dict(), "fingerprint": graph.fingerprint, "weights": digest(original), **about})
     before = _base(run, tools, original)
     check_base(before, _classes(original, example))
-    rounds, current, plan = _resume(run, original, graph)
-    while not _finished(goal, settings, graph, rounds) and len(rounds) < MOST_ROUNDS:
-        found = rounds[-1].after if rounds else before
-        outcome, current, plan = run_round(
-            run, len(rounds) + 1, original, current, plan, graph, goal, found, settings, tools
-        )
-        rounds.append(outcome)
-        if not _allowed(outcome, before, settings):
-            rounds, current, plan = _step_back(run, original, graph, rounds)
-            break
-    summary = _summary(run, graph, plan, original, current, before, rounds, settings, tools, test, example)
+    rounds, current, plan = _rounds(job, before)
+    if rounds and not _allowed(rounds[-1], before, settings):
+        rounds, current, plan = _step_back(job, rounds)
+    summary = _summary(job, plan, current, before, rounds, test, example)
     summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
     return Compressed(current, plan, tuple(rounds), summary, run.path)
+
+
+def _rounds(job: Job, before: Accuracy) -> tuple[list[Outcome], nn.Module, Plan]:
+    """Go on from the rounds that are finished until the goal is met, too much is lost or nothing is left to take."""
+    rounds, current, plan = _resume(job)
+    while not _finished(job, rounds, before) and len(rounds) < MOST_ROUNDS:
+        try:
+            outcome, current, plan = run_round(
+                job, len(rounds) + 1, current, plan, rounds[-1].after if rounds else before
+            )
+        except NothingToLoseError:
+            if job.goal.left is not None or not rounds:
+                raise
+            logger.info("every unit is at its floor: the run ends with round %d", len(rounds))
+            break
+        rounds.append(outcome)
+    return rounds, current, plan
 
 
 def _base(run: RunFolder, tools: Tools, model: nn.Module) -> Accuracy:
@@ -156,9 +197,10 @@ def check_base(before: Accuracy, classes: int) -> None:
         )
 
 
+@torch.no_grad()
 def _classes(model: nn.Module, example: Any) -> int:
-    last = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    return last[-1].out_features if last else 2
+    with evaluating(model):
+        return int(logits_of(call(model, copy.deepcopy(example))).shape[-1])
 
 
 def first_image(loader: Batches, device: torch.device) -> Tensor:
@@ -171,59 +213,53 @@ def first_image(loader: Batches, device: torch.device) -> Tensor:
     raise DataError("the loader gave no images")
 
 
-def _resume(run: RunFolder, original: nn.Module, graph: ChannelGraph) -> tuple[list[Outcome], nn.Module, Plan]:
-    done = run.finished_rounds()
-    rounds = [Outcome.from_dict(run.read(f"round-{n:02d}/round.json")) for n in range(1, done + 1)]
-    if done == 0:
-        return [], original, Plan.of(graph, {})
-    model, plan = run.load_model(original, done)
-    return rounds, model, plan
+def _resume(job: Job) -> tuple[list[Outcome], nn.Module, Plan]:
+    done = job.run.finished_rounds()
+    rounds = [Outcome.from_dict(job.run.read(f"round-{n:02d}/round.json")) for n in range(1, done + 1)]
+    return rounds, *_left_by(job, done)
 
 
-def _finished(goal: Goal, settings: Settings, graph: ChannelGraph, rounds: list[Outcome]) -> bool:
-    if settings.ratio is not None:
-        return len(rounds) >= 1
-    if rounds and rounds[-1].last:
-        return True
-    if goal.left is None or not rounds:
+def _left_by(job: Job, number: int) -> tuple[nn.Module, Plan]:
+    """The network and plan that a round left; those before the first round for 0."""
+    return job.run.load_model(job.original, number) if number else (job.original, Plan.of(job.graph, {}))
+
+
+def _finished(job: Job, rounds: list[Outcome], before: Accuracy) -> bool:
+    if not rounds:
         return False
-    whole = graph.macs if goal.cost == "macs" else graph.params
-    left = rounds[-1].macs if goal.cost == "macs" else rounds[-1].params
-    return left <= goal.left + 0.005 * whole
+    if job.settings.ratio is not None or rounds[-1].last or not _allowed(rounds[-1], before, job.settings):
+        return True
+    if job.goal.left is None:
+        return False
+    left = rounds[-1].macs if job.goal.cost == "macs" else rounds[-1].params
+    return left <= job.goal.left + 0.005 * job.goal.whole(job.graph)
 
 
 def _allowed(outcome: Outcome, before: Accuracy, settings: Settings) -> bool:
     return settings.max_drop is None or before.top1 - outcome.after.top1 <= settings.max_drop + 1e-9
 
 
-def _step_back(
-    run: RunFolder, original: nn.Module, graph: ChannelGraph, rounds: list[Outcome]
-) -> tuple[list[Outcome], nn.Module, Plan]:
+def _step_back(job: Job, rounds: list[Outcome]) -> tuple[list[Outcome], nn.Module, Plan]:
     """The last round lost more than max_drop: the round before is the result."""
     kept = rounds[:-1]
     logger.info("round %d loses more than max_drop; the result is that of round %d", len(rounds), len(kept))
-    if not kept:
-        return [], original, Plan.of(graph, {})
-    model, plan = run.load_model(original, len(kept))
-    return kept, model, plan
+    return kept, *_left_by(job, len(kept))
 
 
 def _summary(
-    run: RunFolder,
-    graph: ChannelGraph,
+    job: Job,
     plan: Plan,
-    original: nn.Module,
     current: nn.Module,
     before: Accuracy,
     rounds: list[Outcome],
-    settings: Settings,
-    tools: Tools,
     test: Batches | None,
     example: Any,
 ) -> dict[str, Any]:
-    if run.has(SUMMARY):
-        return run.read(SUMMARY)
-    run.save_model(current, plan)
-    summary = summarise(graph, plan, original, current, before, rounds, settings, tools, test, example)
-    run.write(SUMMARY, summary)
+    """The result in numbers. The summary is written last: where it is, the run is finished."""
+    if not job.run.has(SUMMARY) or not job.run.has_model():
+        job.run.save_model(current, plan)
+    if job.run.has(SUMMARY):
+        return job.run.read(SUMMARY)
+    summary = summarise(job, plan, current, before, rounds, test, example)
+    job.run.write(SUMMARY, summary)
     return summary

@@ -2,26 +2,31 @@
 
     config.json                     what was asked
     base.json                       the network before: accuracy, MACs, parameters
-    round-01/scores.{json,safetensors}, sensitivity.json, plan.json, round.json, model.safetensors
+    round-01/scores.{json,safetensors}, sensitivity.json, step-plan.json, plan.json, round.json, model.safetensors
     model.safetensors, plan.json    the result, readable by secateur.load
     summary.json                    the result in numbers
 
-plan.json always speaks the numbering of the original network. A round is finished when its round.json is there.
+plan.json always speaks the numbering of the original network, step-plan.json that of the network that the round
+started from. A round is finished when its round.json is there.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from torch import distributed as dist
 from torch import nn
 
 from secateur.channels.files import MODEL_FILE, PLAN_FILE, load, save
 from secateur.channels.plan import Plan
+from secateur.channels.writing import write_atomically
 from secateur.errors import FileError, RunError
-from secateur.training.files import write_atomically
+from secateur.scoring.together import all_or_none, processes
 
 CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
 
@@ -35,20 +40,28 @@ class RunFolder:
 
     def start(self, config: dict[str, Any]) -> None:
         """Begin a run here, or go on with the same one; another run's folder is not touched."""
-        path = self.path / CONFIG
-        if path.exists():
-            found = self.read(CONFIG)
-            different = [key for key in {**found, **config} if found.get(key) != _plain(config.get(key))]
+        all_or_none(lambda: self._start(config) if self.writes else None)
+
+    def _start(self, config: dict[str, Any]) -> None:
+        if self.has(CONFIG):
+            found, wanted = _flat(self.read(CONFIG)), _flat(_plain(config))
+            different = sorted(key for key in {**found, **wanted} if found.get(key) != wanted.get(key))
             if different:
-                key = sorted(different)[0]
+                key = different[0]
                 raise RunError(
-                    f"{self.path} holds a run with {key}={found.get(key)!r}, this one has {key}={config.get(key)!r}. "
-                    "Use another folder, or the same settings to go on with that run."
+                    f"{self.path} holds another run: {key} was {found.get(key)!r} there and is {wanted.get(key)!r} "
+                    "now. Use another folder, or the same network and settings to go on with that run."
                 )
-        elif self.path.is_dir() and any(self.path.iterdir()):
+        elif self.path.exists() and any(not _half_written(path) for path in self._entries()):
             raise RunError(f"{self.path} is not empty and holds no run ({CONFIG} is missing); use a new folder")
         else:
             self.write(CONFIG, config)
+
+    def _entries(self) -> list[Path]:
+        try:
+            return list(self.path.iterdir())
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be used as a run's folder: {error.strerror}") from error
 
     def round(self, number: int) -> Path:
         """The folder of a round, counted from 1."""
@@ -56,10 +69,14 @@ class RunFolder:
 
     def finished_rounds(self) -> int:
         """How many rounds are finished, one after the other from the first."""
-        number = 0
-        while (self.round(number + 1) / ROUND).exists():
-            number += 1
-        return number
+        numbers = sorted(int(path.parent.name[6:]) for path in self.path.glob(f"round-[0-9][0-9]*/{ROUND}"))
+        for expected, found in enumerate(numbers, start=1):
+            if expected != found:
+                raise FileError(
+                    f"{self.round(expected) / ROUND} is missing, though round {found} is finished. Put it back, or "
+                    f"delete {self.round(expected)} and the rounds after it: the run then goes on from the one before."
+                )
+        return len(numbers)
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of the run."""
@@ -76,8 +93,12 @@ class RunFolder:
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file of the run."""
+        self.write_text(name, f"{json.dumps(_plain(content), indent=2)}\n")
+
+    def write_text(self, name: str, content: str) -> None:
+        """Write a file of the run."""
         if self.writes:
-            write_atomically(self.path / name, f"{json.dumps(_plain(content), indent=2)}\n".encode())
+            write_atomically(self.path / name, content.encode())
 
     def has(self, name: str) -> bool:
         """Whether a file of the run is there."""
@@ -85,8 +106,22 @@ class RunFolder:
 
     def save_model(self, model: nn.Module, plan: Plan, number: int | None = None) -> None:
         """Write a round's network (or, without a number, the result)."""
+        folder = self.path if number is None else self.round(number)
         if self.writes:
-            save(model, plan, self.path if number is None else self.round(number))
+            try:
+                save(model, plan, folder)
+            except SafetensorError as error:
+                raise FileError(f"{folder / MODEL_FILE} cannot be written: {error}") from error
+        self.wait_for_writer()
+
+    def has_model(self) -> bool:
+        """Whether the result is there."""
+        return self.has(MODEL_FILE) and self.has(PLAN_FILE)
+
+    def wait_for_writer(self) -> None:
+        """Processes that only read wait until the first one has written."""
+        if processes() > 1:
+            dist.barrier()
 
     def load_model(self, original: nn.Module, number: int) -> tuple[nn.Module, Plan]:
         """The network and plan that a finished round left."""
@@ -105,6 +140,22 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _half_written(path: Path) -> bool:
+    """What a kill may leave of a file that was being written."""
+    return path.name.startswith(".") and path.suffix in (".partial", ".part")
+
+
 def _plain(value: Any) -> Any:
     """Tuples as lists, keys as text: what JSON gives back."""
     return json.loads(json.dumps(value, default=str))
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"settings": {"target": 0.5}} -> {"settings.target": 0.5}, so that differences can be named."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

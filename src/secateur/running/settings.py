@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from secateur.channels.graph import ChannelGraph, Streams
 from secateur.errors import DecideError
+from secateur.training.presets import preset_of
 
 Repair = Literal["none", "bn", "solve"]
 
@@ -58,13 +60,36 @@ class Goal:
     cost: Literal["macs", "params"]
     left: float | None  # cost to be left; None: as far as max_drop allows
 
-    def removed(self, whole: float) -> float | None:
-        """The same as a fraction of the whole network's cost."""
-        return None if self.left is None else 1 - self.left / whole
+    def whole(self, graph: ChannelGraph) -> int:
+        """What a network costs."""
+        return graph.macs if self.cost == "macs" else graph.params
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse at once what would only be noticed after a long time: after scoring, or when retraining begins."""
+    for name, known in _KNOWN.items():
+        if getattr(settings, name) not in known:
+            raise DecideError(f"{name} must be one of {', '.join(known)}; got {getattr(settings, name)!r}")
+    for name, least in (("k", 1), ("rounds", 1), ("images", 1), ("round_to", 1), ("repair_images", 1), ("epochs", 0)):
+        value = getattr(settings, name)
+        if value is not None and value < least:
+            raise DecideError(f"{name} must be at least {least}, got {value}")
+    if not 0 < settings.alpha < math.inf:
+        raise DecideError(f"alpha must be above 0 (the paper takes 2 to 4), got {settings.alpha}")
+    preset_of(settings.preset, epochs=settings.epochs or None, lr=settings.lr)
+
+
+_KNOWN = {
+    "method": ("flops", "ratio"),
+    "measure": ("accuracy", "loss"),
+    "cost": ("macs", "params", "latency"),
+    "repair": ("none", "bn", "solve"),
+    "streams": ("select", "coupled"),
+}
 
 
 def goal_of(settings: Settings, graph: ChannelGraph) -> Goal:
-    """The goal in numbers for this network, checked."""
+    """The goal in numbers for this network, checked. A goal that the network meets already is an error."""
     given = [n for n in ("target", "macs", "params", "ratio") if getattr(settings, n) is not None]
     if len(given) > 1:
         raise DecideError(f"give one goal, not {len(given)}: {', '.join(given)}")
@@ -72,8 +97,6 @@ def goal_of(settings: Settings, graph: ChannelGraph) -> Goal:
         raise DecideError(f"the ratio is the fraction removed, above 0 and below 1; got {settings.ratio}")
     if settings.max_drop is not None and not 0 <= settings.max_drop < 1:
         raise DecideError(f"max_drop is a fraction of 1 (0.005 is half a point), got {settings.max_drop}")
-    if settings.rounds is not None and settings.rounds < 1:
-        raise DecideError(f"rounds must be at least 1, got {settings.rounds}")
     if settings.target is not None and not 0 < settings.target < 1:
         raise DecideError(f"the target is the fraction to remove, above 0 and below 1; got {settings.target}")
     if settings.target is not None:
@@ -81,10 +104,12 @@ def goal_of(settings: Settings, graph: ChannelGraph) -> Goal:
     for name, whole in (("macs", graph.macs), ("params", graph.params)):
         left = getattr(settings, name)
         if left is not None:
-            if not 0 < left < whole:
+            if left >= whole:
                 raise DecideError(
-                    f"{name} to be left must lie between 0 and what the network has, {whole:,}; got {left:,.0f}"
+                    f"the goal is met already: the network has {whole:,} {name}, {left:,.0f} are asked for"
                 )
+            if not left > 0:
+                raise DecideError(f"{name} to be left must be above 0 (the network has {whole:,}); got {left:,.0f}")
             return Goal("macs" if name == "macs" else "params", float(left))
     if settings.max_drop is None and settings.ratio is None:
         raise DecideError("give a goal: target, macs, params, max_drop or ratio")

@@ -9,30 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.measuring.accuracy import Accuracy
 from secateur.measuring.batches import Batches
 from secateur.measuring.latency import latency
-from secateur.running.rounds import Outcome, Tools
-from secateur.running.settings import Settings
+from secateur.running.job import Job, Tools
+from secateur.running.rounds import Outcome
 
 BATCHES = (1, 64)
 
 
 def summarise(
-    graph: ChannelGraph,
+    job: Job,
     plan: Plan,
-    original: nn.Module,
     pruned: nn.Module,
     before: Accuracy,
     rounds: Sequence[Outcome],
-    settings: Settings,
-    tools: Tools,
     test: Batches | None,
     example: Any,
 ) -> dict[str, Any]:
     """Everything a report needs. The test images are read here, once for each network, and nowhere else."""
+    graph, original, tools = job.graph, job.original, job.tools
     cost = graph.cost(plan)
     tests = {"before": None, "after": None}
     if test is not None:
@@ -47,7 +44,7 @@ def summarise(
         "format": "secateur-summary",
         "version": 1,
         "model": type(original).__name__,
-        "settings": settings.to_dict(),
+        "settings": job.settings.to_dict(),
         "before": {
             "holdout": before.__dict__,
             "test": tests["before"],

@@ -1,0 +1,109 @@
+"""What a round takes away: how far it is to go, the sensitivity of every unit, and the plan that follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from secateur.channels.files import PLAN_FILE
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.plan import Plan
+from secateur.deciding.amounts import Room, amounts, candidates, cost_by, floor_of
+from secateur.deciding.budget import uniform
+from secateur.deciding.decide import decide, out_of_reach
+from secateur.deciding.sensitivity import Sensitivity, check_k, sensitivity
+from secateur.errors import DecideError
+from secateur.running.folder import SENSITIVITY
+from secateur.running.job import Clock, Job
+from secateur.running.settings import Goal, Settings
+from secateur.scoring.scores import Scores
+
+
+def choose(job: Job, number: int, graph: ChannelGraph, scores: Scores, clock: Clock) -> Plan:
+    """The round's plan, in the numbering of the network that it starts from."""
+    settings = job.settings
+    if settings.ratio is not None:
+        plan = uniform(graph, scores, settings.ratio, units=candidates(graph, settings.exclude, settings.only))
+    else:
+        aim = _aim(job, number, graph)
+        found = clock("sensitivity", lambda: _sensitivity(job, number, graph, scores, aim))
+        plan = clock("decide", lambda: _within(job, graph, scores, found, aim))
+    job.run.write_text(f"{job.run.round(number).name}/step-{PLAN_FILE}", plan.to_json())
+    return plan
+
+
+def check_reach(graph: ChannelGraph, goal: Goal, settings: Settings) -> None:
+    """DecideError where no plan can meet the goal: every unit at its floor, and all readers of a stream alike."""
+    names = candidates(graph, settings.exclude, settings.only)
+    check_k(settings.k, len(names))
+    if goal.left is None:
+        return
+    keep = {}
+    for name in names:
+        unit = graph.units[name]
+        each = floor_of(unit, settings.round_to) // unit.granule
+        first = [np.flatnonzero(unit.blocks == block)[:each] for block in range(unit.granule)]
+        keep[name] = np.concatenate(first).tolist()
+    cost, whole = cost_by(graph, goal.cost), float(goal.whole(graph))
+    least = cost(graph.balance(keep))
+    if least > goal.left:
+        raise DecideError(out_of_reach(f"removing {1 - goal.left / whole:.1%} of the {goal.cost}", 1 - least / whole))
+
+
+def _aim(job: Job, number: int, graph: ChannelGraph) -> float | None:
+    """Cost to be left after this round: with a number of rounds an even share of the way, else the goal itself."""
+    if job.goal.left is None:
+        return None
+    now = float(job.goal.whole(graph))
+    rounds_left = max(1, (job.settings.rounds or 1) - number + 1)
+    return now - (now - job.goal.left) / rounds_left
+
+
+def _sensitivity(job: Job, number: int, graph: ChannelGraph, scores: Scores, aim: float | None) -> Sensitivity:
+    settings, name = job.settings, f"{job.run.round(number).name}/{SENSITIVITY}"
+    if job.run.has(name):
+        return Sensitivity.from_dict(job.run.read(name))
+    found = sensitivity(
+        graph,
+        scores,
+        job.tools.holdout,
+        settings.method,
+        alpha=_alpha(job, graph, scores, aim),
+        k=settings.k,
+        measure=settings.measure,
+        cost=settings.cost,
+        exact=settings.exact,
+        exclude=settings.exclude,
+        only=settings.only,
+        round_to=settings.round_to,
+        widths=job.widths,
+        seed=settings.seed,
+        progress=lambda done, total: job.tools.say(f"round {number}: sensitivity", done, total),
+    )
+    job.run.write(name, found.to_dict())
+    return found
+
+
+def _alpha(job: Job, graph: ChannelGraph, scores: Scores, aim: float | None) -> float:
+    """alpha as asked; with a number of rounds, solved from k * alpha * FLOSS_max = cost to go in this round."""
+    settings = job.settings
+    if aim is None or settings.rounds is None:
+        return settings.alpha
+    names = candidates(graph, settings.exclude, settings.only)
+    cost = cost_by(graph, job.goal.cost)
+    found = amounts(graph, scores, names, alpha=1.0, cost=cost, room=Room(settings.round_to, job.widths))
+    k = check_k(settings.k, len(found))
+    return max(0.5, (cost({}) - aim) / (k * max(amount.floss for amount in found.values())))
+
+
+def _within(job: Job, graph: ChannelGraph, scores: Scores, found: Sensitivity, aim: float | None) -> Plan:
+    """Algorithm 1's plan; trimmed where it would overshoot, and stretched to the aim where rounds are counted."""
+    settings, goal = job.settings, job.goal
+    options: dict[str, Any] = {"round_to": settings.round_to, "widths": job.widths}
+    if aim is None or (settings.rounds is None and found.method == "flops"):
+        plan = decide(graph, scores, found, settings.k, **options)
+        if aim is None or cost_by(graph, goal.cost)(plan.keep) > aim:
+            return plan
+    whole = float(goal.whole(job.graph))
+    return decide(graph, scores, found, settings.k, 1 - aim / whole, cost=goal.cost, whole=whole, **options)
