@@ -63,7 +63,7 @@ def _aim(job: Job, number: int, graph: ChannelGraph) -> float | None:
 def _sensitivity(job: Job, number: int, graph: ChannelGraph, scores: Scores, aim: float | None) -> Sensitivity:
     settings, name = job.settings, f"{job.run.round(number).name}/{SENSITIVITY}"
     if job.run.has(name):
-        return Sensitivity.from_dict(job.run.read(name))
+        return job.run.parse(name, Sensitivity.from_dict)
     found = sensitivity(
         graph,
         scores,

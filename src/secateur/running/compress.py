@@ -25,7 +25,7 @@ from secateur.measuring.batches import Batches, call, device_of, logits_of, unpa
 from secateur.measuring.keeping import evaluating, generators_kept
 from secateur.measuring.processes import rank_and_world
 from secateur.running.choosing import check_reach
-from secateur.running.folder import BASE, SUMMARY, RunFolder
+from secateur.running.folder import BASE, ROUND, SUMMARY, RunFolder
 from secateur.running.job import Job, Phase, Tools
 from secateur.running.rounds import Outcome, run_round
 from secateur.running.settings import Settings, check_settings, goal_of
@@ -178,7 +178,7 @@ def _base(run: RunFolder, tools: Tools, model: nn.Module) -> Accuracy:
         tools.say("evaluate", 1, 1)
         run.write(BASE, {"holdout": found.__dict__})
         return found
-    return Accuracy(**run.read(BASE)["holdout"])
+    return run.parse(BASE, lambda words: Accuracy(**words["holdout"]))
 
 
 def check_base(before: Accuracy, classes: int) -> None:
@@ -215,7 +215,7 @@ def first_image(loader: Batches, device: torch.device) -> Tensor:
 
 def _resume(job: Job) -> tuple[list[Outcome], nn.Module, Plan]:
     done = job.run.finished_rounds()
-    rounds = [Outcome.from_dict(job.run.read(f"round-{n:02d}/round.json")) for n in range(1, done + 1)]
+    rounds = [job.run.parse(f"{job.run.round(n).name}/{ROUND}", Outcome.from_dict) for n in range(1, done + 1)]
     return rounds, *_left_by(job, done)
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from torch import distributed as dist
@@ -29,6 +29,8 @@ from secateur.errors import FileError, RunError
 from secateur.scoring.together import all_or_none, processes
 
 CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
+
+Built = TypeVar("Built")
 
 
 class RunFolder:
@@ -90,6 +92,15 @@ class RunFolder:
         if not isinstance(found, dict):
             raise FileError(f"{path} should hold a JSON object, and holds {type(found).__name__}")
         return found
+
+    def parse(self, name: str, build: Callable[[dict[str, Any]], Built]) -> Built:
+        """What `build` makes of a JSON file of the run; content of another shape is an error that names the file."""
+        found = self.read(name)
+        try:
+            return build(found)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise FileError(f"{self.path / name} is not as secateur writes it: {what}") from error
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file of the run."""
