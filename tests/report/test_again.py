@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from secateur.cli import prune
 from secateur.cli import report as verb
 from secateur.report.again import command
+from secateur.zoo.models import create
+from tests.report.runs import Page
 
 DEFAULTS = {
     name: parameter.default
@@ -75,3 +79,18 @@ def test_the_verb_says_what_is_wrong(tmp_path: Path) -> None:
     result = secateur(tmp_path)
     assert result.exit_code == 1
     assert "is not the folder of a run" in " ".join(result.output.split())
+
+
+def test_pruning_ends_in_a_report(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        save_file(create("lenet5", num_classes=10).state_dict(), tmp_path / "lenet5.safetensors")
+    app = typer.Typer()
+    app.command("prune")(prune.command)
+    words = ["lenet5", "--weights", str(tmp_path / "lenet5.safetensors"), "--ratio", "0.3", "--epochs", "0"]
+    result = CliRunner().invoke(app, [*words, "--metric", "l1", "--device", "cpu", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    report = tmp_path / "run" / "report.html"
+    assert f"report: {report} (open it in a browser)\n" in result.stdout
+    text = Page(report.read_text(encoding="utf-8")).text
+    assert text.startswith("lenet5 on digits, pruned: ") and "--ratio 0.3 --metric l1 --epochs 0" in text
