@@ -21,6 +21,7 @@ from secateur.errors import FileError
 
 PLAN_FILE = "plan.json"
 MODEL_FILE = "model.safetensors"
+NOTES = "secateur"  # key in the metadata of the tensors
 
 
 def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
@@ -32,7 +33,8 @@ def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
     tensors, same = _state(model)
     with atomic(folder / MODEL_FILE) as path:
         try:
-            save_file(tensors, path, metadata={"format": "pt", "shared": json.dumps(same), "plan": plan.fingerprint})
+            # One key only: safetensors writes several in no fixed order, and equal models shall be equal files.
+            save_file(tensors, path, metadata={NOTES: json.dumps({"plan": plan.fingerprint, "shared": same})})
         except SafetensorError as error:  # how safetensors says that the disk is full
             raise OSError(str(error)) from error
     write_atomically(folder / PLAN_FILE, plan.to_json().encode())
@@ -71,7 +73,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
         tensors: dict[str, Tensor] = load_file(path)
         with safe_open(path, framework="pt") as file:
-            same = json.loads((file.metadata() or {}).get("shared", "{}"))
+            same = json.loads((file.metadata() or {}).get(NOTES, "{}")).get("shared", {})
         return tensors | {name: tensors[first] for name, first in same.items()}
     except FileNotFoundError as error:
         raise FileError(f"{path} does not exist") from error

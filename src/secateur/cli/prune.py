@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from secateur.zoo.data import ImageData
 
 DEMO_MODEL, DEMO_DATA, DEMO_EPOCHS = "resnet8", "digits", 30
-DEMO = {"target": 0.5, "rounds": 2, "epochs": 12, "lr": 0.02, "augment": False, "distill": True}
+DEMO = {"target": 0.5, "rounds": 2, "k": 3, "epochs": 12, "lr": 0.02, "augment": False, "distill": True}
 
 
 @friendly
@@ -209,8 +209,8 @@ def _network(asked: dict[str, Any], images: ImageData, rank: int) -> nn.Module:
 def _demo_network(images: ImageData, seed: int, rank: int) -> nn.Module:
     from safetensors.torch import save
 
+    from secateur.channels.writing import write_atomically
     from secateur.cli.opening import open_model
-    from secateur.training.files import write_atomically
     from secateur.training.fit import fit
 
     kept = Path("runs") / f"base-{DEMO_MODEL}-{DEMO_DATA}" / "model.safetensors"
