@@ -182,7 +182,7 @@ def _again(run: Run) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     return section(
         "Do it again",
-        "<p>The same settings, data and versions give the same network."
+        "<p>The same settings, data, versions and machine give the same network."
         + (" Add <code>--out FOLDER</code> to keep this run as it is.</p>" if run.command is not None else "</p>"),
         f'<pre class="wraps"><code>{escape(code)}</code></pre>',
         paragraph(f"Run with {versions}; report written by secateur {ours}. Folder: {run.folder}.", "soft"),

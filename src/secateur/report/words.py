@@ -90,19 +90,24 @@ def what_was_removed(run: Run) -> str:
 
 
 def what_it_cost(run: Run) -> str:
-    """The accuracy lost, also in images."""
+    """The accuracy lost, also in images; the held-out one too, so that a kind test set hides nothing."""
     part, was, now = judged(run)
-    lost = was.top1 - now.top1
-    mistakes = round(lost * now.images)
-    head = f"Accuracy on the {part} images went from {percent(was.top1, 2)} to {percent(now.top1, 2)}"
+    mistakes = round((was.top1 - now.top1) * now.images)
     if mistakes == 0:
-        tail = ": no images lost."
+        head = f"Accuracy on the {part} images is {percent(now.top1, 2)}: as many mistakes as before"
     else:
         more = "more" if mistakes > 0 else "fewer"
         word = "mistake" if abs(mistakes) == 1 else "mistakes"
-        tail = f" ({points(-lost)}): {abs(mistakes):,} {more} {word} on {now.images:,} images."
-    seen = " No decision looked at these images." if part == "test" else " Decisions looked at these images too."
-    return head + tail + seen
+        head = (
+            f"Accuracy on the {part} images went from {percent(was.top1, 2)} to {percent(now.top1, 2)} "
+            f"({points(now.top1 - was.top1)}): {abs(mistakes):,} {more} {word}"
+        )
+    head += f" on {count(now.images, 'image')}"
+    if part != "test":
+        return f"{head}. Decisions looked at these images too."
+    held = f"{percent(run.before.holdout.top1, 2)} to {percent(run.after.holdout.top1, 2)}"
+    images = count(run.after.holdout.images, "held-out image")
+    return f"{head} that no decision looked at. On the {images}, which decisions were made on: from {held}."
 
 
 def what_was_gained(run: Run) -> str:
