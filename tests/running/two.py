@@ -1,0 +1,45 @@
+"""Run by torchrun in two processes: one round with each kind of scores, and what each process ends with in FOLDER.
+
+torchrun --nproc-per-node 2 -m tests.running.two FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from safetensors.torch import load_model
+
+from secateur.measuring.processes import leave, rank_and_world
+from secateur.running.compress import compress
+from secateur.training.checkpoint import digest
+from tests.running.toys import HOLDOUT, TRAIN, Small
+
+WEIGHTS = "trained.safetensors"
+CASES = {"exact": {"exact": True}, "race": {"measure": "loss"}, "spare": {"metric": "l2"}}
+
+
+def prune(weights: Path, folder: Path | None, rank: int, world: int, **words: object) -> tuple[str | None, str]:
+    """One round without retraining; each process scores its own share of the images."""
+    share = TRAIN[rank::world]
+    options = {"target": 0.4, "rounds": 1, "epochs": 0, "seed": 1, **words}
+    model = Small().eval()
+    load_model(model, weights)
+    result = compress(model, TRAIN, HOLDOUT, score_on=share, folder=folder, **options)  # type: ignore[arg-type]
+    return digest(result.model), result.plan.to_json()
+
+
+def main(folder: Path) -> None:
+    """All cases; the last without a folder of its own."""
+    rank, world = rank_and_world("cpu")
+    found = {
+        name: prune(folder / WEIGHTS, folder / name if name != "spare" else None, rank, world, **words)
+        for name, words in CASES.items()
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
