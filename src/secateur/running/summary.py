@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def summarise(
             for name, layer in graph.layers.items()
         },
         "seconds": _seconds(rounds),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": {"secateur": version("secateur"), "python": platform.python_version(), "torch": torch.__version__},
     }
 
 
