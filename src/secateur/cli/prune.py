@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from secateur.running.compress import Compressed
     from secateur.zoo.data import ImageData
 
+GOALS = ("target", "macs", "params", "max_drop", "ratio")
 DEMO_MODEL, DEMO_DATA, DEMO_EPOCHS = "resnet8", "digits", 30
 DEMO = {"target": 0.5, "rounds": 2, "k": 3, "epochs": 12, "lr": 0.02, "augment": False, "distill": True}
 
@@ -72,18 +73,30 @@ def command(
 
         secateur prune
 
-        secateur prune resnet56 --weights resnet56.safetensors --data cifar10 --holdout test:0.5 --target 0.5 --epochs 3
+        secateur prune resnet56 --weights w.safetensors --data cifar10 --epochs 3
+
+        secateur prune resnet56 --weights w.safetensors --max-drop 0.5 --repair bn
 
         secateur prune --resume runs/prune-resnet56-cifar10
     """
     asked = {key: _text(value) for key, value in locals().items() if key not in ("out", "resume")}
     if resume is not None:
         asked, out = _asked_before(resume), resume
-    if asked["model"] is None:
-        asked |= {"model": DEMO_MODEL, "data": DEMO_DATA}
-        if not any(asked[goal] for goal in ("target", "macs", "params", "max_drop", "ratio")):
-            asked |= DEMO
+    elif asked["model"] is None:
+        asked = _demo(asked)
     _prune(asked, out or Path("runs") / _plain(f"prune-{asked['model']}-{asked['data']}"))
+
+
+def _demo(asked: dict[str, Any]) -> dict[str, Any]:
+    """The built-in network and data, and settings that suit them where nothing else is asked for."""
+    from secateur.errors import ModelError
+
+    if asked["data"] != DEMO_DATA:
+        raise ModelError(f"name the network to prune: secateur prune MODEL --weights FILE --data {asked['data']}")
+    asked = {**asked, "model": DEMO_MODEL}
+    if any(asked[goal] is not None for goal in GOALS):
+        return asked
+    return asked | {key: value for key, value in DEMO.items() if asked[key] is None or isinstance(value, bool)}
 
 
 def _text(value: Any) -> Any:
@@ -159,8 +172,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
 def _settings(asked: dict[str, Any]) -> Any:
     from secateur.running.settings import Settings
 
-    goals = ("target", "macs", "params", "max_drop", "ratio")
-    target = asked["target"] if any(asked[g] is not None for g in goals) else 0.5
+    target = asked["target"] if any(asked[goal] is not None for goal in GOALS) else 0.5
     same = (
         "metric images rounds alpha k method measure cost exact streams round_to repair preset epochs lr distill seed"
     )

@@ -39,9 +39,9 @@ def command(
 
     Examples:
 
-        secateur sensitivity resnet56 --weights resnet56.safetensors --data cifar10 --holdout test:0.5
+        secateur sensitivity resnet56 --weights w.safetensors --data cifar10
 
-        secateur sensitivity resnet56 --weights resnet56.safetensors --data cifar10 --method ratio
+        secateur sensitivity resnet56 --weights w.safetensors --method ratio
     """
     import torch
 
