@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from secateur.channels.files import atomic, read_tensors, save
+from secateur.channels.files import read_tensors, save
 from secateur.channels.plan import Plan
 from secateur.channels.tracing import Example, as_call
+from secateur.channels.writing import atomic
 from secateur.errors import DataError, FileError, ModelError
 from secateur.measuring.batches import device_of
 from secateur.measuring.keeping import evaluating, generators_kept
