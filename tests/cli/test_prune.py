@@ -1,0 +1,182 @@
+"""`secateur prune`: a run from the command line, its goals, going on after an interruption, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import secateur as sc
+from secateur.cli import prune as verb
+from secateur.running import compress as compress_module
+from secateur.zoo.models import create
+from tests.cli.typed import lines, secateur
+from tests.proof import counted_macs
+from tests.running.toys import contents
+
+EXAMPLE = torch.zeros(1, 1, 32, 32)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LeNet-5, trained on the digits for three epochs."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = ["--model", "lenet5", "--data", "digits", "--epochs", "3", "--no-augment", "--device", "cpu"]
+    lines(secateur("train", *words, "--lr", "0.05", "--batch-size", "32", "--out", folder))
+    return folder / "model.safetensors"
+
+
+def quick(weights: Path, out: Path, *words: str) -> list[str | Path]:
+    """Half a second: no retraining unless asked, scores from 100 images."""
+    short = ["--data", "digits", "--images", "100", "--device", "cpu", "--no-augment"]
+    return ["prune", "lenet5", "--weights", weights, *short, "--out", out, *words]
+
+
+def macs(folder: Path) -> int:
+    return counted_macs(sc.load(folder, create("lenet5")).eval(), EXAMPLE)
+
+
+WHOLE = counted_macs(create("lenet5").eval(), EXAMPLE)
+
+
+def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    said = lines(secateur(*quick(weights, out, "--target", "0.4", "--rounds", "2", "--epochs", "1")))
+    summary = json.loads((out / "summary.json").read_text())
+    assert macs(out) == summary["after"]["macs"] <= 0.6 * WHOLE == 0.6 * summary["before"]["macs"]
+    text = "\n".join(said)
+    for part, name in (("holdout", "held-out"), ("test", "test")):
+        before, after = (100 * summary[side][part]["top1"] for side in ("before", "after"))
+        assert re.search(rf"{name} accuracy\s+{before:.2f}%\s+{after:.2f}%\s+[+-]\d+\.\d\d points", text)
+    gone = 100 * (1 - summary["after"]["macs"] / WHOLE)
+    assert re.search(rf"MACs\s+[\d.]+ K\s+[\d.]+ K\s+-{gone:.1f}%", text)
+    assert re.search(r"ms, batch 1\s+[\d.]+\s+[\d.]+\s+[\d.]+x", text) and "ms, batch 64" in text
+    assert "2 rounds; score" in text and "retrain" in text and f"results in {out}" in text
+    heard = lines(secateur("evaluate", "lenet5", "--data", "digits", "--pruned", out))
+    assert f"top-1  {100 * summary['after']['test']['top1']:.2f}%" in heard[1]
+    # The same again is done at once and says the same accuracy.
+    again = lines(secateur(*quick(weights, out, "--target", "0.4", "--rounds", "2", "--epochs", "1")))
+    assert again[:6] == said[:6]
+
+
+@pytest.mark.parametrize(
+    "words, most, least",
+    [
+        (["--macs", "250K"], 250e3, 200e3),
+        (["--target", "0.25", "--method", "ratio"], 0.75 * WHOLE, 0.65 * WHOLE),
+        (["--target", "0.3", "--cost", "params", "--measure", "loss", "--exact"], 0.7 * WHOLE, 0.6 * WHOLE),
+        (["--ratio", "0.5", "--metric", "l1"], 0.5 * WHOLE, 0.2 * WHOLE),
+        (["--ratio", "0.25", "--exclude", "conv1*", "--streams", "coupled"], 0.95 * WHOLE, 0.6 * WHOLE),
+        ([], 0.5 * WHOLE, 0.4 * WHOLE),  # half of the MACs, unless something else is asked for
+    ],
+)
+def test_goals(weights: Path, tmp_path: Path, words: list[str], most: float, least: float) -> None:
+    lines(secateur(*quick(weights, tmp_path / "run", "--epochs", "0", *words)))
+    assert least <= macs(tmp_path / "run") <= most + 0.005 * WHOLE
+
+
+def test_params_and_points(weights: Path, tmp_path: Path) -> None:
+    lines(secateur(*quick(weights, tmp_path / "a", "--epochs", "0", "--params", "40K", "--only", "conv2:out")))
+    small = sc.load(tmp_path / "a", create("lenet5"))
+    left = sum(p.numel() for p in small.parameters() if p.dim() > 1)
+    assert 35_000 <= left <= 40_000 + 300
+    lines(secateur(*quick(weights, tmp_path / "b", "--epochs", "0", "--max-drop", "3")))
+    summary = json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert summary["settings"]["max_drop"] == 0.03
+    assert summary["before"]["holdout"]["top1"] - summary["after"]["holdout"]["top1"] <= 0.03
+
+
+def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--target", "0.4", "--rounds", "2", "--epochs", "1"]
+    lines(secateur(*quick(weights, tmp_path / "whole", *words)))
+    real = compress_module.run_round
+
+    def interrupted(job: Any, number: int, *rest: Any) -> Any:
+        if number == 2:
+            raise KeyboardInterrupt
+        return real(job, number, *rest)
+
+    monkeypatch.setattr(compress_module, "run_round", interrupted)
+    result = secateur(*quick(weights, tmp_path / "broken", *words))
+    assert result.exit_code == 130 and "interrupted" in result.stderr
+    assert not (tmp_path / "broken" / "summary.json").exists()
+    monkeypatch.undo()
+    said = lines(secateur("prune", "--resume", tmp_path / "broken"))
+    assert f"results in {tmp_path / 'broken'}" in "\n".join(said)
+    whole, broken = contents(tmp_path / "whole"), contents(tmp_path / "broken")
+    for name in ("model.safetensors", "plan.json", "round-02/scores.safetensors", "config.json"):
+        assert whole[name] == broken[name]
+    refused = secateur(*quick(weights, tmp_path / "broken", *words, "--alpha", "2"))
+    assert refused.exit_code == 1 and "holds another run: command.alpha was 3.0 there and is 2.0 now" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["--metric", "gsdd"], "no metric is called 'gsdd'; known: gsd,"),
+        (["--target", "0.999"], "can be removed"),
+        (["--target", "1.5"], "fraction to remove, above 0 and below 1; got 1.5"),
+        (["--macs", "9G"], "the goal is met already"),
+        (["--macs", "many"], "--macs takes a number such as 63M, 400K or 2.3G, not 'many'"),
+        (["--target", "0.5", "--ratio", "0.5"], "give one goal, not 2: target, ratio"),
+        (["--k", "50"], "k must lie between 1 and"),
+        (["--alpha", "0"], "alpha must be above 0"),
+        (["--preset", "sine"], "no training preset is called 'sine'"),
+        (["--holdout", "none"], "has no holdout images here"),
+        (["--data", "cifar11"], "no data set is called 'cifar11'"),
+        (["--device", "abacus"], "device 'abacus' cannot be used"),
+        (["--repair", "glue"], "repair must be one of none, bn, solve"),
+        (["--weights", "nowhere.safetensors"], "nowhere.safetensors"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_1(weights: Path, tmp_path: Path, words: list[str], complaint: str) -> None:
+    result = secateur(*quick(weights, tmp_path / "run", *words))
+    assert result.exit_code == 1 and complaint in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
+    for words, complaint in (
+        (["prune", "lenet5"], "pass --weights FILE with the weights of lenet5"),
+        (["prune", "--data", "cifar10"], "name the network to prune: secateur prune MODEL"),
+        (["prune", "lenet6", "--weights", "x"], "no model is called 'lenet6'"),
+        (["prune", "--resume", str(tmp_path)], "config.json is missing"),
+    ):
+        result = secateur(*words)
+        assert result.exit_code == 1 and complaint in result.stderr
+    (tmp_path / "config.json").write_text("{}")
+    result = secateur("prune", "--resume", tmp_path)
+    assert result.exit_code == 1 and "was not written by `secateur prune`" in result.stderr
+    assert secateur("prune", "--colour", "red").exit_code == 2
+    assert secateur("prune", "--epochs", "many").exit_code == 2
+
+
+def test_without_arguments_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[dict[str, Any], Path]] = []
+    monkeypatch.setattr(verb, "_prune", lambda asked, folder: heard.append((asked, folder)))
+    for words in ([], ["--epochs", "3"], ["--max-drop", "0"], ["--out", "here"]):
+        lines(secateur("prune", *words))
+    (demo, folder), (shorter, _), (other, _), (_, named) = heard
+    assert folder == Path("runs/prune-resnet8-digits") and named == Path("here")
+    assert (demo["model"], demo["data"], demo["target"], demo["rounds"]) == ("resnet8", "digits", 0.5, 2)
+    assert demo["epochs"] == verb.DEMO["epochs"] and demo["augment"] is False
+    assert shorter == {**demo, "epochs": 3}
+    assert other["target"] is None and other["rounds"] is None and other["max_drop"] == 0
+
+
+@pytest.mark.parametrize("verb_name", ["prune", "sensitivity", "inspect"])
+def test_help_has_examples_and_fits_80_columns(verb_name: str) -> None:
+    said = lines(secateur(verb_name, "--help"))
+    assert max(len(line) for line in said) <= 80
+    start = next(i for i, line in enumerate(said) if line.strip() == "Examples:")
+    examples = [line.strip() for line in said[start:] if line.strip().startswith("secateur ")]
+    assert len(examples) >= 2
+    for example in examples:  # whole, on one line: it can be copied
+        words = example.split()
+        assert words[1] == verb_name
+        options = {w for line in said for w in re.findall(r"--[a-z-]+", line)}
+        assert {w for w in words if w.startswith("--")} <= options
