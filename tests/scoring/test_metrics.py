@@ -195,11 +195,11 @@ def test_gradient_metrics_by_hand() -> None:
     gradients = Gradients(
         "u",
         weights=torch.tensor([[1.0, 2.0], [3.0, -1.0]]),
-        weight_gradients=torch.tensor([[0.5, 0.25], [1.0, 1.0]]),
+        weight_gradients=torch.tensor([[0.5, -0.25], [1.0, 1.0]]),
         effect_squares=torch.tensor([8.0, 2.0]),
         images=4,
     )
-    assert METRICS["taylor"].score(gradients).tolist() == [1.0, 4.0]  # (0.5 + 0.5)^2, (3 - 1)^2
+    assert METRICS["taylor"].score(gradients).tolist() == [1.0, 4.0]  # 0.5 + 0.5, 3 + 1
     assert METRICS["fisher"].score(gradients).tolist() == [1.0, 0.25]  # 8 / (2 x 4), 2 / (2 x 4)
 
 

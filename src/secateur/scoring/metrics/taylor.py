@@ -6,6 +6,10 @@ from secateur.scoring.metrics.evidence import Gradients
 
 
 def taylor(gradients: Gradients) -> Tensor:
-    """(sum over a channel's filter of weight x gradient of the mean loss)^2: the squared first-order change of the
-    loss if the filter were zero. The readers' slices for a stream."""
-    return (gradients.weights * gradients.weight_gradients).sum(1).square()
+    """Sum over a channel's filter of |weight x gradient of the mean loss|: how much the loss would change, to first
+    order, if each weight by itself were zero. The readers' slices for a stream.
+
+    Signs are dropped before the sum: near a minimum the signed contributions of a whole filter cancel, and the squared
+    sum of them ranks filters far worse (docs/metrics.md).
+    """
+    return (gradients.weights * gradients.weight_gradients).abs().sum(1)
