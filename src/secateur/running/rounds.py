@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 from torch import nn
@@ -17,6 +16,7 @@ from secateur.measuring.keeping import generators_kept
 from secateur.running.choosing import choose
 from secateur.running.folder import ROUND
 from secateur.running.job import Clock, Job
+from secateur.scoring.sampling import sampled
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores, load_scores, save_scores
 from secateur.training.fit import fit
@@ -98,13 +98,9 @@ def _repair(job: Job, graph: ChannelGraph, plan: Plan) -> nn.Module:
     from secateur.training.repair import repair
 
     settings = job.settings
-    images, count = [], 0
-    with generators_kept(settings.seed):
-        for number, batch in enumerate(islice(iter(job.tools.score_on), settings.repair_images)):
-            images.append(unpack(batch, number)[0])
-            count += len(images[-1])
-            if count >= settings.repair_images:
-                break
+    with generators_kept(settings.seed):  # a stratified sample: folders come sorted by class
+        some = sampled(job.tools.score_on, settings.repair_images, settings.seed)
+        images = [unpack(batch, number)[0] for number, batch in enumerate(some)]
     return repair(graph, plan, images, how=settings.repair, seed=settings.seed)  # type: ignore[arg-type]
 
 
