@@ -229,5 +229,5 @@ def test_bad_arguments() -> None:
 
 def test_names_are_in_the_order_of_their_depths() -> None:
     names = models.names()
-    assert len(names) == 18
+    assert len(names) == 20
     assert names.index("resnet56") + 1 == names.index("resnet110")

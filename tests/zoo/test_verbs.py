@@ -30,7 +30,7 @@ def test_models_are_listed_with_their_cost() -> None:
     by_name = {line.split()[0]: line.split() for line in lines}
     assert by_name["resnet56"][1:9] == ["3x32x32", "10", "125.49", "M", "0.85", "M", "0.85", "M"]
     assert by_name["vgg16_imagenet"][1:9] == ["3x224x224", "1000", "15.47", "G", "138.34", "M", "138.36", "M"]
-    assert len(lines) == 1 + 18 + 2
+    assert len(lines) == 1 + 20 + 2
 
 
 def test_one_model_for_other_classes() -> None:
