@@ -52,7 +52,7 @@ def examine(name: str) -> dict[str, Any]:
     model = zoo_nets.randomise(zoo_nets.create(name).double(), image)
     row: dict[str, Any] = {"name": name, "modes": {}}
     for mode in MODES:
-        row["modes"][mode] = examine_mode(name, model, image, mode)
+        row["modes"][mode] = examine_mode(model, image, mode)
     if name in ONNX:
         graph = sc.trace(model, image)
         small = sc.prune(graph, sc.Plan.of(graph, proof.random_keep(graph, seed=3)))
@@ -60,7 +60,7 @@ def examine(name: str) -> dict[str, Any]:
     return row
 
 
-def examine_mode(name: str, model: nn.Module, image: Tensor, mode: str) -> dict[str, Any]:
+def examine_mode(model: nn.Module, image: Tensor, mode: str) -> dict[str, Any]:
     start = time.perf_counter()
     graph = sc.trace(model, image, streams=mode)
     traced = time.perf_counter()
@@ -88,11 +88,11 @@ def examine_mode(name: str, model: nn.Module, image: Tensor, mode: str) -> dict[
         "frozen": dict(Counter(kind_of_reason(reason) for reason in graph.frozen.values())),
         "trace_seconds": traced - start,
         "prune_seconds": pruned - planned,
-        **afterlife(name, model, small, plan, image),
+        **afterlife(model, small, plan, image),
     }
 
 
-def afterlife(name: str, model: nn.Module, small: nn.Module, plan: sc.Plan, image: Tensor) -> dict[str, bool]:
+def afterlife(model: nn.Module, small: nn.Module, plan: sc.Plan, image: Tensor) -> dict[str, bool]:
     """A pruned network is copied, saved, loaded into a fresh one, and trained for a step."""
     want = proof.outputs(small, image)
     copied = copy.deepcopy(small)
@@ -109,9 +109,8 @@ def afterlife(name: str, model: nn.Module, small: nn.Module, plan: sc.Plan, imag
         torch.equal(a, b) for a, b in zip(proof.outputs(loaded, image), want, strict=True)
     )
     del loaded
-    training = zoo_nets.example(name, training=True)
-    wanted = proof.train_step(copy.deepcopy(model), training) & set(dict(small.named_parameters()))
-    return {"copies": same_copy, "loads": same_load, "trains": proof.train_step(copied, training) == wanted}
+    wanted = proof.train_step(copy.deepcopy(model), image) & set(dict(small.named_parameters()))
+    return {"copies": same_copy, "loads": same_load, "trains": proof.train_step(copied, image) == wanted}
 
 
 def coverage(model: nn.Module, graph: sc.ChannelGraph) -> tuple[int, int]:

@@ -42,15 +42,14 @@ EXTRA = EXTRA_NAMES.split()
 
 # Pixels a side of the example: enough for the strides of the network, no more. 64 where nothing is said.
 SIZES = {
-    "inception_v3": 96,
+    "inception_v3": 299,  # the kernel of its auxiliary head fits no other size
     "inception_v4": 96,
     "inception_resnet_v2": 96,
     "maxvit_t": 224,
     "vit_b_32": 224,
     "caformer_s18": 96,
+    "bat_resnext26ts": 256,
 }
-# The auxiliary head of Inception-v3 has a kernel that fits its own image size only.
-TRAIN_SIZES = {"inception_v3": 299}
 # Layers that start as a (near) identity would hide what the branch before them does.
 BRANCH_SCALES = ("gamma", "layer_scale", "skipinit_gain", "ls")
 
@@ -98,11 +97,9 @@ def create(name: str) -> nn.Module:
     return torchvision_models().get_model(short, weights=None, **options)  # type: ignore[no-any-return]
 
 
-def example(name: str, batch: int = 2, training: bool = False, dtype: torch.dtype = torch.float64) -> Tensor:
+def example(name: str, batch: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
     short = name.split(":")[1]
     size = SIZES.get(short, 224 if re.search("_224$|^vit_", short) else 64)
-    if training:
-        size = TRAIN_SIZES.get(short, size)
     generator = torch.Generator().manual_seed(7)
     return torch.randn(batch, 3, size, size, dtype=dtype, generator=generator)
 
