@@ -25,7 +25,7 @@ from secateur.zoo.models import create, example
 
 Row = dict[str, Any]  # name, ratio, bound, better ("higher" or "lower"), met
 MOMENT = [name for name, metric in METRICS.items() if metric.needs == "moments"]
-PASSES = (("resnet56", 128, 2, 12), ("vgg16_imagenet", 8, 2, 6), ("resnet50", 8, 6, 6))  # batch, batches, rounds
+PASSES = (("resnet56", 128, 8, 6), ("vgg16_imagenet", 8, 3, 5), ("resnet50", 8, 8, 5))  # batch, batches, rounds
 CLASSES = 10
 
 

@@ -60,13 +60,14 @@ class _Gatherer:
 
     def __init__(self, taps: Mapping[str, Tap]) -> None:
         self._taps = taps
+        self._needs = {name: list(tap.needs().items()) for name, tap in taps.items()}
         self._pending: dict[Part, Reduced] = {}
         self._parts: list[Part] = []
         self._moments: Accumulator | None = None
 
     def see(self, name: str, x: Tensor) -> None:
         """Reduce the tensor at a tap: the whole axis once for all plain slots, pooled slots each by themselves."""
-        for key, slot in self._taps[name].needs().items():
+        for key, slot in self._needs[name]:
             self._pending[name, key] = reduce(gather(x, slot) if key else x)
 
     def after(self, batch: int, labels: Tensor, logits: Tensor) -> None:

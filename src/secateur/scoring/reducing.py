@@ -20,7 +20,7 @@ from secateur.scoring.moments import ImageMoments
 # A row is repaired when its squared deviations are less than this share of its sum of squares: there the difference
 # of the two keeps fewer than about 5 (float32) or 8 (float64) digits.
 DOUBTFUL = {torch.float32: 1e-2, torch.float64: 1e-8}
-CHUNK = 1 << 18  # elements at a time
+CHUNK = 1 << 19  # elements at a time: 2 MB of float32
 LONG = 4096  # elements that one row has at most, if it can be divided
 
 
@@ -58,8 +58,9 @@ def reduce(x: Tensor) -> Reduced:
     if x.device.type != "cpu":
         return _by_welford(x, positions)
     total, norm = _sums(x)  # [N, C] each
-    doubtful = norm.square().mul_(positions * (1 - DOUBTFUL[x.dtype])) < total.square()
-    return RowSums(positions, total, norm, _repair(x, doubtful) if bool(doubtful.any()) else None)
+    share = 1 / (positions * (1 - DOUBTFUL[x.dtype]))
+    margin = torch.addcmul(norm.square(), total, total, value=-share)  # [N, C] below 0: too little is left
+    return RowSums(positions, total, norm, _repair(x, margin < 0) if margin.amin().item() < 0 else None)
 
 
 def to_moments(parts: Sequence[Reduced]) -> ImageMoments:
@@ -104,10 +105,10 @@ def _sums(x: Tensor) -> tuple[Tensor, Tensor]:
     images, channels = x.shape[:2]
     if x.stride(1) < x.stride(-1) and channels > 1:  # channels-last memory, where torch's norm is slow
         rows = x.movedim(1, -1).reshape(images, -1, channels)  # [N, P, C]
-        return _in_chunks(rows, lambda c: (c.sum(1), c.square().sum(1).sqrt_()))
+        return _in_chunks(rows, CHUNK // 4, lambda c: (c.sum(1), c.square().sum(1).sqrt_()))
     pieces = _pieces(x.shape[2:].numel())
     rows = x.reshape(images * channels * pieces, -1)  # [N C pieces, P / pieces]
-    total, norm = _in_chunks(rows, lambda c: (c.sum(1), torch.linalg.vector_norm(c, dim=1)))
+    total, norm = _in_chunks(rows, CHUNK, lambda c: (c.sum(1), torch.linalg.vector_norm(c, dim=1)))
     if pieces > 1:
         total = total.view(-1, pieces).sum(1)
         norm = torch.linalg.vector_norm(norm.view(-1, pieces), dim=1)
@@ -120,9 +121,9 @@ def _pieces(positions: int) -> int:
     return next((q for q in range(1, 65) if positions % q == 0 and positions // q <= LONG), 1)
 
 
-def _in_chunks(rows: Tensor, sums: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """`sums` of a few rows at a time, from the last to the first."""
-    step = max(1, CHUNK // rows[0].numel())
+def _in_chunks(rows: Tensor, size: int, sums: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """`sums` of so many elements at a time, whole rows, from the last to the first."""
+    step = max(1, size // rows[0].numel())
     if step >= len(rows):
         return sums(rows)
     parts = [sums(chunk) for chunk in reversed(torch.split(rows, step))]
