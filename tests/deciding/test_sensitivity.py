@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import secateur as sc
-from secateur.deciding import judging
+from secateur.deciding import judging, staged
 from secateur.deciding.amounts import candidates
 from secateur.deciding.latency import LayerTime, fitted, layer_times, measured_cost
 from secateur.deciding.sensitivity import Sensitivity, sensitivity
@@ -100,6 +100,19 @@ def test_by_a_users_own_measure() -> None:
         with sc.zeroed(graph, {name: keep}), torch.no_grad():
             assert row.value == pytest.approx(small(model, pairs), rel=1e-6)
     assert found.ranked()[0] == max(found.tried, key=lambda n: found.tried[n].value)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_batches_that_are_too_large_for_memory(monkeypatch: pytest.MonkeyPatch, exact: bool) -> None:
+    _, graph, scores, pairs = case(130, 100)
+    whole = sensitivity(graph, scores, pairs, exact=exact)
+    monkeypatch.setattr(staged, "KEPT_BYTES", 150_000)  # some seven images
+    assert 2 < staged.Staged(graph).at_once < 20
+    parts = sensitivity(graph, scores, pairs, exact=exact)
+    assert parts.tried.keys() == whole.tried.keys() and parts.base_accuracy == whole.base_accuracy
+    for name, row in parts.tried.items():
+        assert row.images == whole.tried[name].images
+        assert (row.value, row.loss) == pytest.approx((whole.tried[name].value, whole.tried[name].loss), rel=1e-5)
 
 
 def test_patterns() -> None:

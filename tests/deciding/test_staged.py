@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import secateur as sc
+from secateur.deciding import staged as staged_module
 from secateur.deciding.staged import Staged
 from secateur.zoo.models import create
 from tests.deciding.toys import drawn, seeded
@@ -257,3 +258,17 @@ def test_a_batch_size_that_the_model_spells_out() -> None:
     with sc.zeroed(graph, {"b:out": [0, 2]}):
         want = model(images)
     torch.testing.assert_close(staged.without("b:out", [0, 2]), want)
+
+
+@torch.no_grad()
+def test_only_what_is_needed_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chain: what enters b (4 channels of 8x8) and what enters fc (6 values), 4 bytes each."""
+    graph = sc.trace(seeded(NETS["chain"].build), torch.zeros(2, 3, 8, 8))
+    monkeypatch.setattr(staged_module, "KEPT_BYTES", 10_000)
+    staged = Staged(graph)
+    assert staged.at_once == 10_000 // (4 * 64 * 4 + 6 * 4) == 9
+    images = drawn(torch.zeros(1, 3, 8, 8), 3)
+    staged.agrees(images)
+    staged.whole(images)
+    shapes = sorted(tuple(v.shape) for v in staged._values.values() if isinstance(v, Tensor))
+    assert shapes == [(3, 4, 8, 8), (3, 5), (3, 6)]  # and the logits

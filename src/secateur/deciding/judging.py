@@ -86,26 +86,17 @@ def judge_all(
     graph: ChannelGraph, trials: Sequence[Trial], holdout: Batches, measure: str, progress: Progress | None
 ) -> tuple[Judged, list[Judged]]:
     """All trials on all held-out images."""
-    staged = Staged(graph)
-    base: list[Answers] = []
+    judge = _Judge(graph, trials)
+    total, base = _length(holdout), []
     sums = np.zeros((len(trials), 2))
-    images, total = 0, _length(holdout)
     for number, (inputs, labels) in enumerate(_batches(graph, holdout)):
-        if number == 0:
-            staged.agrees(inputs)
-        logits = staged.whole(inputs)
-        check_range(labels.cpu(), logits, number)
-        base.append(answers_of(logits, labels))
-        images += len(labels)
-        step = _advance(progress, number * len(trials), (total or number + 1) * len(trials))
-
-        def work(trial: Trial) -> Floats:
-            answers = answers_of(staged.without(trial.unit, trial.kept), labels)  # noqa: B023
-            return np.array([answers.right.sum(), answers.loss.sum()])
-
-        sums += _shared(trials, work, step)
-    whole = _joined(base).judged(measure)
-    return whole, [_judged(right / images, loss / images, measure, images) for right, loss in sums]
+        step = _advance(progress, number, total or number + 1, len(trials))
+        whole, values = judge.ask(range(len(trials)), inputs, labels, step, number)
+        base += whole
+        sums += values.sum(axis=2)
+    together = _joined(base)
+    images = len(together.right)
+    return together.judged(measure), [_judged(right / images, loss / images, measure, images) for right, loss in sums]
 
 
 def judge_by_race(
@@ -123,28 +114,20 @@ def judge_by_race(
     """Trials on as many held-out images as it takes to find the k best."""
     loader = _kept(holdout)
     base = _whole(graph, loader)
-    staged = Staged(graph)
+    judge = _Judge(graph, trials)
     losses, asked = np.zeros(len(trials)), 0
 
     def ask(units: Sequence[int], images: Places) -> Floats:
         nonlocal asked
         inputs, labels = _pick(graph, loader, images, base.labels)
-        if not asked:
-            staged.agrees(inputs)
-        staged.whole(inputs)
-
-        def work(trial: Trial) -> Floats:
-            answers = answers_of(staged.without(trial.unit, trial.kept), labels)
-            return np.stack([answers.value(measure), answers.loss])
-
-        step = _advance(progress, asked * len(trials), len(base.right) * len(trials), len(images))
-        got = _shared([trials[i] for i in units], work, step, (2, len(images)))  # [units, 2, images]
-        losses[units] += (got[:, 1] - base.loss[images]).sum(axis=1)
+        step = _advance(progress, asked / len(images), len(base.right) / len(images), len(units))
+        _, values = judge.ask(units, inputs, labels, step)
+        losses[units] += (values[:, 1] - base.loss[images]).sum(axis=1)
         asked += len(images)
-        return np.asarray(got[:, 0])
+        return values[:, 0] if measure == "accuracy" else -values[:, 1]
 
-    order = np.argsort(base.margin, kind="stable")
-    raced = race(base.value(measure), order, ask, len(trials), k, confidence=confidence, tolerance=tolerance, seed=seed)
+    value, order = base.value(measure), base.telling(measure)
+    raced = race(value, order, ask, len(trials), k, confidence=confidence, tolerance=tolerance, seed=seed)
     if progress is not None:
         progress(1, 1)
     whole = base.judged(measure)
@@ -152,6 +135,44 @@ def judge_by_race(
         return whole, [Judged(None, -v, v, n) for v, n in zip(raced.values.tolist(), raced.seen, strict=True)]
     seen_losses = (base.loss.mean() + losses / len(base.loss)).tolist()
     return whole, [Judged(v, x, v, n) for v, x, n in zip(raced.values.tolist(), seen_losses, raced.seen, strict=True)]
+
+
+class _Judge:
+    """Asks networks that lack channels about images, as many at once as memory holds."""
+
+    def __init__(self, graph: ChannelGraph, trials: Sequence[Trial]) -> None:
+        self._trials = trials
+        self._staged = Staged(graph)
+        self._asked = False
+
+    def ask(
+        self, which: Sequence[int], inputs: Any, labels: Tensor, step: Callable[[float], None], batch: int = 0
+    ) -> tuple[list[Answers], Floats]:
+        """What the whole network says, and right and loss of each trial asked: [trials, 2, images]."""
+        base, values = [], [np.zeros((len(which), 2, 0))]
+        for start in range(0, len(labels), self._staged.at_once):
+            part = slice(start, start + self._staged.at_once)
+            here, truth = tree_map(lambda x: x[part], inputs), labels[part]  # noqa: B023
+            if not self._asked:
+                self._asked = True
+                self._staged.agrees(here)
+            logits = self._staged.whole(here)
+            check_range(truth.cpu(), logits, batch)
+            base.append(answers_of(logits, truth))
+            values.append(self._without(which, truth, lambda done: step((start + done * len(truth)) / len(labels))))  # noqa: B023
+        return base, np.concatenate(values, axis=2)
+
+    def _without(self, which: Sequence[int], labels: Tensor, step: Callable[[float], None]) -> Floats:
+        """Each trial is asked by one of the processes, and known to all."""
+        together = dist.is_available() and dist.is_initialized()
+        rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        results = np.zeros((len(which), 2, len(labels)))
+        for i in range(rank, len(which), world):
+            trial = self._trials[which[i]]
+            answers = answers_of(self._staged.without(trial.unit, trial.kept), labels)
+            results[i] = answers.right, answers.loss
+            step((i + 1) / len(which))
+        return add_up(torch.from_numpy(results)).numpy()
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -221,25 +242,11 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def _advance(progress: Progress | None, done: int, total: int, each: int = 1) -> Callable[[int], None]:
-    def step(more: int) -> None:
+def _advance(progress: Progress | None, done: float, total: float, each: int) -> Callable[[float], None]:
+    """Tells how far it is: `done` parts of `total`, and a share of the next, each of them `each` steps."""
+
+    def step(share: float) -> None:
         if progress is not None:
-            progress(done + more * each, total)
+            progress(round((done + share) * each), round(total * each))
 
     return step
-
-
-def _shared(
-    trials: Sequence[Trial],
-    work: Callable[[Trial], Floats],
-    step: Callable[[int], None],
-    shape: tuple[int, ...] = (2,),
-) -> Floats:
-    """What `work` says of each trial, asked by one of the processes and known to all: [trials, *shape]."""
-    together = dist.is_available() and dist.is_initialized()
-    rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-    results = np.zeros((len(trials), *shape))
-    for i in range(rank, len(trials), world):
-        results[i] = work(trials[i])
-        step(i + 1)
-    return add_up(torch.from_numpy(results)).numpy()

@@ -1,14 +1,17 @@
 """Many small changes to one network, each evaluated without computing again what stands in front of it.
 
-A batch runs once through the whole traced graph, and every value is kept. To see what the network says when one unit
-has lost channels, only the calls that depend on the unit's readers run again. Calls that overwrite their input are
-found on the first batch and run on a copy from then on. Where that would not be the same (the overwritten value is
-used again), and where the trace only fits the example's batch size, the model itself runs instead.
+A batch runs once through the whole traced graph, and the values at which some unit's change sets in are kept. To see
+what the network says when one unit has lost channels, only the calls that depend on the unit's readers run again.
+
+Calls that overwrite their input are found on the first batch and run on a copy from then on. Where that would not be
+the same (the overwritten value is used again), and where the trace only fits the example's batch size, the model itself
+runs instead.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ _IN_PLACE: dict[Any, Any] = {
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }
+KEPT_BYTES = 2**29  # of values that are kept
 _MISFITS = (RuntimeError, TypeError, ValueError, KeyError)  # what a trace raises on a batch that it does not fit
 
 
@@ -37,6 +41,11 @@ class Staged:
         self._modules = {n: graph.found.traced.module(n) for n in self._nodes if n.op == "call_module"}
         self._again = self._dependents()
         self._done_with = {unit: _last_uses(nodes) for unit, nodes in self._again.items()}
+        needed = {
+            used for nodes in self._again.values() for n in nodes for used in n.all_input_nodes if used not in nodes
+        }
+        self._done_with_whole = _last_uses(self._nodes, needed)
+        self.at_once = max(1, KEPT_BYTES // max(1, self._bytes_an_image(needed)))  # images whose values fit in memory
         self._values: dict[fx.Node, Any] = {}
         self._overwriting: set[fx.Node] = set()
         self._inputs: Any = None
@@ -63,7 +72,7 @@ class Staged:
         if not self._plain:
             try:
                 self._values = self._start(images)
-                return self._run(self._nodes, self._values)
+                return self._run(self._nodes, self._values, self._done_with_whole)
             except _MISFITS:
                 self._plain, self._values = True, {}
         return self._by_the_model()
@@ -75,6 +84,19 @@ class Staged:
             if self._plain:
                 return self._by_the_model()
             return self._run(self._again[unit], dict(self._values), self._done_with[unit])
+
+    def _bytes_an_image(self, needed: Iterable[fx.Node]) -> int:
+        """Bytes that these values have for each image of the example."""
+        placeholders = [n for n in self._nodes if n.op == "placeholder"]
+        images = max((size[0] for n in placeholders for size in self._sizes(n) if size), default=1)
+        width = max((p.element_size() for p in self.graph.model.parameters()), default=4)
+        values = sum(size.numel() for n in needed for size in self._sizes(n))
+        return int(values * width // max(1, images))
+
+    def _sizes(self, node: fx.Node) -> list[torch.Size]:
+        shapes = self.graph.found.traced.shapes.get(node.name)
+        leaves = tree_leaves(shapes, is_leaf=lambda x: isinstance(x, torch.Size))
+        return [size for size in leaves if isinstance(size, torch.Size)]
 
     def _by_the_model(self) -> Tensor:
         return logits_of(call(self.graph.model, tree_map(_copy, self._inputs)))  # it may overwrite its input
@@ -176,10 +198,10 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """call -> values computed in `nodes` that no later one of them needs."""
+def _last_uses(nodes: list[fx.Node], kept: Collection[fx.Node] = ()) -> dict[fx.Node, list[fx.Node]]:
+    """call -> values computed in `nodes` that no later one of them needs, and that are not to be kept."""
     last: dict[fx.Node, fx.Node] = {}
-    inside = set(nodes)
+    inside = set(nodes) - set(kept)
     for node in nodes:
         for used in node.all_input_nodes:
             if used in inside:
