@@ -42,10 +42,10 @@ def make_wide_odd(b: Builder) -> None:
     b.add(op, x, consts=(channels + b.integer(0, 2),))
 
 
-def make_squeezed(b: Builder) -> None:
+def make_gathered(b: Builder) -> None:
     x = b.map()
     if b.channels(x) > 1:
-        b.add(b.choice(("squeeze_all", "gather_rows")), x)
+        b.add("gather_rows", x)
 
 
 def make_copy(b: Builder) -> None:
@@ -130,7 +130,7 @@ def make_weight_scalar(b: Builder) -> None:
 ODD_MAKERS: tuple[tuple[int, Maker], ...] = (
     (8, make_odd),
     (2, make_wide_odd),
-    (1, make_squeezed),
+    (1, make_gathered),
     (1, make_copy),
     (1, make_swapped),
     (3, make_tokens),

@@ -86,7 +86,6 @@ ODD_OPS: dict[str, Callable[..., Any]] = {
     "maxout": maxout,
     "normalised": normalised,
     "whole_mean": lambda x: x - x.mean(),
-    "squeeze_all": lambda x: x.mean((2, 3), keepdim=True).squeeze(),
     "swap_pixels_channels": lambda x: x.transpose(1, 2),
     "halves_swapped": halves_swapped,
     "half_changed_in_place": half_changed_in_place,

@@ -12,6 +12,7 @@ import torch.fx
 from torch import Tensor, nn
 
 import secateur as sc
+from secateur.errors import PlanError
 from tests import proof
 from tests.channels.corners import CORNERS, Through
 from tests.channels.dags import randomised
@@ -96,6 +97,24 @@ def test_an_unbatched_image() -> None:
         with sc.zeroed(graph, plan):
             zeroed = proof.outputs(model, IMAGE[0])
         assert proof.relative_error(proof.outputs(sc.prune(graph, plan), IMAGE[0]), zeroed) < 1e-12
+
+
+class Squeezed(Through):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.b(self.a(x)).mean((2, 3), keepdim=True).squeeze())
+
+
+def test_a_bare_squeeze_wants_two_channels() -> None:
+    """squeeze() would take the channel axis away with the rest, so a cut to one channel is refused, and says where."""
+    torch.manual_seed(0)
+    model = Squeezed(nn.Identity()).double().eval()
+    graph = sc.trace(model, IMAGE)
+    plan = sc.Plan.of(graph, {"b:out": [1, 4]})
+    with sc.zeroed(graph, plan):
+        zeroed = proof.outputs(model, IMAGE)
+    assert proof.relative_error(proof.outputs(sc.prune(graph, plan), IMAGE), zeroed) < 1e-12
+    with pytest.raises(PlanError, match=r"squeeze.*keep two"):
+        sc.Plan.of(graph, {"b:out": [4]})
 
 
 def test_a_large_batch_and_another_size_work_too() -> None:
