@@ -254,6 +254,9 @@ def trace_calls(
                 graph = tracer.graph
             names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
             attributes = {name: _attribute(model, name) for name in names}
+        for node in graph.nodes:  # tensors that stand among the arguments of a call are not calls of their own
+            if node.op == "get_attr":
+                tracer.shapes.setdefault(node.name, _shapes_of(attributes[str(node.target)]))
     calls: dict[str, int] = {}
     for node in graph.nodes:
         if node.op == "call_module":
