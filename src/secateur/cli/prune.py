@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GOALS = ("target", "macs", "params", "max_drop", "ratio")
 DEMO_MODEL, DEMO_DATA, DEMO_EPOCHS = "resnet8", "digits", 30
-DEMO = {"target": 0.5, "rounds": 2, "k": 3, "epochs": 12, "lr": 0.02, "augment": False, "distill": True}
+DEMO = {"target": 0.5, "rounds": 2, "k": 4, "epochs": 24, "lr": 0.02, "augment": False, "distill": True}
 
 
 @friendly
