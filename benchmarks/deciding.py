@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-from tests.deciding.toys import algorithm_1
 from torch import nn
 
 import secateur as sc
@@ -37,6 +36,7 @@ from secateur.measuring import evaluate
 from secateur.scoring.scores import Scores
 from secateur.zoo.data import ImageData, load
 from secateur.zoo.models import create, load_weights
+from tests.deciding.toys import algorithm_1
 
 Row = dict[str, Any]  # name, ratio, bound, better ("higher" or "lower"), met
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

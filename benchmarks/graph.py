@@ -18,11 +18,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from tests import proof, zoo_nets
 from torch import Tensor, nn
 
 import secateur as sc
 from secateur.zoo import models
+from tests import proof, zoo_nets
 
 Row = dict[str, Any]  # name, ratio, bound, better ("higher" or "lower"), met
 ROUNDS = 7

@@ -2,9 +2,9 @@
 
     python benchmarks/uniform_table.py --weights resnet56-cifar10.safetensors --data DIR --out docs/results/FILE.json
 
-Weights are those of the public akamaster/pytorch_resnet_cifar10 (see docs/metrics.md). Statistics come from the first
-training images, accuracy from the first test images. The output is written row by row, and a second run goes on where
-the first stopped.
+Weights are those of the public akamaster/pytorch_resnet_cifar10 (see docs/metrics.md). Statistics come from random
+training images and accuracy from random test images, both drawn by torch.randperm with seed 0. The output is written
+row by row, and a second run goes on where the first stopped.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import secateur as sc
 from secateur.deciding.budget import uniform
 from secateur.measuring import evaluate
 from secateur.scoring import METRICS, Channels, Scores, collect, score
-from secateur.zoo.data import load
+from secateur.zoo.data import ImageData, Part, load
 from secateur.zoo.models import create, load_weights
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -77,9 +76,10 @@ ROWS = (
 )
 
 
-def first(loader: Any, images: int) -> list[tuple[Tensor, Tensor]]:
-    """The first so many images of a loader, in batches; its batch size divides them."""
-    return list(islice(loader, images // loader.batch_size))
+def drawn(data: ImageData, part: Part, images: int) -> list[tuple[Tensor, Tensor]]:
+    """Batches of so many images of a part, drawn with seed 0."""
+    places = torch.randperm(data.count(part), generator=torch.Generator().manual_seed(0))[:images]
+    return list(replace(data, parts={part: data.parts[part].take(places.numpy())}).loader(part, 125))
 
 
 def accuracies(graph: sc.ChannelGraph, scores: Scores, ratios: list[float], test: Any) -> dict[str, float]:
@@ -111,8 +111,8 @@ def main() -> None:
     load_weights(model, args.weights)
     data = load("cifar10", args.data, mean=MEAN, std=STD, holdout="none")
     graph = sc.trace(model, torch.zeros(1, 3, 32, 32))
-    train, test = first(data.loader("train", 125), args.images), first(data.loader("test", 250), args.test)
-    few = first(data.loader("train", 125), args.map_images)
+    train, few = drawn(data, "train", args.images), drawn(data, "train", args.map_images)
+    test = drawn(data, "test", args.test)
     table = json.loads(args.out.read_text()) if args.out.exists() else {}
     if "base" not in table:
         table = {

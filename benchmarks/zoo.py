@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
-from tests import proof, zoo_nets  # noqa: E402
-from tests.exporting import onnx_error  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import secateur as sc  # noqa: E402
 from benchmarks.zoo_table import as_markdown, line  # noqa: E402
+from tests import proof, zoo_nets  # noqa: E402
+from tests.exporting import onnx_error  # noqa: E402
 
 MODES = ("select", "coupled")
 TIMEOUT = 900.0  # seconds a network may take

@@ -257,6 +257,19 @@ class Recurrent(nn.Module):
         return self.lstm(x.flatten(2).transpose(1, 2))[0].transpose(1, 2).reshape(n, c, h, w)
 
 
+class BlurPool(nn.Module):
+    """A fixed depthwise filter in a buffer, one copy a channel or one for all."""
+
+    def __init__(self, copies: int) -> None:
+        super().__init__()
+        line = torch.tensor([0.25, 0.5, 0.25])
+        self.register_buffer("filt", (line[:, None] * line)[None, None].repeat(copies, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        filters = self.filt if self.filt.size(0) > 1 else self.filt.expand(x.size(1), -1, -1, -1)
+        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), filters, stride=2, groups=x.shape[1])
+
+
 class Eca(nn.Module):
     """A gate from a convolution over neighbouring channels."""
 
@@ -328,6 +341,8 @@ CORNERS: dict[str, Callable[[], nn.Module]] = {
     "lstm": layer(Recurrent),
     "eca": layer(Eca),
     "both": Both,
+    "blur pool": layer(lambda: BlurPool(8)),
+    "blur pool expanded": layer(lambda: BlurPool(1)),
     "norm without statistics": layer(lambda: nn.BatchNorm2d(8, track_running_stats=False)),
     "instance norm": layer(lambda: nn.InstanceNorm2d(8, affine=True)),
     "prelu": layer(lambda: nn.PReLU(8)),

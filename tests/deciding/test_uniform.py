@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests import nets
 from torch import nn
 
 import secateur as sc
@@ -13,6 +12,7 @@ from secateur.deciding.budget import uniform
 from secateur.errors import DecideError
 from secateur.scoring import Scores, score
 from secateur.zoo.models import create
+from tests import nets
 
 
 def graph_of(model: nn.Module, size: int = 8) -> sc.ChannelGraph:
