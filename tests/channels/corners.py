@@ -258,16 +258,15 @@ class Recurrent(nn.Module):
 
 
 class BlurPool(nn.Module):
-    """A fixed depthwise filter in a buffer, one copy a channel or one for all."""
+    """A fixed depthwise filter in a buffer, one copy a channel."""
 
-    def __init__(self, copies: int) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
         line = torch.tensor([0.25, 0.5, 0.25])
-        self.register_buffer("filt", (line[:, None] * line)[None, None].repeat(copies, 1, 1, 1))
+        self.register_buffer("filt", (line[:, None] * line)[None, None].repeat(channels, 1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        filters = self.filt if self.filt.size(0) > 1 else self.filt.expand(x.size(1), -1, -1, -1)
-        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), filters, stride=2, groups=x.shape[1])
+        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), self.filt, stride=2, groups=x.shape[1])
 
 
 class Eca(nn.Module):
@@ -342,7 +341,6 @@ CORNERS: dict[str, Callable[[], nn.Module]] = {
     "eca": layer(Eca),
     "both": Both,
     "blur pool": layer(lambda: BlurPool(8)),
-    "blur pool expanded": layer(lambda: BlurPool(1)),
     "norm without statistics": layer(lambda: nn.BatchNorm2d(8, track_running_stats=False)),
     "instance norm": layer(lambda: nn.InstanceNorm2d(8, affine=True)),
     "prelu": layer(lambda: nn.PReLU(8)),
