@@ -69,12 +69,14 @@ def _print_head(name: str, graph: ChannelGraph, cost: Cost | None, shape: tuple[
     image = " x ".join(str(n) for n in shape)
     console.print(
         f"[bold]{name}[/] on {image}: {_big(graph.macs)} MACs, {_big(graph.params)} weights, {len(graph.units)} units, "
-        f"{len(graph.prunable)} of {sum(not x.depthwise for x in graph.layers.values())} layers prunable"
+        f"{len(graph.prunable)} of {sum(not x.depthwise for x in graph.layers.values())} layers prunable",
+        soft_wrap=True,
     )
     if cost is not None:
         console.print(
             f"with the plan: {_big(cost.macs)} MACs ({_share(graph.macs, cost.macs)} removed), "
-            f"{_big(cost.params)} weights ({_share(graph.params, cost.params)} removed)"
+            f"{_big(cost.params)} weights ({_share(graph.params, cost.params)} removed)",
+            soft_wrap=True,
         )
 
 
