@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ def friendly(verb: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(verb)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        columns = os.environ.get("COLUMNS", "")
+        if columns.isdigit():  # as it is now, not as it was when this module was imported
+            console.width = complaints.width = int(columns)
         try:
             return verb(*args, **kwargs)
         except SecateurError as error:
