@@ -15,7 +15,7 @@ from secateur.errors import ScoreError
 from secateur.scoring.metrics import METRICS, Bare, Channels, Filters, Gradients, Maps
 from secateur.scoring.metrics.evidence import Scatter
 from secateur.scoring.moments import ClassMoments, empty, update
-from secateur.scoring.reducing import image_moments
+from secateur.scoring.reducing import image_sums
 from tests.scoring import naive
 
 CHANNELS = 4
@@ -34,7 +34,7 @@ def maps(images: int = 30, pixels: int = 6, seed: int = 0) -> tuple[Tensor, Tens
 
 def channels(x: Tensor, labels: Tensor, norms: Tensor | None = None) -> Channels:
     classes = int(labels.max()) + 1
-    moments = update(empty(classes, x.shape[1]), image_moments(x), labels)
+    moments = update(empty(classes, x.shape[1]), image_sums(x), labels)
     return Channels("u", moments, torch.ones(x.shape[1], dtype=torch.float64) if norms is None else norms)
 
 

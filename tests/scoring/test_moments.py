@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from secateur.scoring.moments import Accumulator, ClassMoments, combine, empty, update
-from secateur.scoring.reducing import image_moments
+from secateur.scoring.moments import Accumulator, ClassMoments, ImageSums, by_class, combine, empty, update
+from secateur.scoring.reducing import image_sums
 
 K, C = 4, 3
 
@@ -28,7 +28,7 @@ def data(images: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
 def streamed(x: Tensor, labels: Tensor, sizes: list[int]) -> ClassMoments:
     moments = empty(K, C)
     for part, mine in zip(x.split(sizes), labels.split(sizes), strict=True):
-        moments = update(moments, image_moments(part), mine)
+        moments = update(moments, image_sums(part), mine)
     return moments
 
 
@@ -61,7 +61,7 @@ def test_update_and_merge_leave_their_arguments_alone() -> None:
     x, labels = data()
     before = streamed(x[:20], labels[:20], [20])
     kept = [t.clone() for t in (before.images, before.count, before.mean, before.m2)]
-    update(before, image_moments(x[20:]), labels[20:])
+    update(before, image_sums(x[20:]), labels[20:])
     before.merge(before)
     for now, then in zip((before.images, before.count, before.mean, before.m2), kept, strict=True):
         assert torch.equal(now, then)
@@ -96,7 +96,7 @@ def test_rest_of_a_class_far_away_does_not_cancel() -> None:
     x = torch.randn(40, 1, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = torch.arange(40) % 4
     x[labels == 2] = x[labels == 2] * 1e4 + 1e6
-    moments = update(empty(4, 1), image_moments(x), labels)
+    moments = update(empty(4, 1), image_sums(x), labels)
     others = x[labels != 2].numpy()
     np.testing.assert_allclose(moments.rest.variance[2], others.var(), rtol=1e-3)
     np.testing.assert_allclose(moments.rest.mean[2], others.mean(), atol=1e-8)
@@ -129,13 +129,13 @@ def test_tensors_side_by_side_are_as_if_alone() -> None:
     y = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     together = Accumulator(K, [C, 2])
     for span in (slice(0, 9), slice(9, 40)):
-        both = [image_moments(x[span]), image_moments(y[span])]
-        joined = type(both[0])(
+        both = [image_sums(x[span]), image_sums(y[span])]
+        joined = ImageSums(
             torch.cat([b.positions for b in both]),
-            torch.cat([b.mean for b in both], 1),
-            torch.cat([b.m2 for b in both], 1),
+            torch.cat([b.total for b in both], 1),
+            torch.cat([b.squares for b in both], 1),
         )
-        together.update(joined, labels[span])
+        together.add(by_class(joined, labels[span]))
     first, second = together.result()
     check(first, x, labels)
     for k in range(K):
@@ -159,7 +159,7 @@ def test_sum_over_processes_equals_one() -> None:
 
         span = slice(20 * which, 20 * which + 20)
         accumulator = Accumulator(K, [C])
-        accumulator.update(image_moments(x[span]), labels[span])
+        accumulator.add(by_class(image_sums(x[span]), labels[span]))
         accumulator.sum_over(all_reduce)
         return accumulator.result()[0]
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
 from secateur.measuring.batches import Batches
-from secateur.scoring.moments import Accumulator, ClassMoments, ImageMoments
+from secateur.scoring.moments import Accumulator, BatchMoments, ClassMoments, by_class
 from secateur.scoring.passing import Progress, walk
 from secateur.scoring.places import Where, find_places, watched
-from secateur.scoring.reducing import Reduced, reduce, to_moments
+from secateur.scoring.reducing import RowSums, reduce, to_sums
 from secateur.scoring.sampling import sampled
 from secateur.scoring.statistics import Statistics, TapMoments, usable_classes
 from secateur.scoring.taps import Slot, Tap, gather
@@ -61,7 +61,7 @@ class _Gatherer:
     def __init__(self, taps: Mapping[str, Tap]) -> None:
         self._taps = taps
         self._needs = {name: list(tap.needs().items()) for name, tap in taps.items()}
-        self._pending: dict[Part, Reduced] = {}
+        self._pending: dict[Part, RowSums] = {}
         self._parts: list[Part] = []
         self._moments: Accumulator | None = None
 
@@ -75,13 +75,13 @@ class _Gatherer:
         parts, self._pending = self._pending, {}
         if self._moments is None:
             self._parts = list(parts)
-            self._moments = Accumulator(logits.shape[1], [_width(part) for part in parts.values()])
+            self._moments = Accumulator(logits.shape[1], [part.total.shape[1] for part in parts.values()])
         if parts.keys() != set(self._parts):
             odd = sorted({name for name, _ in parts.keys() ^ set(self._parts)})
             raise ScoreError(f"batch {batch} runs through other layers than the first one: {', '.join(odd)}")
-        together = to_moments([parts[part] for part in self._parts])
-        self._check_finite(together, parts, batch)
-        self._moments.update(together, labels)
+        moments = by_class(to_sums([parts[part] for part in self._parts]), labels)
+        self._check_finite(moments, parts, batch)
+        self._moments.add(moments)
 
     @property
     def images(self) -> int:
@@ -96,13 +96,13 @@ class _Gatherer:
         classes = usable_classes([int(n) for n in self._moments.images])
         return classes, dict(zip(self._parts, self._moments.result(classes), strict=True))
 
-    def _check_finite(self, moments: ImageMoments, parts: Mapping[Part, Reduced], batch: int) -> None:
+    def _check_finite(self, moments: BatchMoments, parts: Mapping[Part, RowSums], batch: int) -> None:
         good = torch.isfinite(moments.m2.sum(0))  # [C]
         if bool(good.all()):
             return
         column = int((~good).nonzero()[0, 0])
         for part in self._parts:
-            width = _width(parts[part])
+            width = parts[part].total.shape[1]
             if column < width:
                 units = _units_at(self._taps[part[0]], part[1], column)
                 raise ScoreError(
@@ -110,10 +110,6 @@ class _Gatherer:
                     "to square; check the images and the weights"
                 )
             column -= width
-
-
-def _width(part: Reduced) -> int:
-    return (part.mean if isinstance(part, ImageMoments) else part.total).shape[1]
 
 
 def _units_at(tap: Tap, key: bytes, column: int) -> str:

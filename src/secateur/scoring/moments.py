@@ -104,34 +104,52 @@ def empty(classes: int, channels: int) -> ClassMoments:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageMoments:
-    """Mean and m2 of each channel in each image, over so many positions each."""
+class ImageSums:
+    """Sum and sum of squares of each channel in each image, over so many positions each, in float64.
 
-    positions: Tensor  # [C] float64
-    mean: Tensor  # [N, C] float64
-    m2: Tensor  # [N, C] float64
+    From float32 activations: those whose squares would drown their deviations are repaired before they come here.
+    """
+
+    positions: Tensor  # [C]
+    total: Tensor  # [N, C]
+    squares: Tensor  # [N, C]
 
 
-def by_class(images: ImageMoments, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The classes that occur in `labels` [N], and for each its images, mean and m2: [k], [k], [k, C], [k, C]."""
+@dataclass(frozen=True, eq=False)
+class BatchMoments:
+    """The moments of one batch: only of the k classes that occur in it."""
+
+    classes: Tensor  # [k]
+    images: Tensor  # [k]
+    positions: Tensor  # [C]
+    mean: Tensor  # [k, C]
+    m2: Tensor  # [k, C]
+
+
+def by_class(images: ImageSums, labels: Tensor) -> BatchMoments:
+    """The moments of the images of each class: two matrix products over the batch, the rest is class-sized.
+
+    m2 = sum of squares - n mean^2 in float64 keeps 16 digits less those of mean^2 / variance: 8 are left of a channel
+    with mean 10,000 and deviation 1.
+    """
     present, row = torch.unique(labels, return_inverse=True)  # [k], [N]
     member = torch.zeros(len(present), len(labels), dtype=torch.float64)  # [k, N]
     member[row, torch.arange(len(labels))] = 1
     number = member.sum(1)  # [k]
-    mean = (member @ images.mean) / number[:, None]  # [k, C]
-    spread = (images.mean - mean[row]).square_().mul_(images.positions)  # [N, C]
-    return present, number, mean, member @ spread.add_(images.m2)
+    total = member @ images.total  # [k, C]
+    mean = total / (number[:, None] * images.positions)
+    m2 = (member @ images.squares).sub_(total.mul_(mean)).clamp_(min=0)
+    return BatchMoments(present, number, images.positions, mean, m2)
 
 
-def update(moments: ClassMoments, images: ImageMoments, labels: Tensor) -> ClassMoments:
+def update(moments: ClassMoments, images: ImageSums, labels: Tensor) -> ClassMoments:
     """The moments with a batch added, all of whose channels have as many positions; `moments` stays as it is."""
-    present, number, mean, m2 = by_class(images, labels)
-    batch = empty(moments.classes, moments.channels)
-    batch.images[present] = number
-    batch.count[present] = number * images.positions[0]
-    batch.mean[present] = mean
-    batch.m2[present] = m2
-    return moments.merge(batch)
+    batch, fresh = by_class(images, labels), empty(moments.classes, moments.channels)
+    fresh.images[batch.classes] = batch.images
+    fresh.count[batch.classes] = batch.images * images.positions[0]
+    fresh.mean[batch.classes] = batch.mean
+    fresh.m2[batch.classes] = batch.m2
+    return moments.merge(fresh)
 
 
 class Accumulator:
@@ -157,18 +175,18 @@ class Accumulator:
         """[K] images of each class so far."""
         return self._images.clone()
 
-    def update(self, images: ImageMoments, labels: Tensor) -> None:
-        """Add a batch: columns as in `widths`, labels [N] in 0 .. classes - 1."""
-        if images.mean.shape[1] != len(self._owner):
-            raise ScoreError(f"expected {len(self._owner)} channels in all, not {images.mean.shape[1]}")
-        present, number, mean, m2 = by_class(images, labels)
-        self._clear(present)
-        fresh = number[:, None] * images.positions[self._first]  # [k, T]
-        before = self._count[present]  # [k, T]
-        mine = (before[:, self._owner], self._mean[present], self._m2[present])
-        _, self._mean[present], self._m2[present] = combine(mine, (fresh[:, self._owner], mean, m2))
-        self._count[present] = before + fresh
-        self._images[present] += number
+    def add(self, batch: BatchMoments) -> None:
+        """Add a batch, whose columns are as in `widths`."""
+        if len(batch.positions) != len(self._owner):
+            raise ScoreError(f"expected {len(self._owner)} channels in all, not {len(batch.positions)}")
+        rows = batch.classes
+        self._clear(rows)
+        fresh = batch.images[:, None] * batch.positions[self._first]  # [k, T]
+        before = self._count[rows]  # [k, T]
+        mine = (before[:, self._owner], self._mean[rows], self._m2[rows])
+        _, self._mean[rows], self._m2[rows] = combine(mine, (fresh[:, self._owner], batch.mean, batch.m2))
+        self._count[rows] = before + fresh
+        self._images[rows] += batch.images
 
     def sum_over(self, all_reduce: Callable[[Tensor], Tensor]) -> None:
         """Merge with the other processes: `all_reduce` adds up a tensor over all of them.

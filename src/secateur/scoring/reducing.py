@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from secateur.scoring.moments import ImageMoments
+from secateur.scoring.moments import ImageSums
 
-# A row is repaired when its squared deviations are less than this share of its sum of squares: there the difference
-# of the two keeps fewer than about 5 (float32) or 8 (float64) digits.
-DOUBTFUL = {torch.float32: 1e-2, torch.float64: 1e-8}
+# A float32 row is repaired when its squared deviations are less than this share of its sum of squares: there the
+# difference of the two keeps fewer than about 5 digits.
+DOUBTFUL = 1e-2
 CHUNK = 1 << 19  # elements at a time: 2 MB of float32
 LONG = 4096  # elements that one row has at most, if it can be divided
 
@@ -44,12 +44,9 @@ class RowSums:
     repairs: Repairs | None = None
 
 
-Reduced = RowSums | ImageMoments
-
-
-def reduce(x: Tensor) -> Reduced:
+def reduce(x: Tensor) -> RowSums:
     """Sums of x [N, C, ...] over everything behind the channel axis."""
-    if x.dtype not in DOUBTFUL:
+    if x.dtype not in (torch.float32, torch.float64):
         x = x.float()
     positions = x.shape[2:].numel()
     if positions == 1:
@@ -58,46 +55,41 @@ def reduce(x: Tensor) -> Reduced:
     if x.device.type != "cpu":
         return _by_welford(x, positions)
     total, norm = _sums(x)  # [N, C] each
-    share = 1 / (positions * (1 - DOUBTFUL[x.dtype]))
+    if x.dtype == torch.float64:
+        return RowSums(positions, total, norm)
+    share = 1 / (positions * (1 - DOUBTFUL))
     margin = torch.addcmul(norm.square(), total, total, value=-share)  # [N, C] below 0: too little is left
     return RowSums(positions, total, norm, _repair(x, margin < 0) if margin.amin().item() < 0 else None)
 
 
-def to_moments(parts: Sequence[Reduced]) -> ImageMoments:
-    """The moments per image in float64, the columns of all parts side by side."""
-    sizes = [(part.total if isinstance(part, RowSums) else part.mean).shape[1] for part in parts]
-    plain = [part if isinstance(part, RowSums) else _as_sums(part) for part in parts]
-    positions = torch.tensor([part.positions for part in plain], dtype=torch.float64)
-    positions = positions.repeat_interleave(torch.tensor(sizes))  # [C]
-    total = torch.cat([part.total.cpu() for part in plain], 1).double()  # [N, C]
-    norm = torch.cat([part.norm.cpu() for part in plain], 1).double()
-    mean = total / positions
-    m2 = norm.square_().sub_(total.mul_(mean))
+def to_sums(parts: Sequence[RowSums]) -> ImageSums:
+    """All parts side by side in float64."""
+    sizes = [part.total.shape[1] for part in parts]
+    positions = torch.tensor([part.positions for part in parts], dtype=torch.float64)
+    total = torch.cat([part.total.cpu() for part in parts], 1).double()  # [N, C]
+    squares = torch.cat([part.norm.cpu() for part in parts], 1).double().square_()  # [N, C]
     start = 0
     for size, part in zip(sizes, parts, strict=True):
-        if isinstance(part, ImageMoments):
-            mean[:, start : start + size], m2[:, start : start + size] = part.mean, part.m2
-        elif part.repairs is not None:
+        if part.repairs is not None:
             fix = part.repairs
-            mean[fix.image, start + fix.channel], m2[fix.image, start + fix.channel] = fix.mean, fix.m2
+            where = (fix.image, start + fix.channel)
+            total[where] = fix.mean * part.positions
+            squares[where] = fix.m2 + fix.mean.square() * part.positions
         start += size
-    return ImageMoments(positions, mean, m2.clamp_(min=0))
+    return ImageSums(positions.repeat_interleave(torch.tensor(sizes)), total, squares)
 
 
-def image_moments(x: Tensor) -> ImageMoments:
-    """Moments of each channel of each image of x [N, C, ...], in float64."""
-    return to_moments([reduce(x)])
+def image_sums(x: Tensor) -> ImageSums:
+    """Sum and sum of squares of each channel of each image of x [N, C, ...], in float64."""
+    return to_sums([reduce(x)])
 
 
-def _by_welford(x: Tensor, positions: int) -> ImageMoments:
+def _by_welford(x: Tensor, positions: int) -> RowSums:
+    """One stable kernel; what it finds is all repair, so to speak."""
     variance, mean = torch.var_mean(x.flatten(2), dim=2, correction=0)  # [N, C] each
     mean, variance = mean.cpu().double(), variance.cpu().double()
-    return ImageMoments(torch.full((x.shape[1],), float(positions), dtype=torch.float64), mean, variance * positions)
-
-
-def _as_sums(moments: ImageMoments) -> RowSums:
-    """A stand-in with the right shape; its mean and m2 are filled in afterwards."""
-    return RowSums(int(moments.positions[0]), moments.mean, moments.mean)
+    image, channel = torch.ones_like(mean, dtype=torch.bool).nonzero(as_tuple=True)
+    return RowSums(positions, mean, mean, Repairs(image, channel, mean.flatten(), variance.flatten() * positions))
 
 
 def _sums(x: Tensor) -> tuple[Tensor, Tensor]:
