@@ -272,3 +272,23 @@ def test_only_what_is_needed_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     staged.whole(images)
     shapes = sorted(tuple(v.shape) for v in staged._values.values() if isinstance(v, Tensor))
     assert shapes == [(3, 4, 8, 8), (3, 5), (3, 6)]  # and the logits
+
+
+@torch.no_grad()
+def test_an_overwritten_value_that_shows_only_in_a_later_batch() -> None:
+    """`x.clamp_()` with its result dropped does nothing to small values: the first batch cannot tell, the calls can."""
+
+    def clamp(net: Block, x: Tensor, y: Tensor) -> Tensor:
+        x.clamp_(max=5.0)
+        return x + y
+
+    model = seeded(lambda: Block(clamp))
+    graph = sc.trace(model, torch.zeros(1, 3, 8, 8))
+    small = drawn(torch.zeros(1, 3, 8, 8), 4) * 0.1
+    staged = Staged(graph)
+    assert not staged.agrees(small)
+    large = small * 1000
+    torch.testing.assert_close(staged.whole(large), model(large.clone()))
+    with sc.zeroed(graph, {"conv1:out": [1, 4]}):
+        want = model(large.clone())
+    torch.testing.assert_close(staged.without("conv1:out", [1, 4]), want)
