@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from secateur import studies
     from secateur.channels import rules
     from secateur.channels.files import load, save
     from secateur.channels.graph import ChannelGraph, trace
@@ -76,6 +77,7 @@ _HOMES = {
     "save": "secateur.channels.files",
     "score": "secateur.scoring.score",
     "sensitivity": "secateur.deciding.sensitivity",
+    "studies": "secateur.studies",
     "trace": "secateur.channels.graph",
     "uniform": "secateur.deciding.budget",
     "zeroed": "secateur.channels.zero",
@@ -114,6 +116,7 @@ __all__ = [
     "save",
     "score",
     "sensitivity",
+    "studies",
     "trace",
     "uniform",
     "zeroed",
@@ -125,7 +128,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'secateur' has no attribute {name!r}")
     home = import_module(_HOMES[name])
-    return home if name == "rules" else getattr(home, name)
+    return home if name in ("rules", "studies") else getattr(home, name)
 
 
 def __dir__() -> list[str]:

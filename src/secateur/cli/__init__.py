@@ -19,6 +19,7 @@ VERBS = {
     "models": "models",
     "export": "export",
     "bench": "bench",
+    "study": "studies",
 }
 
 

@@ -1,0 +1,27 @@
+"""The paper's experiments, each a function on a network and loaders that writes a table and pictures to a folder."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from secateur.studies.folder import StudyFolder, read_study
+
+# Where the names live. They are imported when first asked for, as in secateur itself.
+_HOMES = {
+    "StudyFolder": "secateur.studies.folder",
+    "read_study": "secateur.studies.folder",
+}
+
+__all__ = ["StudyFolder", "read_study"]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module it lives in."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'secateur.studies' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

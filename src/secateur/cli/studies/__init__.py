@@ -1,0 +1,31 @@
+"""`secateur study NAME`: the paper's experiments as commands. One file per study, which defines `command`."""
+
+from __future__ import annotations
+
+import importlib
+
+import typer
+
+# study -> module in this package that defines `command`.
+STUDIES: dict[str, str] = {}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback()
+def root() -> None:
+    """The paper's experiments, on any network and data set: a table, pictures and a page in one folder.
+
+    A study that was stopped goes on when the same command is given again.
+
+    Example:
+
+        secateur study effectiveness resnet56=w.safetensors --data cifar10 --holdout test:0.5
+    """
+
+
+for study, module_name in STUDIES.items():
+    app.command(study)(importlib.import_module(f"secateur.cli.studies.{module_name}").command)

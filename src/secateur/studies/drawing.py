@@ -1,0 +1,107 @@
+"""How the studies' pictures look: sizes that fit a paper, one palette, and files as PNG and SVG.
+
+fig, axes = figure(COLUMN, 3.0)
+axes.plot(x, y, label="gsd", **line(0))
+legend(fig, axes)
+name = save(fig, folder, "accuracy")            # accuracy.svg, and accuracy.png beside it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secateur.channels.writing import atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMN, PAGE = 3.5, 7.0  # inches: one column of a paper, and both
+DPI = 200
+INK, RULE = "#222222", "#d9d9d9"
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; yellow is left out, it is too faint for lines.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999999")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", ":")
+
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "none",  # text stays text: it can be searched, and a page's reader can select it
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Within the block matplotlib draws in the studies' style; its settings are put back afterwards."""
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def figure(width: float = PAGE, height: float = 3.6, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Figure, Any]:
+    """A figure of so many inches, and its axes: one, or an array of them. `how` goes to matplotlib's `subplots`."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        made = Figure(figsize=(width, height), layout="constrained")
+        axes = made.subplots(rows, columns, **how)
+        for one in [axes] if rows * columns == 1 else axes.flat:
+            one.tick_params(labelsize=_STYLE["xtick.labelsize"], color=INK, labelcolor=INK)
+    return made, axes
+
+
+def line(number: int) -> dict[str, Any]:
+    """Colour, marker and dashes of the n-th line: 24 that can be told apart, also without colours."""
+    place, again = number % len(COLOURS), number // len(COLOURS)
+    return {
+        "color": COLOURS[place],
+        "marker": MARKERS[(place + again) % len(MARKERS)],
+        "linestyle": DASHES[again % len(DASHES)],
+        "linewidth": _STYLE["lines.linewidth"],
+        "markersize": _STYLE["lines.markersize"],
+    }
+
+
+def legend(fig: Figure, axes: Any, *, where: str = "right", columns: int = 1) -> None:
+    """One legend beside (`right`) or below (`below`) the axes, never over the lines."""
+    place: Any = {"right": "outside right center", "below": "outside lower center"}[where]
+    handles, labels = axes.get_legend_handles_labels()
+    with styled():
+        fig.legend(handles, labels, loc=place, ncols=columns, handlelength=2.6)
+
+
+def save(fig: Figure, folder: str | Path, name: str) -> str:
+    """Write NAME.png and NAME.svg, each whole or not at all; the name of the SVG, for `StudyFolder.finish`."""
+    import matplotlib
+
+    # The same picture gives the same bytes, and two pictures in one page share no ids.
+    settings: Any = {**_STYLE, "svg.hashsalt": name}
+    for ending in ("png", "svg"):
+        with atomic(Path(folder) / f"{name}.{ending}") as spare, matplotlib.rc_context(settings):
+            quiet = {"Date": None} if ending == "svg" else {}
+            fig.savefig(spare, format=ending, dpi=DPI, metadata=quiet, facecolor="white")
+    return f"{name}.svg"

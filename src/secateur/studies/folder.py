@@ -1,0 +1,183 @@
+"""A study's folder: what was asked, every finished piece as it comes, and at the end the table and the pictures.
+
+config.json             {"study", "asked", "versions", "command"}
+rows/KEY.json           one finished piece each, so that a killed study goes on and several processes can share it
+study.json, table.csv   the result: {"study", "title", "asked", "command", "versions", "rows", "columns",
+                        "pictures", "notes"}
+NAME.svg, NAME.png      the pictures
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from secateur.channels.writing import write_atomically
+from secateur.errors import FileError, RunError
+from secateur.measuring.processes import rank_and_world
+from secateur.scoring.together import all_or_none
+
+CONFIG, STUDY, TABLE, ROWS = "config.json", "study.json", "table.csv", "rows"
+LONGEST_NAME = 120  # of a row's file, without the hash that long and odd keys get
+
+Row = dict[str, Any]
+
+
+class StudyFolder:
+    """Reads and writes the files of one study.
+
+    folder = StudyFolder("runs/study-timing", "timing", {"images": 200})
+    folder.start()
+    if folder.row("gsd/conv1") is None:
+        folder.keep("gsd/conv1", {"metric": "gsd", "layer": "conv1", "seconds": 0.1})
+    folder.finish("Seconds to score a layer", [folder.row("gsd/conv1")], columns={"seconds": "seconds (CPU)"})
+    """
+
+    def __init__(self, path: str | Path, name: str, asked: Mapping[str, Any], command: str | None = None) -> None:
+        self.path = Path(path)
+        self.name = name
+        self.asked = _plain(dict(asked))
+        self.command = command  # what was typed, where it was a command
+
+    def start(self) -> None:
+        """Make the folder, or go on with the same study; a folder that holds another one is a RunError.
+
+        Under torchrun all processes call it, and the first one writes.
+        """
+        all_or_none(lambda: self._start() if rank_and_world()[0] == 0 else None)
+
+    def row(self, key: str) -> Row | None:
+        """A finished piece, or None."""
+        path = self._row_path(key)
+        if not path.exists():
+            return None
+        found = _read(path)
+        if found.get("key") != key or not isinstance(found.get("row"), dict):
+            raise FileError(f"{path} is not the row {key!r} that secateur wrote; delete it, and it is computed again")
+        return dict(found["row"])
+
+    def keep(self, key: str, row: Mapping[str, Any]) -> None:
+        """Write a finished piece; any process may."""
+        self._write(self._row_path(key), {"key": key, "row": dict(row)})
+
+    def finish(
+        self,
+        title: str,
+        rows: Sequence[Mapping[str, Any]],
+        pictures: Sequence[Mapping[str, str]] = (),
+        notes: Sequence[str] = (),
+        *,
+        columns: Mapping[str, str] | None = None,
+    ) -> Path:
+        """Write study.json and table.csv.
+
+        rows: flat dicts with the same keys; columns: key -> heading, where the key itself is none.
+        pictures: {"file" (the SVG, with a PNG of the same name beside it), "alt", "caption"}; notes: plain sentences.
+        Only the first process writes. Returns the folder.
+        """
+        keys = _keys(rows)
+        started = _read(self.path / CONFIG)
+        result = {
+            "study": self.name,
+            "title": title,
+            "asked": self.asked,
+            "command": started.get("command"),
+            "versions": started.get("versions"),
+            "rows": [dict(row) for row in rows],
+            "columns": {key: (columns or {}).get(key, key.replace("_", " ")) for key in keys},
+            "pictures": [dict(picture) for picture in pictures],
+            "notes": list(notes),
+        }
+        if rank_and_world()[0] == 0:
+            write_atomically(self.path / TABLE, _csv(keys, rows).encode())
+            self._write(self.path / STUDY, result)
+        return self.path
+
+    def _start(self) -> None:
+        path = self.path / CONFIG
+        if path.exists():
+            found = _read(path)
+            if found.get("study") != self.name:
+                raise RunError(
+                    f"{self.path} holds the study {found.get('study')!r}, not {self.name!r}; use another folder"
+                )
+            _check_same(self.path, found.get("asked", {}), self.asked)
+            return
+        if self.path.is_file() or (self.path.exists() and any(self.path.iterdir())):
+            raise RunError(f"{self.path} is not empty and holds no study ({CONFIG} is missing); use a new folder")
+        config = {"study": self.name, "asked": self.asked, "versions": versions(), "command": self.command}
+        self._write(path, config)
+
+    def _row_path(self, key: str) -> Path:
+        safe = "".join(c if c.isalnum() or c in "-_.=," else "-" for c in key)[:LONGEST_NAME]
+        if safe != key or key.startswith("."):  # two keys must not meet in one file
+            safe = f"{safe.lstrip('.')}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
+        return self.path / ROWS / f"{safe}.json"
+
+    def _write(self, path: Path, content: Mapping[str, Any]) -> None:
+        write_atomically(path, f"{json.dumps(_plain(content), indent=2)}\n".encode())
+
+
+def read_study(folder: str | Path) -> dict[str, Any]:
+    """The result of a finished study: what `StudyFolder.finish` wrote."""
+    path = Path(folder) / STUDY
+    if not path.exists() and (Path(folder) / CONFIG).exists():
+        raise FileError(f"{path} is missing: the study is not finished; the same command again goes on with it")
+    return _read(path)
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures depend on."""
+    import torch
+
+    return {"secateur": version("secateur"), "python": platform.python_version(), "torch": torch.__version__}
+
+
+def _check_same(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    different = sorted(key for key in {*found, *asked} if found.get(key) != asked.get(key))
+    if different:
+        words = "; ".join(f"{key} was {found.get(key)!r} and is {asked.get(key)!r} now" for key in different)
+        raise RunError(f"{path} holds a study with other settings: {words}. Use another folder, or the same settings.")
+
+
+def _keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not rows:
+        raise RunError("a study needs at least one row")
+    keys = list(rows[0])
+    for number, row in enumerate(rows):
+        if set(row) != set(keys):
+            odd = ", ".join(sorted(set(row) ^ set(keys)))
+            raise RunError(f"all rows of a study should have the same keys; row {number} differs in {odd}")
+    return keys
+
+
+def _csv(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, keys, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileError(f"{path} is missing") from error
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise FileError(f"{path} should hold a JSON object, and holds {type(found).__name__}")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, keys and paths as text: what JSON gives back."""
+    return json.loads(json.dumps(value, default=str))
