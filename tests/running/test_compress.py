@@ -333,3 +333,23 @@ def test_a_network_without_linear_layers_is_not_taken_for_one_that_guesses(caplo
             evaluate=lambda m, d: Accuracy(0.4, None, 1.0, 120),
         )
     assert not caplog.records
+
+
+def test_the_round_that_meets_the_goal_may_train_longer() -> None:
+    steps: dict[str, int] = {}
+
+    def hear(phase: str, done: int, total: int, note: str) -> None:
+        steps[phase] = total
+
+    run(rounds=2, last_epochs=3, progress=hear)
+    assert {phase: total for phase, total in steps.items() if "retrain" in phase} == {
+        "round 1: retrain": len(TRAIN),
+        "round 2: retrain": 3 * len(TRAIN),
+    }
+    steps.clear()
+    run(rounds=2, epochs=0, last_epochs=2, progress=hear)
+    assert [(phase, total) for phase, total in steps.items() if "retrain" in phase] == [
+        ("round 2: retrain", 2 * len(TRAIN))
+    ]
+    with pytest.raises(DecideError, match="last_epochs needs a goal"):
+        compress(trained(), TRAIN, HOLDOUT, max_drop=0.01, last_epochs=3, **QUICK)

@@ -50,6 +50,7 @@ def command(
     repair: Annotated[str, typer.Option(help="Before retraining: none, bn or solve.")] = "none",
     preset: Annotated[str, typer.Option(help="Retraining schedule, as in `secateur train`.")] = "cosine",
     epochs: Annotated[int | None, typer.Option(help="Epochs a round; 0: no retraining.")] = None,
+    last_epochs: Annotated[int | None, typer.Option(help="Epochs of the round that meets the goal.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's.")] = None,
     distill: Annotated[bool, typer.Option(help="Retrain towards the unpruned network's answers too.")] = False,
     augment: Annotated[bool, typer.Option(help="Random crops and flips in retraining.")] = True,
@@ -174,7 +175,8 @@ def _settings(asked: dict[str, Any]) -> Any:
 
     target = asked["target"] if any(asked[goal] is not None for goal in GOALS) else 0.5
     same = (
-        "metric images rounds alpha k method measure cost exact streams round_to repair preset epochs lr distill seed"
+        "metric images rounds alpha k method measure cost exact streams round_to "
+        "repair preset epochs last_epochs lr distill seed"
     )
     return Settings(
         target=target,
@@ -184,7 +186,7 @@ def _settings(asked: dict[str, Any]) -> Any:
         ratio=asked["ratio"],
         exclude=tuple(asked["exclude"] or ()),
         only=tuple(asked["only"] or ()),
-        **{name: asked[name] for name in (*same.split(), "seed")},
+        **{name: asked[name] for name in same.split()},
     )
 
 

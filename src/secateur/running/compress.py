@@ -229,10 +229,7 @@ def _finished(job: Job, rounds: list[Outcome], before: Accuracy) -> bool:
         return False
     if job.settings.ratio is not None or rounds[-1].last or not _allowed(rounds[-1], before, job.settings):
         return True
-    if job.goal.left is None:
-        return False
-    left = rounds[-1].macs if job.goal.cost == "macs" else rounds[-1].params
-    return left <= job.goal.left + 0.005 * job.goal.whole(job.graph)
+    return job.goal.met(job.graph, rounds[-1].macs, rounds[-1].params)
 
 
 def _allowed(outcome: Outcome, before: Accuracy, settings: Settings) -> bool:

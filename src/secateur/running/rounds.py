@@ -62,8 +62,10 @@ def run_round(
     else:
         pruned = clock("repair", lambda: _repair(job, graph, plan))
     cut = tools.evaluate(pruned, tools.holdout)
-    trained = clock("retrain", lambda: _retrain(job, number, pruned))
-    run.save_model(trained, so_far.then(plan), number)
+    composed = so_far.then(plan)
+    epochs = _epochs(job, composed, not chosen)
+    trained = clock("retrain", lambda: _retrain(job, number, pruned, epochs))
+    run.save_model(trained, composed, number)
     # Read back, so that a resumed run and an unbroken one go on from the very same bits.
     trained, composed = run.load_model(job.original, number)
     after = tools.evaluate(trained, tools.holdout)
@@ -104,19 +106,26 @@ def _repair(job: Job, graph: ChannelGraph, plan: Plan) -> nn.Module:
     return repair(graph, plan, images, how=settings.repair, seed=settings.seed)  # type: ignore[arg-type]
 
 
-def _retrain(job: Job, number: int, pruned: nn.Module) -> nn.Module:
+def _epochs(job: Job, composed: Plan, last: bool) -> int | None:
+    """How long this round retrains."""
+    settings, cost = job.settings, job.graph.cost(composed)
+    last = last or settings.ratio is not None or job.goal.met(job.graph, cost.macs, cost.params)
+    return settings.last_epochs if last and settings.last_epochs is not None else settings.epochs
+
+
+def _retrain(job: Job, number: int, pruned: nn.Module, epochs: int | None) -> nn.Module:
     settings, tools = job.settings, job.tools
     if tools.fit is not None:
         with generators_kept(settings.seed + number):
             return tools.fit(pruned, tools.train, tools.holdout)
-    if settings.epochs == 0:
+    if epochs == 0:
         return pruned
     phase = f"round {number}: retrain"
     fitted = fit(
         pruned,
         tools.train,
         tools.holdout,
-        preset=preset_of(settings.preset, epochs=settings.epochs, lr=settings.lr),
+        preset=preset_of(settings.preset, epochs=epochs, lr=settings.lr),
         teacher=job.original if settings.distill else None,
         seed=settings.seed + number,
         checkpoint_dir=job.run.round(number) / "checkpoint",

@@ -43,7 +43,8 @@ class Settings:
     repair: Repair = "none"
     repair_images: int = 500
     preset: str = "cosine"
-    epochs: int | None = None
+    epochs: int | None = None  # of each round; None: the preset's
+    last_epochs: int | None = None  # of the round that meets the goal; None: as many as the others
     lr: float | None = None
     distill: bool = False
     seed: int = 0
@@ -64,13 +65,26 @@ class Goal:
         """What a network costs."""
         return graph.macs if self.cost == "macs" else graph.params
 
+    def met(self, graph: ChannelGraph, macs: int, params: int) -> bool:
+        """Whether so much being left is within 0.5% of the original network's cost of the goal."""
+        left = macs if self.cost == "macs" else params
+        return self.left is not None and left <= self.left + 0.005 * self.whole(graph)
+
 
 def check_settings(settings: Settings) -> None:
     """Refuse at once what would only be noticed after a long time: after scoring, or when retraining begins."""
     for name, known in _KNOWN.items():
         if getattr(settings, name) not in known:
             raise DecideError(f"{name} must be one of {', '.join(known)}; got {getattr(settings, name)!r}")
-    for name, least in (("k", 1), ("rounds", 1), ("images", 1), ("round_to", 1), ("repair_images", 1), ("epochs", 0)):
+    for name, least in (
+        ("k", 1),
+        ("rounds", 1),
+        ("images", 1),
+        ("round_to", 1),
+        ("repair_images", 1),
+        ("epochs", 0),
+        ("last_epochs", 0),
+    ):
         value = getattr(settings, name)
         if value is not None and value < least:
             raise DecideError(f"{name} must be at least {least}, got {value}")
@@ -111,6 +125,10 @@ def goal_of(settings: Settings, graph: ChannelGraph) -> Goal:
             if not left > 0:
                 raise DecideError(f"{name} to be left must be above 0 (the network has {whole:,}); got {left:,.0f}")
             return Goal("macs" if name == "macs" else "params", float(left))
+    if settings.last_epochs is not None and settings.ratio is None:
+        raise DecideError(
+            "last_epochs needs a goal in MACs or weights: with max_drop alone no round knows that it is the last"
+        )
     if settings.max_drop is None and settings.ratio is None:
         raise DecideError("give a goal: target, macs, params, max_drop or ratio")
     return Goal("macs", None)
