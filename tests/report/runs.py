@@ -63,7 +63,7 @@ def charts(page: str, kind: str) -> list[str]:
 class Page(HTMLParser):
     """Checks that every element is closed where it should be, and gathers tags, attributes and text."""
 
-    ALONE = frozenset({"meta", "br"})
+    ALONE = frozenset({"meta", "br", "img"})
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -76,7 +76,8 @@ def prune(folder: Path, tell: Tell) -> None:
 
 def digests(folder: Path) -> dict[str, str]:
     """Name -> digest of the results, and of every round's plan and weights."""
-    files = {n: c for n, c in contents(folder).items() if Path(n).name in (*RESULTS, "scores.json", "step-plan.json")}
+    wanted = (*RESULTS, "scores.json", "step-plan.json", "pictures.safetensors")
+    files = {n: c for n, c in contents(folder).items() if Path(n).name in wanted}
     return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 

@@ -36,6 +36,11 @@ figcaption b { color: var(--ink); }
 .key .grey { --mark: var(--grey); } .key .pale { --mark: var(--pale); }
 .key .round::before { border-radius: 50%; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(13.5rem, 1fr)); gap: .4rem 1.4rem; }
+.units { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: .4rem 1.6rem; }
+.maps div { display: grid; grid-template-columns: 5.6rem 1fr; gap: .6rem; align-items: center; margin: .45rem 0; }
+.maps span { font-size: .82rem; } .maps .gone span { color: var(--soft); }
+.maps img { width: 100%; max-width: 19rem; image-rendering: pixelated; }
+.maps .gone img { outline: 2px dashed var(--orange); outline-offset: 2px; }
 details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; }
 svg.chart { display: block; overflow: visible; font-size: 12px; }
 svg text { fill: var(--ink); paint-order: stroke; stroke: var(--paper); stroke-width: 5px; stroke-linejoin: round; }
@@ -66,6 +71,7 @@ a { color: var(--link); }
 @media (max-width: 560px) {
   body { padding: .9rem; } h1 { font-size: 1.4rem; }
   .cards { grid-template-columns: 1fr 1fr; } .card .now { font-size: 1.2rem; }
+  .units { grid-template-columns: 1fr; }
   dl { grid-template-columns: 1fr; } dd { margin-bottom: .4rem; }
   svg .wide { display: none; } svg .narrow { display: inline; } }
 @media print {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from secateur.channels.writing import write_atomically
 from secateur.report.again import call, command, loading, settings_of
+from secateur.report.channel_parts import channels
 from secateur.report.chart_parts import over_rounds, scores, sensitivities, widths
 from secateur.report.look import CSS, JAVASCRIPT
 from secateur.report.pieces import folded, paragraph, section
@@ -28,7 +29,7 @@ from secateur.report.words import (
 
 REPORT = "report.html"
 # The page may run and show what is inside it, and reach nothing else.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -46,7 +47,7 @@ def render(run: Run) -> str:
     """The page as text."""
     title = _title(run)
     parts = [_lead(run), _cards(run), _asked(run), over_rounds(run), widths(run), sensitivities(run)]
-    parts += [scores(run), _layers(run), _load(run), _again(run), _glossary()]
+    parts += [scores(run), channels(run), _layers(run), _load(run), _again(run), _glossary()]
     body = "\n".join(part for part in parts if part)
     return f"""<!DOCTYPE html>
 <html lang="en">

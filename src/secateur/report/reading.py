@@ -13,6 +13,7 @@ from secateur.deciding.sensitivity import Sensitivity, Tried
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy
 from secateur.running.folder import CONFIG, ROUND, SENSITIVITY, SUMMARY, RunFolder
+from secateur.running.pictures import PICTURES, Pictures, load_pictures
 from secateur.running.rounds import Outcome
 from secateur.running.settings import Settings
 from secateur.scoring.scores import Scores, load_scores
@@ -81,6 +82,7 @@ class Run:
     seconds: Mapping[str, float]
     versions: Mapping[str, str]
     plan: Plan
+    pictures: Pictures | None  # None for runs that kept none
 
 
 def read_run(folder: str | Path) -> Run:
@@ -120,6 +122,7 @@ def read_run(folder: str | Path) -> Run:
             seconds={phase: float(seconds) for phase, seconds in summary["seconds"].items()},
             versions={name: str(version) for name, version in summary["versions"].items()},
             plan=_plan(path / PLAN_FILE),
+            pictures=load_pictures(files.round(1) / PICTURES),
         ),
     )
 

@@ -16,6 +16,7 @@ from secateur.measuring.keeping import generators_kept
 from secateur.running.choosing import choose
 from secateur.running.folder import ROUND
 from secateur.running.job import Clock, Job
+from secateur.running.pictures import keep_pictures
 from secateur.scoring.sampling import sampled
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores, load_scores, save_scores
@@ -56,6 +57,7 @@ def run_round(
     graph = trace(current, job.graph.example, job.settings.streams)
     scores = clock("score", lambda: _score(job, number, graph))
     plan = choose(job, number, graph, scores, clock)
+    keep_pictures(job, number, graph, scores, plan)
     chosen = {name: count for name, count in plan.removed().items() if count}
     if job.settings.repair == "none":
         pruned = clock("prune", lambda: prune(graph, plan))

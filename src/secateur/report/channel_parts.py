@@ -1,0 +1,62 @@
+"""The part of the page that shows channels: the weakest, which were removed, and the strongest, on a few images."""
+
+from __future__ import annotations
+
+from html import escape
+
+from secateur.report.pieces import paragraph, section
+from secateur.report.png import image_strip, map_strip
+from secateur.report.reading import Run
+from secateur.running.pictures import Pictures, Shown, UnitPictures
+
+
+def channels(run: Run) -> str:
+    """Weakest and strongest channels; "" for a run that kept no pictures, or whose first round was taken back."""
+    found = run.pictures
+    if found is None or not run.rounds:
+        return ""
+    inputs = image_strip(found.images)
+    figures = [_unit(run, unit, found, inputs) for unit in found.units]
+    words = (
+        "What a channel sees: its response, pixel by pixel, to a few held-out images. In each unit the weakest "
+        "channels were removed in round 1, and the strongest were kept. Dark blue is the lowest response in the unit "
+        "and yellow the highest, on one scale for all of its channels: a dark row says little about any image."
+    )
+    return section(
+        "What removed and kept channels see",
+        paragraph(words),
+        '<div class="units">' + "".join(figures) + "</div>",
+    )
+
+
+def _unit(run: Run, unit: UnitPictures, found: Pictures, inputs: str) -> str:
+    round_one = run.rounds[0]
+    lost, width = round_one.outcome.chosen.get(unit.unit, 0), round_one.step.widths.get(unit.unit, 0)
+    said = ", ".join(found.labels)
+    rows = [_row("images", inputs, f"Input images: {said}.", said)]
+    for shown, maps in zip(unit.shown, unit.maps, strict=True):
+        alt = (
+            f"Responses of channel {shown.channel} of {unit.unit} ({_fate(shown)}) to images of {said}: "
+            f"on average {_means(shown)}."
+        )
+        title = (
+            f"channel {shown.channel}, {_fate(shown)}: score {shown.score:.3g}; mean response {_means(shown)}; "
+            f"colours from {unit.low:.3g} to {unit.high:.3g}"
+        )
+        rows.append(_row(f"channel {shown.channel}, {_fate(shown)}", map_strip(maps), alt, title, shown.removed))
+    caption = f"<b>{escape(unit.unit)}</b>, {lost} of {width} removed in round 1"
+    return f'<figure class="maps"><figcaption>{caption}</figcaption>{"".join(rows)}</figure>'
+
+
+def _fate(shown: Shown) -> str:
+    return "removed" if shown.removed else "kept"
+
+
+def _means(shown: Shown) -> str:
+    return ", ".join(f"{mean:.2g}" for mean in shown.means)
+
+
+def _row(name: str, uri: str, alt: str, title: str, removed: bool = False) -> str:
+    kind = ' class="gone"' if removed else ""
+    picture = f'<img src="{uri}" alt="{escape(alt)}" title="{escape(title)}">'
+    return f"<div{kind}><span>{escape(name)}</span>{picture}</div>"

@@ -1,0 +1,85 @@
+"""The pictures that a run keeps, against maps that plain forward hooks see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from secateur.errors import FileError
+from secateur.running.pictures import load_pictures, some_images
+from secateur.scoring.scores import load_scores
+from tests.running.toys import HOLDOUT, run, trained
+from tests.scoring.test_looking import entering
+
+READERS = {"conv1:in": "conv1", "conv1:out": "conv2", "wide:in": "wide", "wide:out": "fc"}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run(tmp_path_factory.mktemp("pictures") / "run")
+
+
+def test_bytes_are_the_maps(done: Any) -> None:
+    folder: Path = done.folder / "round-01"
+    found = load_pictures(folder / "pictures.safetensors")
+    assert found is not None and found.units
+    images, labels = HOLDOUT[0]
+    # The first image of each class that is met, in the order of the classes.
+    first = [labels.tolist().index(label) for label in sorted(dict.fromkeys(labels.tolist()))]
+    assert found.labels == tuple(str(int(labels[i])) for i in first)
+    colours = images[first]
+    low, high = colours.amin((1, 2, 3), keepdim=True), colours.amax((1, 2, 3), keepdim=True)
+    expected = (255 * (colours - low) / (high - low)).permute(0, 2, 3, 1).numpy()
+    assert np.abs(found.images - expected).max() <= 0.51
+    scores = next(iter(load_scores(folder).values()))
+    lost = done.rounds[0].chosen
+    for unit in found.units:
+        maps = entering(trained(), READERS[unit.unit], images[first])
+        maps = maps.reshape(len(first), -1, 4, 4) if unit.unit == "wide:out" else maps
+        values = scores.values[unit.unit]
+        channels = [shown.channel for shown in unit.shown]
+        weak = [shown.channel for shown in unit.shown if shown.removed]
+        assert (
+            len(weak) == min(2, lost[unit.unit]) and channels[: len(weak)] == np.argsort(values)[: len(weak)].tolist()
+        )
+        assert channels[len(weak) :] == np.argsort(values)[-2:].tolist()
+        assert [shown.score for shown in unit.shown] == pytest.approx(values[channels].tolist())
+        mine = maps[:, channels].numpy()  # [N, channels, height, width]
+        assert (unit.low, unit.high) == pytest.approx((mine.min(), mine.max()), abs=1e-5)
+        levels = 255 * (mine - mine.min()) / (mine.max() - mine.min())
+        assert np.abs(unit.maps - levels.transpose(1, 0, 2, 3)).max() <= 0.51
+        means = [shown.means for shown in unit.shown]
+        assert np.allclose(means, mine.mean((2, 3)).T, atol=1e-5)
+
+
+def test_small_and_only_in_the_first_round(done: Any) -> None:
+    assert (done.folder / "round-01" / "pictures.safetensors").stat().st_size < 200_000
+    assert not (done.folder / "round-02" / "pictures.safetensors").exists()
+
+
+def test_inputs_that_are_no_images_give_no_pictures() -> None:
+    assert some_images([{"x": {"a": torch.ones(2, 3)}, "y": torch.tensor([0, 1])}], 0) is None
+    assert some_images([(torch.ones(2, 3), torch.tensor([0, 1]))], 0) is None
+    assert some_images([], 0) is None
+
+
+def test_another_class_may_come_in_a_later_batch() -> None:
+    batches = [(torch.full((3, 1, 2, 2), float(i)), torch.full((3,), i)) for i in (5, 5, 2, 9)]
+    found = some_images(batches, 0, count=2)
+    assert found is not None
+    assert found[1] == [2, 5] and found[0][:, 0, 0, 0].tolist() == [2.0, 5.0]
+
+
+def test_a_broken_file_is_named(done: Any, tmp_path: Path) -> None:
+    assert load_pictures(tmp_path / "none.safetensors") is None
+    content = (done.folder / "round-01" / "pictures.safetensors").read_bytes()
+    (tmp_path / "broken.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(FileError, match=r"broken\.safetensors"):
+        load_pictures(tmp_path / "broken.safetensors")
+    (tmp_path / "other.safetensors").write_bytes(content.replace(b"secateur-pictures", b"secateur-pastries"))
+    with pytest.raises(FileError, match="secateur-pictures"):
+        load_pictures(tmp_path / "other.safetensors")
