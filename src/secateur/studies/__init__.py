@@ -5,14 +5,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from secateur.studies.folder import StudyFolder, read_study
+    from secateur.studies.published_rows import published
+    from secateur.studies.structures import structure
+    from secateur.studies.tables import table
 
 # Where the names live. They are imported when first asked for, as in secateur itself.
 _HOMES = {
     "StudyFolder": "secateur.studies.folder",
+    "published": "secateur.studies.published_rows",
     "read_study": "secateur.studies.folder",
+    "structure": "secateur.studies.structures",
+    "table": "secateur.studies.tables",
 }
 
-__all__ = ["StudyFolder", "read_study"]
+__all__ = ["StudyFolder", "published", "read_study", "structure", "table"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,10 @@ import importlib
 import typer
 
 # study -> module in this package that defines `command`.
-STUDIES: dict[str, str] = {}
+STUDIES: dict[str, str] = {
+    "structure": "structure",
+    "table": "table",
+}
 
 app = typer.Typer(
     no_args_is_help=True,

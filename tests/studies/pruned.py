@@ -1,0 +1,23 @@
+"""A LeNet-5 that was trained on the digits and pruned, by the commands that a user would type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.typed import lines, secateur
+
+TRAIN = ["--model", "lenet5", "--data", "digits", "--epochs", "3", "--lr", "0.05", "--batch-size", "32"]
+PRUNE = ["--data", "digits", "--images", "100", "--metric", "gsd", "--target", "0.4", "--epochs", "0"]
+
+
+def trained_lenet(folder: Path) -> Path:
+    """The weight file, after two seconds."""
+    lines(secateur("train", *TRAIN, "--no-augment", "--device", "cpu", "--out", folder))
+    return folder / "model.safetensors"
+
+
+def pruned_lenet(folder: Path) -> Path:
+    """The folder of a finished run."""
+    weights = trained_lenet(folder / "base")
+    lines(secateur("prune", "lenet5", "--weights", weights, *PRUNE, "--device", "cpu", "--out", folder / "run"))
+    return folder / "run"

@@ -1,0 +1,154 @@
+"""Weights and MACs by layer and block, checked with the supplement's tables as printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import secateur as sc
+from secateur.errors import PlanError
+from secateur.studies.structures import plan_of_widths, structure
+from secateur.zoo import models
+from tests.cli.typed import lines, secateur
+
+WIDTHS = "11,39,60,92,112,97,191,249,233,319,512,438,512"
+
+# Supplement, Table 1: weights and FLOPs of the original, and those left by G-SD-B with the shares removed.
+VGG16 = """
+1.7K  87M   0.3K  82.8 14.9M 82.8
+36.9K 1.85B 3.9K  89.5 0.19B 89.5
+73.7K 0.92B 21.1K 71.4 0.26B 71.4
+0.15M 1.85B 49.7K 66.3 0.62B 66.3
+0.29M 0.92B 92.7K 68.6 0.29B 68.6
+0.59M 1.85B 97.8K 83.4 0.31B 83.4
+0.59M 1.85B 0.17M 71.7 0.52B 71.7
+1.18M 0.92B 0.43M 63.7 0.34B 63.7
+2.36M 1.85B 0.52M 77.9 0.41B 77.9
+2.36M 1.85B 0.67M 71.6 0.53B 71.6
+2.36M 0.46B 1.47M 37.5 0.29B 37.5
+2.36M 0.46B 2.02M 14.5 0.40B 14.5
+2.36M 0.46B 2.02M 14.4 0.40B 14.4
+102.8M 0.10B 102.8M 0 0.10B 0
+16.8M 16.8M 16.8M 0 16.8M 0
+4.1M  4.1M  4.1M  0 4.1M  0
+138.34M 15.47B 131.19M 5.2 4.68B 69.7
+"""
+# Supplement, Table 2: the original's blocks.
+RESNET50 = """
+9.4K 0.12B
+73.7K 0.23B
+69.6K 0.22B
+69.6K 0.22B
+0.38M 0.37B
+0.28M 0.22B
+0.28M 0.22B
+0.28M 0.22B
+1.51M 0.37B
+1.11M 0.22B
+1.11M 0.22B
+1.11M 0.22B
+1.11M 0.22B
+1.11M 0.22B
+6.03M 0.37B
+4.46M 0.22B
+4.46M 0.22B
+2.05M 2.05M
+25.50M 4.09B
+"""
+
+
+def printed(word: str) -> tuple[float, float]:
+    """'0.19B' -> 0.19e9 and what its last digit is worth."""
+    scale = {"K": 1e3, "M": 1e6, "B": 1e9}[word[-1]]
+    digits = len(word[:-1].partition(".")[2])
+    return float(word[:-1]) * scale, scale * 10.0**-digits
+
+
+def agrees(number: float, word: str) -> bool:
+    """Whether a number is what is printed, which may have been rounded or cut off."""
+    value, last = printed(word)
+    return abs(number - value) <= last
+
+
+@pytest.fixture(scope="module")
+def vgg16() -> sc.ChannelGraph:
+    return sc.trace(models.create("vgg16_imagenet").eval(), models.example("vgg16_imagenet"))
+
+
+def test_vgg16_as_in_the_supplement(vgg16: sc.ChannelGraph) -> None:
+    rows = structure(vgg16, plan_of_widths(vgg16, [int(width) for width in WIDTHS.split(",")]))
+    for row, line in zip(rows, VGG16.strip().splitlines(), strict=True):
+        params, macs, params_left, params_gone, macs_left, macs_gone = line.split()
+        assert agrees(row["params"], params) and agrees(row["macs"], macs), row
+        assert agrees(row["params_pruned"], params_left) and agrees(row["macs_pruned"], macs_left), row
+        # The widths were worked back from the table; at conv5_1 one channel is worth 0.2%.
+        for key, gone in (("params_removed", params_gone), ("macs_removed", macs_gone)):
+            assert row[key] == pytest.approx(float(gone), abs=0.21 if row["part"] == "features.24" else 0.11), row
+    assert rows[-1]["part"] == "total" and rows[-1]["layers"] == 16
+    assert rows[-1]["params_pruned"] == 131_191_504
+    assert rows[0]["macs_pruned"] == 11 * 3 * 9 * 224 * 224
+
+
+def test_resnet50_by_block_as_in_the_supplement() -> None:
+    graph = sc.trace(models.create("resnet50").eval(), models.example("resnet50"))
+    rows = structure(graph, plan_of_widths(graph, {}), "block")
+    for row, line in zip(rows, RESNET50.strip().splitlines(), strict=True):
+        params, macs = line.split()
+        assert agrees(row["params"], params) and agrees(row["macs"], macs), row
+        assert (row["params_pruned"], row["macs_removed"]) == (row["params"], 0.0)
+    assert [row["part"] for row in rows[:3]] == ["conv1", "layer1.0", "layer1.1"]
+    assert [row["layers"] for row in rows[:3]] == [1, 4, 3]  # a block with a shortcut has four
+
+
+def test_widths_that_cannot_be(vgg16: sc.ChannelGraph) -> None:
+    with pytest.raises(PlanError, match="20 widths for 15 units"):
+        plan_of_widths(vgg16, [1] * 20)
+    with pytest.raises(PlanError, match="no unit is called 'nothing'"):
+        plan_of_widths(vgg16, {"nothing": 3})
+    with pytest.raises(PlanError, match="has 64 channels; 65 of them cannot be left"):
+        plan_of_widths(vgg16, [65])
+    with pytest.raises(PlanError, match="by should be one of layer, block, not 'stage'"):
+        structure(vgg16, plan_of_widths(vgg16, []), "stage")  # type: ignore[arg-type]
+
+
+def test_the_command_on_a_run(lenet_run: Path, tmp_path: Path) -> None:
+    run = lenet_run
+    said = lines(secateur("study", "structure", run, "--out", tmp_path / "study", columns=200))
+    summary = json.loads((run / "summary.json").read_text())
+    study = sc.studies.read_study(tmp_path / "study")
+    *layers, total = study["rows"]
+    assert {row["part"]: [row["macs"], row["macs_pruned"]] for row in layers} == {
+        name: layer["macs"] for name, layer in summary["layers"].items()
+    }
+    assert [total["params"], total["params_pruned"]] == [summary[side]["params"] for side in ("before", "after")]
+    assert f"{summary['after']['params']:,} weights and {summary['after']['macs']:,} MACs are left" in said
+    picture = tmp_path / "study" / study["pictures"][0]["file"]
+    assert ">conv2<" in picture.read_text() and picture.with_suffix(".png").stat().st_size > 5000
+
+
+def test_the_command_with_widths(tmp_path: Path) -> None:
+    words = ["--out", tmp_path / "study", "--by", "block"]
+    lines(secateur("study", "structure", "resnet8", "--widths", "layer1.0.conv1:out=4", *words))
+    rows = {row["part"]: row for row in sc.studies.read_study(tmp_path / "study")["rows"]}
+    # 16 -> 16 -> 16 channels, 3x3 kernels: 4,608 weights; with 4 in the middle a quarter of them.
+    assert rows["layer1.0"]["params"] == 2 * 16 * 16 * 9 and rows["layer1.0"]["params_pruned"] == 2 * 16 * 4 * 9
+    assert rows["layer1.0"]["macs_removed"] == 75.0 and rows["layer2.0"]["macs_removed"] == 0.0
+    wrong = secateur("study", "structure", "resnet8", *words)
+    assert wrong.exit_code == 1 and "not both, not neither" in wrong.stderr
+    wrong = secateur("study", "structure", "resnet8", "--widths", "a,b", *words)
+    assert wrong.exit_code == 1 and "--widths should be 11,39,..." in wrong.stderr
+
+
+def test_a_layer_outside_of_blocks_stands_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 5, 1))
+    graph = sc.trace(model, torch.zeros(1, 3, 8, 8))
+    rows = structure(graph, plan_of_widths(graph, [2]), "block")
+    # 6x6 positions; 3*2*9 weights and then 2*5.
+    assert [(row["part"], row["params_pruned"], row["macs_pruned"]) for row in rows] == [
+        ("0", 54, 54 * 36),
+        ("1", 10, 360),
+        ("total", 64, 64 * 36),
+    ]

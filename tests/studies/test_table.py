@@ -1,0 +1,141 @@
+"""Runs among published rows: the run's own figures, its place, and each format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import secateur as sc
+from secateur.errors import FileError, RunError
+from secateur.studies.tables import COLUMNS, as_csv, short, table
+from tests.cli.typed import lines, secateur
+
+
+@pytest.fixture
+def run(lenet_run: Path) -> Path:
+    return lenet_run
+
+
+def as_if(run: Path, folder: Path, model: str, data: str, **after: Any) -> Path:
+    """A copy of a run that says it was made from another network and data."""
+    shutil.copytree(run, folder)
+    config, summary = (json.loads((folder / name).read_text()) for name in ("config.json", "summary.json"))
+    config["command"] |= {"model": model, "data": data}
+    summary["before"] |= {"macs": 1000, "params": 200}
+    summary["after"] |= {"macs": 489, "params": 150} | after
+    summary["before"]["test"] |= {"top1": 0.9, "top5": 0.99}
+    if summary["after"]["test"] is not None:
+        summary["after"]["test"] |= {"top1": 0.8875, "top5": 0.995, "images": 5000}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_a_run_stands_at_its_place_by_macs_removed(run: Path, tmp_path: Path) -> None:
+    folder = as_if(run, tmp_path / "mine", "resnet56", "cifar10")
+    found = sc.studies.table([folder])
+    assert [row["method"] for row in found.rows] == [
+        *("L1", "GAL", "NISP", "G-SD-A", "DCP", "mine", "FPGM", "TAS", "KSE", "G-SD-B")  # 49.6, 49.8, 51.1, 52.6 ...
+    ]
+    mine = found.rows[5]
+    assert mine == {
+        "network": "ResNet-56",
+        "data": "cifar10",
+        "method": "mine",
+        "by": "secateur, gsd",
+        "base_top1": 90.0,
+        "top1": 88.75,
+        "top1_drop": 1.25,
+        "base_top5": 99.0,
+        "top5": 99.5,
+        "top5_drop": -0.5,
+        "macs": 489,
+        "macs_removed": 51.1,
+        "params": 150,
+        "params_removed": 25.0,
+        "source": "this run",
+    }
+    assert {row["source"] for row in found.rows if row is not mine} == {"as published"}
+    assert any("mine: accuracy on 5,000 test images" in note for note in found.notes)
+
+
+def test_where_the_paper_has_no_rows_the_run_stands_alone(run: Path) -> None:
+    found = table([run])
+    summary = json.loads((run / "summary.json").read_text())
+    assert [row["method"] for row in found.rows] == ["run"]
+    (row,) = found.rows
+    assert row["top1"] == round(100 * summary["after"]["test"]["top1"], 2)
+    assert row["macs"] == summary["after"]["macs"] < summary["before"]["macs"]
+    assert "The paper has no rows for lenet5 on digits." in found.notes
+
+
+def test_without_test_images_the_note_says_so(run: Path, tmp_path: Path) -> None:
+    folder = as_if(run, tmp_path / "mine", "vgg16", "cifar10", test=None)
+    found = table([folder])
+    held = json.loads((run / "summary.json").read_text())["after"]["holdout"]
+    assert next(row for row in found.rows if row["method"] == "mine")["top1"] == round(100 * held["top1"], 2)
+    assert any("held-out images that decisions were made on" in note for note in found.notes)
+    assert any(note.startswith("Table 1, VGG-16, L1") for note in found.notes)  # this group's oddity is told
+
+
+def test_all_published_rows_and_some_of_them() -> None:
+    assert len(table().rows) == 40
+    assert len(table(data="cifar100").rows) == 6
+    assert [row["method"] for row in table(model="vgg19").rows] == ["SLIM", "G-SD"]
+    with pytest.raises(RunError, match=r"no rows for lenet5 on any data; it has vgg16 on cifar10"):
+        table(model="lenet5")
+
+
+def test_folders_that_cannot_be_used(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no finished run: summary.json is missing"):
+        table([tmp_path])
+    nameless = shutil.copytree(run, tmp_path / "nameless")
+    config = json.loads((nameless / "config.json").read_text())
+    (nameless / "config.json").write_text(json.dumps({**config, "command": None}))
+    with pytest.raises(RunError, match="pass --model and --data"):
+        table([nameless])
+    assert len(table([nameless], model="vgg19", data="cifar100").rows) == 3
+    (nameless / "summary.json").write_text('{"before": 1}')
+    with pytest.raises(FileError, match=r"summary.json is not as secateur writes it"):
+        table([nameless], model="vgg19", data="cifar100")
+
+
+def test_formats(run: Path, tmp_path: Path) -> None:
+    folder = as_if(run, tmp_path / "mine", "preresnet164", "cifar100")
+    said = secateur("study", "table", folder, "--format", "csv")
+    read = list(csv.DictReader(io.StringIO(said.stdout)))
+    assert said.stdout == as_csv(table([folder]).rows)
+    assert [row["method"] for row in read] == ["LCCN", "SLIM", "mine", "DI", "G-SD"]
+    assert read[0]["params"] == "" and list(read[0]) == list(COLUMNS)
+    told = json.loads("\n".join(lines(secateur("study", "table", folder, "--format", "json"))))
+    assert told["rows"] == list(table([folder]).rows) and told["notes"] == list(table([folder]).notes)
+    page = lines(secateur("study", "table", folder, "--format", "markdown"))
+    assert page[0].startswith("| network | data | method |") and page[1].startswith("| --- |")
+    assert page[4].startswith("| **ResNet-164** | **cifar100** | **mine** | **secateur, gsd** | **90.00** |")
+    text = lines(secateur("study", "table", folder))
+    gsd = "ResNet-164 cifar100 G-SD the paper 76.95 77.40 -0.45 - - - 92.0 M 63.2 660 K 61.8 as published"
+    assert " ".join(text[5].split()) == gsd
+    wrong = secateur("study", "table", folder, "--format", "xml")
+    assert wrong.exit_code == 1 and "text, csv, json, markdown, not 'xml'" in wrong.stderr
+
+
+def test_a_folder_with_a_picture(run: Path, tmp_path: Path) -> None:
+    folder = as_if(run, tmp_path / "mine", "resnet56", "cifar10")
+    lines(secateur("study", "table", folder, "--out", tmp_path / "study"))
+    study = sc.studies.read_study(tmp_path / "study")
+    assert study["study"] == "table" and study["rows"] == list(table([folder]).rows)
+    (picture,) = study["pictures"]
+    drawn = (tmp_path / "study" / picture["file"]).read_text()
+    assert all(f">{row['method']}<" in drawn for row in study["rows"])  # every method is named in it
+    assert (tmp_path / "study" / picture["file"]).with_suffix(".png").exists()
+
+
+def test_three_digits() -> None:
+    numbers = {62e6: "62.0 M", 7.74e9: "7.74 G", 407e3: "407 K", 138.34e6: "138 M", 999: "999", 1000: "1.00 K"}
+    assert {number: short(number) for number in numbers} == numbers
