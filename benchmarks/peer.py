@@ -1,0 +1,164 @@
+"""torch-pruning on the same task: ResNet-56 on CIFAR-10 at the same MACs, retrained by the same loop and schedule.
+
+    python benchmarks/peer.py --weights resnet56-cifar10.safetensors --data DIR --out docs/results/peer50.json
+
+Its importances are tried on each block's inner channels (its graph does not follow the zero-padded shortcuts), the same
+share of each layer and one ranking over all layers. The best by held-out accuracy, as cut, is retrained. Held-out
+images are half of the test images; the other half is read once, at the end. A second run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_pruning as tp
+from torch import nn
+from torch.nn import functional as F
+
+import secateur as sc
+from secateur.channels.writing import write_atomically
+from secateur.measuring import evaluate
+from secateur.training import fit
+from secateur.training.presets import preset_of
+from secateur.zoo.data import ImageData, load
+from secateur.zoo.models import create, load_weights
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+EXAMPLE = torch.zeros(1, 3, 32, 32)
+IMPORTANCES: dict[str, Callable[[], Any]] = {
+    "magnitude, L2": lambda: tp.importance.GroupMagnitudeImportance(p=2),
+    "magnitude, L1": lambda: tp.importance.GroupMagnitudeImportance(p=1),
+    "geometric median": lambda: tp.importance.FPGMImportance(p=2),
+    "batch-norm scale": tp.importance.BNScaleImportance,
+    "LAMP": lambda: tp.importance.LAMPImportance(p=2),
+    "Taylor": tp.importance.GroupTaylorImportance,
+}
+
+
+def macs_of(model: nn.Module) -> int:
+    """MACs of one image, by secateur's count."""
+    return sc.trace(model, EXAMPLE).macs
+
+
+def cut(model: nn.Module, importance: Any, everywhere: bool, ratio: float) -> nn.Module:
+    """A copy of the network without that share of the blocks' inner channels."""
+    small = copy.deepcopy(model)
+    for mine, theirs in zip(small.parameters(), model.parameters(), strict=True):
+        mine.grad = None if theirs.grad is None else theirs.grad.clone()
+    inner = {name for name, module in small.named_modules() if isinstance(module, nn.Conv2d) and name.endswith("conv1")}
+    inner.discard("conv1")  # the stem
+    others = [
+        module
+        for name, module in small.named_modules()
+        if isinstance(module, nn.Conv2d | nn.Linear) and name not in inner
+    ]
+    pruner = tp.pruner.BasePruner(
+        small,
+        EXAMPLE,
+        importance,
+        global_pruning=everywhere,
+        pruning_ratio=ratio,
+        max_pruning_ratio=0.9,
+        ignored_layers=others,
+    )
+    pruner.step()
+    small.zero_grad(set_to_none=True)
+    return small
+
+
+def at_target(model: nn.Module, importance: Any, everywhere: bool, target: float) -> nn.Module:
+    """Cut by the smallest ratio, in steps of half a per cent, that removes the target."""
+    whole, low, high = macs_of(model), 0, 180
+    while low < high:
+        middle = (low + high) // 2
+        removed = 1 - macs_of(cut(model, importance, everywhere, middle / 200)) / whole
+        low, high = (low, middle) if removed >= target - 0.002 else (middle + 1, high)
+    return cut(model, importance, everywhere, low / 200)
+
+
+def gradients(model: nn.Module, data: ImageData, batches: int = 40) -> None:
+    """The loss's gradient over some training images, for Taylor; batch norm as in use."""
+    loader = data.loader("train", 128, shuffle=True, seed=0)
+    for _, (images, labels) in zip(range(batches), loader, strict=False):
+        F.cross_entropy(model(images), labels).backward()
+
+
+def main() -> None:
+    """Try the importances, then retrain the best."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder that holds CIFAR-10")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--target", type=float, default=0.496)
+    parser.add_argument("--preset", default="cosine")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--distill", action="store_true")
+    parser.add_argument("--checkpoints", type=Path, help="folder for checkpoints, to go on after a stop")
+    args = parser.parse_args()
+
+    model = create("resnet56", num_classes=10).eval()
+    load_weights(model, args.weights)
+    data = load("cifar10", args.data, mean=MEAN, std=STD, holdout="test:0.5")
+    holdout, test = data.loader("holdout", 256), data.loader("test", 256)
+    asked = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+    for name in ("weights", "data", "out", "checkpoints"):
+        asked.pop(name)
+    versions = {"torch": torch.__version__, "torch-pruning": tp.__version__, "secateur": sc.__version__}
+    found: dict[str, Any] = {"asked": asked, "versions": versions, "base": {}, "cut": {}}
+    if args.out.exists():
+        found = json.loads(args.out.read_text())
+
+    def keep() -> None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(args.out, (json.dumps(found, indent=2) + "\n").encode())
+
+    if not found["base"]:
+        found["base"] = {"holdout": evaluate(model, holdout).top1, "macs": macs_of(model)}
+        keep()
+    gradients(model, data)
+    for name, make in IMPORTANCES.items():
+        for everywhere in (False, True):
+            title = f"{name}, {'one ranking' if everywhere else 'each layer alike'}"
+            if title not in found["cut"]:
+                small = at_target(model, make(), everywhere, args.target)
+                removed = 1 - macs_of(small) / found["base"]["macs"]
+                found["cut"][title] = {"holdout": evaluate(small, holdout).top1, "removed": round(removed, 4)}
+                print(title, found["cut"][title], flush=True)
+                keep()
+    best = max(found["cut"], key=lambda title: found["cut"][title]["holdout"])
+    name, where = best.rsplit(", ", 1)
+    small = at_target(model, IMPORTANCES[name](), where == "one ranking", args.target)
+    found["retrained"] = best
+    model.zero_grad(set_to_none=True)
+    with tempfile.TemporaryDirectory() as spare:
+        fitted = fit(
+            small,
+            data.loader("train", 128, augment=True, shuffle=True, seed=0),
+            holdout,
+            preset=preset_of(args.preset, epochs=args.epochs, lr=args.lr),
+            teacher=model if args.distill else None,
+            seed=1,
+            checkpoint_dir=args.checkpoints or Path(spare),
+            on_epoch=lambda epoch: print(epoch, flush=True),
+        )
+    found["history"] = [
+        {"epoch": e.epoch, "loss": e.loss, "holdout": e.holdout.top1, "seconds": round(e.seconds, 1)}
+        for e in fitted.history
+        if e.holdout is not None
+    ]
+    found["test"] = {"before": evaluate(model, test).top1, "after": evaluate(fitted.model, test).top1}
+    found["images"] = {"holdout": data.count("holdout"), "test": data.count("test")}
+    keep()
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
