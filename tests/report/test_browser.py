@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from secateur.report.page import write_report
+from secateur.report.study_page import write_study_report
 from tests.report.runs import read
+from tests.report.test_study_page import make_study
 
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -36,6 +38,7 @@ seen.sorted = document.querySelectorAll("[aria-sort]").length;
 seen.charts = [...document.querySelectorAll("svg.chart")].filter((each) => each.closest("details") === null)
   .map((each) => [each.getBoundingClientRect().width, each.getBoundingClientRect().height]);
 seen.bars = [...document.querySelectorAll("svg.widths rect.kept")].map((each) => each.getBoundingClientRect().width);
+seen.pictures = [...document.images].map((each) => [each.naturalWidth, each.getBoundingClientRect().width]);
 seen.across = [document.documentElement.scrollWidth, document.documentElement.clientWidth];
 seen.paper = getComputedStyle(document.body).backgroundColor;
 dispatchEvent(new Event("beforeprint"));
@@ -83,6 +86,9 @@ def test_the_page_in_a_browser(page: str, compressed: Any, tmp_path: Path) -> No
     widest = max(unit["width"] for unit in summary["units"].values())
     across = seen["charts"][0][0]
     assert seen["bars"] == pytest.approx([0.4 * across * k / widest for k in kept], abs=0.2)
+    pictures = [wide for natural, wide in seen["pictures"] if natural > 100]
+    assert len(pictures) == len(seen["pictures"]) == page.count("<img ") > 5
+    assert all(120 < wide <= 304 for wide in pictures)
     assert seen["folded"] == 0  # nothing stays folded on paper
     assert seen["paper"] == "rgb(255, 255, 255)"
 
@@ -93,6 +99,18 @@ def test_dark_where_the_reader_likes_it_dark_and_narrow_without_scrolling(page: 
     assert seen["paper"] == "rgb(21, 23, 26)"
     scrolled, shown = seen["across"]
     assert scrolled <= shown <= 500
+
+
+def test_the_page_of_a_study(tmp_path: Path) -> None:
+    study = write_study_report(make_study(tmp_path / "study")).read_text(encoding="utf-8")
+    for flags in (("--window-size=1000,900",), ("--window-size=500,900", "--blink-settings=preferredColorScheme=0")):
+        seen, said = looked_at(study, tmp_path, *flags)
+        assert said == []
+        assert seen["first"] == ["gsd", "l1", "<b>&"]
+        assert seen["most"] == ["gsd", "l1", "<b>&"] and seen["least"] == ["<b>&", "l1", "gsd"]  # by accuracy
+        assert seen["again"] == ["<b>&", "gsd", "l1"]
+        assert seen["pictures"] == [[pytest.approx(336, abs=1), pytest.approx(336, abs=1)]]  # 3.5 inches
+        assert seen["across"][0] <= seen["across"][1]
 
 
 def test_a_complaint_would_be_heard(page: str, tmp_path: Path) -> None:

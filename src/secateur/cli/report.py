@@ -1,4 +1,4 @@
-"""secateur report: the page of a finished run, written again."""
+"""secateur report: the page of a finished run or study, written again."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from secateur.cli.common import console, friendly
 
 @friendly
 def command(
-    run_folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    out: Annotated[Path | None, typer.Option(help="File to write; report.html in the run folder by default.")] = None,
+    run_folder: Annotated[Path, typer.Argument(help="Folder of a finished run or study.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; report.html in that folder by default.")] = None,
 ) -> None:
-    """Write a finished run's report: one HTML page, complete in itself.
+    """Write the report of a finished run or study: one HTML page, complete in itself.
 
-    Example:
+    Examples:
 
         secateur report runs/prune-resnet8-digits --out report.html
+
+        secateur report runs/study-timing-vgg16-cifar10
     """
     from secateur.report.page import write_report
+    from secateur.report.study_page import is_study, write_study_report
 
-    console.print(f"written: {write_report(run_folder, out)}", soft_wrap=True, markup=False)
+    write = write_study_report if is_study(run_folder) else write_report
+    console.print(f"written: {write(run_folder, out)}", soft_wrap=True, markup=False)

@@ -41,6 +41,8 @@ figcaption b { color: var(--ink); }
 .maps span { font-size: .82rem; } .maps .gone span { color: var(--soft); }
 .maps img { width: 100%; max-width: 19rem; image-rendering: pixelated; }
 .maps .gone img { outline: 2px dashed var(--orange); outline-offset: 2px; }
+.plot { overflow-x: auto; background: #ffffff; border-radius: .5rem; padding: .4rem; }
+.plot img { display: block; margin: 0 auto; max-width: 100%; }
 details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; }
 svg.chart { display: block; overflow: visible; font-size: 12px; }
 svg text { fill: var(--ink); paint-order: stroke; stroke: var(--paper); stroke-width: 5px; stroke-linejoin: round; }
@@ -71,6 +73,7 @@ a { color: var(--link); }
 @media (max-width: 560px) {
   body { padding: .9rem; } h1 { font-size: 1.4rem; }
   .cards { grid-template-columns: 1fr 1fr; } .card .now { font-size: 1.2rem; }
+  .plot img { max-width: none; }
   .units { grid-template-columns: 1fr; }
   dl { grid-template-columns: 1fr; } dd { margin-bottom: .4rem; }
   svg .wide { display: none; } svg .narrow { display: inline; } }

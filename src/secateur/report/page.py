@@ -10,7 +10,7 @@ from secateur.channels.writing import write_atomically
 from secateur.report.again import call, command, loading, settings_of
 from secateur.report.channel_parts import channels
 from secateur.report.chart_parts import over_rounds, scores, sensitivities, widths
-from secateur.report.look import CSS, JAVASCRIPT
+from secateur.report.document import REPORT, document
 from secateur.report.pieces import folded, paragraph, section
 from secateur.report.reading import Run, read_run
 from secateur.report.table import layer_table
@@ -26,10 +26,6 @@ from secateur.report.words import (
     what_was_gained,
     what_was_removed,
 )
-
-REPORT = "report.html"
-# The page may run and show what is inside it, and reach nothing else.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -49,24 +45,7 @@ def render(run: Run) -> str:
     parts = [_lead(run), _cards(run), _asked(run), over_rounds(run), widths(run), sensitivities(run)]
     parts += [scores(run), channels(run), _layers(run), _load(run), _again(run), _glossary()]
     body = "\n".join(part for part in parts if part)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">
-<title>{escape(title)}</title>
-<style>{CSS}</style>
-</head>
-<body>
-<main>
-<h1>{escape(title)}</h1>
-{body}
-</main>
-<script>{JAVASCRIPT}</script>
-</body>
-</html>
-"""
+    return document(title, body)
 
 
 def _title(run: Run) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from secateur.report.reading import LayerCost, Pair
@@ -22,23 +22,38 @@ HEADINGS = (
 
 def layer_table(layers: Mapping[str, LayerCost]) -> str:
     """One row a layer, in the order of the network."""
+    rows = [_row(i, name, layer) for i, (name, layer) in enumerate(layers.items())]
+    return sorting_table(HEADINGS, rows, "Layers before and after")
+
+
+def sorting_table(headings: Sequence[str], rows: Sequence[str], label: str, sorted_by_first: bool = True) -> str:
+    """A table that the page's script sorts; the rows are made by `sorting_row`."""
+    first = ' aria-sort="ascending"' if sorted_by_first else ""
     heads = "".join(
-        f'<th scope="col"{" aria-sort=" + chr(34) + "ascending" + chr(34) if i == 0 else ""}>'
-        f'<button type="button">{escape(words)}</button></th>'
-        for i, words in enumerate(HEADINGS)
+        f'<th scope="col"{first if i == 0 else ""}><button type="button">{escape(words)}</button></th>'
+        for i, words in enumerate(headings)
     )
-    rows = "\n".join(_row(i, name, layer) for i, (name, layer) in enumerate(layers.items()))
+    inside = "\n".join(rows)
     return (
-        f'<div class="scroll"><table class="sorts" aria-label="Layers before and after">'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
+        f'<div class="scroll"><table class="sorts" aria-label="{escape(label)}">'
+        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{inside}\n</tbody></table></div>"
     )
+
+
+def sorting_row(place: int, cells: Sequence[tuple[str, float, str]]) -> str:
+    """A row from (what is shown, what it is sorted by, what it says when pointed at)."""
+    inside = "".join(
+        f'<td data-value="{value}"{f" title={chr(34)}{escape(title)}{chr(34)}" if title else ""}>{escape(words)}</td>'
+        for words, value, title in cells
+    )
+    return f'<tr data-place="{place}">{inside}</tr>'
 
 
 def _row(place: int, name: str, layer: LayerCost) -> str:
     was, now = layer.macs
     gone = 1 - now / was if was else 0.0
     cells = [
-        (escape(name), place),
+        (name, place),
         (_width(layer.inputs), layer.inputs[1]),
         (_width(layer.outputs), layer.outputs[1]),
         (big(was), was),
@@ -47,8 +62,7 @@ def _row(place: int, name: str, layer: LayerCost) -> str:
         (big(layer.params[0]), layer.params[0]),
         (big(layer.params[1]), layer.params[1]),
     ]
-    inside = "".join(f'<td data-value="{value}">{words}</td>' for words, value in cells)
-    return f'<tr data-place="{place}">{inside}</tr>'
+    return sorting_row(place, [(words, value, "") for words, value in cells])
 
 
 def _width(pair: Pair) -> str:

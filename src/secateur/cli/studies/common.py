@@ -22,6 +22,9 @@ def typed() -> str:
 
 def say_where(folder: Path) -> None:
     """Write the study's page, and say where everything is."""
+    from secateur.report.study_page import write_study_report
+
     console.print(
         f"\nresults in {folder}: study.json, table.csv, pictures as .png and .svg", soft_wrap=True, markup=False
     )
+    console.print(f"report: {write_study_report(folder)} (open it in a browser)", soft_wrap=True, markup=False)

@@ -1,0 +1,155 @@
+"""The page of a study: what was asked, the pictures, the table, and how to do it again, in one file."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from secateur.channels.writing import write_atomically
+from secateur.errors import FileError
+from secateur.report.document import REPORT, document
+from secateur.report.pieces import paragraph, section
+from secateur.report.table import sorting_row, sorting_table
+from secateur.studies.folder import CONFIG, STUDY, TABLE, read_study
+
+KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
+
+
+def is_study(folder: str | Path) -> bool:
+    """Whether a folder holds a study, finished or not."""
+    path = Path(folder)
+    if (path / STUDY).exists():
+        return True
+    try:
+        found = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "study" in found
+
+
+def write_study_report(folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of the finished study in `folder` (to `report.html` in it, unless `out` says where else).
+
+    Returns where it is. FileError names a file of the study that is missing or broken; an old report then stays.
+    """
+    path = Path(folder) / REPORT if out is None else Path(out)
+    write_atomically(path, render_study(Path(folder)).encode())
+    return path
+
+
+def render_study(folder: Path) -> str:
+    """The page as text."""
+    if not folder.is_dir():
+        raise FileError(f"{folder} is not a folder; give the folder of a study, such as runs/study-timing-vgg16")
+    found = read_study(folder)
+    try:
+        parts = [
+            _pictures(folder, found["pictures"]),
+            _notes(found["notes"]),
+            _table(found["columns"], found["rows"]),
+            _asked(found["asked"]),
+            _again(folder, found),
+        ]
+        title = str(found["title"])
+    except (KeyError, TypeError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise FileError(f"{folder / STUDY} is not as secateur writes it: {what}") from error
+    return document(title, "\n".join(part for part in parts if part))
+
+
+def _pictures(folder: Path, pictures: Sequence[Mapping[str, str]]) -> str:
+    figures = []
+    for picture in pictures:
+        uri = _embedded(folder / picture["file"])
+        # White paper under it in the dark too: its colours are chosen for white.
+        figures.append(
+            f'<figure><div class="plot"><img src="{uri}" alt="{escape(picture["alt"])}"></div>'
+            f"<figcaption>{escape(picture['caption'])}</figcaption></figure>"
+        )
+    return "\n".join(figures)
+
+
+def _embedded(path: Path) -> str:
+    """A picture of the study as a data URI: the SVG, or the PNG beside it where that is all there is."""
+    for each in (path, path.with_suffix(".png")):
+        if each.suffix in KINDS and each.is_file():
+            return f"data:{KINDS[each.suffix]};base64,{base64.b64encode(each.read_bytes()).decode()}"
+    raise FileError(f"{path} is missing, though {STUDY} names it; the same command again draws it")
+
+
+def _notes(notes: Sequence[str]) -> str:
+    listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return section("Notes", f"<ul>{listed}</ul>") if listed else ""
+
+
+# -- the table
+
+
+def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
+    ranks = {key: _ranks([row[key] for row in rows]) for key in columns}
+    cells = [
+        sorting_row(i, [(_shown(row[key]), ranks[key][i], _whole(row[key])) for key in columns])
+        for i, row in enumerate(rows)
+    ]
+    table = sorting_table(list(columns.values()), cells, "All figures", sorted_by_first=False)
+    hint = f"Press a heading to sort; pointing at a figure shows it unrounded. The same rows are in {TABLE}."
+    return section("All figures", paragraph(hint, "soft"), table)
+
+
+def _ranks(values: Sequence[Any]) -> list[float]:
+    """What to sort a column by: its numbers, words in the order of the alphabet, what is absent below everything."""
+    words = sorted({str(value) for value in values if not _is_number(value) and value is not None})
+    place = {word: float(i) for i, word in enumerate(words)}
+    return [-math.inf if v is None or v != v else float(v) if _is_number(v) else place[str(v)] for v in values]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "" or value != value:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return str(value)
+
+
+def _whole(value: Any) -> str:
+    """A number with all its digits, where some are not shown."""
+    return repr(value) if isinstance(value, float) and _shown(value) != repr(value) else ""
+
+
+# -- settings
+
+
+def _asked(asked: Mapping[str, Any]) -> str:
+    rows = [(key.replace("_", " "), _listed(value)) for key, value in asked.items() if value not in (None, [], "", {})]
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in rows)
+    return section("What was asked", f"<dl>{listed}</dl>") if listed else ""
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_listed(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(_listed(each) for each in value)
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _again(folder: Path, found: Mapping[str, Any]) -> str:
+    command = found["command"]
+    code = f'<pre class="wraps"><code>{escape(command)}</code></pre>' if command else ""
+    how = "The same command, data, versions and machine give the same table, but for times." if command else ""
+    versions = ", ".join(f"{name} {number}" for name, number in (found["versions"] or {}).items())
+    where = f"Study {found['study']}, run with {versions}. Folder: {folder}."
+    return section("Do it again", paragraph(how) if how else "", code, paragraph(where, "soft"))

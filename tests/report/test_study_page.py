@@ -1,0 +1,127 @@
+"""The page of a study: complete in itself, its figures those of study.json, its table sorts in a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from secateur.cli import report as verb
+from secateur.errors import FileError
+from secateur.report.study_page import is_study, write_study_report
+from secateur.studies.drawing import COLUMN, figure, legend, line, save
+from secateur.studies.folder import StudyFolder
+from tests.report.runs import Page
+
+ROWS: list[dict[str, Any]] = [
+    {"metric": "gsd", "removed": 0.1, "images": 2000, "accuracy": 93.35000001, "retrained": None, "ours": False},
+    {"metric": "l1", "removed": 0.4, "images": 10, "accuracy": 62.85, "retrained": 90.5, "ours": True},
+    {"metric": "<b>&", "removed": 0.2, "images": 300, "accuracy": -1.5, "retrained": float("nan"), "ours": True},
+]
+ASKED = {"networks": ["resnet8=w & w.safetensors"], "ratios": [0.1, 0.4], "seed": 0, "device": None, "exact": True}
+
+
+def make_study(path: Path, pictures: bool = True) -> Path:
+    """A finished study with a picture."""
+    study = StudyFolder(path, "effectiveness", ASKED, "secateur study effectiveness 'a <b>' --data digits")
+    study.start()
+    drawn = []
+    if pictures:
+        fig, axes = figure(COLUMN, 2.4)
+        axes.plot([10, 20], [93, 62], label="gsd", **line(0))
+        axes.set_xlabel("channels removed (%)")
+        axes.set_ylabel("accuracy (%)")
+        legend(fig, axes)
+        caption = "Accuracy <i>against</i> ratio."
+        drawn = [{"file": save(fig, path, "accuracy"), "alt": 'One "line" that falls', "caption": caption}]
+    titles = {"metric": "metric", "accuracy": "accuracy (%)"}
+    return study.finish("Which metric <works>?", ROWS, drawn, ["Nothing was <retrained>."], columns=titles)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    return make_study(tmp_path / "study of metrics")
+
+
+def test_complete_in_itself_and_all_is_there(study: Path) -> None:
+    assert write_study_report(study) == study / "report.html"
+    page = (study / "report.html").read_text(encoding="utf-8")
+    found = Page(page)
+    rest = re.sub(r'src="data:[^"]*"', "", page)
+    assert not re.search(r"https?:|//\w|url\(|@import|fetch\(|href=", rest)
+    (image,) = [attributes for tag, attributes in found.tags if tag == "img"]
+    assert image["alt"] == 'One "line" that falls'
+    kind, _, data = (image["src"] or "").partition(";base64,")
+    assert kind == "data:image/svg+xml" and base64.b64decode(data) == (study / "accuracy.svg").read_bytes()
+    text = found.text
+    for words in (
+        "Which metric <works>?",
+        "Accuracy <i>against</i> ratio.",
+        "Nothing was <retrained>.",
+        "networks resnet8=w & w.safetensors",
+        "ratios 0.1, 0.4",
+        "exact yes",
+        "secateur study effectiveness 'a <b>' --data digits",
+        "Study effectiveness, run with secateur",
+    ):
+        assert words in text
+    assert "device" not in text  # what was not asked for is not listed
+    write_study_report(study)
+    assert (study / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_the_table_has_the_figures(study: Path) -> None:
+    page = write_study_report(study).read_text(encoding="utf-8")
+    heads = re.findall(r'<button type="button">(.*?)</button>', page)
+    assert heads == ["metric", "removed", "images", "accuracy (%)", "retrained", "ours"]
+    rows = re.findall(r"<tr data-place.*?</tr>", page)
+    cells = [re.findall(r'<td data-value="([^"]+)"(?: title="([^"]+)")?>(.*?)</td>', row) for row in rows]
+    assert [c[2] for c in cells[0]] == ["gsd", "0.1", "2,000", "93.35", "–", "no"]
+    assert cells[0][3][1] == "93.35000001"  # all digits when pointed at
+    assert [c[2] for c in cells[2]] == ["&lt;b&gt;&amp;", "0.2", "300", "-1.5", "–", "yes"]
+    assert [float(row[3][0]) for row in cells] == [93.35000001, 62.85, -1.5]
+    assert [float(row[0][0]) for row in cells] == [1, 2, 0]  # words in the order of the alphabet
+    assert [float(row[4][0]) for row in cells] == [-float("inf"), 90.5, -float("inf")]
+
+
+def test_a_png_alone_will_do(study: Path) -> None:
+    (study / "accuracy.svg").unlink()
+    assert 'src="data:image/png;base64,' in write_study_report(study).read_text(encoding="utf-8")
+    (study / "accuracy.png").unlink()
+    (study / "report.html").write_text("the old one")
+    with pytest.raises(FileError, match=r"accuracy\.svg is missing"):
+        write_study_report(study)
+    assert (study / "report.html").read_text() == "the old one"
+
+
+@pytest.mark.parametrize("key", ["title", "rows", "columns", "pictures", "notes", "asked", "command", "versions"])
+def test_what_is_missing_is_named(study: Path, key: str) -> None:
+    words = json.loads((study / "study.json").read_text())
+    (study / "study.json").write_text(json.dumps({k: v for k, v in words.items() if k != key}))
+    with pytest.raises(FileError, match=rf"study\.json.*'{key}' is missing"):
+        write_study_report(study)
+
+
+def test_which_folders_are_studies(study: Path, run: Path, tmp_path: Path) -> None:
+    assert is_study(study) and not is_study(run) and not is_study(tmp_path) and not is_study(tmp_path / "none")
+    (study / "study.json").unlink()
+    assert is_study(study)
+    with pytest.raises(FileError, match="not finished; the same command again"):
+        write_study_report(study)
+    with pytest.raises(FileError, match="is not a folder"):
+        write_study_report(tmp_path / "none")
+
+
+def test_the_verb_knows_studies(study: Path, tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command("report")(verb.command)
+    out = tmp_path / "page.html"
+    done = CliRunner().invoke(app, [str(study), "--out", str(out)])
+    assert (done.exit_code, done.stdout) == (0, f"written: {out}\n")
+    assert "Which metric" in out.read_text(encoding="utf-8")
