@@ -236,7 +236,7 @@ def test_phases_are_told() -> None:
         ({"params": 10_000}, DecideError, "the goal is met already: the network has 5,848 params"),
         ({"macs": -5}, DecideError, "macs to be left must be above 0"),
         ({"ratio": 1.0}, DecideError, "the ratio is the fraction removed"),
-        ({"max_drop": 3.0}, DecideError, r"max_drop is a fraction of 1 \(0.005 is half a point\)"),
+        ({"max_drop": 3.0}, DecideError, "max_drop must be at least 0 and below 100 points; got 300 points"),
         ({"target": 0.5, "macs": 1000}, DecideError, "give one goal, not 2: target, macs"),
         ({"target": None}, DecideError, "give a goal: target, macs, params, max_drop or ratio"),
         ({"target": 0.5, "k": 0}, DecideError, "k must be at least 1"),

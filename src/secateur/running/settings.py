@@ -110,7 +110,10 @@ def goal_of(settings: Settings, graph: ChannelGraph) -> Goal:
     if settings.ratio is not None and not 0 < settings.ratio < 1:
         raise DecideError(f"the ratio is the fraction removed, above 0 and below 1; got {settings.ratio}")
     if settings.max_drop is not None and not 0 <= settings.max_drop < 1:
-        raise DecideError(f"max_drop is a fraction of 1 (0.005 is half a point), got {settings.max_drop}")
+        raise DecideError(
+            f"max_drop must be at least 0 and below 100 points; got {100 * settings.max_drop:g} points "
+            "(in Python it is a fraction of 1: 0.005 is half a point)"
+        )
     if settings.target is not None and not 0 < settings.target < 1:
         raise DecideError(f"the target is the fraction to remove, above 0 and below 1; got {settings.target}")
     if settings.target is not None:
