@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from secateur.studies.folder import StudyFolder, read_study
+    from secateur.studies.layer_times import timing
     from secateur.studies.published_rows import published
     from secateur.studies.structures import structure
     from secateur.studies.tables import table
@@ -16,9 +17,10 @@ _HOMES = {
     "read_study": "secateur.studies.folder",
     "structure": "secateur.studies.structures",
     "table": "secateur.studies.tables",
+    "timing": "secateur.studies.layer_times",
 }
 
-__all__ = ["StudyFolder", "published", "read_study", "structure", "table"]
+__all__ = ["StudyFolder", "published", "read_study", "structure", "table", "timing"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,10 @@ import typer
 
 # study -> module in this package that defines `command`.
 STUDIES: dict[str, str] = {
+    "effectiveness": "effectiveness",
     "structure": "structure",
     "table": "table",
+    "timing": "timing",
 }
 
 app = typer.Typer(
