@@ -4,23 +4,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from secateur.studies.effectiveness_study import effectiveness
     from secateur.studies.folder import StudyFolder, read_study
     from secateur.studies.layer_times import timing
     from secateur.studies.published_rows import published
+    from secateur.studies.separating import separation
+    from secateur.studies.showing import channels_shown
     from secateur.studies.structures import structure
     from secateur.studies.tables import table
 
 # Where the names live. They are imported when first asked for, as in secateur itself.
 _HOMES = {
     "StudyFolder": "secateur.studies.folder",
+    "channels_shown": "secateur.studies.showing",
+    "effectiveness": "secateur.studies.effectiveness_study",
     "published": "secateur.studies.published_rows",
     "read_study": "secateur.studies.folder",
+    "separation": "secateur.studies.separating",
     "structure": "secateur.studies.structures",
     "table": "secateur.studies.tables",
     "timing": "secateur.studies.layer_times",
 }
 
-__all__ = ["StudyFolder", "published", "read_study", "structure", "table", "timing"]
+__all__ = [
+    "StudyFolder",
+    "channels_shown",
+    "effectiveness",
+    "published",
+    "read_study",
+    "separation",
+    "structure",
+    "table",
+    "timing",
+]
 
 
 def __getattr__(name: str) -> Any:

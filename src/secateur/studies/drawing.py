@@ -69,7 +69,7 @@ def figure(width: float = PAGE, height: float = 3.6, rows: int = 1, columns: int
     with styled():
         made = Figure(figsize=(width, height), layout="constrained")
         axes = made.subplots(rows, columns, **how)
-        for one in [axes] if rows * columns == 1 else axes.flat:
+        for one in made.axes:
             one.tick_params(labelsize=_STYLE["xtick.labelsize"], color=INK, labelcolor=INK)
     return made, axes
 

@@ -1,0 +1,210 @@
+"""Metrics compared by uniform cuts: figures worked out by hand, all points there, and nothing computed twice."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import secateur as sc
+from secateur.errors import DecideError, RunError, ScoreError
+from secateur.scoring.metrics import METRICS
+from secateur.scoring.sampling import sampled
+from secateur.studies import effectiveness_study, read_study
+from secateur.studies.contenders import contenders
+from secateur.studies.quick import accuracy_of, held
+from tests.cli.typed import lines, secateur
+from tests.running.toys import TEST, TRAIN, Small, trained
+
+ROOT = Path(__file__).parents[2]
+
+
+def compared(folder: Path, **words: Any) -> list[dict[str, Any]]:
+    return sc.studies.effectiveness(
+        trained(), TRAIN, TEST, folder, **{"metrics": ["l1", "gsd"], "ratios": (0.25, 0.5), **words}
+    )
+
+
+def top1(model: nn.Module) -> float:
+    with torch.no_grad():
+        hits = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in TEST)
+    return 100 * hits / sum(len(labels) for _, labels in TEST)
+
+
+def test_accuracy_is_that_of_weights_zeroed_by_hand(tmp_path: Path) -> None:
+    rows = compared(tmp_path, metrics=["l1"], ratios=(0.5,))
+    network = copy.deepcopy(trained())
+    assert isinstance(network, Small)
+    with torch.no_grad():  # the inner channels: conv1 -> conv2 (24), and wide -> fc (16 channels of 4 x 4)
+        for writer, reader, gone in ((network.conv1, network.conv2, 12), (network.wide, network.fc, 8)):
+            size = writer.weight.abs().sum((1, 2, 3)).numpy()
+            weak = np.argsort(size, kind="stable")[:gone]
+            if isinstance(reader, nn.Linear):
+                reader.weight.view(4, 16, 16)[:, weak] = 0  # [classes, channels, positions]
+            else:
+                reader.weight[:, weak] = 0
+    assert [row["ratio"] for row in rows] == [0.0, 0.5]
+    assert rows[1]["accuracy"] == pytest.approx(top1(network), abs=1e-3)
+    assert rows[0]["accuracy"] == pytest.approx(top1(trained()), abs=1e-3)
+    # conv2 reads 12 of 24 channels, conv1 writes them; wide writes 8 of 16, fc reads them.
+    whole = 36 * (3 * 8 + 8 * 24 + 24 * 8) * 9 + 16 * 8 * 16 * 9 + 256 * 4
+    left = 36 * (3 * 8 + 8 * 12 + 12 * 8) * 9 + 16 * 8 * 8 * 9 + 128 * 4
+    assert rows[1]["macs_removed"] == pytest.approx(1 - left / whole, abs=1e-6)
+
+
+def test_ratio_nought_is_the_base_and_all_points_are_there(tmp_path: Path) -> None:
+    rows = compared(tmp_path, metrics=["all"], ratios=(0.25,), images=96, map_images=40)
+    assert [(row["metric"], row["ratio"]) for row in rows] == [(m, r) for m in METRICS for r in (0.0, 0.25)]
+    base = 100 * sc.evaluate(trained(), TEST).top1
+    assert all(row["accuracy"] == pytest.approx(base, abs=1e-3) for row in rows if row["ratio"] == 0)
+    images = {row["metric"]: row["images"] for row in rows}
+    assert (images["gsd"], images["taylor"], images["di"], images["l1"]) == (96, 96, 40, 0)
+    found = read_study(tmp_path)
+    assert found["rows"] == rows and found["title"] and (tmp_path / "accuracy.png").exists()
+    assert f"{base:.2f}% on 80 test images" in found["notes"][0]
+    svg = (tmp_path / "accuracy.svg").read_text()
+    assert all(f">{metric}</text>" in svg for metric in METRICS) and ">accuracy (%)</text>" in svg
+
+
+def test_pruned_for_speed_and_zeroed_agree(tmp_path: Path) -> None:
+    graph = sc.trace(trained(), TEST[0][0][:1])
+    plan = sc.uniform(graph, sc.score(graph, None, "l2"), 0.4)
+    quick = accuracy_of(sc.prune(graph, plan), graph, held(TEST))
+    with sc.zeroed(graph, plan):
+        slow = sc.evaluate(graph.model, TEST)
+    assert (quick.top1, quick.images) == (slow.top1, slow.images) and quick.loss == pytest.approx(slow.loss, rel=1e-5)
+
+
+def test_same_seed_same_table_and_seeds_have_a_spread(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"metrics": ["random", "l1"], "seeds": (0, 1, 2)}
+    rows = compared(tmp_path / "a", **words)
+    assert compared(tmp_path / "b", **words) == rows
+    assert (tmp_path / "a" / "table.csv").read_bytes() == (tmp_path / "b" / "table.csv").read_bytes()
+    single = [json.loads(path.read_text())["row"] for path in sorted((tmp_path / "a" / "rows").glob("*random,0.5*"))]
+    values = [row["accuracy"] for row in single]
+    row = next(row for row in rows if (row["metric"], row["ratio"]) == ("random", 0.5))
+    assert len(set(values)) > 1 and row["seeds"] == 3
+    assert row["accuracy"] == pytest.approx(np.mean(values), abs=1e-3)
+    assert row["spread"] == pytest.approx(np.std(values, ddof=1), abs=1e-3)
+    assert next(r for r in rows if (r["metric"], r["ratio"]) == ("l1", 0.5))["spread"] == 0  # no images, no chance
+
+
+def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = compared(tmp_path / "whole", metrics=["gsd", "random"])
+    cuts, passes = [], []
+    cut, score = effectiveness_study.pruned_or_same, effectiveness_study.scored
+
+    def counted(*words: Any) -> nn.Module:
+        cuts.append(words)
+        if len(cuts) == 4:
+            raise KeyboardInterrupt
+        return cut(*words)
+
+    monkeypatch.setattr(effectiveness_study, "pruned_or_same", counted)
+    monkeypatch.setattr(effectiveness_study, "scored", lambda *words: passes.append(words) or score(*words))
+    with pytest.raises(KeyboardInterrupt):
+        compared(tmp_path / "stopped", metrics=["gsd", "random"])
+    assert len(list((tmp_path / "stopped" / "rows").iterdir())) == 4  # gsd's three, and random's 0 without a cut
+    assert len(passes) == 2
+    assert compared(tmp_path / "stopped", metrics=["gsd", "random"]) == rows
+    assert len(cuts) == 4 + 2 and len(passes) == 2
+    assert compared(tmp_path / "stopped", metrics=["gsd", "random"]) == rows and len(cuts) == 6
+    with pytest.raises(RunError, match="units was 'inner' and is 'all' now"):
+        compared(tmp_path / "stopped", metrics=["gsd", "random"], units="all")
+
+
+def test_one_pass_serves_all_moment_metrics_and_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Counted(list[tuple[Tensor, Tensor]]):
+        def __iter__(self) -> Any:
+            seen.append(1)
+            return super().__iter__()
+
+    names = ["gsd", "fdr", "act_variance", "gsd:ridge=0.5", "reader_energy"]
+    sc.studies.effectiveness(
+        trained(), Counted(TRAIN), TEST, tmp_path, metrics=names, ratios=(0.1, 0.2, 0.3), example=TEST[0][0][:1]
+    )
+    assert len(seen) == 1
+
+
+def test_inner_leaves_the_stream_and_all_does_not(tmp_path: Path) -> None:
+    inner = compared(tmp_path / "inner", metrics=["l1"], ratios=(0.5,))[1]
+    whole = compared(tmp_path / "all", metrics=["l1"], ratios=(0.5,), units="all")[1]
+    assert whole["macs_removed"] > inner["macs_removed"] > 0
+
+
+def test_repaired_and_retrained_beside_the_cut(tmp_path: Path) -> None:
+    rows = compared(
+        tmp_path, metrics=["l1"], ratios=(0.5,), repair="solve", repair_images=64, epochs=1, preset="cosine", lr=0.01
+    )
+    assert rows[0]["repaired"] == rows[0]["accuracy"]  # nothing was cut, and nothing is mended
+    graph = sc.trace(trained(), TEST[0][0][:1])
+    inner = [name for name, unit in graph.units.items() if unit.kind == "private"]
+    plan = sc.uniform(graph, sc.score(graph, None, "l1"), 0.5, units=inner)
+    mended = sc.repair(graph, plan, [images for images, _ in sampled(TRAIN, 64, 0)], how="solve", seed=0)
+    assert rows[1]["repaired"] == pytest.approx(top1(mended), abs=1e-3)
+    taught = sc.fit(mended, TRAIN, preset="cosine", epochs=1, lr=0.01, seed=0, device="cpu").model.eval()
+    assert rows[1]["retrained"] == pytest.approx(top1(taught), abs=1e-3)
+    assert not (tmp_path / "checkpoints").exists() or not list((tmp_path / "checkpoints").iterdir())
+    assert "repaired" in (tmp_path / "accuracy.svg").read_text()
+
+
+def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(DecideError, match="fractions removed"):
+        compared(tmp_path, ratios=(1.0,))
+    with pytest.raises(DecideError, match="units must be one of inner, all"):
+        compared(tmp_path, units="outer")
+    with pytest.raises(ScoreError, match="no metric is called 'g-sd'"):
+        compared(tmp_path, metrics=["g-sd"])
+    with pytest.raises(ScoreError, match="gsd has no option 'rigde'; its own are: ridge, tap"):
+        compared(tmp_path, metrics=["gsd:rigde=1"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_own_functions_and_options_are_contenders() -> None:
+    def largest(channels: Any) -> Any:
+        return channels.moments.mean.max(0).values
+
+    found = contenders(["gsd", "gsd:ridge=0.5:tap=before_activation", largest, "gsd"])
+    assert [one.name for one in found] == ["gsd", "gsd:ridge=0.5:tap=before_activation", "largest"]
+    assert found[1].options == {"ridge": 0.5, "tap": "before_activation"}
+    assert [one.shares for one in found] == ["moments-reader", "moments-before_activation", "moments-reader"]
+
+
+DIGITS = ["--data", "digits", "--metric", "gsd,l1,own_metric:spread_of_means", "--ratios", "0.2,0.4", "--images", "200"]
+
+
+def test_on_digits_by_one_process_and_by_two(lenet_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = lenet_run.parent / "base" / "model.safetensors"
+    own = "def spread_of_means(channels):\n    return channels.moments.mean.std(0)\n"
+    (tmp_path / "own_metric.py").write_text(own)
+    words = ["study", "effectiveness", f"lenet5={weights}", *DIGITS, "--device", "cpu", "--limit", "200"]
+    monkeypatch.chdir(tmp_path)
+    said = lines(secateur(*words, "--out", "one"))
+    assert said[0].split() == ["network", "metric", "0%", "20%", "40%"]
+    assert [line.split()[1] for line in said[1:4]] == ["gsd", "l1", "spread_of_means"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "secateur"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [*launch, *words, "--out", "two"], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:4] == said[:4]
+    assert (tmp_path / "one" / "table.csv").read_text() == (tmp_path / "two" / "table.csv").read_text()
+    study = read_study(tmp_path / "two")
+    assert study["command"].startswith("secateur study effectiveness lenet5=") and len(study["rows"]) == 9
+
+
+def test_a_network_without_weights_is_refused() -> None:
+    result = secateur("study", "effectiveness", "lenet5", "--data", "digits")
+    assert result.exit_code == 1 and "say where the weights of lenet5 are, as lenet5=FILE" in result.stderr
