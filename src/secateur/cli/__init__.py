@@ -12,6 +12,7 @@ VERBS = {
     "report": "report",
     "score": "score",
     "sensitivity": "sensitivity",
+    "show": "show",
     "data": "data",
     "evaluate": "evaluate",
     "inspect": "inspect",
@@ -20,6 +21,7 @@ VERBS = {
     "export": "export",
     "bench": "bench",
     "study": "studies",
+    "reproduce": "reproduce",
 }
 
 

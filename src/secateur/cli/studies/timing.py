@@ -30,6 +30,7 @@ def command(
     mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
     std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
     size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where maps are made; they are scored on the CPU.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sample of images.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Study folder; runs/study-timing-MODEL-DATA by default.")] = None,
 ) -> None:
@@ -46,14 +47,16 @@ def command(
     from secateur.channels.graph import trace
     from secateur.cli.opening import open_data, open_model
     from secateur.cli.studies.common import say_where, study_folder, typed
+    from secateur.measuring.processes import best_device, usable
     from secateur.studies.folder import StudyFolder
     from secateur.studies.layer_times import COLUMNS, timing
     from secateur.studies.layer_times_picture import draw_timing
 
     asked = {k: str(v) if isinstance(v, Path) else v for k, v in locals().items() if k in _ASKED}
     found_data = open_data(data, model, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
-    network = open_model(model, found_data, weights, seed=seed)
-    graph = trace(network, torch.zeros(1, *found_data.shape), streams)  # type: ignore[arg-type]
+    home = usable(device) if device else best_device()
+    network = open_model(model, found_data, weights, seed=seed).to(home)
+    graph = trace(network, torch.zeros(1, *found_data.shape, device=home), streams)  # type: ignore[arg-type]
     folder = StudyFolder(study_folder(out, "timing", model, data), "timing", asked, typed())
     folder.start()
     before = torch.get_num_threads()

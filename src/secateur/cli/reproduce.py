@@ -1,0 +1,153 @@
+"""`secateur reproduce`: the paper's experiments by name, at a budget."""
+
+from __future__ import annotations
+
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from secateur.cli.common import console, friendly
+
+if TYPE_CHECKING:
+    from secateur.studies.recipes import Change, Recipe
+
+
+@friendly
+def command(
+    name: Annotated[str | None, typer.Argument(help="A recipe; without one, all are listed.")] = None,
+    budget: Annotated[str, typer.Option(help="smoke (seconds), cpu (hours) or full (as in the paper).")] = "full",
+    weights: Annotated[Path | None, typer.Option(help="The trained network, instead of training one first.")] = None,
+    data: Annotated[str | None, typer.Option(help="Where ILSVRC-2012 is, as in imagenet:FOLDER.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE, as in epochs=5 or train.epochs=5. Repeat it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/NAME-BUDGET by default.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the commands.")] = False,
+) -> None:
+    """Run one of the paper's experiments. Every setting that is not the paper's is printed, with what it was.
+
+    The same command again goes on where it stopped.
+
+    Examples:
+
+        secateur reproduce
+
+        secateur reproduce resnet56-cifar10-b --budget cpu --weights resnet56.safetensors --set holdout=test:0.5
+
+        secateur reproduce vgg16-imagenet-a --weights vgg16.pth --data imagenet:ILSVRC --dry-run
+    """
+    from secateur.errors import RunError
+    from secateur.studies.recipes import at_budget, commands, load_recipe, missing
+
+    if name is None:
+        _list()
+        return
+    recipe, changes = at_budget(load_recipe(name), budget)
+    recipe, more = _as_asked(recipe, data, change or [])
+    told = commands(recipe, out or Path("runs") / f"{name}-{budget}", weights=weights, device=device, root=data_root)
+    _say(recipe, budget, [one for one in (*changes, *more) if weights is None or one.step == "run"], told)
+    for words in told:
+        check(words)
+    if dry_run:
+        return
+    lacking = missing(told)
+    if lacking is not None:
+        raise RunError(f"{name} needs {lacking}; or take --budget smoke, which needs nothing")
+    for words in told:
+        console.print(f"\n[bold]{shlex.join(['secateur', *words])}[/]", soft_wrap=True)
+        _run(words)
+
+
+def check(words: list[str]) -> dict[str, Any]:
+    """Parse a command without running it: a wrong option is found before hours are spent on the steps before it."""
+    found = _parser()
+    context = found.context_class(found, info_name="secateur")
+    rest = list(words)
+    while hasattr(found, "resolve_command"):
+        step, found, rest = found.resolve_command(context, rest)
+        context = found.context_class(found, parent=context, info_name=step)
+    found.parse_args(context, list(rest))
+    return dict(context.params)
+
+
+@cache
+def _parser() -> Any:
+    """The command line as click sees it."""
+    from typer.main import get_command
+
+    from secateur.cli import build
+
+    return get_command(build())
+
+
+def _run(words: list[str]) -> None:
+    from secateur.cli import build
+
+    build()(args=words, standalone_mode=False)  # a SecateurError in it has said what is wrong, and exits
+
+
+def _as_asked(recipe: Recipe, data: str | None, given: list[str]) -> tuple[Recipe, tuple[Change, ...]]:
+    """The recipe with --data and --set."""
+    from secateur.errors import RunError
+    from secateur.studies.recipes import changed, value_of
+
+    changes: tuple[Change, ...] = ()
+    asked = [] if data is None else [*(["train.data=" + data] if recipe.train else []), "data=" + data]
+    for text in [*asked, *given]:
+        key, equals, value = text.partition("=")
+        step, dot, inner = key.partition(".")
+        if not equals or (dot and step not in ("train", "run")):
+            raise RunError(f"--set takes KEY=VALUE, run.KEY=VALUE or train.KEY=VALUE, not {text!r}")
+        if step == "train" and dot and recipe.train is None:
+            raise RunError(f"{recipe.name} trains no network at this budget, so {text!r} has no meaning")
+        recipe, more = changed(recipe, step if dot else "run", {inner if dot else key: value_of(value)})
+        changes += more
+    return recipe, changes
+
+
+def _list() -> None:
+    from secateur.cli.columns import columns
+    from secateur.studies.recipes import load_recipe, recipe_names
+
+    rows = [[r.name, r.paper, r.title] for r in map(load_recipe, recipe_names())]
+    console.print(columns(("name", "in the paper", "what"), rows), markup=False, soft_wrap=True)
+    console.print("\nsecateur reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands", soft_wrap=True)
+
+
+def _say(recipe: Recipe, budget: str, changes: list[Change], told: list[list[str]]) -> None:
+    console.print(f"{recipe.title} ({recipe.paper})", markup=False, soft_wrap=True)
+    _published(recipe)
+    for text in recipe.open:
+        console.print(f"open in the paper: {text}", markup=False, soft_wrap=True)
+    if changes:
+        console.print(f"\nnot as in the paper (budget {budget}):", soft_wrap=True)
+        for change in changes:
+            console.print(f"  {change}", markup=False, soft_wrap=True)
+    else:
+        console.print(f"\nno setting is changed (budget {budget})")
+    console.print("\ncommands:")
+    for words in told:
+        console.print(f"  {shlex.join(['secateur', *words])}", markup=False, soft_wrap=True)
+
+
+def _published(recipe: Recipe) -> None:
+    """The row of the paper that the recipe aims at."""
+    from secateur.studies.published_rows import published
+    from secateur.studies.recipes import load_recipe
+
+    asked = load_recipe(recipe.name).run  # the paper's network, whatever the budget makes of it
+    for group in published().groups:
+        for row in group.rows:
+            if (row.method, group.data) == (recipe.published, str(asked.get("data")).partition(":")[0]) and (
+                asked["model"] in group.models
+            ):
+                console.print(
+                    f"as published: top-1 {row.base_top1} -> {row.top1}%, {row.macs_removed}% of MACs and "
+                    f"{row.params_removed}% of weights removed",
+                    soft_wrap=True,
+                )

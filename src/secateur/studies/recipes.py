@@ -1,0 +1,164 @@
+"""The paper's experiments as config files: what each asks of which command, and how a budget scales it.
+
+title = "..."                 paper = "Table 1a, ..."          command = "prune"
+open = ["what the paper does not say, and what is taken here"]
+published = "G-SD-B"          the row of the paper's table that it aims at
+[train]                       options of `secateur train`: the network to start from, unless weights are given
+[run]                         options of the command
+[budget.cpu.run]              what a budget changes; [budget.cpu.train] too
+
+Options are spelled as on the command line, with _ for -. The files are in the package: `recipe_files/NAME.toml`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from secateur.errors import FileError, RunError
+
+FOLDER = "recipe_files"
+BUDGETS = ("smoke", "cpu", "full")
+FULL = "full"  # the paper's own settings: nothing is changed
+WEIGHTS, PATH = "WEIGHTS", "PATH"  # what the user has to bring, as it stands in commands that are only printed
+UNTRAINED = ("study timing", "study structure")  # commands that need no trained network
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment of the paper."""
+
+    name: str
+    title: str
+    paper: str  # where it is in the paper
+    command: str  # without `secateur`: "prune", "study effectiveness"
+    run: Options
+    train: Options | None = None
+    published: str | None = None  # the method's name in the paper's tables
+    open: tuple[str, ...] = ()  # what the paper leaves open
+    budgets: Mapping[str, Mapping[str, Options]] = field(default_factory=dict)  # budget -> step -> options
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that is not as the recipe says."""
+
+    step: str  # "train" or "run"
+    key: str
+    was: Any  # None: not set
+    now: Any
+
+    def __str__(self) -> str:
+        was = "the default" if self.was is None else self.was
+        return f"{self.step}: {self.key} {was} -> {self.now}"
+
+
+def recipe_names() -> tuple[str, ...]:
+    """All recipes, sorted."""
+    found = (files("secateur.studies") / FOLDER).iterdir()
+    return tuple(sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml")))
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of a name; its file is checked for keys that mean nothing."""
+    if name not in recipe_names():
+        raise RunError(f"no recipe is called {name!r}; there are {', '.join(recipe_names())}")
+    text = (files("secateur.studies") / FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    try:
+        return recipe_of(name, tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:
+        raise FileError(f"the recipe {name}.toml is not as it should be: {error}") from error
+
+
+def recipe_of(name: str, words: Mapping[str, Any]) -> Recipe:
+    """A recipe from the content of its file."""
+    rest = dict(words)
+    budgets = rest.pop("budget", {})
+    wrong = [key for key in budgets if key not in BUDGETS or key == FULL]
+    wrong += [f"{key}.{step}" for key, steps in budgets.items() for step in steps if step not in ("train", "run")]
+    if wrong:
+        raise KeyError(f"budget.{wrong[0]}; a budget is smoke or cpu, and changes train or run")
+    return Recipe(name, **{**rest, "open": tuple(rest.get("open", ()))}, budgets=budgets)
+
+
+def at_budget(recipe: Recipe, budget: str) -> tuple[Recipe, tuple[Change, ...]]:
+    """The recipe as a budget scales it, and every setting that this changes."""
+    if budget not in BUDGETS:
+        raise RunError(f"the budget should be one of {', '.join(BUDGETS)}, not {budget!r}")
+    changes: tuple[Change, ...] = ()
+    for step, options in recipe.budgets.get(budget, {}).items():
+        recipe, more = changed(recipe, step, options)
+        changes += more
+    return recipe, changes
+
+
+def changed(recipe: Recipe, step: str, options: Options) -> tuple[Recipe, tuple[Change, ...]]:
+    """The recipe with other options in a step, and what is different now."""
+    before: Options = (recipe.train or {}) if step == "train" else recipe.run
+    changes = tuple(Change(step, key, before.get(key), now) for key, now in options.items() if before.get(key) != now)
+    if "rounds" in options and "alpha" in before:  # what `secateur prune` makes of a number of rounds
+        changes += (Change(step, "alpha", before["alpha"], "solved for, so that the rounds reach the target"),)
+    after = {**before, **options}
+    return (replace(recipe, train=after) if step == "train" else replace(recipe, run=after)), changes
+
+
+def commands(
+    recipe: Recipe, folder: Path, *, weights: Path | None = None, device: str | None = None, root: Path | None = None
+) -> list[list[str]]:
+    """What is to be typed after `secateur`, one command after the other; results below `folder`."""
+    where = {key: str(value) for key, value in (("device", device), ("data_root", root)) if value is not None}
+    told: list[list[str]] = []
+    trained = str(weights) if weights else None
+    if trained is None and recipe.train is not None:
+        base = folder / "base"
+        told.append(["train", *_words({**recipe.train, **where, "out": str(base)})])
+        trained = str(base / "model.safetensors")
+    if trained is None and recipe.command not in UNTRAINED:
+        trained = WEIGHTS
+    options = dict(recipe.run)
+    model, result = str(options.pop("model")), folder / "result"
+    if trained is not None and "data" in options:
+        options["weights"] = trained
+    if "data" in options:
+        options |= where
+    told.append([*recipe.command.split(), model, *_words({**options, "out": str(result)})])
+    if recipe.published is not None:
+        told.append(["study", "table", str(result)])
+    return told
+
+
+def missing(told: list[list[str]]) -> str | None:
+    """What the user still has to bring before the commands can run, in words."""
+    words = [word for one in told for word in one]
+    if any(word.endswith(f":{PATH}") for word in words):
+        return "the folder of the images: pass --data imagenet:FOLDER"
+    if WEIGHTS in words:
+        return "a trained network: pass --weights FILE (torchvision's weights fit the ImageNet networks)"
+    return None
+
+
+def value_of(text: str) -> Any:
+    """'3', '0.5', 'true', '["a"]' as what TOML makes of them; anything else as text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _words(options: Options) -> list[str]:
+    """{"batch_size": 128, "augment": False} -> --batch-size 128 --no-augment"""
+    words: list[str] = []
+    for key, value in options.items():
+        option = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            for one in value if isinstance(value, list) else [value]:
+                words += [f"--{option}", str(one)]
+    return words

@@ -1,0 +1,222 @@
+"""Recipes: each maps to commands that parse at every budget, with the paper's numbers at the full one."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import secateur as sc
+from secateur.cli import prune as prune_verb
+from secateur.cli.reproduce import check
+from secateur.errors import FileError, RunError
+from secateur.running.settings import Settings, check_settings
+from secateur.studies import recipes
+from secateur.studies.published_rows import group_of, published
+from secateur.studies.recipes import (
+    BUDGETS,
+    Change,
+    at_budget,
+    changed,
+    commands,
+    load_recipe,
+    missing,
+    recipe_names,
+    recipe_of,
+    value_of,
+)
+from secateur.training.presets import PRESETS, preset_of
+from secateur.zoo.models import create
+from tests.cli.typed import lines, secateur
+
+NAMES = recipe_names()
+PRUNING = [name for name in NAMES if load_recipe(name).command == "prune"]
+
+
+def settings(words: list[str]) -> Settings:
+    """What `secateur prune` would make of a command."""
+    asked = {key: prune_verb._text(value) for key, value in check(words).items()}
+    found: Settings = prune_verb._settings(asked)
+    return found
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_gives_commands_that_parse(name: str, budget: str) -> None:
+    recipe, changes = at_budget(load_recipe(name), budget)
+    told = commands(recipe, Path("runs"), device="cpu" if "data" in recipe.run else None)
+    for words in told:
+        check(words)
+        if words[0] == "prune":
+            check_settings(settings(words))
+        if words[0] == "train":
+            asked = check(words)
+            preset_of(asked["preset"], epochs=asked["epochs"], lr=asked["lr"])
+    assert bool(changes) == (budget == "smoke" or (budget == "cpu" and recipe.command != "study structure"))
+    if budget == "smoke":  # it needs nothing that is not in scikit-learn's wheel
+        assert missing(told) is None and recipe.run.get("data", "digits") == "digits"
+    elif any("imagenet:PATH" in words for words in told):
+        assert "--data imagenet:FOLDER" in str(missing(told))
+
+
+# Units that take part: a third of them, rounded, is k. Residual blocks have an input and an inner unit (basic), or an
+# input and two inner ones (bottleneck); 3 stages of bottlenecks with a shortcut convolution that reads the stream too.
+UNITS = {"resnet56": 54, "resnet110": 108, "vgg16": 13, "vgg19": 16, "vgg16_imagenet": 13, "resnet50": 48 - 1 + 3}
+UNITS |= {"preresnet164": 3 * 54 - 1 + 2}
+
+
+@pytest.mark.parametrize("name", PRUNING)
+def test_the_papers_numbers(name: str) -> None:
+    recipe = load_recipe(name)
+    found = settings(commands(recipe, Path("runs"), weights=Path("w"))[0])
+    group = group_of(recipe.run["model"], recipe.run["data"])
+    assert group is not None
+    row = next(row for row in group.rows if row.method == recipe.published)
+    assert found.target == pytest.approx(row.macs_removed / 100)  # type: ignore[operator]
+    assert (found.metric, found.alpha, found.method, found.rounds) == ("gsd", 3.0, "flops", None)
+    assert found.k == round(UNITS[recipe.run["model"]] / 3)
+    # 200 epochs of 128 images, 0.01 divided by 5 at 80 and 160; or 30 / 120 of 256, 0.0003 times 0.4.
+    epochs = {"imagenet-vgg16": 30, "imagenet-resnet50": 120, "cifar": 200}[found.preset]
+    preset = preset_of(found.preset, epochs=found.epochs, lr=found.lr)
+    assert preset == PRESETS[found.preset] and preset.epochs == epochs
+    assert recipe.run["batch_size"] == preset.batch_size == (128 if found.preset == "cifar" else 256)
+    assert preset.lr == (0.01 if found.preset == "cifar" else 0.0003)
+    assert found.images == (None if found.preset == "cifar" else 10000)  # CIFAR: all training data
+    assert ("conv1:out" in found.exclude) == (recipe.run["model"] in ("resnet50", "preresnet164"))
+
+
+def test_every_row_of_the_papers_own_has_a_recipe() -> None:
+    own = {(g.models[0], g.data, row.method) for g in published().groups for row in g.rows if row.by == "the paper"}
+    have = {(r.run["model"], r.run["data"].partition(":")[0], r.published) for r in map(load_recipe, PRUNING)}
+    assert have == own and len(own) == 11
+
+
+def test_figures() -> None:
+    four = check(commands(load_recipe("fig4-resnet110-cifar10"), Path("runs"), weights=Path("w"))[0])
+    assert four["ratios"] == "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4" and four["epochs"] == 0
+    two = check(commands(load_recipe("fig2-resnet38-cifar100"), Path("runs"), weights=Path("w"))[0])
+    assert (two["ratios"], two["epochs"], two["preset"]) == ("0.1,0.2,0.3,0.4", 150, "effectiveness")
+    assert set(two["metric"].split(",")) == {"gsd", "di", "mmd", "ttest", "abs_snr", "fdr", "random"}
+    assert load_recipe("fig6-vgg16-imagenet").run["images"] == 3000
+
+
+def test_changes_are_told() -> None:
+    recipe = recipe_of(
+        "mine",
+        tomllib.loads("""
+            title = "t"
+            paper = "p"
+            command = "prune"
+            [train]
+            epochs = 9
+            [run]
+            model = "resnet8"
+            data = "digits"
+            alpha = 3.0
+            epochs = 5
+            exclude = ["a", "b"]
+            augment = true
+            [budget.cpu.run]
+            epochs = 1
+            rounds = 2
+            alpha = 3.0
+        """),
+    )
+    smaller, changes = at_budget(recipe, "cpu")
+    assert [str(change) for change in changes] == [
+        "run: epochs 5 -> 1",
+        "run: rounds the default -> 2",
+        "run: alpha 3.0 -> solved for, so that the rounds reach the target",
+    ]
+    assert recipe.run["epochs"] == 5 and at_budget(recipe, "full") == (recipe, ())
+    other, more = changed(smaller, "train", {"epochs": 2, "augment": False})
+    assert more == (Change("train", "epochs", 9, 2), Change("train", "augment", None, False))
+    assert commands(other, Path("here")) == [
+        ["train", "--epochs", "2", "--no-augment", "--out", "here/base"],
+        [
+            *("prune", "resnet8", "--data", "digits", "--alpha", "3.0", "--epochs", "1"),
+            *("--exclude", "a", "--exclude", "b", "--augment", "--rounds", "2"),
+            *("--weights", "here/base/model.safetensors", "--out", "here/result"),
+        ],
+    ]
+    with pytest.raises(RunError, match="one of smoke, cpu, full, not 'huge'"):
+        at_budget(recipe, "huge")
+
+
+def test_files_that_are_not_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyError, match=r"budget.huge; a budget is smoke or cpu"):
+        recipe_of("mine", {"budget": {"huge": {}}})
+    with pytest.raises(KeyError, match=r"budget.cpu.test; a budget"):
+        recipe_of("mine", {"budget": {"cpu": {"test": {}}}})
+    monkeypatch.setattr(recipes.tomllib, "loads", lambda text: {"title": "t", "nonsense": 1})
+    with pytest.raises(FileError, match=r"the recipe vgg16-cifar10.toml is not as it should be: .*nonsense"):
+        load_recipe("vgg16-cifar10")
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [("3", 3), ("0.5", 0.5), ("true", True), ('["a"]', ["a"]), ("test:0.5", "test:0.5"), ("gsd,di", "gsd,di")],
+)
+def test_values(text: str, value: Any) -> None:
+    assert value_of(text) == value
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_list() -> None:
+    said = lines(secateur("reproduce", columns=200))
+    assert [line.split()[0] for line in said[1 : 1 + len(NAMES)]] == list(NAMES)
+
+
+def test_a_dry_run_prints_what_changes_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["resnet56-cifar10-b", "--budget", "cpu", "--weights", "w.pt", "--set", "holdout=test:0.5", "--dry-run"]
+    said = lines(secateur("reproduce", *words, columns=400))
+    assert said[0] == "ResNet-56 on CIFAR-10, G-SD-B (Table 1a)"
+    assert "as published: top-1 93.4 -> 93.84%, 63.0% of MACs and 52.4% of weights removed" in said
+    assert "  run: epochs 200 -> 2" in said and "  run: holdout train:0.1 -> test:0.5" in said
+    assert not any(line.startswith("  train:") for line in said)  # no network is trained
+    printed = said[said.index("commands:") + 1 :]
+    assert printed[0].startswith("  secateur prune resnet56 --data cifar10 --metric gsd --target 0.63 --k 18")
+    assert printed[-1] == "  secateur study table runs/resnet56-cifar10-b-cpu/result"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["nothing"], "no recipe is called 'nothing'; there are fig1"),
+        (["vgg16-imagenet-a"], "needs the folder of the images: pass --data imagenet:FOLDER"),
+        (["vgg16-imagenet-a", "--data", "imagenet:x"], "needs a trained network: pass --weights FILE"),
+        (["vgg16-imagenet-a", "--set", "train.epochs=3"], "trains no network at this budget"),
+        (["vgg16-imagenet-a", "--set", "epochs"], "--set takes KEY=VALUE"),
+        (["vgg16-cifar10", "--budget", "tiny"], "one of smoke, cpu, full, not 'tiny'"),
+    ],
+)
+def test_what_cannot_run(words: list[str], complaint: str) -> None:
+    result = secateur("reproduce", *words, columns=400)
+    assert result.exit_code == 1 and complaint in result.stderr
+
+
+def test_a_setting_that_the_command_does_not_have() -> None:
+    result = secateur("reproduce", "resnet56-cifar10-a", "--budget", "smoke", "--set", "nonsense=1", columns=400)
+    assert result.exit_code == 2 and "No such option" in result.output + result.stderr
+
+
+def test_one_recipe_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trains, prunes, and prints the row; the same command again has nothing left to do."""
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "vgg16-cifar10", "--budget", "smoke", "--device", "cpu"]
+    said = lines(secateur(*words, columns=400))
+    folder = Path("runs/vgg16-cifar10-smoke")
+    found = sc.studies.table([folder / "result"])
+    (row,) = found.rows
+    assert 29.0 < row["macs_removed"] < 60  # three tenths were asked for, and a LeNet's channels are few
+    assert "  run: model vgg16 -> lenet5" in said and "  run: target 0.801 -> 0.3" in said
+    assert any("The paper has no rows for lenet5 on digits." in line for line in said)
+    assert sc.load(folder / "result", create("lenet5"))
+    again = lines(secateur(*words, columns=400))
+    assert again[-4:] == said[-4:]
