@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from secateur.studies.folder import StudyFolder, read_study
     from secateur.studies.layer_times import timing
     from secateur.studies.published_rows import published
+    from secateur.studies.sensitivity_study import sensitivity
     from secateur.studies.separating import separation
     from secateur.studies.showing import channels_shown
     from secateur.studies.structures import structure
@@ -20,6 +21,7 @@ _HOMES = {
     "effectiveness": "secateur.studies.effectiveness_study",
     "published": "secateur.studies.published_rows",
     "read_study": "secateur.studies.folder",
+    "sensitivity": "secateur.studies.sensitivity_study",
     "separation": "secateur.studies.separating",
     "structure": "secateur.studies.structures",
     "table": "secateur.studies.tables",
@@ -32,6 +34,7 @@ __all__ = [
     "effectiveness",
     "published",
     "read_study",
+    "sensitivity",
     "separation",
     "structure",
     "table",

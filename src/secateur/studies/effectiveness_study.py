@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,7 +100,10 @@ def effectiveness(
         shared among the processes.
     about: what the folder should say besides (data set, normalisation): the same study has the same.
     """
-    chosen = Settings(**{**(asdict(settings) if settings else {}), **changes})
+    try:
+        chosen = replace(settings or Settings(), **changes)
+    except TypeError as error:
+        raise DecideError(f"{error}; the settings are {', '.join(Settings.__dataclass_fields__)}") from error
     chosen.check()
     named = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
     who = contenders(chosen.metrics)

@@ -9,6 +9,7 @@ import typer
 # study -> module in this package that defines `command`.
 STUDIES: dict[str, str] = {
     "effectiveness": "effectiveness",
+    "sensitivity": "sensitivity",
     "structure": "structure",
     "table": "table",
     "timing": "timing",

@@ -77,14 +77,14 @@ def command(
                 bar.update(tasks[phase], completed=done, total=total, note=note)
 
         rows = effectiveness(
-            _networks(models, weights, found, device, seed),
+            trained_networks(models, weights, found, device, seed),
             found.loader("train", 128, seed=seed, workers=workers),
             found.loader("test", BATCH, limit=limit, seed=seed, workers=workers),
             folder,
             retrain_on=lambda number: found.loader(
                 "train", batch_size, augment=augment, shuffle=True, seed=number, workers=workers
             ),
-            about=_about(data, found, holdout, limit, seed, augment, batch_size),
+            about={**about_images(data, found, holdout, limit, augment, batch_size), "seed": seed},
             command=typed(),
             progress=show,
             metrics=[_metric(name.strip()) for name in metric.split(",") if name.strip()],
@@ -106,15 +106,15 @@ def command(
         say_where(folder)
 
 
-def _about(
-    data: str, found: ImageData, holdout: str, limit: int | None, seed: int, augment: bool, batch_size: int
+def about_images(
+    data: str, found: ImageData, holdout: str, limit: int | None, augment: bool, batch_size: int
 ) -> dict[str, Any]:
     """What makes the images the same again."""
     taken = {"data": data, "mean": found.mean, "std": found.std, "size": found.shape[-1], "holdout": holdout}
-    return {**taken, "limit": limit, "seed": seed, "augment": augment, "batch_size": batch_size}
+    return {**taken, "limit": limit, "augment": augment, "batch_size": batch_size}
 
 
-def _networks(
+def trained_networks(
     models: list[str], weights: Path | None, found: ImageData, device: str | None, seed: int
 ) -> dict[str, nn.Module]:
     """name -> trained network, on the device."""

@@ -1,0 +1,117 @@
+"""secateur study sensitivity: two ways of choosing layers, iteration by iteration."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from secateur.cli.common import console, friendly, progress
+
+
+@friendly
+def command(
+    model: Annotated[str, typer.Argument(help="Network: NAME or NAME=WEIGHTS.")],
+    weights: Annotated[Path | None, typer.Option(help="The trained network's weights.")] = None,
+    data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")] = "digits",
+    start: Annotated[str, typer.Option(help="MACs that both begin without, or a finished run's folder.")] = "0.31",
+    end: Annotated[float, typer.Option(help="MACs that both end without.")] = 0.56,
+    iterations: Annotated[int, typer.Option(help="Steps of pruning and retraining from start to end.")] = 5,
+    metric: Annotated[str, typer.Option(help="What a channel is worth by.")] = "gsd",
+    images: Annotated[int | None, typer.Option(help="Score on so many images, drawn anew each iteration.")] = None,
+    k: Annotated[int | None, typer.Option(help="Units pruned an iteration; a third of them by default.")] = None,
+    measure: Annotated[str, typer.Option(help="Rank units by held-out accuracy or loss.")] = "accuracy",
+    exact: Annotated[bool, typer.Option(help="All held-out images for all units: no racing.")] = False,
+    streams: Annotated[str, typer.Option(help="Additions: select or coupled.")] = "select",
+    repair: Annotated[str, typer.Option(help="Before retraining: none, bn or solve.")] = "none",
+    preset: Annotated[str, typer.Option(help="Retraining schedule, as in `secateur train`.")] = "cosine",
+    epochs: Annotated[int | None, typer.Option(help="Epochs an iteration; 0: no retraining.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's.")] = None,
+    distill: Annotated[bool, typer.Option(help="Retrain towards the unpruned network's answers too.")] = False,
+    augment: Annotated[bool, typer.Option(help="Random crops and flips in retraining.")] = True,
+    batch_size: Annotated[int, typer.Option(help="Images of a step.")] = 128,
+    limit: Annotated[int | None, typer.Option(help="At most so many held-out and test images.")] = None,
+    holdout: Annotated[str, typer.Option(help="Images for decisions: train:SHARE or test:SHARE.")] = "train:0.1",
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
+    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes that decode image files.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of samples, order and augmentation.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/study-sensitivity-MODEL-DATA by default.")] = None,
+) -> None:
+    """Prune and retrain by Algorithm 1 and by Li et al.'s analysis, side by side (the paper's Fig. 5).
+
+    Both begin with the same network and remove as many MACs in each iteration. The same command again goes on where it
+    stopped. Two processes take an arm each: torchrun --nproc-per-node 2 -m secateur study sensitivity ...
+
+    Examples:
+
+        secateur study sensitivity resnet56=w.safetensors --data cifar10
+
+        secateur study sensitivity resnet56=w.safetensors --start runs/prune
+    """
+    from secateur.cli.columns import columns
+    from secateur.cli.opening import open_data
+    from secateur.cli.studies.common import say_where, study_folder, typed
+    from secateur.cli.studies.effectiveness import about_images, trained_networks
+    from secateur.studies.sensitivity_study import sensitivity
+
+    name = model.partition("=")[0]
+    found = open_data(data, name, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
+    network = next(iter(trained_networks([model], weights, found, device, seed).values()))
+    folder = study_folder(out, "sensitivity", name, data)
+    loaders: dict[str, Any] = {"seed": seed, "workers": workers}
+    with progress() as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(phase: str, done: int, total: int, note: str) -> None:
+            if phase not in tasks:
+                tasks[phase] = bar.add_task(phase, total=total, note="")
+            bar.update(tasks[phase], completed=done, total=total, note=note)
+
+        rows = sensitivity(
+            network,
+            found.loader("train", batch_size, augment=augment, shuffle=True, **loaders),
+            found.loader("holdout", 256, limit=limit, **loaders),
+            folder,
+            test=found.loader("test", 256, limit=limit, **loaders) if found.count("test") else None,
+            score_on=found.loader("train", 256, **loaders),
+            start=_start(start),
+            end=end,
+            iterations=iterations,
+            about=about_images(data, found, holdout, limit, augment, batch_size),
+            command=typed(),
+            progress=show,
+            metric=metric,
+            images=images,
+            k=k,
+            measure=measure,
+            exact=exact,
+            streams=streams,
+            repair=repair,
+            preset=preset,
+            epochs=epochs,
+            lr=lr,
+            distill=distill,
+            seed=seed,
+        )
+    if os.environ.get("RANK", "0") == "0":
+        titles = ["method", "iteration", "MACs removed", "as cut", "held-out", "test"]
+        console.print(columns(titles, [_line(row) for row in rows], numbers=titles[1:]), markup=False, soft_wrap=True)
+        say_where(folder)
+
+
+def _start(text: str) -> float | Path:
+    try:
+        return float(text)
+    except ValueError:
+        return Path(text)
+
+
+def _line(row: dict[str, Any]) -> list[str]:
+    cells = ["-" if row[part] is None else f"{row[part]:.2f}" for part in ("cut", "holdout", "test")]
+    return [row["method"], str(row["iteration"]), f"{row['macs_removed']:.1%}", *cells]
