@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from secateur.training.fit import Fitted, fit
     from secateur.training.presets import Preset
     from secateur.training.repair import repair
+    from secateur.training.repair_units import repair_each
 
 # Where the public names live. They are imported when first asked for: `secateur --help` need not wait for torch.
 _HOMES = {
@@ -73,6 +74,7 @@ _HOMES = {
     "prune": "secateur.channels.surgery",
     "register_rule": "secateur.channels.rulebook",
     "repair": "secateur.training.repair",
+    "repair_each": "secateur.training.repair_units",
     "rules": "secateur.channels.rules",
     "save": "secateur.channels.files",
     "score": "secateur.scoring.score",
@@ -112,6 +114,7 @@ __all__ = [
     "prune",
     "register_rule",
     "repair",
+    "repair_each",
     "rules",
     "save",
     "score",

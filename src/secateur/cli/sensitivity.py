@@ -22,6 +22,8 @@ def command(
     k: Annotated[int | None, typer.Option(help="Units to choose; a third of them by default.")] = None,
     measure: Annotated[str, typer.Option(help="accuracy or loss.")] = "accuracy",
     cost: Annotated[str, typer.Option(help="Equal macs, params or latency are compared.")] = "macs",
+    repair: Annotated[str, typer.Option(help="Judge each unit as cut (none), or after bn or solve.")] = "none",
+    repair_images: Annotated[int, typer.Option(help="Unlabelled training images for that.")] = 250,
     exact: Annotated[bool, typer.Option(help="All held-out images for all units: no racing.")] = False,
     streams: Annotated[str, typer.Option(help="Additions: select or coupled.")] = "select",
     exclude: Annotated[list[str] | None, typer.Option(help="Leave units or layers of this pattern alone.")] = None,
@@ -42,6 +44,8 @@ def command(
         secateur sensitivity resnet56 --weights w.safetensors --data cifar10
 
         secateur sensitivity resnet56 --weights w.safetensors --method ratio
+
+        secateur sensitivity resnet56 --weights w.safetensors --repair solve
     """
     import torch
 
@@ -51,6 +55,7 @@ def command(
     from secateur.deciding.sensitivity import check_k, sensitivity
     from secateur.report.sensitivity_picture import draw_sensitivity
     from secateur.scoring.score import score
+    from secateur.training.repair_units import repair_each
 
     found_data = open_data(data, model, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
     network = open_model(model, found_data, weights, seed=seed)
@@ -65,6 +70,8 @@ def command(
             seed=seed,
             progress=lambda done, total: bar.update(scoring, completed=done, total=total),
         )
+        few = found_data.loader("train", 125, limit=repair_images, seed=seed)
+        mend = None if repair == "none" else repair_each(graph, few, how=repair, seed=seed)
         trying = bar.add_task("sensitivity", total=None, note="")
         found = sensitivity(
             graph,
@@ -75,6 +82,7 @@ def command(
             k=k,
             measure=measure,  # type: ignore[arg-type]
             cost=cost,  # type: ignore[arg-type]
+            repair=mend,
             exact=exact,
             exclude=tuple(exclude or ()),
             seed=seed,

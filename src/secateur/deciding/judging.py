@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.channels.graph import ChannelGraph
 from secateur.deciding.racing import Floats, Places, race
-from secateur.deciding.staged import Staged
+from secateur.deciding.staged import Cut, Staged
 from secateur.errors import DataError
 from secateur.measuring.batches import Batches, call, check_range, device_of, logits_of, move, unpack
 from secateur.scoring.together import add_up
@@ -83,10 +83,10 @@ def answers_of(logits: Tensor, labels: Tensor) -> Answers:
 
 
 def judge_all(
-    graph: ChannelGraph, trials: Sequence[Trial], holdout: Batches, measure: str, progress: Progress | None
+    graph: ChannelGraph, trials: Sequence[Trial], holdout: Batches, measure: str, cut: Cut, progress: Progress | None
 ) -> tuple[Judged, list[Judged]]:
     """All trials on all held-out images."""
-    judge = _Judge(graph, trials)
+    judge = _Judge(graph, trials, cut)
     total, base = _length(holdout), []
     sums = np.zeros((len(trials), 2))
     for number, (inputs, labels) in enumerate(_batches(graph, holdout)):
@@ -105,6 +105,7 @@ def judge_by_race(
     holdout: Batches,
     measure: str,
     k: int,
+    cut: Cut,
     *,
     confidence: float,
     tolerance: float,
@@ -114,7 +115,7 @@ def judge_by_race(
     """Trials on as many held-out images as it takes to find the k best."""
     loader = _kept(holdout)
     base = _whole(graph, loader)
-    judge = _Judge(graph, trials)
+    judge = _Judge(graph, trials, cut)
     losses, asked = np.zeros(len(trials)), 0
 
     def ask(units: Sequence[int], images: Places) -> Floats:
@@ -140,9 +141,9 @@ def judge_by_race(
 class _Judge:
     """Asks networks that lack channels about images, as many at once as memory holds."""
 
-    def __init__(self, graph: ChannelGraph, trials: Sequence[Trial]) -> None:
+    def __init__(self, graph: ChannelGraph, trials: Sequence[Trial], cut: Cut) -> None:
         self._trials = trials
-        self._staged = Staged(graph)
+        self._staged = Staged(graph, cut)
         self._asked = False
 
     def ask(

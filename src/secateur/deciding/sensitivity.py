@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from secateur.channels.graph import ChannelGraph
-from secateur.channels.zero import zeroed
 from secateur.deciding.amounts import Amount, CostOf, Room, amounts, candidates, cost_by, kept_after, scored
 from secateur.deciding.judging import Judged, Trial, judge_all, judge_by_race
+from secateur.deciding.staged import Cut, cut_by_zeroing
 from secateur.errors import DecideError
 from secateur.measuring.batches import Batches
 from secateur.measuring.keeping import evaluating, generators_kept
@@ -65,6 +65,7 @@ class Sensitivity:
     images: int
     tried: Mapping[str, Tried]  # unit -> at its n_l (method "flops"), or at the ratio that decides (method "ratio")
     curves: Mapping[str, tuple[Tried, ...]] = field(default_factory=dict)  # method "ratio": over the ratios
+    repair: str = "none"  # how each unit was repaired before it was judged
 
     def ranked(self) -> list[str]:
         """Units, the least sensitive first; ties go to the lower loss, then to the larger saving."""
@@ -95,6 +96,7 @@ def sensitivity(
     k: int | None = None,
     measure: Measure = "accuracy",
     cost: Literal["macs", "params", "latency"] | CostOf = "macs",
+    repair: Cut | None = None,
     exact: bool = False,
     confidence: float = 0.95,
     tolerance: float = 0.0005,
@@ -114,6 +116,8 @@ def sensitivity(
     measure: "accuracy", "loss" (which still tells units apart where accuracy is saturated) or a function of
         (model, holdout) of which more is better.
     cost: what is saved: "macs", "params", "latency" (measured here, layer by layer) or a function of kept channels.
+    repair: judge each unit after a repair of that unit: `secateur.repair_each(graph, images)`, or your own function of
+        (unit, kept channels) that gives a block in which graph.model is cut so. By default units are judged as cut.
     round_to: what is left of a unit is a multiple of it. widths: of the original network's units, where this one is
         pruned already; a unit keeps 2 channels and 10% of its original ones at the least.
     exact: read all held-out images for all units. Else units race: with probability `confidence`, the mean value of
@@ -135,11 +139,12 @@ def sensitivity(
     if not trials:
         raise NothingToLoseError("no unit can lose a whole granule within its floor; lower round_to or raise alpha")
     k = check_k(k, len({t.unit for t in trials}))
+    cut = repair or cut_by_zeroing(graph)
     with evaluating(graph.model), generators_kept(), torch.no_grad():
         if callable(measure):
-            base, judged = _ask(graph, trials, holdout, measure, progress)
+            base, judged = _ask(graph, trials, holdout, measure, cut, progress)
         elif exact:
-            base, judged = judge_all(graph, trials, holdout, measure, progress)
+            base, judged = judge_all(graph, trials, holdout, measure, cut, progress)
         else:
             base, judged = judge_by_race(
                 graph,
@@ -147,6 +152,7 @@ def sensitivity(
                 holdout,
                 measure,
                 k,
+                cut,
                 confidence=confidence,
                 tolerance=tolerance,
                 seed=seed,
@@ -156,7 +162,9 @@ def sensitivity(
     chosen, curves = _arrange(rows, method, ratio)
     name = measure if isinstance(measure, str) else getattr(measure, "__name__", "own")
     used = alpha if method == "flops" else None
-    return Sensitivity(method, name, cost_name, used, base.accuracy, base.loss, base.value, base.images, chosen, curves)
+    how = "none" if repair is None else str(getattr(repair, "how", "own"))
+    whole = base.accuracy, base.loss, base.value, base.images
+    return Sensitivity(method, name, cost_name, used, *whole, chosen, curves, how)
 
 
 def check_k(k: int | None, units: int) -> int:
@@ -227,14 +235,15 @@ def _ask(
     trials: Sequence[Trial],
     holdout: Batches,
     measure: Callable[[nn.Module, Batches], float],
+    cut: Cut,
     progress: Progress | None,
 ) -> tuple[Judged, list[Judged]]:
-    """A user's own measure of the network with each unit's channels zeroed."""
+    """A user's own measure of the network with each unit's channels gone."""
     holdout = list(holdout) if iter(holdout) is holdout else holdout  # it is read once for each trial
     base = Judged(None, None, float(measure(graph.model, holdout)), 0)
     judged = []
     for i, trial in enumerate(trials):
-        with zeroed(graph, {trial.unit: trial.kept}):
+        with cut(trial.unit, trial.kept):
             judged.append(Judged(None, None, float(measure(graph.model, holdout)), 0))
         if progress is not None:
             progress(i + 1, len(trials))

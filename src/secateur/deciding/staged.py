@@ -11,16 +11,21 @@ runs instead.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from secateur.channels.graph import ChannelGraph, Keep
+from secateur.channels.graph import ChannelGraph
 from secateur.channels.zero import zeroed
 from secateur.measuring.batches import call, logits_of
+
+# (unit, kept channels) -> a block in which the graph's model lacks the unit's other channels. It may change the unit's
+# readers and what lies behind them, and nothing else.
+Cut = Callable[[str, Sequence[int]], AbstractContextManager[None]]
 
 _IN_PLACE: dict[Any, Any] = {
     operator.iadd: operator.add,
@@ -33,10 +38,11 @@ _MISFITS = (RuntimeError, TypeError, ValueError, KeyError)  # what a trace raise
 
 
 class Staged:
-    """Evaluates a network batch by batch: whole, and with channels of single units zeroed."""
+    """Evaluates a network batch by batch: whole, and with channels of single units gone (zeroed, unless `cut` says)."""
 
-    def __init__(self, graph: ChannelGraph) -> None:
+    def __init__(self, graph: ChannelGraph, cut: Cut | None = None) -> None:
         self.graph = graph
+        self._cut = cut or cut_by_zeroing(graph)
         self._nodes: list[fx.Node] = list(graph.found.traced.graph.nodes)
         self._modules = {n: graph.found.traced.module(n) for n in self._nodes if n.op == "call_module"}
         self._again = self._dependents()
@@ -79,8 +85,7 @@ class Staged:
 
     def without(self, unit: str, kept: list[int]) -> Tensor:
         """Logits on the same images when `unit` keeps only these channels."""
-        keep: Keep = {unit: kept}
-        with zeroed(self.graph, keep):
+        with self._cut(unit, kept):
             if self._plain:
                 return self._by_the_model()
             return self._run(self._again[unit], dict(self._values), self._done_with[unit])
@@ -184,6 +189,11 @@ class Staged:
                 if any(order[used] < order[w] < order[node] and here & memory for w, memory in found.items()):
                     raise _Shared
         return set(found)
+
+
+def cut_by_zeroing(graph: ChannelGraph) -> Cut:
+    """A unit's channels zeroed, and nothing repaired."""
+    return lambda unit, kept: zeroed(graph, {unit: kept})
 
 
 class _Shared(Exception):

@@ -16,6 +16,7 @@ from secateur.deciding.sensitivity import Sensitivity, check_k, sensitivity
 from secateur.errors import DecideError
 from secateur.running.folder import SENSITIVITY
 from secateur.running.job import Clock, Job
+from secateur.running.repairing import unit_repair
 from secateur.running.settings import Goal, Settings
 from secateur.scoring.scores import Scores
 
@@ -73,6 +74,7 @@ def _sensitivity(job: Job, number: int, graph: ChannelGraph, scores: Scores, aim
         k=settings.k,
         measure=settings.measure,
         cost=settings.cost,
+        repair=unit_repair(job, graph),
         exact=settings.exact,
         exclude=settings.exclude,
         only=settings.only,

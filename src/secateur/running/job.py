@@ -59,6 +59,11 @@ class Job:
     settings: Settings
     tools: Tools
 
+    @property
+    def retrains(self) -> bool:
+        """Whether rounds before the last one train, with secateur's loop or the user's own."""
+        return self.tools.fit is not None or self.settings.epochs != 0
+
     @cached_property
     def widths(self) -> Mapping[str, int]:
         """unit -> channels it has in the original network."""

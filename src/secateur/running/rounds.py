@@ -11,13 +11,12 @@ from secateur.channels.graph import ChannelGraph, trace
 from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
 from secateur.measuring.accuracy import Accuracy
-from secateur.measuring.batches import unpack
 from secateur.measuring.keeping import generators_kept
 from secateur.running.choosing import choose
 from secateur.running.folder import ROUND
 from secateur.running.job import Clock, Job
 from secateur.running.pictures import keep_pictures
-from secateur.scoring.sampling import sampled
+from secateur.running.repairing import repaired
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores, load_scores, save_scores
 from secateur.training.fit import fit
@@ -62,7 +61,7 @@ def run_round(
     if job.settings.repair == "none":
         pruned = clock("prune", lambda: prune(graph, plan))
     else:
-        pruned = clock("repair", lambda: _repair(job, graph, plan))
+        pruned = clock("repair", lambda: repaired(job, graph, plan, so_far))
     cut = tools.evaluate(pruned, tools.holdout)
     composed = so_far.then(plan)
     epochs = _epochs(job, composed, not chosen)
@@ -96,16 +95,6 @@ def _score(job: Job, number: int, graph: ChannelGraph) -> Scores:
     if job.run.writes:
         save_scores({found.metric: found}, folder)
     return found
-
-
-def _repair(job: Job, graph: ChannelGraph, plan: Plan) -> nn.Module:
-    from secateur.training.repair import repair
-
-    settings = job.settings
-    with generators_kept(settings.seed):  # a stratified sample: folders come sorted by class
-        some = sampled(job.tools.score_on, settings.repair_images, settings.seed)
-        images = [unpack(batch, number)[0] for number, batch in enumerate(some)]
-    return repair(graph, plan, images, how=settings.repair, seed=settings.seed)  # type: ignore[arg-type]
 
 
 def _epochs(job: Job, composed: Plan, last: bool) -> int | None:

@@ -42,6 +42,7 @@ class Settings:
     # Getting the accuracy back.
     repair: Repair = "none"
     repair_images: int = 500
+    judge: Literal["cut", "repaired"] = "cut"  # with a repair: what sensitivity judges units by
     preset: str = "cosine"
     epochs: int | None = None  # of each round; None: the preset's
     last_epochs: int | None = None  # of the round that meets the goal; None: as many as the others
@@ -98,6 +99,7 @@ _KNOWN = {
     "measure": ("accuracy", "loss"),
     "cost": ("macs", "params", "latency"),
     "repair": ("none", "bn", "solve"),
+    "judge": ("cut", "repaired"),
     "streams": ("select", "coupled"),
 }
 

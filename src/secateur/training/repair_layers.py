@@ -54,6 +54,13 @@ class Few:
     images: int  # that it needs
 
 
+def few_rows(layer: str, weights: int, rows: int, images: int) -> Few | None:
+    """What to say of a layer whose filters have so many weights, if the rows that the images gave are too few."""
+    if rows >= ROWS_PER_WEIGHT * weights:
+        return None
+    return Few(layer, weights, rows // images, math.ceil(ROWS_PER_WEIGHT * weights * images / rows))
+
+
 def solve_layers(walk: Walk, settings: Settings, progress: Callable[[int, int], None] | None) -> None:
     """Walk through both networks, and give layers of the pruned one new weights when their turn comes."""
     todo = [node for node in walk.nodes if _is_solvable(walk, node, settings.all_changed)]
@@ -69,7 +76,11 @@ def solve_layers(walk: Walk, settings: Settings, progress: Callable[[int, int], 
             else:
                 walk.run(node)
         walk.free(node)
-    _warn(walk, settings, few)
+    warn_of_few(
+        walk.images,
+        few,
+        "A larger ridge is used there." if settings.ridge is None else f"The given ridge {settings.ridge:g} is kept.",
+    )
 
 
 def _is_solvable(walk: Walk, node: fx.Node, all_changed: bool) -> bool:
@@ -87,14 +98,14 @@ def _solve(walk: Walk, node: fx.Node, settings: Settings, todo: list[fx.Node], f
         return
     start = rows_of_weight(layer)  # [groups, o, n]
     bias = torch.zeros_like(start[:, :, 0]) if layer.bias is None else exact(layer.bias).reshape(start.shape[:2])
-    norm = _norm_behind(walk, node) if layer.bias is None else None
+    norm = norm_behind(walk, node) if layer.bias is None else None
     shortcut = find_shortcut(walk, node, todo)
     fitted, held = _collect(walk, node, layer, settings, shortcut, start)
     rows = fitted.rows + held.rows
     ridges: Sequence[float] = RIDGES if settings.ridge is None else (settings.ridge,)
-    if rows < ROWS_PER_WEIGHT * start.shape[2]:
-        needed = math.ceil(ROWS_PER_WEIGHT * start.shape[2] * walk.images / rows)
-        few.append(Few(name, start.shape[2], rows // walk.images, needed))
+    lacking = few_rows(name, start.shape[2], rows, walk.images)
+    if lacking is not None:
+        few.append(lacking)
         ridges = CAREFUL if settings.ridge is None else ridges
     fit = choose(fitted, held, start, bias, ridges, constant=layer.bias is not None or norm is not None)
     if fit is None or not bool(torch.isfinite(fit.weight).all()):
@@ -120,7 +131,7 @@ def _collect(
     fitted, held, first = kind(), kind(), 0
     for chunk in range(len(walk.sizes)):
         y = walk.value(node, 0, chunk)  # [N, O, ...]
-        where = spots(len(y), grid_of(layer, y), settings.positions, _generator(settings.seed, place, chunk))
+        where = spots(len(y), grid_of(layer, y), settings.positions, generator(settings.seed, place, chunk))
         x = inputs_at(layer, walk.entering(node, 1, chunk), where)  # [N, P, groups, n]
         target = outputs_at(layer, y, where)[..., kept]  # [N, P, kept]
         if shortcut is not None:
@@ -134,11 +145,12 @@ def _collect(
     return fitted, held
 
 
-def _generator(*numbers: int) -> torch.Generator:
+def generator(*numbers: int) -> torch.Generator:
+    """Positions of one layer and chunk are drawn from it."""
     return torch.Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
 
-def _norm_behind(walk: Walk, node: fx.Node) -> Any:
+def norm_behind(walk: Walk, node: fx.Node) -> Any:
     """The batch norm that a layer's output goes into, and nothing else does."""
     user = only_user(node)
     if user is None or user.op != "call_module" or walk.traced.calls[str(user.target)] != 1:
@@ -148,18 +160,19 @@ def _norm_behind(walk: Walk, node: fx.Node) -> Any:
     return norm if usable else None
 
 
-def _warn(walk: Walk, settings: Settings, few: list[Few]) -> None:
+def warn_of_few(images: int, few: Sequence[Few], ending: str) -> None:
+    """Say how many images it would take."""
     if not few:
         return
     worst = max(few, key=lambda f: f.images)
     log.warning(
         "%d images are too few for %d of the layers: %s has %d weights a filter, an image gives it %d rows, and it "
         "needs at least %d images. %s",
-        walk.images,
+        images,
         len(few),
         worst.layer,
         worst.weights,
         worst.rows,
         worst.images,
-        "A larger ridge is used there." if settings.ridge is None else f"The given ridge {settings.ridge:g} is kept.",
+        ending,
     )

@@ -51,6 +51,23 @@ class Sums:
             setattr(total, name, getattr(self, name) + getattr(other, name))
         return total
 
+    def narrowed(self, columns: Tensor, weight: Tensor, bias: Tensor) -> Sums:
+        """The sums of x at `columns` [groups, m] and of y = weight x + bias, whatever y was: no row is needed."""
+        few, n = Sums(), self.xx.shape[2]
+        few.rows = self.rows
+        said = (weight @ self.x.unsqueeze(2)).squeeze(2)  # [groups, o]
+        half = self.xx.gather(1, columns.unsqueeze(2).expand(-1, -1, n))  # [groups, m, n]
+        few.x, few.y = self.x.gather(1, columns), said + self.rows * bias
+        few.xx = half.gather(2, columns.unsqueeze(1).expand(-1, columns.shape[1], -1))  # [groups, m, m]
+        few.xy = half @ weight.mT + few.x.unsqueeze(2) * bias.unsqueeze(1)  # [groups, m, o]
+        few.yy = ((weight @ self.xx) * weight).sum(2) + 2 * bias * said + self.rows * bias * bias
+        return few
+
+    def covariance(self, group: int) -> Tensor:
+        """Of x: [n, n]."""
+        mean = self.x[group] / self.rows
+        return self.xx[group] / self.rows - mean[:, None] * mean
+
     def solve(self, start: Tensor, ridges: Sequence[float], constant: bool, bias: Tensor) -> list[Fit]:
         """The minimum for each ridge; those at which the equations are singular are left out."""
         mean_x, mean_y = self.x / self.rows, self.y / self.rows
@@ -78,6 +95,10 @@ class Sums:
         square = self.yy + self.rows * c * c - 2 * c * self.y
         square = square - 2 * (w * self.xy.mT).sum(2) + ((w @ self.xx) * w).sum(2)
         return (square + 2 * c * (w @ self.x.unsqueeze(2)).squeeze(2)) / self.rows
+
+    def mean(self) -> Tensor:
+        """Of y: [groups, o]."""
+        return self.y / self.rows
 
     def variance(self) -> Tensor:
         """Of y: [groups, o]."""
@@ -109,6 +130,19 @@ class Rows:
         total._x, total._y = self._x + other._x, self._y + other._y
         return total
 
+    def narrowed(self, columns: Tensor, weight: Tensor, bias: Tensor) -> Rows:
+        """The rows of x at `columns` [groups, m] and of y = weight x + bias, whatever y was."""
+        few = Rows()
+        for x in self._x:  # [groups, rows, n]
+            few._x.append(x.gather(2, columns.unsqueeze(1).expand(-1, x.shape[1], -1)))
+            few._y.append(x @ weight.mT + bias.unsqueeze(1))
+        return few
+
+    def covariance(self, group: int) -> Tensor:
+        """Of x: [n, n]."""
+        x = torch.cat([part[group] for part in self._x])  # [rows, n]
+        return torch.cov(x.T, correction=0).reshape(x.shape[1], -1)
+
     def solve(self, start: Tensor, ridges: Sequence[float], constant: bool, bias: Tensor) -> list[Fit]:
         """The minimum for each ridge; those at which the equations are singular are left out."""
         x, y = torch.cat(self._x, 1), torch.cat(self._y, 1)  # [groups, rows, n], [groups, rows, o]
@@ -135,6 +169,10 @@ class Rows:
         x, y = torch.cat(self._x, 1), torch.cat(self._y, 1)
         rest: Tensor = y - x @ fit.weight.mT - fit.constant.unsqueeze(1)
         return (rest * rest).mean(1)
+
+    def mean(self) -> Tensor:
+        """Of y: [groups, o]."""
+        return torch.cat(self._y, 1).mean(1)
 
     def variance(self) -> Tensor:
         """Of y: [groups, o]."""
