@@ -138,7 +138,7 @@ def test_changes_are_told() -> None:
         [
             *("prune", "resnet8", "--data", "digits", "--alpha", "3.0", "--epochs", "1"),
             *("--exclude", "a", "--exclude", "b", "--augment", "--rounds", "2"),
-            *("--weights", "here/base/model.safetensors", "--out", "here/result"),
+            *("--weights", "here/base/model.safetensors", "--out", "here/mine"),
         ],
     ]
     with pytest.raises(RunError, match="one of smoke, cpu, full, not 'huge'"):
@@ -181,7 +181,7 @@ def test_a_dry_run_prints_what_changes_and_runs_nothing(tmp_path: Path, monkeypa
     assert not any(line.startswith("  train:") for line in said)  # no network is trained
     printed = said[said.index("commands:") + 1 :]
     assert printed[0].startswith("  secateur prune resnet56 --data cifar10 --metric gsd --target 0.63 --k 18")
-    assert printed[-1] == "  secateur study table runs/resnet56-cifar10-b-cpu/result"
+    assert printed[-1] == "  secateur study table runs/resnet56-cifar10-b-cpu/resnet56-cifar10-b"
     assert not list(tmp_path.iterdir())
 
 
@@ -212,11 +212,11 @@ def test_one_recipe_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     words = ["reproduce", "vgg16-cifar10", "--budget", "smoke", "--device", "cpu"]
     said = lines(secateur(*words, columns=400))
     folder = Path("runs/vgg16-cifar10-smoke")
-    found = sc.studies.table([folder / "result"])
+    found = sc.studies.table([folder / "vgg16-cifar10"])
     (row,) = found.rows
     assert 29.0 < row["macs_removed"] < 60  # three tenths were asked for, and a LeNet's channels are few
     assert "  run: model vgg16 -> lenet5" in said and "  run: target 0.801 -> 0.3" in said
     assert any("The paper has no rows for lenet5 on digits." in line for line in said)
-    assert sc.load(folder / "result", create("lenet5"))
+    assert sc.load(folder / "vgg16-cifar10", create("lenet5"))
     again = lines(secateur(*words, columns=400))
     assert again[-4:] == said[-4:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,15 @@ def test_metrics_that_have_no_time_of_a_layer(graph: sc.ChannelGraph) -> None:
         timing(graph, batches(), ["taylor"])
     with pytest.raises(ScoreError, match="no metric is called 'nothing'; known: gsd"):
         timing(graph, batches(), ["nothing"])
+    with pytest.raises(ScoreError, match="one of wall, cpu, not 'sun'"):
+        timing(graph, batches(), ["gsd"], clock="sun")
+
+
+def test_processor_time_leaves_out_waiting(graph: sc.ChannelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = lambda: time.sleep(0.03)
+    assert layer_times._seconds(wait, "cpu") < 0.02 < layer_times._seconds(wait, "wall")
+    found = timing(graph, batches(), ["gsd"], images=12, clock="cpu")
+    assert "processor time of the process" in found.notes[0] and found.clock == "cpu"
 
 
 def test_what_is_finished_is_not_timed_again(
@@ -104,7 +114,7 @@ def test_what_is_finished_is_not_timed_again(
     first = timing(graph, batches(), ["gsd", "di"], images=12, folder=folder)
     (next((tmp_path / "study" / "rows").glob("3-out-gsd*"))).unlink()
     count: list[float] = []
-    monkeypatch.setattr(layer_times, "_seconds", lambda work: count.append(1.0) or 5.0)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(layer_times, "_seconds", lambda *_: count.append(1.0) or 5.0)  # type: ignore[func-returns-value]
     again = timing(graph, batches(), ["gsd", "di"], images=12, folder=folder)
     assert len(count) == 1
     assert [r for r in again.rows if (r["layer"], r["metric"]) != ("3:out", "gsd")] == [

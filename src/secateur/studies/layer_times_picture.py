@@ -37,7 +37,7 @@ def _draw(found: Timed, key: str, title: str, size: str, folder: Path, name: str
             hollow: dict[str, Any] = {"markerfacecolor": "white"} if metric == "di_inverse" else {}
             axes.plot(x, y, label=LABELS.get(metric, metric), **line(number), **hollow)
         axes.set_yscale("log")
-        axes.set_ylabel("seconds (wall time)")
+        axes.set_ylabel("seconds (wall time)" if found.clock == "wall" else "seconds (processor time)")
         axes.set_xlabel("unit (the layer that writes it), from input to output")
         step = max(1, len(layers) // 40)
         axes.set_xticks(range(0, len(layers), step), layers[::step], rotation=60, ha="right", rotation_mode="anchor")

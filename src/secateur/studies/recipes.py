@@ -122,7 +122,7 @@ def commands(
     if trained is None and recipe.command not in UNTRAINED:
         trained = WEIGHTS
     options = dict(recipe.run)
-    model, result = str(options.pop("model")), folder / "result"
+    model, result = str(options.pop("model")), folder / recipe.name  # a name that tells in a table of runs
     if trained is not None and "data" in options:
         options["weights"] = trained
     if "data" in options:

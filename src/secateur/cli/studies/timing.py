@@ -22,6 +22,7 @@ def command(
     images: Annotated[int, typer.Option(help="Images to score on; the paper took 3,000.")] = 200,
     memory: Annotated[float, typer.Option(help="GiB for maps, and once more for matrices.")] = 2.0,
     inverse: Annotated[int, typer.Option(help="Channels a layer of DI by explicit inverse; 0: none.")] = 1,
+    clock: Annotated[str, typer.Option(help="wall, or cpu: of this process, for a busy machine.")] = "wall",
     threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
     streams: Annotated[str, typer.Option(help="Additions: select or coupled.")] = "select",
     batch_size: Annotated[int, typer.Option(help="Images at a time in forward passes.")] = 32,
@@ -71,6 +72,7 @@ def command(
                 images=images,
                 memory=int(memory * (1 << 30)),
                 inverse_channels=inverse,
+                clock=clock,
                 seed=seed,
                 folder=folder,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
@@ -86,7 +88,22 @@ def command(
     say_where(folder.path)
 
 
-_ASKED = ("model", "data", "weights", "metric", "images", "memory", "inverse", "threads", "streams", "size", "seed")
+_ASKED = (
+    *(
+        "model",
+        "data",
+        "weights",
+        "metric",
+        "images",
+        "memory",
+        "inverse",
+        "clock",
+        "threads",
+        "streams",
+        "size",
+        "seed",
+    ),
+)
 
 
 def _say(found: Timed) -> None:
