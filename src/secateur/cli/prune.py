@@ -213,14 +213,15 @@ def _network(asked: dict[str, Any], images: ImageData, rank: int) -> nn.Module:
     if weights is not None or own:
         return open_model(name, images, Path(weights) if weights else None, seed=asked["seed"])
     if (name, asked["data"]) == (DEMO_MODEL, DEMO_DATA):
-        return _demo_network(images, asked["seed"], rank)
+        return demo_network(images, asked["seed"], rank)
     raise ModelError(
         f"pruning starts from a trained network: pass --weights FILE with the weights of {name}. "
         f"To train one first: secateur train --model {name} --data {asked['data']}"
     )
 
 
-def _demo_network(images: ImageData, seed: int, rank: int) -> nn.Module:
+def demo_network(images: ImageData, seed: int = 0, rank: int = 0) -> nn.Module:
+    """The demo's network: from where it was kept, or trained now and kept for the next time."""
     from safetensors.torch import save
 
     from secateur.channels.writing import write_atomically

@@ -1,0 +1,26 @@
+"""Metrics as a paper writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "gsd": "G-SD",
+        "fdr": "G-FDR",
+        "abs_snr": "G-AbsSNR",
+        "ttest": "G-T-test",
+        "di": "DI",
+        "mmd": "MMD",
+        "l1": "L1 norm",
+        "l2": "L2 norm",
+        "bn_scale": "BN scale",
+        "fpgm": "FPGM",
+    }
+)
+
+
+def metric_name(metric: str) -> str:
+    """How a metric is called in a picture."""
+    return NAMES.get(metric, metric.replace("_", " "))
