@@ -99,7 +99,19 @@ def test_figures() -> None:
     two = check(commands(load_recipe("fig2-resnet38-cifar100"), Path("runs"), weights=Path("w"))[0])
     assert (two["ratios"], two["epochs"], two["preset"]) == ("0.1,0.2,0.3,0.4", 150, "effectiveness")
     assert set(two["metric"].split(",")) == {"gsd", "di", "mmd", "ttest", "abs_snr", "fdr", "random"}
+    five = check(commands(load_recipe("fig5-resnet56-cifar10"), Path("runs"), weights=Path("w"))[0])
+    assert (five["start"], five["iterations"], five["metric"], five["epochs"]) == ("0.31", 5, "gsd", 200)
     assert load_recipe("fig6-vgg16-imagenet").run["images"] == 3000
+
+
+def test_the_wheel_has_every_file_that_is_no_code() -> None:
+    """What lies in the package beside Python files is named in pyproject.toml, or an installed secateur lacks it."""
+    package = Path(sc.__file__).parent
+    project = tomllib.loads((package.parent.parent / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["secateur"]
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    beside = {p for p in package.rglob("*") if p.is_file() and p.suffix != ".py" and "__pycache__" not in p.parts}
+    assert beside == packed and len(beside) > len(NAMES)
 
 
 def test_changes_are_told() -> None:
