@@ -60,12 +60,15 @@ def command(
     from secateur.cli.columns import columns
     from secateur.cli.opening import numbers, open_data
     from secateur.cli.studies.common import say_where, study_folder, typed
+    from secateur.measuring.batches import device_of
     from secateur.studies.effectiveness_study import effectiveness
     from secateur.studies.quick import BATCH
 
     first = models[0].partition("=")[0]
     found = open_data(data, first, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
     folder = study_folder(out, "effectiveness", "-".join(name.partition("=")[0] for name in models), data)
+    networks = trained_networks(models, weights, found, device, seed)
+    batch = BATCH if device_of(next(iter(networks.values()))).type == "cpu" else 256
     leads = os.environ.get("RANK", "0") == "0"  # of torchrun's processes, only the first one speaks
     with progress() as bar:
         tasks: dict[str, Any] = {}
@@ -77,9 +80,9 @@ def command(
                 bar.update(tasks[phase], completed=done, total=total, note=note)
 
         rows = effectiveness(
-            trained_networks(models, weights, found, device, seed),
+            networks,
             found.loader("train", 128, seed=seed, workers=workers),
-            found.loader("test", BATCH, limit=limit, seed=seed, workers=workers),
+            found.loader("test", batch, limit=limit, seed=seed, workers=workers),
             folder,
             retrain_on=lambda number: found.loader(
                 "train", batch_size, augment=augment, shuffle=True, seed=number, workers=workers

@@ -64,14 +64,16 @@ def command(
     found = open_data(data, name, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
     network = next(iter(trained_networks([model], weights, found, device, seed).values()))
     folder = study_folder(out, "sensitivity", name, data)
+    leads = os.environ.get("RANK", "0") == "0"  # of torchrun's processes, only the first one speaks
     loaders: dict[str, Any] = {"seed": seed, "workers": workers}
     with progress() as bar:
         tasks: dict[str, Any] = {}
 
         def show(phase: str, done: int, total: int, note: str) -> None:
-            if phase not in tasks:
-                tasks[phase] = bar.add_task(phase, total=total, note="")
-            bar.update(tasks[phase], completed=done, total=total, note=note)
+            if leads:
+                if phase not in tasks:
+                    tasks[phase] = bar.add_task(phase, total=total, note="")
+                bar.update(tasks[phase], completed=done, total=total, note=note)
 
         rows = sensitivity(
             network,
@@ -99,7 +101,7 @@ def command(
             distill=distill,
             seed=seed,
         )
-    if os.environ.get("RANK", "0") == "0":
+    if leads:
         titles = ["method", "iteration", "MACs removed", "as cut", "held-out", "test"]
         console.print(columns(titles, [_line(row) for row in rows], numbers=titles[1:]), markup=False, soft_wrap=True)
         say_where(folder)
