@@ -51,10 +51,10 @@ def test_every_unit_comes_out_as_the_whole_repair_gives_it(name: str) -> None:
 def test_one_reader_beside_lstsq_and_a_naive_choice_of_the_ridge() -> None:
     model, images = chain(), pictures(12, side=6)
     graph = sc.trace(model, images[:1])
-    inner = F.relu(model[0](images))  # type: ignore[index]
+    inner = F.relu(model[0](images))
     x = F.unfold(inner[:, KEEP], 3).transpose(1, 2).numpy()  # [images, positions, 27]
-    y = model[2](inner).flatten(2).transpose(1, 2).numpy()  # type: ignore[index]
-    start = model[2].weight[:, KEEP].flatten(1).numpy()  # type: ignore[index]
+    y = model[2](inner).flatten(2).transpose(1, 2).numpy()
+    start = model[2].weight[:, KEEP].flatten(1).numpy()
     out = np.arange(12) % 5 == 4
     errors = []
     for ridge in RIDGES:
@@ -62,25 +62,25 @@ def test_one_reader_beside_lstsq_and_a_naive_choice_of_the_ridge() -> None:
         gap = y[out].reshape(-1, 4) - x[out].reshape(-1, 27) @ fit[:, :27].T - fit[:, 27]
         errors.append(((gap**2).mean(0) / y[out].reshape(-1, 4).var(0)).mean())
     want = naive(x.reshape(-1, 27), y.reshape(-1, 4), start, RIDGES[int(np.argmin(errors))], True)
-    mean = model[3].running_mean.clone()  # type: ignore[index,operator,union-attr]
+    mean = model[3].running_mean.clone()
     with sc.repair_each(graph, images)("0:out", KEEP):
-        np.testing.assert_allclose(model[2].weight[:, KEEP].flatten(1), want[:, :27], rtol=1e-6, atol=1e-9)  # type: ignore[index]
-        assert not model[2].weight[:, [1, 3, 4]].any()  # type: ignore[index,operator]
-        np.testing.assert_allclose(model[3].running_mean, mean.numpy() - want[:, 27], rtol=1e-6)  # type: ignore[index]
+        np.testing.assert_allclose(model[2].weight[:, KEEP].flatten(1), want[:, :27], rtol=1e-6, atol=1e-9)
+        assert not model[2].weight[:, [1, 3, 4]].any()
+        np.testing.assert_allclose(model[3].running_mean, mean.numpy() - want[:, 27], rtol=1e-6)
 
 
 @torch.no_grad()
 def test_the_norm_behind_a_reader_gets_the_statistics_of_the_cut() -> None:
     model, images = chain(), pictures(10, side=6)
     graph = sc.trace(model, images[:1])
-    inner = F.relu(model[0](images))  # type: ignore[index]
-    whole, cut = (model[2](inner * mask.view(1, 6, 1, 1)) for mask in (torch.ones(6), _only(KEEP, 6)))  # type: ignore[index]
-    mean, var = model[3].running_mean.clone(), model[3].running_var.clone()  # type: ignore[index,operator,union-attr]
+    inner = F.relu(model[0](images))
+    whole, cut = (model[2](inner * mask.view(1, 6, 1, 1)) for mask in (torch.ones(6), _only(KEEP, 6)))
+    mean, var = model[3].running_mean.clone(), model[3].running_var.clone()
     with sc.repair_each(graph, images, how="bn")("0:out", KEEP):
-        assert torch.allclose(model[3].running_mean, mean + cut.mean((0, 2, 3)) - whole.mean((0, 2, 3)))  # type: ignore[index]
+        assert torch.allclose(model[3].running_mean, mean + cut.mean((0, 2, 3)) - whole.mean((0, 2, 3)))
         ratio = cut.var((0, 2, 3), correction=0) / whole.var((0, 2, 3), correction=0)
-        assert torch.allclose(model[3].running_var, var * ratio)  # type: ignore[index]
-    assert torch.equal(model[3].running_mean, mean) and torch.equal(model[3].running_var, var)  # type: ignore[index,arg-type]
+        assert torch.allclose(model[3].running_var, var * ratio)
+    assert torch.equal(model[3].running_mean, mean) and torch.equal(model[3].running_var, var)
 
 
 def _only(kept: list[int], width: int) -> Tensor:
@@ -145,10 +145,10 @@ def test_channels_go_in_the_order_in_which_re_solved_readers_miss_them_least() -
     """Every choice at every step solved afresh: tr((W - W') H (W - W')') for the best W' on what is left."""
     model, images = chain(), pictures(40, side=6)
     graph = sc.trace(model, images[:1])
-    x = F.unfold(F.relu(model[0](images)), 3).transpose(1, 2).reshape(-1, 54).numpy()  # type: ignore[index]
+    x = F.unfold(F.relu(model[0](images)), 3).transpose(1, 2).reshape(-1, 54).numpy()
     covariance = np.cov(x.T, bias=True)
     shifted = covariance + RIDGE * np.diag(covariance).mean() * np.eye(54)
-    weight = model[2].weight.flatten(1).numpy()  # type: ignore[index]
+    weight = model[2].weight.flatten(1).numpy()
     weight = weight / np.sqrt(np.diag(weight @ covariance @ weight.T))[:, None]
 
     def error(channels: list[int]) -> float:
@@ -177,3 +177,17 @@ def test_a_channel_that_another_one_can_stand_for_goes_first() -> None:
     plain = seeded(lambda: nn.Sequential(twins(conv(3, 8)), nn.ReLU(), conv(8, 5)))
     order = rebuilt(sc.repair_each(sc.trace(plain, pictures(1)), pictures(40))).order("0:out")
     assert {int(c) % 4 for c in order[:4]} == {0, 1, 2, 3}  # one of each pair before any pair is gone
+
+
+@torch.no_grad()
+def test_the_inputs_of_a_very_wide_reader_are_taken_as_unrelated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secateur.training.repair_scores.WIDEST", 53)
+    model, images = chain(), pictures(40, side=6)
+    x = F.unfold(F.relu(model[0](images)), 3).transpose(1, 2).reshape(-1, 54).numpy()
+    weight, variances = model[2].weight.flatten(1).numpy(), x.var(0)
+    share = (weight**2 / (weight**2 @ variances)[:, None]).sum(0) * (variances + RIDGE * variances.mean())
+    alone = share.reshape(6, 9).sum(1)
+    want = np.zeros(6)
+    want[np.argsort(alone)] = np.sort(alone).cumsum()
+    got = rebuilt(sc.repair_each(sc.trace(model, images[:1]), images)).values["0:out"]
+    np.testing.assert_allclose(got, want, rtol=1e-8)

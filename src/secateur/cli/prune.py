@@ -33,8 +33,8 @@ def command(
     max_drop: Annotated[float | None, typer.Option(help="Points of held-out accuracy that may be lost.")] = None,
     ratio: Annotated[float | None, typer.Option(help="One shot: this share of every unit.")] = None,
     metric: Annotated[
-        str, typer.Option(help="What a channel is worth by; gsd is the paper's. See docs/metrics.md.")
-    ] = "reader_energy",
+        str | None, typer.Option(help="What a channel is worth by; gsd is the paper's. See docs/metrics.md.")
+    ] = None,
     images: Annotated[int | None, typer.Option(help="Score on so many images, drawn anew each round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Reach the target in so many rounds.")] = None,
     alpha: Annotated[float, typer.Option(help="Pruning rate of Eqn. 3; the paper takes 2 to 4.")] = 3.0,
@@ -48,6 +48,8 @@ def command(
     only: Annotated[list[str] | None, typer.Option(help="Prune units or layers of this pattern only.")] = None,
     round_to: Annotated[int, typer.Option(help="Leave widths that are multiples of this.")] = 1,
     repair: Annotated[str, typer.Option(help="Before retraining: none, bn or solve.")] = "none",
+    repair_images: Annotated[int, typer.Option(help="Training images for the repair; labels are not read.")] = 500,
+    judge: Annotated[str | None, typer.Option(help="With a repair: judge units cut or repaired.")] = None,
     preset: Annotated[str, typer.Option(help="Retraining schedule, as in `secateur train`.")] = "cosine",
     epochs: Annotated[int | None, typer.Option(help="Epochs a round; 0: no retraining.")] = None,
     last_epochs: Annotated[int | None, typer.Option(help="Epochs of the round that meets the goal.")] = None,
@@ -77,6 +79,8 @@ def command(
         secateur prune resnet56 --weights w.safetensors --data cifar10 --epochs 3
 
         secateur prune resnet56 --weights w.safetensors --max-drop 0.5 --repair bn
+
+        secateur prune resnet56 --weights w.safetensors --repair solve --epochs 0
 
         secateur prune --resume runs/prune-resnet56-cifar10
     """
@@ -176,7 +180,7 @@ def _settings(asked: dict[str, Any]) -> Any:
     target = asked["target"] if any(asked[goal] is not None for goal in GOALS) else 0.5
     same = (
         "metric images rounds alpha k method measure cost exact streams round_to "
-        "repair preset epochs last_epochs lr distill seed"
+        "repair repair_images judge preset epochs last_epochs lr distill seed"
     )
     return Settings(
         target=target,

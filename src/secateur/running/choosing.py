@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,26 +10,29 @@ import numpy as np
 from secateur.channels.files import PLAN_FILE
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.deciding.amounts import Room, amounts, candidates, cost_by, floor_of
+from secateur.deciding.amounts import Room, amounts, candidates, cost_by, floor_of, scored
 from secateur.deciding.budget import uniform
 from secateur.deciding.decide import decide, out_of_reach
 from secateur.deciding.sensitivity import Sensitivity, check_k, sensitivity
+from secateur.deciding.staged import Cut
 from secateur.errors import DecideError
 from secateur.running.folder import SENSITIVITY
 from secateur.running.job import Clock, Job
-from secateur.running.repairing import unit_repair
 from secateur.running.settings import Goal, Settings
 from secateur.scoring.scores import Scores
 
+Units = Callable[[], Cut]  # repairs each unit of the round's network by itself
 
-def choose(job: Job, number: int, graph: ChannelGraph, scores: Scores, clock: Clock) -> Plan:
+
+def choose(job: Job, number: int, graph: ChannelGraph, scores: Scores, clock: Clock, units: Units) -> Plan:
     """The round's plan, in the numbering of the network that it starts from."""
     settings = job.settings
     if settings.ratio is not None:
-        plan = uniform(graph, scores, settings.ratio, units=candidates(graph, settings.exclude, settings.only))
+        names = scored(graph, scores, candidates(graph, settings.exclude, settings.only))
+        plan = uniform(graph, scores, settings.ratio, units=names)
     else:
         aim = _aim(job, number, graph)
-        found = clock("sensitivity", lambda: _sensitivity(job, number, graph, scores, aim))
+        found = clock("sensitivity", lambda: _sensitivity(job, number, graph, scores, aim, units))
         plan = clock("decide", lambda: _within(job, graph, scores, found, aim))
     job.run.write_text(f"{job.run.round(number).name}/step-{PLAN_FILE}", plan.to_json())
     return plan
@@ -61,7 +65,9 @@ def _aim(job: Job, number: int, graph: ChannelGraph) -> float | None:
     return now - (now - job.goal.left) / rounds_left
 
 
-def _sensitivity(job: Job, number: int, graph: ChannelGraph, scores: Scores, aim: float | None) -> Sensitivity:
+def _sensitivity(
+    job: Job, number: int, graph: ChannelGraph, scores: Scores, aim: float | None, units: Units
+) -> Sensitivity:
     settings, name = job.settings, f"{job.run.round(number).name}/{SENSITIVITY}"
     if job.run.has(name):
         return job.run.parse(name, Sensitivity.from_dict)
@@ -74,7 +80,7 @@ def _sensitivity(job: Job, number: int, graph: ChannelGraph, scores: Scores, aim
         k=settings.k,
         measure=settings.measure,
         cost=settings.cost,
-        repair=unit_repair(job, graph),
+        repair=units() if settings.judge == "repaired" else None,
         exact=settings.exact,
         exclude=settings.exclude,
         only=settings.only,

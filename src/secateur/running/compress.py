@@ -28,11 +28,12 @@ from secateur.running.choosing import check_reach
 from secateur.running.folder import BASE, ROUND, SUMMARY, RunFolder
 from secateur.running.job import Job, Phase, Tools
 from secateur.running.rounds import Outcome, run_round
-from secateur.running.settings import Settings, check_settings, goal_of
+from secateur.running.settings import Settings, check_settings, filled, goal_of
 from secateur.running.summary import summarise
 from secateur.scoring.metrics import METRICS
 from secateur.scoring.together import processes
 from secateur.training.checkpoint import digest
+from secateur.training.repair_scores import REBUILT
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +90,9 @@ def compress(
     """
     chosen = _settings(settings, target, metric, changes)
     check_settings(chosen)
-    if not callable(metric) and chosen.metric not in METRICS:
-        raise ScoreError(f"no metric is called {chosen.metric!r}; known: {', '.join(METRICS)}, or your own function")
+    known = (*METRICS, REBUILT)
+    if not callable(metric) and chosen.metric not in known:
+        raise ScoreError(f"no metric is called {chosen.metric!r}; known: {', '.join(known)}, or your own function")
     tools = Tools(train, score_on if score_on is not None else train, holdout, metric, fit, evaluate, progress)
     with _place(folder) as path, generators_kept():
         result = _run(
@@ -122,7 +124,7 @@ def _settings(settings: Settings | None, target: float | None, metric: Any, chan
     if metric is not None:
         changes = {**changes, "metric": metric if isinstance(metric, str) else getattr(metric, "__name__", "own")}
     try:
-        return replace(base, **changes)
+        return filled(replace(base, **changes))
     except TypeError as error:
         names = ", ".join(Settings.__dataclass_fields__)
         raise DecideError(f"{error}; the settings are {names}") from error

@@ -9,14 +9,13 @@ from torch import nn
 
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.deciding.staged import Cut
 from secateur.measuring.batches import unpack
 from secateur.measuring.keeping import generators_kept
 from secateur.running.job import Job
 from secateur.scoring.sampling import sampled
 from secateur.scoring.together import processes
 from secateur.training.repair import repair
-from secateur.training.repair_units import repair_each
+from secateur.training.repair_units import UnitRepair, repair_each
 
 UNIT_IMAGES = 250  # each unit is repaired by itself: a few images tell units apart
 
@@ -33,12 +32,10 @@ def repaired(job: Job, graph: ChannelGraph, plan: Plan, so_far: Plan) -> nn.Modu
     return repair(graph, plan, _images(job), how=job.settings.repair, seed=job.settings.seed)  # type: ignore[arg-type]
 
 
-def unit_repair(job: Job, graph: ChannelGraph) -> Cut | None:
-    """What each unit is repaired by before sensitivity judges it; None: it is judged as cut."""
-    settings = job.settings
-    if settings.repair == "none" or settings.judge == "cut":
-        return None
-    return repair_each(graph, _images(job, most=UNIT_IMAGES), how=settings.repair, seed=settings.seed)
+def unit_repair(job: Job, graph: ChannelGraph) -> UnitRepair:
+    """Each unit of a round's network repaired by itself: for channels' scores, and for units to be judged after it."""
+    how = "bn" if job.settings.repair == "bn" else "solve"
+    return repair_each(graph, _images(job, most=UNIT_IMAGES), how=how, seed=job.settings.seed)
 
 
 def _images(job: Job, most: int | None = None) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,11 +18,13 @@ from secateur.running.choosing import choose
 from secateur.running.folder import ROUND
 from secateur.running.job import Clock, Job
 from secateur.running.pictures import keep_pictures
-from secateur.running.repairing import repaired
+from secateur.running.repairing import repaired, unit_repair
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores, load_scores, save_scores
 from secateur.training.fit import fit
 from secateur.training.presets import preset_of
+from secateur.training.repair_scores import REBUILT, rebuilt
+from secateur.training.repair_units import UnitRepair
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,9 @@ def run_round(
     """One round from the network `current`, which `so_far` leads to; everything that is in the folder is not redone."""
     run, tools, clock = job.run, job.tools, Clock()
     graph = trace(current, job.graph.example, job.settings.streams)
-    scores = clock("score", lambda: _score(job, number, graph))
-    plan = choose(job, number, graph, scores, clock)
+    units = functools.cache(lambda: unit_repair(job, graph))  # made where it is asked for, and once
+    scores = clock("score", lambda: _score(job, number, graph, units))
+    plan = choose(job, number, graph, scores, clock, units)
     keep_pictures(job, number, graph, scores, plan)
     chosen = {name: count for name, count in plan.removed().items() if count}
     if job.settings.repair == "none":
@@ -68,8 +73,9 @@ def run_round(
     trained = clock("retrain", lambda: _retrain(job, number, pruned, epochs))
     run.save_model(trained, composed, number)
     # Read back, so that a resumed run and an unbroken one go on from the very same bits.
+    untouched = trained is pruned
     trained, composed = run.load_model(job.original, number)
-    after = tools.evaluate(trained, tools.holdout)
+    after = cut if untouched else tools.evaluate(trained, tools.holdout)
     cost = job.graph.cost(composed)
     outcome = Outcome(number, cost.macs, cost.params, before, cut, after, chosen, clock.seconds, not chosen)
     run.write(f"{run.round(number).name}/{ROUND}", outcome.to_dict())
@@ -78,22 +84,29 @@ def run_round(
     return outcome, trained, composed
 
 
-def _score(job: Job, number: int, graph: ChannelGraph) -> Scores:
+def _score(job: Job, number: int, graph: ChannelGraph, units: Callable[[], UnitRepair]) -> Scores:
     folder, settings = job.run.round(number), job.settings
     if (folder / "scores.json").exists():
         return next(iter(load_scores(folder).values()))
+    metric = job.tools.metric if job.tools.metric is not None else settings.metric
+    found = rebuilt(units()) if metric == REBUILT else _by_statistics(job, number, graph, metric)
+    if job.run.writes:
+        save_scores({found.metric: found}, folder)
+    return found
+
+
+def _by_statistics(job: Job, number: int, graph: ChannelGraph, metric: Any) -> Scores:
+    settings = job.settings
     with generators_kept(settings.seed + number):  # a loader that shuffles by them comes in the same order again
         found: Scores = score(
             graph,
             job.tools.score_on,
-            metric=job.tools.metric if job.tools.metric is not None else settings.metric,
+            metric=metric,
             images=settings.images,
             seed=settings.seed + number,
             progress=lambda done, total: job.tools.say(f"round {number}: score", done, total or done),
             **settings.metric_options,
         )
-    if job.run.writes:
-        save_scores({found.metric: found}, folder)
     return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from secateur.channels.graph import ChannelGraph, Streams
 from secateur.errors import DecideError
 from secateur.training.presets import preset_of
+from secateur.training.repair_scores import REBUILT
 
 Repair = Literal["none", "bn", "solve"]
 
@@ -24,7 +25,7 @@ class Settings:
     max_drop: float | None = None  # held-out accuracy that may be lost, fraction of 1; stops before it falls by more
     ratio: float | None = None  # one shot: this share of every unit
     # Scoring.
-    metric: str = "reader_energy"  # the best of ours on CIFAR-10; "gsd" is the paper's (docs/metrics.md)
+    metric: str | None = None  # None: "reader_energy", the best of ours on CIFAR-10 (docs/metrics.md), or "rebuilt"
     metric_options: dict[str, Any] = field(default_factory=dict)
     images: int | None = None  # images to score on, a fresh sample each round; None: all
     # Deciding.
@@ -42,7 +43,7 @@ class Settings:
     # Getting the accuracy back.
     repair: Repair = "none"
     repair_images: int = 500
-    judge: Literal["cut", "repaired"] = "cut"  # with a repair: what sensitivity judges units by
+    judge: Literal["cut", "repaired"] | None = None  # with a repair: how sensitivity sees each unit
     preset: str = "cosine"
     epochs: int | None = None  # of each round; None: the preset's
     last_epochs: int | None = None  # of the round that meets the goal; None: as many as the others
@@ -53,6 +54,14 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
+
+
+def filled(settings: Settings) -> Settings:
+    """What was left open, by what suits the case (docs/repair.md): where a solve is all that gets the accuracy back,
+    channels go by what it cannot rebuild, and units are judged after it."""
+    solved = settings.repair == "solve" and settings.epochs == 0
+    judge = settings.judge or (None if settings.repair == "none" else "repaired" if solved else "cut")
+    return replace(settings, metric=settings.metric or (REBUILT if solved else "reader_energy"), judge=judge)
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,9 @@ def check_settings(settings: Settings) -> None:
     """Refuse at once what would only be noticed after a long time: after scoring, or when retraining begins."""
     for name, known in _KNOWN.items():
         if getattr(settings, name) not in known:
-            raise DecideError(f"{name} must be one of {', '.join(known)}; got {getattr(settings, name)!r}")
+            raise DecideError(
+                f"{name} must be one of {', '.join(filter(None, known))}; got {getattr(settings, name)!r}"
+            )
     for name, least in (
         ("k", 1),
         ("rounds", 1),
@@ -99,7 +110,7 @@ _KNOWN = {
     "measure": ("accuracy", "loss"),
     "cost": ("macs", "params", "latency"),
     "repair": ("none", "bn", "solve"),
-    "judge": ("cut", "repaired"),
+    "judge": ("cut", "repaired", None),
     "streams": ("select", "coupled"),
 }
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from secateur.channels.units import Reader, Unit
 from secateur.scoring.scores import Scores, Vector
 from secateur.training.repair_rows import rows_of_weight
-from secateur.training.repair_units import UnitRepair, inputs_of
+from secateur.training.repair_units import Seen, UnitRepair, inputs_of
 
 REBUILT = "rebuilt"  # the metric's name
 RIDGE = 1e-2  # of the Gram's mean diagonal
-WIDEST = 5000  # a reader with more inputs is left out: its covariance would be too large to invert
+WIDEST = 5000  # the inputs of a wider reader are taken as unrelated: their covariance would be too large to invert
 
 
 def rebuilt(units: UnitRepair) -> Scores:
@@ -30,11 +30,11 @@ def rebuilt(units: UnitRepair) -> Scores:
     variance. The score is the error that has added up when the channel goes. Units none of whose readers can be solved
     have no score.
     """
-    scored = {
-        name: [piece for reader in unit.readers if reader.module in units.seen for piece in _pieces(units, reader)]
-        for name, unit in units.graph.units.items()
-    }
-    values = {name: _eliminate(units.graph.units[name], pieces) for name, pieces in scored.items() if pieces}
+    values = {}
+    for name, unit in units.graph.units.items():
+        readers = [reader for reader in unit.readers if reader.module in units.seen]
+        if readers:
+            values[name] = _eliminate(unit, [piece for reader in readers for piece in _pieces(units, reader)])
     return Scores(REBUILT, values, units.images)
 
 
@@ -45,10 +45,12 @@ class _Piece:
     channels: Tensor  # [a] channels of the unit that it reads
     columns: Tensor  # [a, t] where they are among its inputs
     weight: Tensor  # [o, n] solved on what is left
-    inverse: Tensor  # [n, n] H^-1 of what is left
+    inverse: Tensor  # [n, n] H^-1 of what is left; [n] its diagonal, where inputs are taken as unrelated
 
     def errors(self, alive: Tensor) -> Tensor:
         """[a] what each channel adds when it goes next."""
+        if self.inverse.dim() == 1:
+            return (self.weight.square().sum(0) / self.inverse)[self.columns].sum(1)
         blocks = self.inverse[self.columns.unsqueeze(2), self.columns.unsqueeze(1)]  # [a, t, t]
         gone = ~alive[self.channels]
         blocks[gone] = torch.eye(blocks.shape[1], dtype=blocks.dtype)  # theirs is zero by now
@@ -58,6 +60,8 @@ class _Piece:
 
     def remove(self, channel: int) -> None:
         """The weights re-solved without the channel."""
+        if self.inverse.dim() == 1:  # the others know nothing of it
+            return
         for row in (self.channels == channel).nonzero().flatten().tolist():
             inputs = self.columns[row]  # [t]
             share = torch.linalg.solve(self.inverse[inputs][:, inputs], self.inverse[inputs])  # [t, n]
@@ -68,8 +72,6 @@ class _Piece:
 def _pieces(units: UnitRepair, reader: Reader) -> list[_Piece]:
     seen = units.seen[reader.module]
     weights = rows_of_weight(seen.layer)  # [groups, o, n]
-    if weights.shape[2] > WIDEST:
-        return []
     taps = weights.shape[2] * len(weights) // inputs_of(seen.layer)
     places = torch.from_numpy(reader.inputs)  # [channels, m]
     columns = (places.unsqueeze(2) * taps + torch.arange(taps)).flatten(1)  # [channels, m x taps], through all groups
@@ -77,14 +79,23 @@ def _pieces(units: UnitRepair, reader: Reader) -> list[_Piece]:
     for group, weight in enumerate(weights):
         mine = (columns // weight.shape[1] == group).all(1)
         if bool(mine.any()):
-            covariance = seen.whole.covariance(group)
-            scale = ((weight @ covariance) * weight).sum(1).clamp(min=1e-12).sqrt()
-            ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12)
-            shifted = covariance + ridge * torch.eye(len(covariance), dtype=covariance.dtype)
             numbers = torch.from_numpy(reader.channels)[mine]
-            inverse = torch.linalg.inv(shifted)
-            pieces.append(_Piece(numbers, columns[mine] % weight.shape[1], weight / scale[:, None], inverse))
+            scaled, inverse = _scaled(seen, group, weight)
+            pieces.append(_Piece(numbers, columns[mine] % weight.shape[1], scaled, inverse))
     return pieces
+
+
+def _scaled(seen: Seen, group: int, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A group's weights for outputs of variance 1, and H^-1 (wide readers: its diagonal)."""
+    if weight.shape[1] > WIDEST:
+        variances = seen.whole.variances(group)
+        ridge = RIDGE * variances.mean().clamp(min=1e-12)
+        return weight / (weight.square() @ variances).clamp(min=1e-12).sqrt()[:, None], 1 / (variances + ridge)
+    covariance = seen.whole.covariance(group)
+    scale = ((weight @ covariance) * weight).sum(1).clamp(min=1e-12).sqrt()
+    ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12)
+    shifted = covariance + ridge * torch.eye(len(covariance), dtype=covariance.dtype)
+    return weight / scale[:, None], torch.linalg.inv(shifted)
 
 
 def _eliminate(unit: Unit, pieces: list[_Piece]) -> Vector:

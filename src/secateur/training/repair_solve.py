@@ -68,6 +68,10 @@ class Sums:
         mean = self.x[group] / self.rows
         return self.xx[group] / self.rows - mean[:, None] * mean
 
+    def variances(self, group: int) -> Tensor:
+        """Of x: [n]."""
+        return self.xx[group].diagonal() / self.rows - (self.x[group] / self.rows) ** 2
+
     def solve(self, start: Tensor, ridges: Sequence[float], constant: bool, bias: Tensor) -> list[Fit]:
         """The minimum for each ridge; those at which the equations are singular are left out."""
         mean_x, mean_y = self.x / self.rows, self.y / self.rows
@@ -142,6 +146,10 @@ class Rows:
         """Of x: [n, n]."""
         x = torch.cat([part[group] for part in self._x])  # [rows, n]
         return torch.cov(x.T, correction=0).reshape(x.shape[1], -1)
+
+    def variances(self, group: int) -> Tensor:
+        """Of x: [n]."""
+        return torch.cat([part[group] for part in self._x]).var(0, correction=0)
 
     def solve(self, start: Tensor, ridges: Sequence[float], constant: bool, bias: Tensor) -> list[Fit]:
         """The minimum for each ridge; those at which the equations are singular are left out."""
