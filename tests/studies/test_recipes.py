@@ -183,6 +183,14 @@ def test_the_list() -> None:
     assert [line.split()[0] for line in said[1 : 1 + len(NAMES)]] == list(NAMES)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_dry_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = lines(secateur("reproduce", name, "--dry-run", columns=400))
+    assert said[0].startswith(load_recipe(name).title) and "no setting is changed (budget full)" in said
+    assert said[-1].startswith("  secateur ") and not list(tmp_path.iterdir())
+
+
 def test_a_dry_run_prints_what_changes_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["resnet56-cifar10-b", "--budget", "cpu", "--weights", "w.pt", "--set", "holdout=test:0.5", "--dry-run"]
