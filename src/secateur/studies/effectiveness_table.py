@@ -55,7 +55,7 @@ def draw(rows: Sequence[Row], folder: Path) -> dict[str, str]:
     networks = list(dict.fromkeys(row["network"] for row in rows))
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     stages = [stage for stage in STAGES if stage in rows[0]]
-    height = max(3.4 * len(stages), 0.21 * len(metrics) + 0.6)
+    height = max((3.4 if len(stages) == 1 else 2.7) * len(stages), 0.21 * len(metrics) + 0.6)  # room for the legend
     fig, axes = figure(PAGE, height, len(stages), len(networks), squeeze=False, sharex=True, sharey="row")
     for i, stage in enumerate(stages):
         for j, network in enumerate(networks):
@@ -66,7 +66,7 @@ def draw(rows: Sequence[Row], folder: Path) -> dict[str, str]:
                 axes[i, j].set_title(f"{network}, {STAGES[stage]}")
         axes[i, 0].set_ylabel("accuracy (%)")
     for one in axes[-1]:
-        one.set_xlabel("channels removed from each unit (%)")
+        one.set_xlabel("channels removed (%)")
     legend(fig, axes[0, 0])
     return {
         "file": save(fig, folder, "accuracy"),
