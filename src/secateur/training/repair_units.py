@@ -115,10 +115,10 @@ def repair_each(
         seen: dict[str, Seen] = {}
         few = []
         for node in walk.nodes:
+            walk.run(node, sides=(0,))
             if node.op == "call_module" and str(node.target) in readers and _is_solvable(walk, node):
                 seen[str(node.target)] = found = _look(walk, node, positions, seed)
                 few.append(few_rows(str(node.target), _width(found.layer), found.rows, walk.images))
-            walk.run(node, sides=(0,))
             walk.free(node)
     if how == "solve":
         warn_of_few(walk.images, [one for one in few if one is not None], "A larger ridge is used there.")
@@ -138,7 +138,7 @@ def _look(walk: Walk, node: fx.Node, positions: int, seed: int) -> Seen:
     sums: tuple[Any, Any] | None = None
     for chunk in range(len(walk.sizes)):
         x = walk.entering(node, 0, chunk)
-        grid = grid_of(layer, layer(x[:1]))
+        grid = grid_of(layer, walk.value(node, 0, chunk))
         if sums is None:
             kind = Rows if walk.images * min(positions, grid) < _width(layer) else Sums
             sums = kind(), kind()

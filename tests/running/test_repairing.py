@@ -1,0 +1,111 @@
+"""Repair in runs: what it aims at, what it is judged by, and that a resumed run ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import secateur as sc
+from secateur.channels.plan import Plan
+from secateur.errors import DecideError
+from secateur.running.settings import Settings, filled
+from secateur.scoring.sampling import sampled
+from secateur.training.repair_scores import rebuilt
+from tests.running.toys import CLASSES, HOLDOUT, TRAIN, contents, run, trained
+from tests.training.toys import bits, same
+
+SOLVE: dict[str, Any] = {"repair": "solve", "repair_images": 64, "epochs": 0}
+EXAMPLE = torch.zeros(1, 3, 6, 6)
+
+
+def images(count: int = 64) -> list[Any]:
+    return list(sampled(TRAIN, count, 0))
+
+
+def test_without_retraining_all_rounds_are_repaired_from_the_original_at_once(tmp_path: Path) -> None:
+    result = run(tmp_path, **SOLVE)
+    assert len(result.rounds) == 2
+    graph = sc.trace(trained(), EXAMPLE)
+    for number in (1, 2):
+        plan = Plan.load(tmp_path / f"round-{number:02d}" / "plan.json")
+        want = sc.repair(graph, plan, images())
+        assert same(bits(sc.load(tmp_path / f"round-{number:02d}", trained())), bits(want))
+    # The other way, from round to round, is another network.
+    first = sc.trace(sc.load(tmp_path / "round-01", trained()), EXAMPLE)
+    step = Plan.load(tmp_path / "round-02" / "step-plan.json")
+    assert not same(bits(result.model), bits(sc.repair(first, step, images())))
+
+
+def test_a_retrained_network_is_what_the_next_repair_aims_at(tmp_path: Path) -> None:
+    """The user's own fit moves every weight a little: the second repair must start from there."""
+
+    def moved(model: torch.nn.Module, *_: object) -> torch.nn.Module:
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.01)
+        return model
+
+    result = run(tmp_path, fit=moved, **SOLVE)
+    first = sc.trace(sc.load(tmp_path / "round-01", trained()), EXAMPLE)
+    step = Plan.load(tmp_path / "round-02" / "step-plan.json")
+    assert same(bits(result.model), bits(moved(sc.repair(first, step, images()))))
+
+
+def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """After a kill in the second round: its scores are there, or nothing of it is."""
+    run(tmp_path / "whole", **SOLVE)
+    want = contents(tmp_path / "whole")
+    for left in ((), ("scores.json", "scores.safetensors")):
+        broken = tmp_path / f"broken-{len(left)}"
+        shutil.copytree(tmp_path / "whole", broken)
+        for name in ("summary.json", "model.safetensors", "plan.json"):
+            (broken / name).unlink()
+        for path in (broken / "round-02").iterdir():
+            if path.name not in left:
+                path.unlink()
+        run(broken, **SOLVE)
+        found = contents(broken)
+        for name in ("model.safetensors", "plan.json", "round-02/sensitivity.json", "round-02/scores.safetensors"):
+            assert found[name] == want[name], name
+
+
+def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
+    run(tmp_path, rounds=1, target=0.4, exact=True, **SOLVE)
+    graph = sc.trace(trained(), EXAMPLE)
+    scores = rebuilt(sc.repair_each(graph, images()))
+    found = json.loads((tmp_path / "round-01" / "sensitivity.json").read_text())
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["settings"]["metric"], summary["settings"]["judge"], found["repair"]) == (
+        "rebuilt",
+        "repaired",
+        "solve",
+    )
+    for name, row in found["tried"].items():
+        kept = sorted(scores.order(name)[row["channels"] :].tolist())
+        model = sc.repair(graph, Plan.of(graph, {name: kept}), images(), layers="cut")
+        accuracy = sc.evaluate(model, HOLDOUT)
+        assert row["accuracy"] == pytest.approx(accuracy.top1, abs=1e-9)
+        assert row["loss"] == pytest.approx(accuracy.loss, rel=1e-4)
+    assert found["base_accuracy"] * CLASSES > 2
+
+
+def test_what_is_left_open_depends_on_the_case() -> None:
+    for words, metric, judge in (
+        ({}, "reader_energy", None),
+        ({"repair": "solve", "epochs": 0}, "rebuilt", "repaired"),
+        ({"repair": "solve"}, "reader_energy", "cut"),
+        ({"repair": "bn", "epochs": 0}, "reader_energy", "cut"),
+        ({"repair": "solve", "epochs": 0, "metric": "gsd", "judge": "cut"}, "gsd", "cut"),
+        ({"repair": "bn", "judge": "repaired"}, "reader_energy", "repaired"),
+    ):
+        found = filled(Settings(**words))  # type: ignore[arg-type]
+        assert (found.metric, found.judge) == (metric, judge), words
+    with pytest.raises(DecideError, match="judge must be one of cut, repaired; got 'x'"):
+        run(judge="x", repair="bn")
+    with pytest.raises(DecideError, match="repair_images must be at least 1"):
+        run(repair="bn", repair_images=0)
