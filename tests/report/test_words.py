@@ -52,17 +52,30 @@ def told(run: Path) -> Run:
     return replace(read_run(run), units=units, before=was, after=now)
 
 
+def test_the_verdict(told: Run) -> None:
+    work = "50.0% less work for each image and 70.0% fewer bytes"
+    assert words.verdict(told) == f"{work}, for 2.00 points of test accuracy, now 93.00%."
+    same = replace(told, after=replace(told.after, test=told.before.test))
+    assert words.verdict(same) == f"{work}, at the same test accuracy of 95.00%."
+    better = replace(told, after=replace(told.after, test=Accuracy(0.96, None, 0.2, 200)))
+    assert words.verdict(better) == f"{work}, with test accuracy 1.00 points higher, at 96.00%."
+    untested = replace(told, before=replace(told.before, test=None))
+    assert words.verdict(untested) == f"{work}, for 2.00 points of held-out accuracy, now 94.00%."
+    whole = replace(told, after=replace(told.after, macs=told.before.macs))
+    assert words.verdict(whole) == "Nothing was removed: the network is as it was."
+
+
 def test_what_was_removed(told: Run) -> None:
     assert words.what_was_removed(told) == (
-        "50.0% of the multiply-adds and 75.0% of the weights, in 2 rounds. Channels went from c:out (from 64 channels "
-        "to 9) and a:out (from 16 channels to 6). 1 of 3 units kept all their channels."
+        "65 of 88 channels, in 2 rounds: most of them from c:out (from 64 channels to 9) and a:out (from 16 channels "
+        "to 6). 1 of 3 units kept all their channels."
     )
     whole = {name: replace(unit, kept=unit.width) for name, unit in told.units.items()}
     assert words.what_was_removed(replace(told, units=whole)) == "Nothing: every channel is still there."
     many = {f"u{i}": UnitWidth("private", 10, 9 - i) for i in range(5)}
-    assert "u4 (from 10 channels to 5), u3 (" in words.what_was_removed(replace(told, units=many))
-    assert words.what_was_removed(replace(told, units=many)).endswith(
-        "u2 (from 10 channels to 7), and from 2 more units."
+    assert words.what_was_removed(replace(told, units=many)) == (
+        "15 of 50 channels, in 2 rounds: most of them from u4 (from 10 channels to 5), u3 (from 10 channels to 6) and "
+        "u2 (from 10 channels to 7), the rest from 2 more units."
     )
 
 
@@ -87,12 +100,16 @@ def test_what_it_cost(told: Run) -> None:
 
 
 def test_what_was_gained(told: Run) -> None:
+    work = (
+        "An image takes 500 multiply-adds instead of 1.00 K (−50.0%), the network has 100 weights instead of 400 "
+        "(−75.0%), and its tensors take 600B instead of 2.00 KB."
+    )
     assert words.what_was_gained(told) == (
-        "A forward pass is slower on one image (2 ms before, 4 ms now) and 3.00 times as fast on 64 images at a time "
-        "(30 ms before, 10 ms now). The tensors take 600B instead of 2.00 KB."
+        f"{work} On the machine of the run it is slower on one image (2 ms before, 4 ms now) and 3.00 times as fast on "
+        "64 images at a time (30 ms before, 10 ms now)."
     )
     untimed = replace(told, before=replace(told.before, latency={}))
-    assert words.what_was_gained(untimed) == "The tensors take 600B instead of 2.00 KB."
+    assert words.what_was_gained(untimed) == work
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ h1 { font-size: 1.7rem; line-height: 1.2; margin: .4rem 0 .8rem; }
 h2 { font-size: 1.2rem; margin: 2.4rem 0 .4rem; padding-top: .6rem; border-top: 1px solid var(--rule); }
 p { margin: .4rem 0 .8rem; max-width: 46rem; }
 .soft { color: var(--soft); font-size: .9rem; }
+.verdict { font-size: 1.2rem; font-weight: 600; line-height: 1.4; margin: .2rem 0 1rem; }
 .lead p { font-size: 1.05rem; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(11.5rem, 1fr)); gap: .7rem; margin: 1.2rem 0; }
 .card { background: var(--card); border-radius: .5rem; padding: .7rem .9rem; break-inside: avoid; }
@@ -37,7 +38,7 @@ figcaption b { color: var(--ink); }
 .key .round::before { border-radius: 50%; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(13.5rem, 1fr)); gap: .4rem 1.4rem; }
 .units { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: .4rem 1.6rem; }
-.maps div { display: grid; grid-template-columns: 5.6rem 1fr; gap: .6rem; align-items: center; margin: .45rem 0; }
+.maps div { display: grid; grid-template-columns: 5.6rem 1fr; gap: .6rem; align-items: center; margin: .65rem 0; }
 .maps span { font-size: .82rem; } .maps .gone span { color: var(--soft); }
 .maps img { width: 100%; max-width: 19rem; image-rendering: pixelated; }
 .maps .gone img { outline: 2px dashed var(--orange); outline-offset: 2px; }

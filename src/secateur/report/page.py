@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,10 +23,12 @@ from secateur.report.words import (
     milliseconds,
     percent,
     points,
+    verdict,
     what_it_cost,
     what_was_gained,
     what_was_removed,
 )
+from secateur.scoring.metrics import METRICS
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -61,7 +64,8 @@ def _lead(run: Run) -> str:
         ("What it cost:", what_it_cost(run)),
         ("What was gained:", what_was_gained(run)),
     )
-    return '<div class="lead">' + "".join(f"<p><b>{a}</b> {escape(b)}</p>" for a, b in rows) + "</div>"
+    told = "".join(f"<p><b>{a}</b> {escape(b)}</p>" for a, b in rows)
+    return f'<p class="verdict">{escape(verdict(run))}</p><div class="lead">{told}</div>'
 
 
 # -- before and after in numbers
@@ -110,7 +114,7 @@ def _asked(run: Run) -> str:
         ("Network", f"{typed.get('model', run.model)}, {len(run.layers)} layers with weights"),
         ("Data", str(typed["data"]) if "data" in typed else ""),
         ("Goal", goal(run)),
-        ("Channels scored by", asked.metric),
+        ("Channels scored by", _metric(run)),
         ("Where to cut", _where(run)),
         ("Repair", "" if asked.repair == "none" else asked.repair),
         ("Retraining", retraining),
@@ -119,6 +123,12 @@ def _asked(run: Run) -> str:
     ]
     listed = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows if b)
     return section("What was asked", f"<dl>{listed}</dl>")
+
+
+def _metric(run: Run) -> str:
+    """What was asked for, or what a run without a wish has taken."""
+    name = run.settings.metric or (run.rounds[0].scores.metric if run.rounds else "")
+    return f"{name}: {METRICS[name].about}" if name in METRICS else name
 
 
 def _where(run: Run) -> str:
@@ -143,9 +153,11 @@ def _layers(run: Run) -> str:
 
 def _load(run: Run) -> str:
     words = f"The pruned network is a model of the same class ({run.model}), with the same parameter names."
-    return section(
-        "Load the pruned network", paragraph(words), f'<pre class="wraps"><code>{escape(loading(run))}</code></pre>'
-    )
+    parts = [paragraph(words), f'<pre class="wraps"><code>{escape(loading(run))}</code></pre>']
+    if run.command is not None:
+        ship = shlex.join(["secateur", "export", str(run.folder), "small.onnx"])
+        parts += [paragraph("To run it elsewhere:"), f'<pre class="wraps"><code>{escape(ship)}</code></pre>']
+    return section("Load the pruned network", *parts)
 
 
 def _again(run: Run) -> str:

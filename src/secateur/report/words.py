@@ -66,11 +66,26 @@ def judged(run: Run) -> tuple[str, Accuracy, Accuracy]:
     return "held-out", run.before.holdout, run.after.holdout
 
 
-# -- the three sentences at the top
+# -- the sentences at the top
+
+
+def verdict(run: Run) -> str:
+    """The whole run in one sentence, for someone who reads no further."""
+    part, was, now = judged(run)
+    gone = removed_fraction(run)
+    if gone <= 0:
+        return "Nothing was removed: the network is as it was."
+    work = f"{percent(gone)} less work for each image and {percent(removed_fraction(run, 'bytes'))} fewer bytes"
+    change_in_points = 100 * (now.top1 - was.top1)
+    if round(change_in_points, 2) == 0:
+        return f"{work}, at the same {part} accuracy of {percent(now.top1, 2)}."
+    if change_in_points > 0:
+        return f"{work}, with {part} accuracy {change_in_points:.2f} points higher, at {percent(now.top1, 2)}."
+    return f"{work}, for {-change_in_points:.2f} points of {part} accuracy, now {percent(now.top1, 2)}."
 
 
 def what_was_removed(run: Run) -> str:
-    """Which channels went, and what that is of the whole."""
+    """How many channels went, and from where."""
     narrowed = sorted(
         ((unit.width - unit.kept, name, unit) for name, unit in run.units.items() if unit.kept < unit.width),
         key=lambda row: (-row[0], row[1]),
@@ -80,12 +95,13 @@ def what_was_removed(run: Run) -> str:
     most = [f"{name} (from {unit.width} channels to {unit.kept})" for _, name, unit in narrowed[:3]]
     rest = len(narrowed) - len(most)
     where = " and ".join(most) if len(most) < 3 else f"{most[0]}, {most[1]} and {most[2]}"
+    more = f", the rest from {count(rest, 'more unit')}" if rest else ""
     whole = len(run.units) - len(narrowed)
-    more = f", and from {count(rest, 'more unit')}" if rest else ""
     left = f" {whole} of {len(run.units)} units kept all their channels." if whole else ""
+    lost, width = sum(row[0] for row in narrowed), sum(unit.width for unit in run.units.values())
     return (
-        f"{percent(removed_fraction(run))} of the multiply-adds and {percent(removed_fraction(run, 'params'))} of the "
-        f"weights, in {count(len(run.rounds), 'round')}. Channels went from {where}{more}.{left}"
+        f"{lost:,} of {count(width, 'channel')}, in {count(len(run.rounds), 'round')}: most of them from "
+        f"{where}{more}.{left}"
     )
 
 
@@ -111,10 +127,15 @@ def what_it_cost(run: Run) -> str:
 
 
 def what_was_gained(run: Run) -> str:
-    """Speed and size."""
-    said = [_faster(size, was, run.after.latency[size]) for size, was in run.before.latency.items()]
-    smaller = f"The tensors take {big(run.after.bytes)}B instead of {big(run.before.bytes)}B."
-    return (f"A forward pass is {' and '.join(said)}. " if said else "") + smaller
+    """Work, size and speed."""
+    was, now = run.before, run.after
+    work = (
+        f"An image takes {big(now.macs)} multiply-adds instead of {big(was.macs)} "
+        f"({change(was.macs, now.macs)}), the network has {big(now.params)} weights instead of {big(was.params)} "
+        f"({change(was.params, now.params)}), and its tensors take {big(now.bytes)}B instead of {big(was.bytes)}B."
+    )
+    said = [_faster(size, seconds, now.latency[size]) for size, seconds in was.latency.items()]
+    return work + (f" On the machine of the run it is {' and '.join(said)}." if said else "")
 
 
 def _faster(size: str, was: float, now: float) -> str:
