@@ -130,6 +130,7 @@ def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pyt
         (["--data", "cifar11"], "no data set is called 'cifar11'"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),
         (["--repair", "glue"], "repair must be one of none, bn, solve"),
+        (["--repair", "bn", "--judge", "dredd"], "judge must be one of cut, repaired; got 'dredd'"),
         (["--weights", "nowhere.safetensors"], "nowhere.safetensors"),
     ],
 )

@@ -57,6 +57,16 @@ def test_curves(weights: Path, tmp_path: Path) -> None:
     assert (tmp_path / "sensitivity.png").stat().st_size > 5000
 
 
+def test_units_judged_after_their_repair(weights: Path, tmp_path: Path) -> None:
+    words = ["--exact", "--repair", "solve", "--repair-images", "50"]
+    lines(secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path / "solve"))
+    lines(secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path / "cut"))
+    solved, cut = (json.loads((tmp_path / name / "sensitivity.json").read_text()) for name in ("solve", "cut"))
+    assert (solved["repair"], cut["repair"]) == ("solve", "none") and solved["base_loss"] == cut["base_loss"]
+    gaps = [[abs(row["loss"] - found["base_loss"]) for row in found["tried"].values()] for found in (solved, cut)]
+    assert sum(gaps[0]) < 0.7 * sum(gaps[1])  # repaired units are nearer to the whole network
+
+
 @pytest.mark.parametrize(
     "words, complaint",
     [
@@ -66,6 +76,8 @@ def test_curves(weights: Path, tmp_path: Path) -> None:
         (["--measure", "f1"], "measure must be"),
         (["--method", "flop"], "method must be"),
         (["--cost", "watts"], "cost must be"),
+        (["--repair", "glue"], "repair must be one of none, bn, solve; got 'glue'"),
+        (["--repair", "bn", "--repair-images", "0"], "limit should be at least 1"),
         (["--exclude", "*"], "no unit is left to prune"),
         (["--holdout", "none"], "has no holdout images here"),
     ],

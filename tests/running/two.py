@@ -17,7 +17,12 @@ from secateur.training.checkpoint import digest
 from tests.running.toys import HOLDOUT, TRAIN, Small
 
 WEIGHTS = "trained.safetensors"
-CASES = {"exact": {"exact": True}, "race": {"measure": "loss"}, "spare": {"metric": "l2"}}
+CASES = {
+    "exact": {"exact": True},
+    "race": {"measure": "loss"},
+    "solve": {"repair": "solve", "repair_images": 192, "judge": "cut"},  # on all images, half of them from each process
+    "spare": {"metric": "l2"},
+}
 
 
 def prune(weights: Path, folder: Path | None, rank: int, world: int, **words: object) -> tuple[str | None, str]:

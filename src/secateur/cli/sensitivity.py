@@ -53,10 +53,13 @@ def command(
     from secateur.channels.writing import write_atomically
     from secateur.cli.opening import open_data, open_model
     from secateur.deciding.sensitivity import check_k, sensitivity
+    from secateur.errors import DecideError
     from secateur.report.sensitivity_picture import draw_sensitivity
     from secateur.scoring.score import score
     from secateur.training.repair_units import repair_each
 
+    if repair not in ("none", "bn", "solve"):
+        raise DecideError(f"repair must be one of none, bn, solve; got {repair!r}")
     found_data = open_data(data, model, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
     network = open_model(model, found_data, weights, seed=seed)
     graph = trace(network, torch.zeros(1, *found_data.shape), streams)  # type: ignore[arg-type]
