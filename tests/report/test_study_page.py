@@ -20,9 +20,25 @@ from secateur.studies.folder import StudyFolder
 from tests.report.runs import Page
 
 ROWS: list[dict[str, Any]] = [
-    {"metric": "gsd", "removed": 0.1, "images": 2000, "accuracy": 93.35000001, "retrained": None, "ours": False},
-    {"metric": "l1", "removed": 0.4, "images": 10, "accuracy": 62.85, "retrained": 90.5, "ours": True},
-    {"metric": "<b>&", "removed": 0.2, "images": 300, "accuracy": -1.5, "retrained": float("nan"), "ours": True},
+    {
+        "metric": "gsd",
+        "removed": 0.1,
+        "images": 2000,
+        "accuracy": 93.35000001,
+        "retrained": None,
+        "ours": False,
+        "top5": None,
+    },
+    {"metric": "l1", "removed": 0.4, "images": 10, "accuracy": 62.85, "retrained": 90.5, "ours": True, "top5": None},
+    {
+        "metric": "<b>&",
+        "removed": 0.2,
+        "images": 300,
+        "accuracy": -1.5,
+        "retrained": float("nan"),
+        "ours": True,
+        "top5": None,
+    },
 ]
 ASKED = {"networks": ["resnet8=w & w.safetensors"], "ratios": [0.1, 0.4], "seed": 0, "device": None, "exact": True}
 
@@ -79,9 +95,12 @@ def test_complete_in_itself_and_all_is_there(study: Path) -> None:
 def test_the_table_has_the_figures(study: Path) -> None:
     page = write_study_report(study).read_text(encoding="utf-8")
     heads = re.findall(r'<button type="button">(.*?)</button>', page)
-    assert heads == ["metric", "removed", "images", "accuracy (%)", "retrained", "ours"]
+    assert heads == ["metric", "removed", "images", "accuracy (%)", "retrained", "ours"]  # top5 is empty
     rows = re.findall(r"<tr data-place.*?</tr>", page)
-    cells = [re.findall(r'<td data-value="([^"]+)"(?: title="([^"]+)")?>(.*?)</td>', row) for row in rows]
+    cells = [
+        re.findall(r'<td data-value="([^"]+)"(?: title="([^"]+)")?(?: class="words")?>(.*?)</td>', row) for row in rows
+    ]
+    assert page.count('class="words"') == 4  # a heading and three names of metrics
     assert [c[2] for c in cells[0]] == ["gsd", "0.1", "2,000", "93.35", "–", "no"]
     assert cells[0][3][1] == "93.35000001"  # all digits when pointed at
     assert [c[2] for c in cells[2]] == ["&lt;b&gt;&amp;", "0.2", "300", "-1.5", "–", "yes"]

@@ -60,7 +60,7 @@ svg rect:hover, svg circle:hover { opacity: .75; }
 table { border-collapse: collapse; font-size: .88rem; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .55rem; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
 th { white-space: normal; vertical-align: bottom; line-height: 1.25; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .words { text-align: left; }
 table.plain td { text-align: left; white-space: normal; }
 th button { text-align: inherit; font: inherit; font-weight: 650; color: inherit;
   background: none; border: 0; padding: 0; cursor: pointer; }

@@ -91,12 +91,14 @@ def _notes(notes: Sequence[str]) -> str:
 
 
 def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
-    ranks = {key: _ranks([row[key] for row in rows]) for key in columns}
-    cells = [
-        sorting_row(i, [(_shown(row[key]), ranks[key][i], _whole(row[key])) for key in columns])
+    shown = [key for key in columns if any(_shown(row[key]) != "–" for row in rows)]  # an empty column says nothing
+    words = [i for i, key in enumerate(shown) if any(isinstance(row[key], str) for row in rows)]
+    ranks = {key: _ranks([row[key] for row in rows]) for key in shown}
+    lines = [
+        sorting_row(i, [(_shown(row[key]), ranks[key][i], _whole(row[key])) for key in shown], words)
         for i, row in enumerate(rows)
     ]
-    table = sorting_table(list(columns.values()), cells, "All figures", sorted_by_first=False)
+    table = sorting_table([columns[key] for key in shown], lines, "All figures", first=False, words=words)
     hint = f"Press a heading to sort; pointing at a figure shows it unrounded. The same rows are in {TABLE}."
     return section("All figures", paragraph(hint, "soft"), table)
 

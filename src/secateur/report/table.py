@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
 from secateur.report.reading import LayerCost, Pair
@@ -26,27 +26,33 @@ def layer_table(layers: Mapping[str, LayerCost]) -> str:
     return sorting_table(HEADINGS, rows, "Layers before and after")
 
 
-def sorting_table(headings: Sequence[str], rows: Sequence[str], label: str, sorted_by_first: bool = True) -> str:
-    """A table that the page's script sorts; the rows are made by `sorting_row`."""
-    first = ' aria-sort="ascending"' if sorted_by_first else ""
-    heads = "".join(
-        f'<th scope="col"{first if i == 0 else ""}><button type="button">{escape(words)}</button></th>'
-        for i, words in enumerate(headings)
-    )
+def sorting_table(
+    headings: Sequence[str], rows: Sequence[str], label: str, *, first: bool = True, words: Collection[int] = ()
+) -> str:
+    """A table that the page's script sorts; the rows are made by `sorting_row`.
+
+    first: whether the rows are sorted by the first column already. words: columns that are no numbers.
+    """
+    heads = []
+    for i, heading in enumerate(headings):
+        order = ' aria-sort="ascending"' if first and i == 0 else ""
+        kind = ' class="words"' if i in words else ""
+        heads.append(f'<th scope="col"{order}{kind}><button type="button">{escape(heading)}</button></th>')
     inside = "\n".join(rows)
     return (
         f'<div class="scroll"><table class="sorts" aria-label="{escape(label)}">'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{inside}\n</tbody></table></div>"
+        f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{inside}\n</tbody></table></div>"
     )
 
 
-def sorting_row(place: int, cells: Sequence[tuple[str, float, str]]) -> str:
+def sorting_row(place: int, cells: Sequence[tuple[str, float, str]], words: Collection[int] = ()) -> str:
     """A row from (what is shown, what it is sorted by, what it says when pointed at)."""
-    inside = "".join(
-        f'<td data-value="{value}"{f" title={chr(34)}{escape(title)}{chr(34)}" if title else ""}>{escape(words)}</td>'
-        for words, value, title in cells
-    )
-    return f'<tr data-place="{place}">{inside}</tr>'
+    inside = []
+    for i, (shown, value, title) in enumerate(cells):
+        more = f' title="{escape(title)}"' if title else ""
+        kind = ' class="words"' if i in words else ""
+        inside.append(f'<td data-value="{value}"{more}{kind}>{escape(shown)}</td>')
+    return f'<tr data-place="{place}">{"".join(inside)}</tr>'
 
 
 def _row(place: int, name: str, layer: LayerCost) -> str:
