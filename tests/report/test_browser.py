@@ -39,6 +39,9 @@ seen.charts = [...document.querySelectorAll("svg.chart")].filter((each) => each.
   .map((each) => [each.getBoundingClientRect().width, each.getBoundingClientRect().height]);
 seen.bars = [...document.querySelectorAll("svg.widths rect.kept")].map((each) => each.getBoundingClientRect().width);
 seen.pictures = [...document.images].map((each) => [each.naturalWidth, each.getBoundingClientRect().width]);
+const drawings = [...document.querySelectorAll(".plot svg")];
+seen.drawings = drawings.map((each) => [each.getBoundingClientRect().width, each.getBoundingClientRect().height]);
+seen.lettering = drawings.map((each) => getComputedStyle(each.querySelector("text")).stroke);
 seen.across = [document.documentElement.scrollWidth, document.documentElement.clientWidth];
 seen.paper = getComputedStyle(document.body).backgroundColor;
 dispatchEvent(new Event("beforeprint"));
@@ -109,7 +112,8 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
         assert seen["first"] == ["gsd", "l1", "<b>&"]
         assert seen["most"] == ["gsd", "l1", "<b>&"] and seen["least"] == ["<b>&", "l1", "gsd"]  # by accuracy
         assert seen["again"] == ["<b>&", "gsd", "l1"]
-        assert seen["pictures"] == [[pytest.approx(336, abs=1), pytest.approx(336, abs=1)]]  # 3.5 inches
+        assert seen["drawings"] == [pytest.approx([336, 230], abs=1)]  # 3.5 x 2.4 inches
+        assert seen["lettering"] == ["none"]  # the charts' outlined letters are not for drawings
         assert seen["across"][0] <= seen["across"][1]
 
 

@@ -43,11 +43,12 @@ figcaption b { color: var(--ink); }
 .maps img { width: 100%; max-width: 19rem; image-rendering: pixelated; }
 .maps .gone img { outline: 2px dashed var(--orange); outline-offset: 2px; }
 .plot { overflow-x: auto; background: #ffffff; border-radius: .5rem; padding: .4rem; }
-.plot img { display: block; margin: 0 auto; max-width: 100%; }
+.plot > * { display: block; margin: 0 auto; max-width: 100%; height: auto; }
 details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; }
 svg.chart { display: block; overflow: visible; font-size: 12px; }
-svg text { fill: var(--ink); paint-order: stroke; stroke: var(--paper); stroke-width: 5px; stroke-linejoin: round; }
- svg .small { font-size: 11px; fill: var(--soft); }
+:where(.chart) text { fill: var(--ink); paint-order: stroke; stroke: var(--paper); stroke-width: 5px;
+  stroke-linejoin: round; }
+svg .small { font-size: 11px; fill: var(--soft); }
 svg .strong { font-weight: 650; fill: var(--ink); } svg .name { font-size: 11.5px; } svg .narrow { display: none; }
 svg .kept { fill: var(--blue); } svg .cut { fill: var(--orange); } svg .other { fill: var(--grey); }
 svg .lost { fill: var(--pale); } svg .test { fill: var(--green); stroke: var(--paper); }
@@ -74,7 +75,7 @@ a { color: var(--link); }
 @media (max-width: 560px) {
   body { padding: .9rem; } h1 { font-size: 1.4rem; }
   .cards { grid-template-columns: 1fr 1fr; } .card .now { font-size: 1.2rem; }
-  .plot img { max-width: none; }
+  .plot > * { max-width: none; }
   .units { grid-template-columns: 1fr; }
   dl { grid-template-columns: 1fr; } dd { margin-bottom: .4rem; }
   svg .wide { display: none; } svg .narrow { display: inline; } }

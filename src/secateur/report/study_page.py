@@ -13,11 +13,10 @@ from typing import Any
 from secateur.channels.writing import write_atomically
 from secateur.errors import FileError
 from secateur.report.document import REPORT, document
+from secateur.report.inlining import inline
 from secateur.report.pieces import paragraph, section
 from secateur.report.table import sorting_row, sorting_table
 from secateur.studies.folder import CONFIG, STUDY, TABLE, read_study
-
-KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
 def is_study(folder: str | Path) -> bool:
@@ -63,23 +62,22 @@ def render_study(folder: Path) -> str:
 
 
 def _pictures(folder: Path, pictures: Sequence[Mapping[str, str]]) -> str:
-    figures = []
-    for picture in pictures:
-        uri = _embedded(folder / picture["file"])
-        # White paper under it in the dark too: its colours are chosen for white.
-        figures.append(
-            f'<figure><div class="plot"><img src="{uri}" alt="{escape(picture["alt"])}"></div>'
-            f"<figcaption>{escape(picture['caption'])}</figcaption></figure>"
-        )
-    return "\n".join(figures)
+    # White paper under them in the dark too: their colours are chosen for white.
+    return "\n".join(
+        f'<figure><div class="plot">{_embedded(folder / picture["file"], picture["alt"])}</div>'
+        f"<figcaption>{escape(picture['caption'])}</figcaption></figure>"
+        for picture in pictures
+    )
 
 
-def _embedded(path: Path) -> str:
-    """A picture of the study as a data URI: the SVG, or the PNG beside it where that is all there is."""
-    for each in (path, path.with_suffix(".png")):
-        if each.suffix in KINDS and each.is_file():
-            return f"data:{KINDS[each.suffix]};base64,{base64.b64encode(each.read_bytes()).decode()}"
-    raise FileError(f"{path} is missing, though {STUDY} names it; the same command again draws it")
+def _embedded(path: Path, alt: str) -> str:
+    """A picture of the study inside the page: the SVG, or the PNG beside it where that is all there is."""
+    if path.suffix == ".svg" and path.is_file():
+        return inline(path.read_text(encoding="utf-8"), alt)
+    picture = path.with_suffix(".png")
+    if not picture.is_file():
+        raise FileError(f"{path} is missing, though {STUDY} names it; the same command again draws it")
+    return f'<img src="data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}" alt="{escape(alt)}">'
 
 
 def _notes(notes: Sequence[str]) -> str:

@@ -95,13 +95,21 @@ def legend(fig: Figure, axes: Any, *, where: str = "right", columns: int = 1) ->
 
 
 def save(fig: Figure, folder: str | Path, name: str) -> str:
-    """Write NAME.png and NAME.svg, each whole or not at all; the name of the SVG, for `StudyFolder.finish`."""
+    """Write NAME.png and NAME.svg, each whole or not at all; the name of the SVG, for `StudyFolder.finish`.
+
+    In the SVG labelled lines with markers, and bars, say their numbers when pointed at.
+    """
     import matplotlib
 
+    from secateur.studies.hovering import mark_points, with_titles
+
+    titles = mark_points(fig)
     # The same picture gives the same bytes, and two pictures in one page share no ids.
     settings: Any = {**_STYLE, "svg.hashsalt": name}
     for ending in ("png", "svg"):
         with atomic(Path(folder) / f"{name}.{ending}") as spare, matplotlib.rc_context(settings):
             quiet = {"Date": None} if ending == "svg" else {}
             fig.savefig(spare, format=ending, dpi=DPI, metadata=quiet, facecolor="white")
+            if ending == "svg":
+                spare.write_text(with_titles(spare.read_text(encoding="utf-8"), titles), encoding="utf-8")
     return f"{name}.svg"
