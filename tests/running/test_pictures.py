@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from secateur.errors import FileError
-from secateur.running.pictures import load_pictures, some_images
+from secateur.measuring.accuracy import Accuracy, evaluate
+from secateur.running.compress import compress
+from secateur.running.pictures import _names, load_pictures, some_images
 from secateur.scoring.scores import load_scores
-from tests.running.toys import HOLDOUT, run, trained
+from tests.running.toys import HOLDOUT, TRAIN, run, trained
 from tests.scoring.test_looking import entering
 
 READERS = {"conv1:in": "conv1", "conv1:out": "conv2", "wide:in": "wide", "wide:out": "fc"}
@@ -72,6 +75,32 @@ def test_another_class_may_come_in_a_later_batch() -> None:
     found = some_images(batches, 0, count=2)
     assert found is not None
     assert found[1] == [2, 5] and found[0][:, 0, 0, 0].tolist() == [2.0, 5.0]
+
+
+def test_batches_that_only_the_users_function_can_read(tmp_path: Path) -> None:
+    odd = [(images, labels, "and more") for images, labels in HOLDOUT]
+
+    def own(model: nn.Module, batches: Any) -> Accuracy:
+        return evaluate(model, [(images, labels) for images, labels, _ in batches])
+
+    settings: dict[str, Any] = {"ratio": 0.3, "epochs": 0, "metric": "l1"}
+    result = compress(trained(), TRAIN, odd, evaluate=own, folder=tmp_path / "run", **settings)
+    assert result.rounds[0].chosen and not (tmp_path / "run" / "round-01" / "pictures.safetensors").exists()
+
+
+class Named(list[Any]):
+    """A loader that knows what its classes are called."""
+
+    classes = ("north", "east", "south", "west")
+
+
+def test_classes_go_by_their_names(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"ratio": 0.3, "epochs": 0, "metric": "l1"}
+    compress(trained(), TRAIN, Named(HOLDOUT), folder=tmp_path / "run", **settings)
+    found = load_pictures(tmp_path / "run" / "round-01" / "pictures.safetensors")
+    assert found is not None and found.labels == Named.classes
+    few = Named([(images, labels + 4) for images, labels in HOLDOUT])  # more labels than names: the numbers it is
+    assert _names(few, [4, 7]) is None
 
 
 def test_a_broken_file_is_named(done: Any, tmp_path: Path) -> None:

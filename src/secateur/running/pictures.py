@@ -7,6 +7,7 @@ strongest ones as bytes, and what they are as JSON in its header. Nothing else o
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -24,12 +25,14 @@ from torch.nn import functional as F
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.channels.writing import write_atomically
-from secateur.errors import FileError
+from secateur.errors import DataError, FileError
 from secateur.measuring.batches import Batches, unpack
 from secateur.measuring.keeping import generators_kept
 from secateur.running.job import Job
 from secateur.scoring.looking import as_pixels, feature_maps
 from secateur.scoring.scores import Scores
+
+logger = logging.getLogger(__name__)
 
 PICTURES = "pictures.safetensors"
 FORMAT, VERSION = "secateur-pictures", 1
@@ -75,13 +78,22 @@ def keep_pictures(job: Job, number: int, graph: ChannelGraph, scores: Scores, pl
     path = job.run.round(number) / PICTURES
     if number != 1 or not job.run.writes or path.exists():
         return
-    few = some_images(job.tools.holdout, job.settings.seed)
+    try:
+        few = some_images(job.tools.holdout, job.settings.seed)
+    except DataError as error:  # batches that only the user's own evaluate function can read
+        logger.info("no pictures for the report: %s", error)
+        return
     if few is None:
         return
-    names = getattr(job.tools.holdout, "classes", None)
-    found = take_pictures(graph, scores, plan, *few, names if isinstance(names, tuple) else None)
+    found = take_pictures(graph, scores, plan, *few, _names(job.tools.holdout, few[1]))
     if found.units:
         write_atomically(path, to_bytes(found))
+
+
+def _names(loader: Batches, labels: Sequence[int]) -> Sequence[str] | None:
+    """What the loader calls its classes, if it has names for these."""
+    names = getattr(loader, "classes", None)
+    return [str(name) for name in names] if isinstance(names, tuple | list) and max(labels) < len(names) else None
 
 
 def some_images(loader: Batches, seed: int, count: int = IMAGES) -> tuple[Tensor, list[int]] | None:
