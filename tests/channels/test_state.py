@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sc
+from secateur.channels.selection import select
 from secateur.errors import SecateurError
 from tests import proof
 from tests.nets import NETS, PreActivation
@@ -202,6 +203,22 @@ def test_memory_format_and_dtype_stay() -> None:
     small = sc.prune(graph, sc.Plan.of(graph, {"conv1:out": [0, 1, 2]}))
     assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
     assert small.get_parameter("conv2.weight").is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_selection_keeps_the_layout_of_images() -> None:
+    layer = nn.Conv2d(5, 2, 1)
+    seen: list[Tensor] = []
+    select(layer, torch.tensor([4, 0, 2]), 1)
+    layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    layer.weight = nn.Parameter(layer.weight[:, :3])
+    images = torch.randn(2, 5, 6, 4)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        given = images.to(memory_format=layout).requires_grad_()
+        layer(given)
+        assert torch.equal(seen[-1], images[:, [4, 0, 2]])
+        assert seen[-1].is_contiguous(memory_format=layout)
+        (slope,) = torch.autograd.grad(seen[-1].sum(), given)
+        assert slope[0, :, 0, 0].tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["residual", "shuffle", "flattened", "glu", *FROZEN_NETS])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import secateur as sc
 from secateur.deciding import judging, staged
 from secateur.deciding.amounts import candidates
-from secateur.deciding.latency import LayerTime, fitted, layer_times, measured_cost
 from secateur.deciding.sensitivity import Sensitivity, sensitivity
 from secateur.errors import DataError, DecideError
 from secateur.scoring.scores import Scores
@@ -197,55 +195,6 @@ def test_progress_only_grows_and_ends() -> None:
         sensitivity(graph, scores, pairs, progress=lambda *news, heard=heard: heard.append(news), **words)  # type: ignore
         shares = [done / total for done, total in heard]
         assert len(heard) >= 6 and shares == sorted(shares) and shares[-1] == 1.0
-
-
-# ------------------------------------------------------------------------------------------------------------- latency
-
-
-def test_layer_times_fit_and_never_reward_more_channels() -> None:
-    exact = LayerTime(1e-4, 2e-4, 3e-4, 5e-4)
-    points = [(1.0, 1.0), (0.5, 1.0), (1.0, 0.5), (0.5, 0.5)]
-    found = fitted({point: exact.at(*point) for point in points})
-    for point in [*points, (0.3, 0.8)]:
-        assert found.at(*point) == pytest.approx(exact.at(*point))
-    odd = fitted({(1.0, 1.0): 1.0, (0.5, 1.0): 1.2, (1.0, 0.5): 0.9, (0.5, 0.5): 1.1})  # a noisy machine
-    assert min(odd.a, odd.b, odd.c, odd.d) >= 0
-    grid = np.linspace(0, 1, 11)
-    table = np.array([[odd.at(i, o) for o in grid] for i in grid])
-    assert (np.diff(table, axis=0) >= -1e-12).all() and (np.diff(table, axis=1) >= -1e-12).all()
-    assert table[-1, -1] == pytest.approx(1.05, abs=0.15)
-    assert fitted({(1.0, 1.0): 2.0, (0.5, 0.5): 1.0}).at(0.75, 0.75) == pytest.approx(1.5, abs=0.2)  # depthwise
-
-
-@pytest.mark.parametrize(
-    "name", ["grouped", "depthwise", "transposed", "flattened", "channels_last", "sound", "volume"]
-)
-def test_every_kind_of_layer_is_timed(name: str) -> None:
-    graph = sc.trace(seeded(NETS[name].build), NETS[name].example())
-    table = layer_times(graph, batch=4, rounds=2)
-    assert set(table) == set(graph.layers)
-    assert all(layer.at(1.0, 1.0) > 0 for layer in table.values())
-
-
-def test_latency_as_cost() -> None:
-    model, graph, scores, pairs = case(20)
-    cost = measured_cost(graph, batch=8, rounds=3)
-    keep: dict[str, list[int]] = {}
-    seconds = [cost(keep)]
-    for name in candidates(graph):  # less and less is left
-        unit = graph.units[name]
-        keep[name] = without_weakest(unit, scores.values[name], unit.width // 2 // unit.granule * unit.granule)
-        seconds.append(cost(keep))
-    assert all(later <= earlier for earlier, later in pairwise(seconds))
-    assert 0 < seconds[-1] < seconds[0]
-    found = sensitivity(graph, scores, pairs, cost="latency", exact=True)
-    assert found.cost == "latency" and all(row.saved > 0 and row.floss > 0 for row in found.tried.values())
-    most = max(row.floss for row in found.tried.values())
-    for row in found.tried.values():
-        granule = graph.units[row.unit].granule
-        if not row.stopped:
-            assert abs(row.channels * row.floss - 3 * most) <= 0.5 * granule * row.floss * (1 + 1e-9)
-    assert model.training is False
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input

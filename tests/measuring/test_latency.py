@@ -21,6 +21,9 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
+    def process_time(self) -> float:
+        return self.now / 4
+
 
 class Slow(nn.Module):
     """Takes the next of `seconds` (times the batch size) and notes who was called with what."""
@@ -61,6 +64,12 @@ def test_medians_quartiles_and_turns(clock: Clock) -> None:
     turns = "".join(name for name, _size in calls)
     assert turns == "abbaabbaabbaab"
     assert {size for _name, size in calls} == {2}
+
+
+def test_processor_seconds(clock: Clock) -> None:
+    model = Slow("a", [90.0, 1.0, 2.0, 3.0], clock, [])
+    (found,) = latency({"a": model}, torch.zeros(1, 3, 4, 4), batch_sizes=(2,), rounds=3, warmup=1, cpu_time=True)
+    assert found.median == 1.0  # a quarter of 2 x 2 seconds
 
 
 def test_batch_sizes_repeat_the_example_and_modes_come_back(clock: Clock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 
 import pytest
 import torch
@@ -95,3 +96,24 @@ def test_what_cannot_run_is_noted() -> None:
             bench(models, example, (1,), engines)  # type: ignore[arg-type]
     with pytest.raises(RunError, match="not measured"):
         found.best("branching", 64)
+
+
+def test_folded_and_in_processor_seconds() -> None:
+    """Sleeping takes no processor time; folded networks have no norms left to spend any in."""
+    slow = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Sleepy(0.05))
+    found = bench({"slow": slow}, pictures(1), (1,), ("eager",), rounds=3, fold_bn=True, cpu_time=True)
+    assert found.rows[0].timing.median < 0.02
+    assert {"Conv2d", "Identity", "Sleepy", "functions"} == set(found.sizes["slow"].shares)
+    assert isinstance(slow[1], nn.BatchNorm2d)
+
+
+def test_without_a_compiler_it_says_so() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about itself
+        from torch._inductor import config
+
+    with config.patch({"cpp.cxx": (None, "no-such-compiler"), "fx_graph_cache": False}):
+        found = bench({"a": network()}, pictures(1), (1,), ("eager", "compile"), rounds=1)
+    assert [r.engine for r in found.rows] == ["eager"]
+    assert "a does not run in compile: torch.compile failed" in found.notes[0]
+    assert "No working C++ compiler" in found.notes[0] and "Install g++" in found.notes[0]

@@ -53,4 +53,12 @@ def unselect(module: nn.Module) -> None:
 
 def _take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     index: Tensor = module._buffers[INDEX]  # type: ignore[assignment]
-    return (args[0].index_select(getattr(module, DIM), index), *args[1:])
+    return (_selected(args[0], getattr(module, DIM), index), *args[1:])
+
+
+def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """`x.index_select(dim, index)`, which for images in channels_last would be slow and lose their layout."""
+    if dim != 1 or x.dim() != 4 or x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+        return x.index_select(dim, index)
+    rows = x.permute(0, 2, 3, 1).flatten(0, 2)  # [N H W, C] no copy
+    return rows.index_select(1, index).view(x.size(0), x.size(2), x.size(3), len(index)).permute(0, 3, 1, 2)

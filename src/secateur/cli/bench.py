@@ -23,6 +23,12 @@ def command(
     engine: Annotated[list[str] | None, typer.Option(help="eager, compile, onnx; all of them by default.")] = None,
     rounds: Annotated[int, typer.Option(help="Timed turns of each network.")] = 20,
     threads: Annotated[int | None, typer.Option(help="Threads of every engine.")] = None,
+    fold_bn: Annotated[
+        bool, typer.Option("--fold-bn", help="Make batch norms part of the layers before them, in all networks.")
+    ] = False,
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Processor seconds, not the clock's: for a busy machine, one thread.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="The original network, if a folder does not say.")] = None,
     classes: Annotated[int | None, typer.Option(help="Its classes, if they are not the usual number.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
@@ -57,6 +63,8 @@ def command(
                 batch or (1, 64),
                 engine or ENGINES,  # type: ignore[arg-type]  # bench names the choices
                 rounds=rounds,
+                fold_bn=fold_bn,
+                cpu_time=cpu_time,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
     finally:

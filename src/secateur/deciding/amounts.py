@@ -141,22 +141,26 @@ def amounts(
 ) -> dict[str, Amount]:
     """FLOSS_l = C(M) - C(M without one channel of l);  n_l = round(alpha * FLOSS_max / FLOSS_l), whole granules.
 
-    A unit whose channels go g at a time counts a g-th of what one granule saves as FLOSS_l. Units that would go
-    below their floor lose what the floor allows, and are marked.
+    A unit whose channels go g at a time (a granule, or a multiple of round_to) counts a g-th of what the first g save
+    as FLOSS_l. Measured time falls in steps, and the first g may save nothing: what half of the channels save counts if
+    it is more each. Units that would go below their floor lose what the floor allows, and are marked.
     """
     if not 0 < alpha < math.inf:
         raise DecideError(f"alpha must be above 0 (the paper takes 2 to 4), got {alpha}")
+    room = room or Room()
     whole = cost({})
     floss = {}
     for name in names:
         unit = graph.units[name]
-        without = kept_after(unit, scores.values[name], unit.granule)
-        floss[name] = max(0.0, whole - cost({name: without})) / unit.granule
+        first = next((n for n in room.choices(unit) if n > 0), unit.granule)
+        tried = {first, room.nearest(unit, unit.width / 2, least=first) or first}
+        saved = [(whole - cost({name: kept_after(unit, scores.values[name], n)})) / n for n in tried]
+        floss[name] = max(0.0, *saved)
     most = max(floss.values())
     if most <= 0:
         raise DecideError("no unit saves anything when it loses a channel")
     able = [graph.units[name] for name in names if floss[name] > 0]
-    return {unit.name: _amount(unit, floss[unit.name], alpha * most, room or Room()) for unit in able}
+    return {unit.name: _amount(unit, floss[unit.name], alpha * most, room) for unit in able}
 
 
 def _amount(unit: Unit, floss: float, aim: float, room: Room) -> Amount:

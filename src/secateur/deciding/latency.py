@@ -1,136 +1,194 @@
 """Cost as measured time: a table of layer timings, so that equal measured time is compared, not equal MACs.
 
-Each layer is timed whole, with half of its inputs, with half of its outputs and with half of both; in between, its
-time is taken to be bilinear in the shares of inputs and outputs that are left:
+Kernels work on 8 or 16 channels at a time, so time is no smooth function of width: a convolution with 10 outputs often
+costs what one with 16 costs. So each layer, with the batch norm right behind it, is timed at many widths of its inputs
+and outputs: at multiples of 8, or at eighths of its width where that is more. In between, time is taken to be linear,
+so that one channel is worth its share of a step. A layer that selects its inputs from a stream is charged for that too.
 
-    t(i, o) = a + b i + c o + d i o    with a, b, c, d >= 0, so that no layer gets slower by losing channels
+Decisions fall on widths that were timed if they are rounded: use cost="latency" with round_to=8.
 
-Layers are timed on their own input shape, on the device of the model, in turns.
+Layers of one kind and shape are timed once, on their own input shape, on the device of the model, in turns; the least
+time counts, as other work on the machine only adds to it.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from secateur.channels import layers
 from secateur.channels.graph import ChannelGraph, Keep
 from secateur.channels.rules import is_depthwise
+from secateur.channels.selection import selection_of, unselect
+from secateur.channels.units import Indices
 from secateur.measuring.batches import device_of
 from secateur.measuring.keeping import generators_kept
 
-ROUNDS = 7
+ROUNDS = 5
 BATCH = 16
+STEP = 8  # channels between timed widths, at the least
+LEVELS = 8  # timed widths of a wide layer, about
+LONGEST = 0.01  # seconds that one run of a layer may take: slower ones are timed on fewer images
+
+Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerTime:
-    """Seconds of a layer as a function of the shares of inputs and outputs that are left."""
+    """Seconds of a layer at the widths that were timed; narrower never takes longer."""
 
-    a: float
-    b: float
-    c: float
-    d: float
+    inputs: tuple[int, ...]  # ascending
+    outputs: tuple[int, ...]
+    seconds: Floats  # [inputs, outputs]
+    selecting: Floats  # [inputs, outputs] the same where the inputs are selected from a wider stream
 
-    def at(self, inputs: float, outputs: float) -> float:
-        """Seconds with these shares left."""
-        return self.a + self.b * inputs + self.c * outputs + self.d * inputs * outputs
+    def at(self, inputs: int, outputs: int, *, selects: bool = False) -> float:
+        """Seconds with so many inputs and outputs, linear between timed widths."""
+        table = self.selecting if selects else self.seconds
+        rows = [np.interp(outputs, self.outputs, row) for row in table]
+        return float(np.interp(inputs, self.inputs, rows))
+
+
+def layer_time(inputs: Sequence[int], outputs: Sequence[int], seconds: Floats, select: Sequence[float]) -> LayerTime:
+    """A table from timings [inputs, outputs] and from the seconds that it takes to select so many inputs.
+
+    A time that is longer than that of a wider layer is noise, or a kernel that a wider layer avoids by being wider.
+    """
+    extra = np.append(np.asarray(select)[:-1], 0.0)  # whoever reads all selects nothing
+    return LayerTime(tuple(inputs), tuple(outputs), _monotone(seconds), _monotone(seconds + extra[:, None]))
+
+
+def _monotone(table: Floats) -> Floats:
+    """The least of all entries that are as wide or wider, in both directions."""
+    for axis in (0, 1):
+        table = np.flip(np.minimum.accumulate(np.flip(table, axis), axis), axis)
+    return table
 
 
 def layer_times(graph: ChannelGraph, batch: int = BATCH, rounds: int = ROUNDS) -> dict[str, LayerTime]:
-    """Time every conv and linear layer of the network at four widths."""
-    table = {}
+    """Time every conv and linear layer of the network at many widths."""
+    traced = graph.found.traced
+    table: dict[str, LayerTime] = {}
+    alike: dict[tuple[str, ...], LayerTime] = {}
     with torch.no_grad(), generators_kept(0):
-        for node in graph.found.traced.graph.nodes:
+        for node in traced.graph.nodes:
             name = str(node.target)
             if node.op != "call_module" or name not in graph.layers or name in table:
                 continue
-            shape = graph.found.traced.shapes[node.all_input_nodes[0].name]
-            table[name] = _time_layer(graph.model.get_submodule(name), shape, batch, rounds, device_of(graph.model))
+            block = _block(graph, node)
+            shape = traced.shapes[node.all_input_nodes[0].name]
+            kind = (repr(block), str(shape), str(next(block.parameters()).dtype))
+            if kind not in alike:
+                alike[kind] = _time(block, shape, batch, rounds, device_of(graph.model))
+            table[name] = alike[kind]
     return table
 
 
 def measured_cost(graph: ChannelGraph, batch: int = BATCH, rounds: int = ROUNDS) -> Callable[[Keep], float]:
     """Cost of kept channels in seconds per batch, from a table that is measured once, now."""
     table = layer_times(graph, batch, rounds)
+    at = functools.cache(lambda name, *widths, selects: table[name].at(*widths, selects=selects))
 
     def latency(keep: Keep) -> float:
         cost = graph.cost(keep)
-        seconds = 0.0
-        for name, layer_time in table.items():
-            layer, now = graph.layers[name], cost.layers[name]
-            seconds += layer_time.at(now.inputs / layer.inputs, now.outputs / layer.outputs)
-        return seconds
+        selecting = _selecting(graph, keep)
+        return float(sum(at(n, cost.layers[n].inputs, cost.layers[n].outputs, selects=n in selecting) for n in table))
 
     return latency
 
 
-def _time_layer(layer: nn.Module, shape: torch.Size, batch: int, rounds: int, device: torch.device) -> LayerTime:
-    from secateur.channels.selection import unselect
+def _selecting(graph: ChannelGraph, keep: Keep) -> set[str]:
+    """Layers that read a part of a stream."""
+    if graph.streams == "coupled":
+        return set()
+    streams = (graph.units[n] for n, kept in keep.items() if len(kept) < graph.units[n].width)
+    return {unit.readers[0].module for unit in streams if unit.kind == "stream"}
 
-    whole = copy.deepcopy(layer).eval()
-    unselect(whole)
+
+def _block(graph: ChannelGraph, node: fx.Node) -> nn.Sequential:
+    """A copy of a layer, and of the batch norm if that is all that reads it."""
+    traced = graph.found.traced
+    parts = [traced.module(node)]
+    behind = next(iter(node.users)) if len(node.users) == 1 else None
+    if behind is not None and behind.op == "call_module":
+        norm = traced.module(behind)
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and selection_of(norm) is None:
+            parts.append(norm)
+    block = nn.Sequential(*(copy.deepcopy(part) for part in parts)).eval()
+    unselect(block[0])
+    return block
+
+
+def _time(block: nn.Sequential, shape: torch.Size, batch: int, rounds: int, device: torch.device) -> LayerTime:
+    layer = block[0]
     axis = len(shape) - 1 if isinstance(layer, nn.Linear) else 1
     size = [batch, *shape[1:]]
-    size[axis] = _width(whole)
+    size[axis] = _widths(layer)[0]
     x = torch.randn(size, device=device, dtype=next(layer.parameters()).dtype)
-    versions = {}
-    for inputs, outputs in ((False, False), (True, False), (False, True), (True, True)):
-        shares, cut = _half(whole, inputs=inputs, outputs=outputs)
-        versions[shares] = (cut, x.narrow(axis, 0, _width(cut)).contiguous())
-    return fitted(_in_turns(versions, rounds))
+    whole = _least([lambda: block(x)], 2)[0]
+    x = x[: max(1, min(batch, int(batch * LONGEST / whole)))]
+    inputs, outputs = _levels(layer)
+    runs: list[Callable[[], Tensor]] = []
+    for kept in inputs:
+        narrow = x.narrow(axis, 0, len(kept)).contiguous()
+        runs += [functools.partial(_cut(block, kept, made), narrow) for made in outputs]
+    indices = [torch.from_numpy(kept).to(device) for kept in inputs]
+    runs += [functools.partial(x.index_select, axis, index) for index in indices]
+    images = batch / len(x)
+    seconds = images * np.array(_least(runs, rounds))
+    grid = seconds[: len(inputs) * len(outputs)].reshape(len(inputs), len(outputs))
+    return layer_time([len(k) for k in inputs], [len(m) for m in outputs], grid, seconds[grid.size :].tolist())
 
 
-def fitted(seconds: Mapping[tuple[float, float], float]) -> LayerTime:
-    """The coefficients that fit seconds at shares (inputs, outputs) best, none of them negative."""
-    points = np.array([[1.0, i, o, i * o] for i, o in seconds])  # [times, 4]
-    times = np.array(list(seconds.values()))
-    best, error = np.zeros(4), np.inf
-    for used in product((False, True), repeat=4):  # few enough to try all subsets that may be above 0
-        found = np.zeros(4)
-        found[list(used)] = np.linalg.lstsq(points[:, list(used)], times, rcond=None)[0]
-        missed = float(np.square(points @ found - times).sum())
-        if found.min() >= 0 and missed < error * (1 - 1e-9):
-            best, error = found, missed
-    return LayerTime(*best.tolist())
+def _widths(layer: nn.Module) -> tuple[int, int]:
+    names = ("in_features", "out_features") if isinstance(layer, nn.Linear) else ("in_channels", "out_channels")
+    return getattr(layer, names[0]), getattr(layer, names[1])
 
 
-def _width(layer: nn.Module) -> int:
-    return int(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)  # type: ignore[arg-type]
+def _levels(layer: nn.Module) -> tuple[list[Indices], list[Indices]]:
+    """Inputs and outputs to keep; groups keep equal parts. The outputs of a depthwise layer follow from its inputs."""
+    width, out = _widths(layer)
+    groups = 1 if is_depthwise(layer) else int(getattr(layer, "groups", 1))
+    inputs, outputs = (
+        [np.arange(w).reshape(groups, -1)[:, :n].reshape(-1) for n in levels(w // groups)] for w in (width, out)
+    )
+    return inputs, outputs[-1:] if is_depthwise(layer) else outputs
 
 
-def _half(layer: nn.Module, *, inputs: bool, outputs: bool) -> tuple[tuple[float, float], nn.Module]:
-    """A copy with half of the inputs and / or outputs, and the shares that are left; groups keep equal parts."""
-    cut = copy.deepcopy(layer)
-    width = _width(layer)
-    out = int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)  # type: ignore[arg-type]
-    if is_depthwise(layer):  # its inputs are its outputs
-        keep = np.arange(max(1, width // 2) if inputs or outputs else width)
-        layers.shrink_depthwise(cut, keep)
-        return (len(keep) / width, len(keep) / width), cut
-    groups = int(getattr(layer, "groups", 1))
-    ins, outs = np.arange(width).reshape(groups, -1), np.arange(out).reshape(groups, -1)
-    ins = ins[:, : max(1, ins.shape[1] // 2)] if inputs else ins
-    outs = outs[:, : max(1, outs.shape[1] // 2)] if outputs else outs
-    layers.shrink_mixing(cut, ins.reshape(-1), outs.reshape(-1))
-    return (ins.size / width, outs.size / out), cut
+def levels(width: int) -> list[int]:
+    """Widths to time: multiples of 8 or of about an eighth, half a step, and the width itself."""
+    step = max(STEP, STEP * round(width / STEP / LEVELS))
+    return sorted({n for n in (step // 2, *range(step, width, step)) if n < width} | {max(1, width // 2), width})
 
 
-def _in_turns(
-    versions: dict[tuple[float, float], tuple[nn.Module, Tensor]], rounds: int
-) -> dict[tuple[float, float], float]:
-    seconds: dict[tuple[float, float], list[float]] = {key: [] for key in versions}
+def _cut(block: nn.Sequential, inputs: Indices, outputs: Indices) -> nn.Sequential:
+    cut = copy.deepcopy(block)
+    if is_depthwise(block[0]):
+        layers.shrink_depthwise(cut[0], inputs)
+        outputs = layers.depthwise_filters(block[0], inputs)
+    else:
+        layers.shrink_mixing(cut[0], inputs, outputs)
+    for norm in list(cut)[1:]:
+        layers.shrink_channelwise(norm, outputs, _widths(block[0])[1])
+    return cut
+
+
+def _least(runs: Sequence[Callable[[], Tensor]], rounds: int) -> list[float]:
+    """The least seconds of each, in turns; the first turn warms up."""
+    seconds: list[list[float]] = [[] for _ in runs]
     for turn in range(rounds + 1):
-        for key, (layer, x) in versions.items():
+        for run, spent in zip(runs, seconds, strict=True):
             start = time.perf_counter()
-            layer(x)
-            if turn:  # the first turn warms up
-                seconds[key].append(time.perf_counter() - start)
-    return {key: float(np.median(values)) for key, values in seconds.items()}
+            if run().device.type != "cpu":
+                torch.accelerator.synchronize()  # it returned before it was done
+            if turn:
+                spent.append(time.perf_counter() - start)
+    return [min(spent) for spent in seconds]

@@ -47,12 +47,15 @@ def latency(
     batch_sizes: Sequence[int] = (1, 64),
     rounds: int = 20,
     warmup: int = 3,
+    cpu_time: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Timing]:
     """Median forward time of each model at each batch size, on the device each model is on; no gradients.
 
     `example` [1 or more, C, H, W] gives the images; a batch repeats them. Models take turns within a round, every
     second round in reverse order: whatever else the machine does meets all of them alike. Modes are put back.
+    cpu_time: the processor's seconds instead of the clock's, summed over threads: on a machine that others use too,
+        and with one thread, it is the steadier figure.
     """
     if rounds < 1 or warmup < 0 or min(batch_sizes, default=0) < 1 or not models:
         raise RunError(
@@ -63,31 +66,34 @@ def latency(
     timings: list[Timing] = []
     with _all_evaluating(models), torch.no_grad():
         for done, size in enumerate(batch_sizes):
-            seconds = _turn_about(models, _repeated(example, size), rounds, warmup)
+            seconds = _turn_about(models, _repeated(example, size), rounds, warmup, cpu_time)
             timings += [_timing(name, size, values) for name, values in seconds.items()]
             if progress is not None:
                 progress(done + 1, len(batch_sizes))
     return timings
 
 
-def _turn_about(models: Mapping[str, Runner], batch: Tensor, rounds: int, warmup: int) -> dict[str, list[float]]:
+def _turn_about(
+    models: Mapping[str, Runner], batch: Tensor, rounds: int, warmup: int, cpu_time: bool
+) -> dict[str, list[float]]:
+    clock = time.process_time if cpu_time else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in models}
     batches = {name: batch.to(_device(model)) for name, model in models.items()}
     for turn in range(-warmup, rounds):
         names = list(models) if turn % 2 == 0 else list(models)[::-1]
         for name in names:
-            spent = _time(models[name], batches[name])
+            spent = _time(models[name], batches[name], clock)
             if turn >= 0:
                 seconds[name].append(spent)
     return seconds
 
 
-def _time(model: Runner, batch: Tensor) -> float:
+def _time(model: Runner, batch: Tensor, clock: Callable[[], float]) -> float:
     _wait_for(batch.device)
-    start = time.perf_counter()
+    start = clock()
     model(batch)
     _wait_for(batch.device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _wait_for(device: torch.device) -> None:

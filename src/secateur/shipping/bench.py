@@ -21,6 +21,7 @@ from secateur.measuring.batches import device_of
 from secateur.measuring.keeping import evaluating
 from secateur.measuring.latency import Runner, Timing, latency
 from secateur.shipping.export import export
+from secateur.shipping.fold import fold_batch_norm
 from secateur.shipping.sessions import onnx_session, run_session
 
 Engine = Literal["eager", "compile", "onnx"]
@@ -71,12 +72,16 @@ def bench(
     engines: Sequence[Engine] = ENGINES,
     *,
     rounds: int = 20,
+    fold_bn: bool = False,
+    cpu_time: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Benched:
     """Median latency and its spread of each model in each engine at each batch size, on the CPU or where the model is.
 
     All runs are interleaved: whatever else the machine does meets all of them alike, so the ratios hold where the
     figures do not. The first model is what the others are compared with. An engine that cannot take a model is noted.
+    fold_bn: all of them with batch norms folded (`fold_batch_norm`); onnxruntime does that by itself.
+    cpu_time: the processor's seconds instead of the clock's; for one thread, on a machine that others use too.
     """
     unknown = [engine for engine in engines if engine not in ENGINES]
     if unknown or not engines or not models:
@@ -84,12 +89,15 @@ def bench(
     if not isinstance(example, Tensor) or example.dim() < 2:
         raise RunError("the example should be a batch of images [N, C, H, W]; models with several inputs are not timed")
     notes: list[str] = []
-    with _runners(models, example, engines, notes) as runners:
+    if fold_bn:
+        models = {name: fold_batch_norm(model, example[:1]) for name, model in models.items()}
+    with _runners(models, example, batches, engines, notes) as runners:
         timings = latency(
             {_key(name, engine): runner for (name, engine), runner in runners.items()},
             example,
             batch_sizes=batches,
             rounds=rounds,
+            cpu_time=cpu_time,
             progress=progress,
         )
         rows = _rows(timings, list(runners))
@@ -103,15 +111,21 @@ def _key(name: str, engine: str) -> str:
 
 @contextmanager
 def _runners(
-    models: Mapping[str, nn.Module], example: Tensor, engines: Sequence[Engine], notes: list[str]
+    models: Mapping[str, nn.Module],
+    example: Tensor,
+    batches: Sequence[int],
+    engines: Sequence[Engine],
+    notes: list[str],
 ) -> Iterator[dict[tuple[str, Engine], Runner]]:
     """(model, engine) -> something that takes a batch. ONNX files live as long as the block."""
     found: dict[tuple[str, Engine], Runner] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    # Models of one class share code, and torch.compile gives up on code that it has compiled for many of them.
+    limit = torch._dynamo.config.patch(recompile_limit=2 * len(models) * len(batches) + 8)
+    with tempfile.TemporaryDirectory() as folder, limit:
         for number, (name, model) in enumerate(models.items()):
             for engine in engines:
                 try:
-                    found[name, engine] = _runner(model, engine, example, Path(folder) / f"{number}.onnx")
+                    found[name, engine] = _runner(model, engine, example, batches, Path(folder) / f"{number}.onnx")
                 except ModelError as error:
                     notes.append(f"{name} does not run in {engine}: {error}")
         if not found:
@@ -119,22 +133,33 @@ def _runners(
         yield found
 
 
-def _runner(model: nn.Module, engine: Engine, example: Tensor, path: Path) -> Runner:
+def _runner(model: nn.Module, engine: Engine, example: Tensor, batches: Sequence[int], path: Path) -> Runner:
     if engine == "eager":
         return model
     if engine == "onnx":
         export(model, example, path)
         session = onnx_session(path)
         return lambda batch: run_session(session, batch)
-    compiled: Any = torch.compile(model)
+    return _compiled(model, example, batches)
+
+
+def _compiled(model: nn.Module, example: Tensor, batches: Sequence[int]) -> Runner:
+    """torch.compile, for each batch size on its own: code for any number of images is slower."""
     try:
         with evaluating(model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compiled(example)
+            compiled: Any = torch.compile(model, dynamic=False)
+            for size in batches:
+                compiled(_batch(model, example, size))
     except Exception as error:
         said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ModelError(f"torch.compile failed: {said}") from error
+        hint = " Install g++, or name a compiler in the environment variable CXX." if "C++ compiler" in said else ""
+        raise ModelError(f"torch.compile failed: {said}{hint}") from error
     return compiled  # type: ignore[no-any-return]
+
+
+def _batch(model: nn.Module, example: Tensor, size: int) -> Tensor:
+    return example.repeat(-(-size // len(example)), *[1] * (example.dim() - 1))[:size].to(device_of(model))
 
 
 def _rows(timings: Sequence[Timing], runners: Sequence[tuple[str, Engine]]) -> list[Row]:
@@ -159,7 +184,7 @@ def _size(model: nn.Module, example: Tensor, batch: int) -> Size:
 
 def _shares(model: nn.Module, example: Tensor, batch: int) -> dict[str, float]:
     """Kind of layer -> share of the time of a forward in eager mode; what lies between layers is "functions"."""
-    images = example.repeat(-(-batch // len(example)), *[1] * (example.dim() - 1))[:batch].to(device_of(model))
+    images = _batch(model, example, batch)
     with evaluating(model), torch.no_grad():
         model(images)
         with _watched(model) as spent:
