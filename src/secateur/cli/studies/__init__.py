@@ -29,7 +29,7 @@ def root() -> None:
 
     Example:
 
-        secateur study effectiveness resnet56=w.safetensors --data cifar10 --holdout test:0.5
+        secateur study effectiveness resnet56=w.safetensors --data cifar10
     """
 
 
