@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -34,7 +35,8 @@ def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
     with atomic(folder / MODEL_FILE) as path:
         try:
             # One key only: safetensors writes several in no fixed order, and equal models shall be equal files.
-            save_file(tensors, path, metadata={NOTES: json.dumps({"plan": plan.fingerprint, "shared": same})})
+            notes = {"plan": plan.fingerprint, "kept": _kept(plan), "shared": same}
+            save_file(tensors, path, metadata={NOTES: json.dumps(notes)})
         except SafetensorError as error:  # how safetensors says that the disk is full
             raise OSError(str(error)) from error
     write_atomically(folder / PLAN_FILE, plan.to_json().encode())
@@ -45,6 +47,11 @@ def load(folder: str | Path, model: nn.Module) -> nn.Module:
     folder = Path(folder)
     plan = Plan.load(folder / PLAN_FILE)
     tensors = read_tensors(folder / MODEL_FILE)
+    if _notes(folder / MODEL_FILE).get("kept", _kept(plan)) != _kept(plan):  # the shapes may well be the same
+        raise FileError(
+            f"{folder / MODEL_FILE} does not belong to {folder / PLAN_FILE}: it was saved with a plan that keeps other "
+            "channels. Take both files from one folder."
+        )
     streams: Streams = "coupled" if plan.streams == "coupled" else "select"
     pruned = prune(trace(model, _example(plan, model), streams), plan)
     own = pruned.state_dict()
@@ -69,16 +76,24 @@ def load(folder: str | Path, model: nn.Module) -> nn.Module:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file, shared ones under each of their names."""
     try:
-        from safetensors import safe_open
-
         tensors: dict[str, Tensor] = load_file(path)
-        with safe_open(path, framework="pt") as file:
-            same = json.loads((file.metadata() or {}).get(NOTES, "{}")).get("shared", {})
-        return tensors | {name: tensors[first] for name, first in same.items()}
+        return tensors | {name: tensors[first] for name, first in _notes(path).get("shared", {}).items()}
     except FileNotFoundError as error:
         raise FileError(f"{path} does not exist") from error
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise FileError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def _notes(path: Path) -> dict[str, Any]:
+    """What `save` wrote beside the tensors; nothing if the file is another's."""
+    with safe_open(path, framework="pt") as file:
+        return dict(json.loads((file.metadata() or {}).get(NOTES, "{}")))
+
+
+def _kept(plan: Plan) -> str:
+    """A hash of the channels that a plan keeps."""
+    text = json.dumps({name: list(kept) for name, kept in plan.keep.items()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
