@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from secateur.deciding.staged import Cut
 from secateur.errors import DecideError
 from secateur.running.folder import SENSITIVITY
 from secateur.running.job import Clock, Job
-from secateur.running.settings import Goal, Settings
+from secateur.running.settings import Goal, Settings, goal_of, only_solved
 from secateur.scoring.scores import Scores
 
 Units = Callable[[], Cut]  # repairs each unit of the round's network by itself
@@ -36,6 +37,25 @@ def choose(job: Job, number: int, graph: ChannelGraph, scores: Scores, clock: Cl
         plan = clock("decide", lambda: _within(job, graph, scores, found, aim))
     job.run.write_text(f"{job.run.round(number).name}/step-{PLAN_FILE}", plan.to_json())
     return plan
+
+
+def suited(settings: Settings, graph: ChannelGraph) -> Settings:
+    """What was left open of the units, where a solve is all that gets the accuracy back (docs/repair.md).
+
+    Channels inside blocks can be rebuilt from their neighbours, those that readers of a stream drop much less so: as
+    long as the goal can be met with them, all units that are private lose channels, in one round, and no others.
+    """
+    if not only_solved(settings) or settings.only or settings.ratio is not None:
+        return settings
+    private = tuple(n for n in candidates(graph, settings.exclude) if graph.units[n].kind == "private")
+    if not private:
+        return settings
+    inside = replace(settings, only=private, k=settings.k or len(private), rounds=settings.rounds or 1)
+    try:
+        check_reach(graph, goal_of(inside, graph), inside)
+    except DecideError:
+        return settings
+    return inside
 
 
 def check_reach(graph: ChannelGraph, goal: Goal, settings: Settings) -> None:
@@ -71,13 +91,14 @@ def _sensitivity(
     settings, name = job.settings, f"{job.run.round(number).name}/{SENSITIVITY}"
     if job.run.has(name):
         return job.run.parse(name, Sensitivity.from_dict)
+    alpha = _alpha(job, graph, scores, aim)
     found = sensitivity(
         graph,
         scores,
         job.tools.holdout,
         settings.method,
-        alpha=_alpha(job, graph, scores, aim),
-        k=settings.k,
+        alpha=alpha,
+        k=_k(job, graph, scores, alpha),
         measure=settings.measure,
         cost=settings.cost,
         repair=units() if settings.judge == "repaired" else None,
@@ -101,17 +122,30 @@ def _alpha(job: Job, graph: ChannelGraph, scores: Scores, aim: float | None) -> 
     names = candidates(graph, settings.exclude, settings.only)
     cost = cost_by(graph, job.goal.cost)
     found = amounts(graph, scores, names, alpha=1.0, cost=cost, room=Room(settings.round_to, job.widths))
-    k = check_k(settings.k, len(found))
+    k = check_k(None if settings.k is None else min(settings.k, len(found)), len(found))
     return max(0.5, (cost({}) - aim) / (k * max(amount.floss for amount in found.values())))
+
+
+def _k(job: Job, graph: ChannelGraph, scores: Scores, alpha: float) -> int | None:
+    """k as asked; units that are at their floor by now cannot be among them."""
+    settings = job.settings
+    if settings.k is None or settings.method == "ratio":
+        return settings.k
+    names = scored(graph, scores, candidates(graph, settings.exclude, settings.only))
+    room = Room(settings.round_to, job.widths)
+    cost = "macs" if settings.cost == "latency" else settings.cost
+    found = amounts(graph, scores, names, alpha=alpha, cost=cost_by(graph, cost), room=room)
+    return min(settings.k, max(1, sum(amount.channels > 0 for amount in found.values())))
 
 
 def _within(job: Job, graph: ChannelGraph, scores: Scores, found: Sensitivity, aim: float | None) -> Plan:
     """Algorithm 1's plan; trimmed where it would overshoot, and stretched to the aim where rounds are counted."""
     settings, goal = job.settings, job.goal
+    k = None if settings.k is None else min(settings.k, len(found.tried))
     options: dict[str, Any] = {"round_to": settings.round_to, "widths": job.widths}
     if aim is None or (settings.rounds is None and found.method == "flops"):
-        plan = decide(graph, scores, found, settings.k, **options)
+        plan = decide(graph, scores, found, k, **options)
         if aim is None or cost_by(graph, goal.cost)(plan.keep) > aim:
             return plan
     whole = float(goal.whole(job.graph))
-    return decide(graph, scores, found, settings.k, 1 - aim / whole, cost=goal.cost, whole=whole, **options)
+    return decide(graph, scores, found, k, 1 - aim / whole, cost=goal.cost, whole=whole, **options)

@@ -24,7 +24,7 @@ from secateur.measuring.accuracy import Accuracy, evaluate, too_good
 from secateur.measuring.batches import Batches, call, device_of, logits_of, unpack
 from secateur.measuring.keeping import evaluating, generators_kept
 from secateur.measuring.processes import rank_and_world
-from secateur.running.choosing import check_reach
+from secateur.running.choosing import check_reach, suited
 from secateur.running.folder import BASE, ROUND, SUMMARY, RunFolder
 from secateur.running.job import Job, Phase, Tools
 from secateur.running.rounds import Outcome, run_round
@@ -143,6 +143,7 @@ def _run(
     original = copy.deepcopy(model)
     example = example if example is not None else first_image(tools.train, device_of(model))
     graph = trace(original, example, settings.streams)
+    settings = suited(settings, graph)
     job = Job(run, original, graph, goal_of(settings, graph), settings, tools)
     check_reach(graph, job.goal, settings)
     run.start({"settings": settings.to_dict(), "fingerprint": graph.fingerprint, "weights": digest(original), **about})

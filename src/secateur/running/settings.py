@@ -56,10 +56,15 @@ class Settings:
         return asdict(self)
 
 
+def only_solved(settings: Settings) -> bool:
+    """Whether a solve is all that gets the accuracy back."""
+    return settings.repair == "solve" and settings.epochs == 0
+
+
 def filled(settings: Settings) -> Settings:
     """What was left open, by what suits the case (docs/repair.md): where a solve is all that gets the accuracy back,
     channels go by what it cannot rebuild, and units are judged after it."""
-    solved = settings.repair == "solve" and settings.epochs == 0
+    solved = only_solved(settings)
     judge = settings.judge or (None if settings.repair == "none" else "repaired" if solved else "cut")
     return replace(settings, metric=settings.metric or (REBUILT if solved else "reader_energy"), judge=judge)
 
