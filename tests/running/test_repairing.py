@@ -112,8 +112,8 @@ def test_what_is_left_open_depends_on_the_case() -> None:
 
 
 def test_where_only_a_solve_helps_the_units_inside_blocks_go_at_once(tmp_path: Path) -> None:
-    """Small: conv1 and wide write channels that no addition sees. Those of conv1 alone can lose 21 of 24, which is 72% of
-    the MACs (124,416 of 151,648 are its and its reader's)."""
+    """Small: conv1 and wide write channels that no addition sees. Those of conv1 alone can lose 21 of 24, which is 72%
+    of the MACs (124,416 of 151,648 are its and its reader's)."""
     result = run(tmp_path / "inside", target=0.4, **SOLVE)
     assert len(result.rounds) == 1 and set(result.rounds[0].chosen) == {"conv1:out", "wide:out"}
     assert list(result.summary["settings"]["only"]) == ["conv1:out", "wide:out"]
