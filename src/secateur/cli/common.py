@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -64,3 +64,8 @@ def progress(transient: bool = True) -> Iterator[Progress]:
     ]
     with Progress(*columns, console=complaints, transient=transient) as bar:
         yield bar
+
+
+def names_in(given: Sequence[str]) -> list[str]:
+    """The names of an option that may be repeated, and may hold several with commas between them."""
+    return [name.strip() for text in given for name in text.split(",") if name.strip()]

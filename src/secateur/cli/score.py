@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.common import complaints, console, friendly, names_in, progress
 
 if TYPE_CHECKING:
     from secateur.channels.graph import ChannelGraph
@@ -21,7 +21,9 @@ def command(
     model: Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
     data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH or folder:PATH.")],
     weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th).")] = None,
-    metric: Annotated[str, typer.Option(help="A name, several with commas between them, or all.")] = "gsd",
+    metric: Annotated[
+        list[str] | None, typer.Option(help="A name, several with commas between, or all; gsd by default.")
+    ] = None,
     images: Annotated[int | None, typer.Option(help="So many images, the same share of each class.")] = None,
     tap: Annotated[str, typer.Option(help="Where: reader or before_activation.")] = "reader",
     option: Annotated[list[str] | None, typer.Option(help="The metric's own, as in ridge=0.5. Repeat it.")] = None,
@@ -78,7 +80,7 @@ def command(
         world=world,
     )
     extra = {"tap": tap, "sample": sample, "memory": int(memory * (1 << 30)), "seed": seed, **_options(option or [])}
-    results = _scored(graph, loader, metric, extra, visible=rank == 0)
+    results = _scored(graph, loader, names_in(metric or ["gsd"]), extra, visible=rank == 0)
     if rank == 0:
         if out is not None:
             save_scores(results, out)
@@ -88,10 +90,12 @@ def command(
     leave()
 
 
-def _scored(graph: ChannelGraph, loader: Any, metric: str, extra: dict[str, Any], visible: bool) -> dict[str, Scores]:
+def _scored(
+    graph: ChannelGraph, loader: Any, asked: list[str], extra: dict[str, Any], visible: bool
+) -> dict[str, Scores]:
     from secateur.scoring import all_metrics, score_by
 
-    names = all_metrics() if metric == "all" else [name.strip() for name in metric.split(",") if name.strip()]
+    names = all_metrics() if asked == ["all"] else asked
     with progress() as bar:
         task = bar.add_task("images", total=None, note="", visible=visible)
 

@@ -164,10 +164,10 @@ def as_json(found: Table) -> str:
     return json.dumps({"rows": found.rows, "notes": found.notes}, indent=2)
 
 
-def as_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells as text; columns in which no row has anything are left out."""
-    shown = [key for key in COLUMNS if any(row[key] is not None for row in rows)]
-    return [COLUMNS[key] for key in shown], [[_cell(key, row[key]) for key in shown] for row in rows]
+def as_cells(rows: Sequence[Row], titles: Mapping[str, str] = COLUMNS) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells as text, of the columns in `titles`; those in which no row has anything are left out."""
+    shown = [key for key in titles if any(row[key] is not None for row in rows)]
+    return [titles[key] for key in shown], [[_cell(key, row[key]) for key in shown] for row in rows]
 
 
 def as_markdown(rows: Sequence[Row]) -> str:

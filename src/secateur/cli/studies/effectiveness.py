@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import console, friendly, progress
+from secateur.cli.common import console, friendly, names_in, progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +21,9 @@ def command(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Networks: NAME or NAME=WEIGHTS.")],
     weights: Annotated[Path | None, typer.Option(help="Weights of a network that comes alone.")] = None,
     data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")] = "digits",
-    metric: Annotated[str, typer.Option(help="Names with commas between them (gsd:ridge=0.5 too), or all.")] = "all",
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Names with commas between (gsd:ridge=0.5 too); all by default.")
+    ] = None,
     ratios: Annotated[str, typer.Option(help="Shares of channels to remove.")] = "0.1,0.2,0.3,0.4,0.5",
     seeds: Annotated[int, typer.Option(help="Repeat with so many samples of images, for the spread.")] = 1,
     units: Annotated[str, typer.Option(help="inner channels of blocks, or all.")] = "inner",
@@ -90,7 +92,7 @@ def command(
             about={**about_images(data, found, holdout, limit, augment, batch_size), "seed": seed},
             command=typed(),
             progress=show,
-            metrics=[_metric(name.strip()) for name in metric.split(",") if name.strip()],
+            metrics=[_metric(name) for name in names_in(metric or ["all"])],
             ratios=numbers(ratios, "--ratios") or (),
             seeds=tuple(range(seed, seed + seeds)),
             units=units,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,21 @@ import typer
 from secateur.cli.common import console, friendly
 
 FORMATS = ("text", "csv", "json", "markdown")
+TITLES = {  # short ones, so that a line fits a terminal
+    "method": "method",
+    "by": "by",
+    "base_top1": "before",
+    "top1": "top-1",
+    "top1_drop": "lost",
+    "base_top5": "before",
+    "top5": "top-5",
+    "top5_drop": "lost",
+    "macs": "MACs",
+    "macs_removed": "gone",
+    "params": "weights",
+    "params_removed": "gone",
+    "source": "",
+}
 
 
 @friendly
@@ -45,9 +61,10 @@ def command(
     elif form == "markdown":
         console.print(as_markdown(found.rows), markup=False, soft_wrap=True)
     else:
-        titles, cells = as_cells(found.rows)
-        words = {"network", "data", "method", "by", "source"}
-        console.print(columns(titles, cells, set(titles) - words), markup=False, soft_wrap=True)
+        for (network, images), rows in groupby(found.rows, key=lambda row: (row["network"], row["data"])):
+            titles, cells = as_cells(list(rows), TITLES)
+            console.print(f"{network} on {images}: accuracies and shares in %", markup=False)
+            console.print(columns(titles, cells, set(titles) - {"method", "by", ""}), markup=False, soft_wrap=True)
     if form in ("text", "markdown"):
         console.print()
         for note in found.notes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.common import complaints, console, friendly, names_in, progress
 
 if TYPE_CHECKING:
     from secateur.studies.layer_times import Timed
@@ -18,7 +18,7 @@ def command(
     model: Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
     data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")] = "digits",
     weights: Annotated[Path | None, typer.Option(help="Weight file; times hardly depend on it.")] = None,
-    metric: Annotated[str, typer.Option(help="Names with commas between them.")] = "gsd,di",
+    metric: Annotated[list[str] | None, typer.Option(help="Names with commas between; gsd,di by default.")] = None,
     images: Annotated[int, typer.Option(help="Images to score on; the paper took 3,000.")] = 200,
     memory: Annotated[float, typer.Option(help="GiB for maps, and once more for matrices.")] = 2.0,
     inverse: Annotated[int, typer.Option(help="Channels a layer of DI by explicit inverse; 0: none.")] = 1,
@@ -68,7 +68,7 @@ def command(
             found = timing(
                 graph,
                 found_data.loader("train", batch_size, seed=seed),
-                [name.strip() for name in metric.split(",") if name.strip()],
+                names_in(metric or ["gsd,di"]),
                 images=images,
                 memory=int(memory * (1 << 30)),
                 inverse_channels=inverse,
