@@ -105,6 +105,13 @@ class Cubic(nn.Module):
         return nn.functional.interpolate(x, size=(4, 4), mode="bicubic", antialias=True)
 
 
+class Spectral(nn.Module):
+    """Eigenvalues are no part of ONNX."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvals(x[:, 0]).abs()
+
+
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     model, _ = pruned()
     for arguments, words in (
@@ -120,6 +127,12 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
         export(Pairs(), EXAMPLE, tmp_path / "two.pt2")
     done = export(Pairs(), torch.zeros(2, 3, 8, 8), tmp_path / "two.pt2", dynamic_batch=False)
     assert done.images == 2
+    with pytest.raises(DataError, match="takes 4 images at a time, and 2 were given"):
+        export(model, torch.zeros(4, 3, 8, 8), tmp_path / "four.pt2", dynamic_batch=False, images=pictures(2))
+    with pytest.raises(ModelError, match=r"opsets 1 to \d+, not 99"):
+        export(model, EXAMPLE, tmp_path / "new.onnx", opset=99)
+    with pytest.raises(ModelError, match=r"ONNX cannot express this network: .*linalg_eig"):
+        export(Spectral(), EXAMPLE, tmp_path / "odd.onnx")
     with pytest.raises(ModelError, match="opset 9"):
         export(Cubic(), EXAMPLE, tmp_path / "old.onnx", opset=9)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["two.pt2"]

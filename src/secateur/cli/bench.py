@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 @friendly
 def command(
     networks: Annotated[list[str], typer.Argument(help="Folders of pruned networks, names, or NAME=WEIGHTS.")],
-    batch: Annotated[list[int] | None, typer.Option(help="Batch size; several times for several. 1 and 64.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Batch size; several times for several. 1 and 64.")
+    ] = None,
     engine: Annotated[list[str] | None, typer.Option(help="eager, compile, onnx; all of them by default.")] = None,
-    rounds: Annotated[int, typer.Option(help="Timed turns of each network.")] = 20,
-    threads: Annotated[int | None, typer.Option(help="Threads of every engine.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed turns of each network.")] = 20,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine.")] = None,
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Make batch norms part of the layers before them, in all networks.")
     ] = False,

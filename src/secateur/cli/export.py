@@ -19,14 +19,16 @@ def command(
         bool, typer.Option("--fold-bn", help="Make batch norms part of the layers before them.")
     ] = False,
     opset: Annotated[int | None, typer.Option(help="ONNX operator set.")] = None,
-    fixed_batch: Annotated[int | None, typer.Option(help="Only so many images at a time, instead of any.")] = None,
+    fixed_batch: Annotated[
+        int | None, typer.Option(min=1, help="Only so many images at a time, instead of any.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="The original network, if the folder does not say.")] = None,
     classes: Annotated[int | None, typer.Option(help="Its classes, if they are not the usual number.")] = None,
     data: Annotated[str | None, typer.Option(help="Compare on images of this data set, not on noise.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
     mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
     std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
-    images: Annotated[int, typer.Option(help="So many images of --data.")] = 100,
+    images: Annotated[int, typer.Option(min=1, help="So many images of --data.")] = 100,
 ) -> None:
     """Write a network as ONNX, torch.export's .pt2 or safetensors; it is read back and compared with PyTorch.
 

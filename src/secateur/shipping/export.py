@@ -146,13 +146,16 @@ def _write_pt2(program: Any, path: Path) -> None:
 def _write_onnx(program: Any, path: Path, opset: int | None) -> int:
     import onnx
 
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and not 1 <= opset <= newest:
+        raise ModelError(f"the installed onnx knows opsets 1 to {newest}, not {opset}")
     wanted = opset if opset is None else max(opset, OLDEST)
     with _quiet("torch.onnx"):
         try:
             made = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=wanted)
         except Exception as error:
-            said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ModelError(f"ONNX cannot express this network (opset {wanted or 'by default'}): {said}") from error
+            which = f" (opset {wanted})" if wanted else ""
+            raise ModelError(f"ONNX cannot express this network{which}: {_first_cause(error)}") from error
     proto = made.model_proto  # type: ignore[union-attr]
     if opset is not None and opset < OLDEST:
         proto = _older(onnx, proto, opset)
@@ -161,6 +164,13 @@ def _write_onnx(program: Any, path: Path, opset: int | None) -> int:
         raise ModelError(f"ONNX opset {opset} was asked for, and torch's exporter can only write opset {found}")
     onnx.save(proto, path)
     return int(found)
+
+
+def _first_cause(error: BaseException) -> str:
+    """What went wrong at the bottom, in one line: torch's exporter wraps it in advice to its developers."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _older(onnx: Any, proto: Any, opset: int) -> Any:
@@ -202,6 +212,8 @@ def _to_compare(example: Example, images: Tensor | None, dynamic: bool) -> list[
             )
         if not dynamic:
             size = len(example)
+            if len(images) < size:
+                raise DataError(f"the file takes {size} images at a time, and {len(images)} were given to compare on")
             return [images[i : i + size] for i in range(0, len(images) - size + 1, size)]
         return [images, images[:1]]
     draw = torch.Generator().manual_seed(0)
