@@ -22,6 +22,7 @@ from secateur.studies.recipes import (
     changed,
     commands,
     load_recipe,
+    merged,
     missing,
     recipe_names,
     recipe_of,
@@ -145,6 +146,12 @@ def test_changes_are_told() -> None:
     assert recipe.run["epochs"] == 5 and at_budget(recipe, "full") == (recipe, ())
     other, more = changed(smaller, "train", {"epochs": 2, "augment": False})
     assert more == (Change("train", "epochs", 9, 2), Change("train", "augment", None, False))
+    third, last = changed(other, "run", {"epochs": 0, "rounds": 3})
+    assert [str(change) for change in merged((*changes, *last)) if change.key != "alpha"] == [
+        "run: epochs 5 -> 0",
+        "run: rounds the default -> 3",
+    ]
+    assert not merged((*changes[:1], *changed(third, "run", {"epochs": 5})[1]))  # as it was in the beginning
     assert commands(other, Path("here")) == [
         ["train", "--epochs", "2", "--no-augment", "--out", "here/base"],
         [

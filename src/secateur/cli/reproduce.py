@@ -42,7 +42,7 @@ def command(
         secateur reproduce vgg16-imagenet-a --weights vgg16.pth --data imagenet:ILSVRC --dry-run
     """
     from secateur.errors import RunError
-    from secateur.studies.recipes import at_budget, commands, load_recipe, missing
+    from secateur.studies.recipes import at_budget, commands, load_recipe, merged, missing
 
     if name is None:
         _list()
@@ -50,7 +50,7 @@ def command(
     recipe, changes = at_budget(load_recipe(name), budget)
     recipe, more = _as_asked(recipe, data, change or [])
     told = commands(recipe, out or Path("runs") / f"{name}-{budget}", weights=weights, device=device, root=data_root)
-    _say(recipe, budget, [one for one in (*changes, *more) if weights is None or one.step == "run"], told)
+    _say(recipe, budget, [one for one in merged((*changes, *more)) if weights is None or one.step == "run"], told)
     for words in told:
         check(words)
     if dry_run:

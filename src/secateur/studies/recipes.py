@@ -13,7 +13,7 @@ Options are spelled as on the command line, with _ for -. The files are in the p
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -106,6 +106,15 @@ def changed(recipe: Recipe, step: str, options: Options) -> tuple[Recipe, tuple[
         changes += (Change(step, "alpha", before["alpha"], "solved for, so that the rounds reach the target"),)
     after = {**before, **options}
     return (replace(recipe, train=after) if step == "train" else replace(recipe, run=after)), changes
+
+
+def merged(changes: Sequence[Change]) -> list[Change]:
+    """A setting that was changed twice is told once, from what the recipe says to what it is in the end."""
+    last: dict[tuple[str, str], Change] = {}
+    for change in changes:
+        first = last.get((change.step, change.key), change)
+        last[change.step, change.key] = replace(change, was=first.was)
+    return [change for change in last.values() if change.was != change.now]
 
 
 def commands(
