@@ -30,12 +30,12 @@ def run(*more: str) -> tuple[int, str, str]:
 
 
 def test_a_table_and_files(tmp_path: Path) -> None:
-    code, out, complaints = run("--metric", "gsd,l1", "--metric", "l2", "--out", str(tmp_path / "scores"), "--show", "2")
+    code, out, complaints = run("--metric", "gsd,l1", "--metric", "l2", "--out", str(tmp_path / "s"), "--show", "2")
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "4 units scored by gsd, 100 images; higher means keep"
     assert lines[1].split() == ["unit", "kind", "width", "weakest", "strongest"]
-    kept = load_scores(tmp_path / "scores")
+    kept = load_scores(tmp_path / "s")
     assert list(kept) == ["gsd", "l1", "l2"]
     row = next(line for line in lines if line.startswith("conv1:out")).split()
     order = kept["gsd"].order("conv1:out")

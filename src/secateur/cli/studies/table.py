@@ -17,7 +17,6 @@ TITLES = {  # short ones, so that a line fits a terminal
     "base_top1": "before",
     "top1": "top-1",
     "top1_drop": "lost",
-    "base_top5": "before",
     "top5": "top-5",
     "top5_drop": "lost",
     "macs": "MACs",
@@ -49,7 +48,7 @@ def command(
     from secateur.cli.columns import columns
     from secateur.errors import RunError
     from secateur.studies.folder import StudyFolder
-    from secateur.studies.tables import as_cells, as_csv, as_json, as_markdown, table, write_table
+    from secateur.studies.tables import OWN, as_cells, as_csv, as_json, as_markdown, table, write_table
 
     if form not in FORMATS:
         raise RunError(f"--format should be one of {', '.join(FORMATS)}, not {form!r}")
@@ -62,8 +61,11 @@ def command(
         console.print(as_markdown(found.rows), markup=False, soft_wrap=True)
     else:
         for (network, images), rows in groupby(found.rows, key=lambda row: (row["network"], row["data"])):
-            titles, cells = as_cells(list(rows), TITLES)
-            console.print(f"{network} on {images}: accuracies and shares in %", markup=False)
+            own = [row if row["source"] == OWN else {**row, "source": ""} for row in rows]
+            titles, cells = as_cells(own, TITLES)
+            console.print(
+                f"{network} on {images}, as published unless marked; accuracies and shares in %", markup=False
+            )
             console.print(columns(titles, cells, set(titles) - {"method", "by", ""}), markup=False, soft_wrap=True)
     if form in ("text", "markdown"):
         console.print()
