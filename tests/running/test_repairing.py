@@ -13,6 +13,7 @@ import torch
 import secateur as sc
 from secateur.channels.plan import Plan
 from secateur.errors import DecideError
+from secateur.running.compress import Compressed
 from secateur.running.settings import Settings, filled
 from secateur.scoring.sampling import sampled
 from secateur.training.repair_scores import rebuilt
@@ -107,21 +108,36 @@ def test_what_is_left_open_depends_on_the_case() -> None:
         assert (found.metric, found.judge) == (metric, judge), words
     with pytest.raises(DecideError, match="judge must be one of cut, repaired; got 'x'"):
         run(judge="x", repair="bn")
+    with pytest.raises(DecideError, match='"alike" needs a target'):
+        run(max_drop=0.1, method="alike")
     with pytest.raises(DecideError, match="repair_images must be at least 1"):
         run(repair="bn", repair_images=0)
+
+
+def once(folder: Path, **words: Any) -> Compressed:
+    return run(folder, **{"alpha": 4.0, **SOLVE, **words})
 
 
 def test_where_only_a_solve_helps_the_units_inside_blocks_go_at_once(tmp_path: Path) -> None:
     """Small: conv1 and wide write channels that no addition sees. Those of conv1 alone can lose 21 of 24, which is 72%
     of the MACs (124,416 of 151,648 are its and its reader's)."""
-    result = run(tmp_path / "inside", target=0.4, **SOLVE)
+    result = once(tmp_path / "inside", target=0.4)
     assert len(result.rounds) == 1 and set(result.rounds[0].chosen) == {"conv1:out", "wide:out"}
     assert list(result.summary["settings"]["only"]) == ["conv1:out", "wide:out"]
-    assert (result.summary["settings"]["k"], result.summary["settings"]["rounds"]) == (2, 1)
     assert 0.395 <= result.summary["removed"]["macs"] <= 0.45
-    far = run(tmp_path / "far", target=0.85, exclude=("wide:out",), rounds=1, **SOLVE)
+    shares = [result.rounds[0].chosen["conv1:out"] / 24, result.rounds[0].chosen["wide:out"] / 16]
+    assert abs(shares[0] - shares[1]) <= 0.5 / 24 + 0.5 / 16 + 1 / 24  # rounded, and one step given back
+    far = once(tmp_path / "far", target=0.85, exclude=("wide:out",))
     assert {"conv1:in", "wide:in"} & set(far.rounds[0].chosen)  # the rest is needed too
-    chosen = run(tmp_path / "chosen", target=0.3, only=("*:in",), rounds=1, **SOLVE)
+    chosen = once(tmp_path / "chosen", target=0.3, only=("*:in",))
     assert {name.partition(":")[2] for name in chosen.rounds[0].chosen} == {"in"}
-    share = run(tmp_path / "share", ratio=0.5, **SOLVE)
+    share = once(tmp_path / "share", ratio=0.5)
     assert "wide:in" in share.rounds[0].chosen  # of every unit means of every unit
+
+
+def test_units_at_their_floor_no_longer_count_among_the_k(tmp_path: Path) -> None:
+    """All four units are to lose channels; by the last round one of them has none left to lose."""
+    result = run(tmp_path, target=0.8, rounds=3, k=4, epochs=0)
+    tried = [len(json.loads(path.read_text())["tried"]) for path in sorted(tmp_path.glob("round-*/sensitivity.json"))]
+    assert tried[0] == 4 and tried[-1] < 4
+    assert 0.795 <= result.summary["removed"]["macs"] <= 0.83

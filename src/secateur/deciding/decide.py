@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
@@ -55,6 +55,27 @@ def decide(
             return _plan(graph, keep)
     least = cost_of(scaled(graph, scores, _amounts(sensitivity, ranked), ALL, room))
     raise DecideError(out_of_reach(f"a target of {target:.1%}", 1 - least / (whole or now)))
+
+
+def alike(
+    graph: ChannelGraph,
+    scores: Scores,
+    names: Sequence[str],
+    left: float,
+    *,
+    cost: str | CostOf = "macs",
+    round_to: int = 1,
+    widths: Mapping[str, int] | None = None,
+) -> Plan:
+    """Every unit of `names` loses the same share of its channels, as large as it takes to leave a cost of `left`."""
+    cost_of = cost_by(graph, cost) if isinstance(cost, str) else cost
+    room = Room(round_to, widths or {})
+    chosen = {name: graph.units[name].width for name in scored(graph, scores, names)}
+    keep = _fit(graph, scores, chosen, cost_of, left, room)
+    if keep is None:
+        least, now = cost_of(scaled(graph, scores, chosen, ALL, room)), cost_of({})
+        raise DecideError(out_of_reach(f"removing {1 - left / now:.1%}", 1 - least / now))
+    return _plan(graph, keep)
 
 
 def out_of_reach(goal: str, reach: float) -> str:

@@ -13,7 +13,7 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.deciding.amounts import Room, amounts, candidates, cost_by, floor_of, scored
 from secateur.deciding.budget import uniform
-from secateur.deciding.decide import decide, out_of_reach
+from secateur.deciding.decide import alike, decide, out_of_reach
 from secateur.deciding.sensitivity import Sensitivity, check_k, sensitivity
 from secateur.deciding.staged import Cut
 from secateur.errors import DecideError
@@ -31,6 +31,8 @@ def choose(job: Job, number: int, graph: ChannelGraph, scores: Scores, clock: Cl
     if settings.ratio is not None:
         names = scored(graph, scores, candidates(graph, settings.exclude, settings.only))
         plan = uniform(graph, scores, settings.ratio, units=names)
+    elif settings.method == "alike":
+        plan = clock("decide", lambda: _alike(job, graph, scores, float(_aim(job, number, graph) or 0)))
     else:
         aim = _aim(job, number, graph)
         found = clock("sensitivity", lambda: _sensitivity(job, number, graph, scores, aim, units))
@@ -42,20 +44,19 @@ def choose(job: Job, number: int, graph: ChannelGraph, scores: Scores, clock: Cl
 def suited(settings: Settings, graph: ChannelGraph) -> Settings:
     """What was left open of the units, where a solve is all that gets the accuracy back (docs/repair.md).
 
-    Channels inside blocks can be rebuilt from their neighbours, those that readers of a stream drop much less so: as
-    long as the goal can be met with them, all units that are private lose channels, in one round, and no others.
+    Channels inside blocks can be rebuilt from their neighbours, those that readers of a stream drop much less so: where
+    the target can be met with private units they lose one and the same share of their channels, and no others do.
     """
-    if not only_solved(settings) or settings.only or settings.ratio is not None:
+    asked = settings.only or settings.k or settings.rounds or settings.ratio or settings.method != "flops"
+    if not only_solved(settings) or asked:
         return settings
     private = tuple(n for n in candidates(graph, settings.exclude) if graph.units[n].kind == "private")
-    if not private:
-        return settings
-    inside = replace(settings, only=private, k=settings.k or len(private), rounds=settings.rounds or 1)
+    inside = replace(settings, only=private, method="alike")
     try:
         check_reach(graph, goal_of(inside, graph), inside)
-    except DecideError:
+    except DecideError:  # no such units, too few, or no target: as usual
         return settings
-    return inside
+    return inside if private else settings
 
 
 def check_reach(graph: ChannelGraph, goal: Goal, settings: Settings) -> None:
@@ -85,6 +86,13 @@ def _aim(job: Job, number: int, graph: ChannelGraph) -> float | None:
     return now - (now - job.goal.left) / rounds_left
 
 
+def _alike(job: Job, graph: ChannelGraph, scores: Scores, aim: float) -> Plan:
+    settings = job.settings
+    names = candidates(graph, settings.exclude, settings.only)
+    options: dict[str, Any] = {"round_to": settings.round_to, "widths": job.widths}
+    return alike(graph, scores, names, aim, cost=job.goal.cost, **options)
+
+
 def _sensitivity(
     job: Job, number: int, graph: ChannelGraph, scores: Scores, aim: float | None, units: Units
 ) -> Sensitivity:
@@ -96,7 +104,7 @@ def _sensitivity(
         graph,
         scores,
         job.tools.holdout,
-        settings.method,
+        "ratio" if settings.method == "ratio" else "flops",
         alpha=alpha,
         k=_k(job, graph, scores, alpha),
         measure=settings.measure,

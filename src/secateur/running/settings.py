@@ -30,7 +30,7 @@ class Settings:
     images: int | None = None  # images to score on, a fresh sample each round; None: all
     # Deciding.
     streams: Streams = "select"
-    method: Literal["flops", "ratio"] = "flops"
+    method: Literal["flops", "ratio", "alike"] = "flops"  # alike: one share of every unit, nothing is ranked
     measure: Literal["accuracy", "loss"] = "accuracy"
     cost: Literal["macs", "params", "latency"] = "macs"
     alpha: float = 3.0
@@ -111,7 +111,7 @@ def check_settings(settings: Settings) -> None:
 
 
 _KNOWN = {
-    "method": ("flops", "ratio"),
+    "method": ("flops", "ratio", "alike"),
     "measure": ("accuracy", "loss"),
     "cost": ("macs", "params", "latency"),
     "repair": ("none", "bn", "solve"),
@@ -150,6 +150,8 @@ def goal_of(settings: Settings, graph: ChannelGraph) -> Goal:
         raise DecideError(
             "last_epochs needs a goal in MACs or weights: with max_drop alone no round knows that it is the last"
         )
+    if settings.method == "alike" and settings.ratio is None:
+        raise DecideError('method "alike" needs a target, macs, params or ratio: max_drop alone says no share')
     if settings.max_drop is None and settings.ratio is None:
         raise DecideError("give a goal: target, macs, params, max_drop or ratio")
     return Goal("macs", None)
