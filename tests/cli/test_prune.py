@@ -63,6 +63,23 @@ def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
     assert again[:6] == said[:6]
 
 
+def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
+    """With a solve alone: the metric that knows of it, one share for all units, no sensitivity; and a report."""
+    words = ["--target", "0.5", "--epochs", "0", "--repair", "solve", "--repair-images", "200"]
+    lines(secateur(*quick(weights, tmp_path / "solved", *words)))
+    summary = json.loads((tmp_path / "solved" / "summary.json").read_text())
+    asked = summary["settings"]
+    assert (asked["metric"], asked["method"], asked["judge"]) == ("rebuilt", "alike", "repaired")
+    assert macs(tmp_path / "solved") == summary["after"]["macs"] <= 0.5 * WHOLE
+    assert not (tmp_path / "solved" / "round-01" / "sensitivity.json").exists()
+    page = (tmp_path / "solved" / "report.html").read_text()
+    assert "the same share everywhere" in page and "rebuilt" in page
+    lines(secateur(*quick(weights, tmp_path / "cut", "--target", "0.5", "--epochs", "0", "--method", "alike")))
+    cut = json.loads((tmp_path / "cut" / "summary.json").read_text())
+    assert cut["settings"]["metric"] == "reader_energy"
+    assert summary["after"]["holdout"]["loss"] < cut["after"]["holdout"]["loss"]
+
+
 @pytest.mark.parametrize(
     "words, most, least",
     [

@@ -96,16 +96,16 @@ def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
 
 
 def test_what_is_left_open_depends_on_the_case() -> None:
-    for words, metric, judge in (
-        ({}, "reader_energy", None),
-        ({"repair": "solve", "epochs": 0}, "rebuilt", "repaired"),
-        ({"repair": "solve"}, "reader_energy", "cut"),
-        ({"repair": "bn", "epochs": 0}, "reader_energy", "cut"),
-        ({"repair": "solve", "epochs": 0, "metric": "gsd", "judge": "cut"}, "gsd", "cut"),
-        ({"repair": "bn", "judge": "repaired"}, "reader_energy", "repaired"),
+    for words, metric, judge, count in (
+        ({}, "reader_energy", None, 500),
+        ({"repair": "solve", "epochs": 0}, "rebuilt", "repaired", 2000),
+        ({"repair": "solve"}, "reader_energy", "cut", 500),
+        ({"repair": "bn", "epochs": 0}, "reader_energy", "cut", 500),
+        ({"repair": "solve", "epochs": 0, "metric": "gsd", "judge": "cut", "repair_images": 9}, "gsd", "cut", 9),
+        ({"repair": "bn", "judge": "repaired"}, "reader_energy", "repaired", 500),
     ):
         found = filled(Settings(**words))  # type: ignore[arg-type]
-        assert (found.metric, found.judge) == (metric, judge), words
+        assert (found.metric, found.judge, found.repair_images) == (metric, judge, count), words
     with pytest.raises(DecideError, match="judge must be one of cut, repaired; got 'x'"):
         run(judge="x", repair="bn")
     with pytest.raises(DecideError, match='"alike" needs a target'):

@@ -48,7 +48,9 @@ def command(
     only: Annotated[list[str] | None, typer.Option(help="Prune units or layers of this pattern only.")] = None,
     round_to: Annotated[int, typer.Option(help="Leave widths that are multiples of this.")] = 1,
     repair: Annotated[str, typer.Option(help="Before retraining: none, bn or solve.")] = "none",
-    repair_images: Annotated[int, typer.Option(help="Training images for the repair; labels are not read.")] = 500,
+    repair_images: Annotated[
+        int | None, typer.Option(help="Training images for it, without labels: 500; 2000 if nothing is retrained.")
+    ] = None,
     judge: Annotated[str | None, typer.Option(help="With a repair: judge units cut or repaired.")] = None,
     preset: Annotated[str, typer.Option(help="Retraining schedule, as in `secateur train`.")] = "cosine",
     epochs: Annotated[int | None, typer.Option(help="Epochs a round; 0: no retraining.")] = None,

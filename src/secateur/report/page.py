@@ -132,7 +132,7 @@ def _metric(run: Run) -> str:
 
 
 def _where(run: Run) -> str:
-    if run.settings.ratio is not None:
+    if not run.settings.ranks:
         return "the same share everywhere"
     cost = {"macs": "MACs", "params": "number of weights"}.get(run.settings.cost, run.settings.cost)
     how = "each unit loses channels" + (f" worth the same {cost}" if run.settings.method == "flops" else "")

@@ -173,7 +173,7 @@ def _rounds(files: RunFolder, outcomes: list[Outcome], settings: Settings) -> tu
             raise FileError(f"{folder / ROUND} is missing, though {SUMMARY} counts {len(outcomes)} rounds")
         step = _plan(folder / f"step-{PLAN_FILE}")
         found = None
-        if settings.ratio is None:
+        if settings.ranks:
             words = files.read(f"{folder.name}/{SENSITIVITY}")
             found = _parsed(folder / SENSITIVITY, lambda words=words: read_sensitivity(words))  # type: ignore[misc]
         scores = next(iter(load_scores(folder).values()), None)

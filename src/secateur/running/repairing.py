@@ -41,7 +41,7 @@ def unit_repair(job: Job, graph: ChannelGraph) -> UnitRepair:
 def _images(job: Job, most: int | None = None) -> list[Any]:
     """Unlabelled images, a stratified sample (folders come sorted by class); all processes have all of them."""
     settings = job.settings
-    count = settings.repair_images if most is None else min(most, settings.repair_images)
+    count = min(n for n in (settings.repair_images, most) if n is not None)
     with generators_kept(settings.seed):
         some = sampled(job.tools.score_on, count, settings.seed)
         mine = [unpack(batch, number)[0] for number, batch in enumerate(some)]

@@ -42,7 +42,7 @@ class Settings:
     round_to: int = 1
     # Getting the accuracy back.
     repair: Repair = "none"
-    repair_images: int = 500
+    repair_images: int | None = None  # None: 500, or 2,000 where nothing is retrained
     judge: Literal["cut", "repaired"] | None = None  # with a repair: how sensitivity sees each unit
     preset: str = "cosine"
     epochs: int | None = None  # of each round; None: the preset's
@@ -50,6 +50,11 @@ class Settings:
     lr: float | None = None
     distill: bool = False
     seed: int = 0
+
+    @property
+    def ranks(self) -> bool:
+        """Whether held-out images rank the units; if not, there is no sensitivity."""
+        return self.ratio is None and self.method != "alike"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -66,7 +71,9 @@ def filled(settings: Settings) -> Settings:
     channels go by what it cannot rebuild, and units are judged after it."""
     solved = only_solved(settings)
     judge = settings.judge or (None if settings.repair == "none" else "repaired" if solved else "cut")
-    return replace(settings, metric=settings.metric or (REBUILT if solved else "reader_energy"), judge=judge)
+    images = (2000 if solved else 500) if settings.repair_images is None else settings.repair_images
+    metric = settings.metric or (REBUILT if solved else "reader_energy")
+    return replace(settings, metric=metric, judge=judge, repair_images=images)
 
 
 @dataclass(frozen=True)
