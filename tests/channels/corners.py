@@ -269,6 +269,21 @@ class BlurPool(nn.Module):
         return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), self.filt, stride=2, groups=x.shape[1])
 
 
+class ExpandedBlur(nn.Module):
+    """A fixed filter in a buffer, as many copies as there are channels; and a buffer whose value is looked at."""
+
+    def __init__(self, looks: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("filt", torch.full((1, 1, 3, 3), 1 / 9))
+        self.register_buffer("on", torch.tensor(True))
+        self.looks = looks
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.looks:
+            return x * 2 if self.on else x
+        return F.conv2d(x, self.filt.expand(x.size(1), 1, 3, 3), padding=1, groups=x.size(1))
+
+
 class Eca(nn.Module):
     """A gate from a convolution over neighbouring channels."""
 
@@ -341,6 +356,8 @@ CORNERS: dict[str, Callable[[], nn.Module]] = {
     "eca": layer(Eca),
     "both": Both,
     "blur pool": layer(lambda: BlurPool(8)),
+    "expanded blur": layer(ExpandedBlur),
+    "value of a buffer": layer(lambda: ExpandedBlur(looks=True)),
     "norm without statistics": layer(lambda: nn.BatchNorm2d(8, track_running_stats=False)),
     "instance norm": layer(lambda: nn.InstanceNorm2d(8, affine=True)),
     "prelu": layer(lambda: nn.PReLU(8)),

@@ -91,8 +91,9 @@ class _Known(fx.Proxy):
 class _ValueTracer(fx.Tracer):
     """Stops at layers that have a rule; everything else is followed into its forward, on the example's values."""
 
-    def __init__(self, is_leaf: Callable[[nn.Module], bool], inputs: Mapping[str, Any]) -> None:
+    def __init__(self, is_leaf: Callable[[nn.Module], bool], inputs: Mapping[str, Any], follow_buffers: bool) -> None:
         super().__init__()
+        self.proxy_buffer_attributes = follow_buffers
         self._is_leaf = is_leaf
         self._inputs = inputs
         self._computing = False
@@ -243,15 +244,15 @@ def trace_calls(
                 module.training = True
         given = _bind(model, args, kwargs)
         constants = _constants(model, given)
-        inputs = tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, {**given, **constants})
-        tracer = _ValueTracer(is_leaf, inputs)
         with _no_new_attributes(model):
+            tracer = _ValueTracer(is_leaf, _copied({**given, **constants}), False)
             try:
                 graph = tracer.trace(model, concrete_args=constants or None)
-            except Exception as error:  # whatever the model's own code raises
-                if not training:
-                    raise TraceError(_explain(model, error, args or kwargs)) from error
-                graph = tracer.graph
+            except Exception as error:  # noqa: BLE001  whatever the model's own code raises
+                if training:
+                    graph = tracer.graph
+                else:
+                    tracer, graph = _with_buffers(model, is_leaf, given, constants, args or kwargs, error)
             names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
             attributes = {name: _attribute(model, name) for name in names}
         for node in graph.nodes:  # tensors that stand among the arguments of a call are not calls of their own
@@ -264,6 +265,27 @@ def trace_calls(
     guards, identities = frozenset(tracer.guards), frozenset(tracer.identities)
     modules = {name: model.get_submodule(name) for name in calls}
     return Traced(model, graph, tracer.shapes, constants, identities, guards, calls, modules, attributes)
+
+
+def _with_buffers(
+    model: nn.Module,
+    is_leaf: Callable[[nn.Module], bool],
+    given: Mapping[str, Any],
+    constants: dict[str, Any],
+    example: Any,
+    error: Exception,
+) -> tuple[_ValueTracer, fx.Graph]:
+    """Once more, with what is computed from buffers followed too: `self.filter.expand(x.size(1), 1, 3, 3)` is a call of
+    a plain tensor's method with a size that is traced. Not at once, because code may well look at a buffer's values."""
+    tracer = _ValueTracer(is_leaf, _copied({**given, **constants}), True)
+    try:
+        return tracer, tracer.trace(model, concrete_args=constants or None)
+    except Exception:  # noqa: BLE001  the first error is the one that a user can do something about
+        raise TraceError(_explain(model, error, example)) from error
+
+
+def _copied(inputs: Mapping[str, Any]) -> Any:
+    return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, dict(inputs))
 
 
 def _refuse_lazy(model: nn.Module) -> None:
