@@ -68,12 +68,14 @@ def only_solved(settings: Settings) -> bool:
 
 def filled(settings: Settings) -> Settings:
     """What was left open, by what suits the case (docs/repair.md): where a solve is all that gets the accuracy back,
-    channels go by what it cannot rebuild, and units are judged after it."""
+    channels go by what it cannot rebuild, units are judged after it, and it sees more images."""
     solved = only_solved(settings)
-    judge = settings.judge or (None if settings.repair == "none" else "repaired" if solved else "cut")
+    settings = replace(settings, metric=settings.metric or (REBUILT if solved else "reader_energy"))
+    if settings.repair == "none":
+        return settings
     images = (2000 if solved else 500) if settings.repair_images is None else settings.repair_images
-    metric = settings.metric or (REBUILT if solved else "reader_energy")
-    return replace(settings, metric=metric, judge=judge, repair_images=images)
+    judge: Literal["cut", "repaired"] = "repaired" if solved else "cut"
+    return replace(settings, judge=settings.judge or judge, repair_images=images)
 
 
 @dataclass(frozen=True)
