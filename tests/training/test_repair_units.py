@@ -122,6 +122,10 @@ def test_every_kind_of_network_can_be_asked(name: str) -> None:
         errors.append([float((got - want).square().mean()) for got in (cut, mended)])
     means = np.mean(errors, axis=0)
     assert means[1] < 0.9 * means[0]
+    scores = rebuilt(units)
+    for name, values in scores.values.items():
+        assert len(values) == graph.units[name].width and np.isfinite(values).all() and (values >= 0).all()
+    assert len(scores.values) > len(graph.units) / 2  # not those whose readers are transposed or called twice
 
 
 def test_too_few_images_and_bad_input_are_said(caplog: pytest.LogCaptureFixture) -> None:

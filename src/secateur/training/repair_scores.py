@@ -71,7 +71,7 @@ class _Piece:
 
 def _pieces(units: UnitRepair, reader: Reader) -> list[_Piece]:
     seen = units.seen[reader.module]
-    weights = rows_of_weight(seen.layer)  # [groups, o, n]
+    weights = rows_of_weight(seen.layer).cpu()  # [groups, o, n]; many small steps, which a GPU does no faster
     taps = weights.shape[2] * len(weights) // inputs_of(seen.layer)
     places = torch.from_numpy(reader.inputs)  # [channels, m]
     columns = (places.unsqueeze(2) * taps + torch.arange(taps)).flatten(1)  # [channels, m x taps], through all groups
@@ -88,10 +88,10 @@ def _pieces(units: UnitRepair, reader: Reader) -> list[_Piece]:
 def _scaled(seen: Seen, group: int, weight: Tensor) -> tuple[Tensor, Tensor]:
     """A group's weights for outputs of variance 1, and H^-1 (wide readers: its diagonal)."""
     if weight.shape[1] > WIDEST:
-        variances = seen.whole.variances(group)
+        variances = seen.whole.variances(group).cpu()
         ridge = RIDGE * variances.mean().clamp(min=1e-12)
         return weight / (weight.square() @ variances).clamp(min=1e-12).sqrt()[:, None], 1 / (variances + ridge)
-    covariance = seen.whole.covariance(group)
+    covariance = seen.whole.covariance(group).cpu()
     scale = ((weight @ covariance) * weight).sum(1).clamp(min=1e-12).sqrt()
     ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12)
     shifted = covariance + ridge * torch.eye(len(covariance), dtype=covariance.dtype)

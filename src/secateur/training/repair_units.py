@@ -178,7 +178,7 @@ def _columns_left(layer: Any, reader: Reader, width: int, kept: Sequence[int]) -
     counts = stays.sum(1)
     if bool((counts != counts[0]).any()) or not int(counts[0]):
         return None
-    return stays.nonzero()[:, 1].view(len(weight), -1)
+    return stays.nonzero()[:, 1].view(len(weight), -1).to(weight.device)
 
 
 def _solved(seen: Seen, columns: Tensor) -> list[Change]:
@@ -211,7 +211,7 @@ def _normed(seen: Seen, columns: Tensor) -> list[Change]:
     cut = torch.zeros_like(weight)
     index = columns[:, None].expand(-1, weight.shape[1], -1)
     cut.scatter_(2, index, weight.gather(2, index))
-    every = torch.arange(weight.shape[2]).expand(len(weight), -1)
+    every = torch.arange(weight.shape[2], device=weight.device).expand(len(weight), -1)
     before, after = (seen.whole.narrowed(every, w, none) for w in (weight, cut))
     moved = (after.mean() - before.mean()).reshape(-1)
     ratio = torch.where(before.variance() > 0, after.variance() / before.variance(), 1.0).reshape(-1)
