@@ -195,11 +195,13 @@ def test_a_round_that_was_taken_back(run: Path) -> None:
     assert not charts(page, "rounds") and len(charts(page, "widths")) == 1
 
 
-def test_curves_where_units_were_tried_at_ratios(tmp_path: Path) -> None:
+def test_bars_where_units_were_tried_at_a_ratio(tmp_path: Path) -> None:
     make_run(tmp_path / "li", method="ratio", rounds=1, epochs=0)
     folder = tmp_path / "li"
     (picture,) = charts(write_report(folder).read_text(), "sensitivity")
     words, chosen = read(folder / "round-01" / "sensitivity.json"), read(folder / "round-01" / "round.json")["chosen"]
-    steps = {name: len(curve) for name, curve in words["curves"].items()}
-    assert picture.count('class="curve"') == sum(n for name, n in steps.items() if name in chosen)
-    assert picture.count('class="faint"') == sum(n for name, n in steps.items() if name not in chosen)
+    assert {name: [row["channels"] for row in curve] for name, curve in words["curves"].items()} == {
+        name: [row["width"] // 2] for name, row in words["tried"].items()
+    }
+    assert picture.count('class="kept"') == len(chosen) > 0
+    assert picture.count('class="other"') == len(words["tried"]) - len(chosen)

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 Measure = Literal["accuracy", "loss"] | Callable[[nn.Module, Batches], float]
 Progress = Callable[[int, int], None]
+DECIDING_RATIO = 0.5  # the share at which Li et al.'s curves are compared
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -101,7 +102,7 @@ def sensitivity(
     confidence: float = 0.95,
     tolerance: float = 0.0005,
     ratios: Sequence[float] = RATIOS,
-    ratio: float = 0.5,
+    ratio: float = DECIDING_RATIO,
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
     round_to: int = 1,

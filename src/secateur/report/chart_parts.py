@@ -62,11 +62,6 @@ def sensitivities(run: Run) -> str:
         f"How much the network misses each unit: {lost_name(first)} when the unit loses its weakest channels "
         "(how many: in brackets), before any retraining. The shorter the bar, the safer the cut."
     )
-    if first.curves:
-        words = (
-            "What is left as each unit loses its weakest channels, before any retraining. The flatter the line, the "
-            "safer the cut."
-        )
     return section(
         "Sensitivity of each unit", paragraph(words), key(("blue", "chosen"), ("grey", "left alone")), *folds
     )

@@ -53,7 +53,7 @@ svg .strong { font-weight: 650; fill: var(--ink); } svg .name { font-size: 11.5p
 svg .kept { fill: var(--blue); } svg .cut { fill: var(--orange); } svg .other { fill: var(--grey); }
 svg .lost { fill: var(--pale); } svg .test { fill: var(--green); stroke: var(--paper); }
 svg .grid { stroke: var(--rule); } svg .axis { stroke: var(--soft); }
-svg .curve { stroke: var(--blue); stroke-width: 2.5; } svg .faint { stroke: var(--grey); stroke-width: 1.2; }
+svg .curve { stroke: var(--blue); stroke-width: 2.5; }
 svg .regain { stroke: var(--orange); stroke-width: 1.5; stroke-dasharray: 3 4; }
 svg .goal { stroke: var(--ink); stroke-width: 1.2; stroke-dasharray: 6 4; }
 svg rect:hover, svg circle:hover { opacity: .75; }

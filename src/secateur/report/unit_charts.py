@@ -18,11 +18,9 @@ LOG_FROM = 100.0  # positive scores that span this factor are drawn on a logarit
 
 
 def sensitivity_chart(done: Round) -> str:
-    """Bars (Algorithm 1) or, where each unit was tried at several ratios, curves."""
+    """A bar for each unit: what losing channels costs it, before retraining."""
     found = done.sensitivity
-    if found is None or not found.tried:
-        return ""
-    return _curves(found, done) if found.curves else _bars(found, done)
+    return "" if found is None or not found.tried else _bars(found, done)
 
 
 def lost_of(found: Sensitivity, row: Tried) -> float:
@@ -63,36 +61,6 @@ def _bars(found: Sensitivity, done: Round) -> str:
         f"The least sensitive is {best}. Chosen: {', '.join(done.outcome.chosen) or 'none'}."
     )
     return svg.chart(body, len(found.tried) * ROW + 6, label, "sensitivity")
-
-
-def _curves(found: Sensitivity, done: Round) -> str:
-    """What is left against the share of the unit's channels that is gone, one line a unit."""
-    scale = 100 if found.measure == "accuracy" else 1
-    rows = {
-        name: [(0.0, found.base_value), *((r.channels / r.width, r.value) for r in c)]
-        for name, c in found.curves.items()
-    }
-    values = [scale * value for points in rows.values() for _, value in points]
-    height, bottom = 260.0, 210.0
-    down, across = svg.Scale(min(values), max(values), bottom, 24), svg.Scale(0, 1, 13, 96)
-    body = []
-    for value in svg.ticks(down.low, down.high):
-        body.append(svg.line(0, down(value), 100, down(value), "grid"))
-        body.append(svg.text(0, down(value) - 4, f"{value:g}{'%' if scale == 100 else ''}", "small"))
-    shares = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    body += [svg.text(across(share), bottom + 18, f"{100 * share:.0f}%", "small", "middle") for share in shares]
-    body.append(svg.line(0, bottom, 100, bottom, "axis"))
-    body.append(svg.text(50, height - 8, "share of the unit's channels removed", "small", "middle"))
-    # Chosen units last, so that they are drawn over the others.
-    for name in sorted(rows, key=lambda n: n in done.outcome.chosen):
-        kind = "curve" if name in done.outcome.chosen else "faint"
-        for (x0, y0), (x1, y1) in zip(rows[name], rows[name][1:], strict=False):
-            title = f"{name}: {_number(scale * y1)} with {100 * x1:.0f}% of its channels removed"
-            body.append(svg.line(across(x0), down(scale * y0), across(x1), down(scale * y1), kind, title))
-    label = (
-        f"Round {done.outcome.number}: what is left as each of {len(rows)} units loses channels, chosen units in blue."
-    )
-    return svg.chart(body, height, label, "sensitivity")
 
 
 # -- scores

@@ -14,7 +14,7 @@ from secateur.channels.plan import Plan
 from secateur.deciding.amounts import Room, amounts, candidates, cost_by, floor_of, scored
 from secateur.deciding.budget import uniform
 from secateur.deciding.decide import alike, decide, out_of_reach
-from secateur.deciding.sensitivity import Sensitivity, check_k, sensitivity
+from secateur.deciding.sensitivity import DECIDING_RATIO, Sensitivity, check_k, sensitivity
 from secateur.deciding.staged import Cut
 from secateur.errors import DecideError
 from secateur.running.folder import SENSITIVITY
@@ -111,6 +111,7 @@ def _sensitivity(
         cost=settings.cost,
         repair=units() if settings.judge == "repaired" else None,
         exact=settings.exact,
+        ratios=(DECIDING_RATIO,),  # the other points of Li et al.'s curves decide nothing
         exclude=settings.exclude,
         only=settings.only,
         round_to=settings.round_to,
