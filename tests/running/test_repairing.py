@@ -106,6 +106,8 @@ def test_what_is_left_open_depends_on_the_case() -> None:
     ):
         found = filled(Settings(**words))  # type: ignore[arg-type]
         assert (found.metric, found.judge, found.repair_images) == (metric, judge, count), words
+    solved = Settings(repair="solve", epochs=0)
+    assert [filled(solved, pixels).repair_images for pixels in (32 * 32, 224 * 224)] == [2000, 500]
     with pytest.raises(DecideError, match="judge must be one of cut, repaired; got 'x'"):
         run(judge="x", repair="bn")
     with pytest.raises(DecideError, match='"alike" needs a target'):

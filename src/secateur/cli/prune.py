@@ -49,7 +49,7 @@ def command(
     round_to: Annotated[int, typer.Option(help="Leave widths that are multiples of this.")] = 1,
     repair: Annotated[str, typer.Option(help="Before retraining: none, bn or solve.")] = "none",
     repair_images: Annotated[
-        int | None, typer.Option(help="Training images for it, without labels: 500; 2000 if nothing is retrained.")
+        int | None, typer.Option(help="Training images for it, without labels: 500, or 2000 (docs/repair.md).")
     ] = None,
     judge: Annotated[str | None, typer.Option(help="With a repair: judge units cut or repaired.")] = None,
     preset: Annotated[str, typer.Option(help="Retraining schedule, as in `secateur train`.")] = "cosine",

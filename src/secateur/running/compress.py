@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from secateur.channels.graph import trace
 from secateur.channels.plan import Plan
@@ -91,7 +93,7 @@ def compress(
     chosen = _settings(settings, target, metric, changes)
     check_settings(chosen)
     known = (*METRICS, REBUILT)
-    if not callable(metric) and chosen.metric not in known:
+    if not callable(metric) and chosen.metric not in (*known, None):
         raise ScoreError(f"no metric is called {chosen.metric!r}; known: {', '.join(known)}, or your own function")
     tools = Tools(train, score_on if score_on is not None else train, holdout, metric, fit, evaluate, progress)
     with _place(folder) as path, generators_kept():
@@ -124,7 +126,7 @@ def _settings(settings: Settings | None, target: float | None, metric: Any, chan
     if metric is not None:
         changes = {**changes, "metric": metric if isinstance(metric, str) else getattr(metric, "__name__", "own")}
     try:
-        return filled(replace(base, **changes))
+        return replace(base, **changes)
     except TypeError as error:
         names = ", ".join(Settings.__dataclass_fields__)
         raise DecideError(f"{error}; the settings are {names}") from error
@@ -143,7 +145,7 @@ def _run(
     original = copy.deepcopy(model)
     example = example if example is not None else first_image(tools.train, device_of(model))
     graph = trace(original, example, settings.streams)
-    settings = suited(settings, graph)
+    settings = suited(filled(settings, _pixels(example)), graph)
     job = Job(run, original, graph, goal_of(settings, graph), settings, tools)
     check_reach(graph, job.goal, settings)
     run.start({"settings": settings.to_dict(), "fingerprint": graph.fingerprint, "weights": digest(original), **about})
@@ -198,6 +200,11 @@ def check_base(before: Accuracy, classes: int) -> None:
             100 * before.top1,
             classes,
         )
+
+
+def _pixels(example: Any) -> int:
+    """Of one image; of the largest of a network's inputs."""
+    return max((math.prod(x.shape[2:]) for x in tree_leaves(example) if isinstance(x, Tensor)), default=0)
 
 
 @torch.no_grad()

@@ -12,6 +12,8 @@ from secateur.training.presets import preset_of
 from secateur.training.repair_scores import REBUILT
 
 Repair = Literal["none", "bn", "solve"]
+SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
+SMALL = 64 * 64  # pixels
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Settings:
     round_to: int = 1
     # Getting the accuracy back.
     repair: Repair = "none"
-    repair_images: int | None = None  # None: 500, or 2,000 where nothing is retrained
+    repair_images: int | None = None  # None: 500, or 2,000 small ones where nothing is retrained
     judge: Literal["cut", "repaired"] | None = None  # with a repair: how sensitivity sees each unit
     preset: str = "cosine"
     epochs: int | None = None  # of each round; None: the preset's
@@ -66,15 +68,20 @@ def only_solved(settings: Settings) -> bool:
     return settings.repair == "solve" and settings.epochs == 0
 
 
-def filled(settings: Settings) -> Settings:
+def filled(settings: Settings, pixels: int = 0) -> Settings:
     """What was left open, by what suits the case (docs/repair.md): where a solve is all that gets the accuracy back,
-    channels go by what it cannot rebuild, units are judged after it, and it sees more images."""
+    channels go by what it cannot rebuild, units are judged after it, and it sees more images if they are small.
+
+    pixels: of one image.
+    """
     solved = only_solved(settings)
     settings = replace(settings, metric=settings.metric or (REBUILT if solved else "reader_energy"))
     if settings.repair == "none":
         return settings
-    images = (2000 if solved else 500) if settings.repair_images is None else settings.repair_images
     judge: Literal["cut", "repaired"] = "repaired" if solved else "cut"
+    images = settings.repair_images
+    if images is None:  # the activations of all of them are held in memory
+        images = MANY_IMAGES if solved and pixels <= SMALL else SOME_IMAGES
     return replace(settings, judge=settings.judge or judge, repair_images=images)
 
 
