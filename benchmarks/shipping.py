@@ -5,7 +5,7 @@
 ResNet-56 and CIFAR VGG-16 lose half of their MACs in one round of Algorithm 1 and are timed beside the originals at
 batch 64, in turns, one thread, in processor seconds. Speed does not depend on weights; which units are chosen does, so
 ResNet-56 takes trained ones if they are given, and CIFAR-10 to decide on. Without, networks are fresh and decide on
-noise that they have labelled themselves.
+noise of no meaning.
 
 Without --all only the way that docs/shipping.md recommends is timed, in PyTorch and onnxruntime.
 """
@@ -60,13 +60,12 @@ def network(name: str, weights: Path | None) -> nn.Module:
     return model
 
 
-def batches(model: nn.Module, data_root: Path | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Images to decide on, and their classes: CIFAR-10's test images, or noise and what the network says of it."""
+def batches(data_root: Path | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Images to decide on, and their classes: CIFAR-10's test images, or noise and any classes."""
     if data_root is not None:
         return list(load("cifar10", data_root, **NORMAL).loader("test", BATCH, limit=IMAGES))  # type: ignore[arg-type]
     noise = torch.randn(IMAGES, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        return [(images, model(images).argmax(1)) for images in torch.split(noise, BATCH)]
+    return [(images, torch.arange(len(images)) % 10) for images in torch.split(noise, BATCH)]
 
 
 def pruned(
@@ -92,7 +91,7 @@ def _by_ratio(graph: sc.ChannelGraph, scores: Scores) -> sc.Plan:
 def measure(name: str, ways: list[str], engines: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """A way -> its speed in each engine, its MACs and selections."""
     model = network(name, args.weights if name == "resnet56" else None)
-    images = batches(model, args.data_root)
+    images = batches(args.data_root)
     models, table = {"original": model}, dict[str, Any]()
     for way in ways:
         try:
@@ -121,7 +120,7 @@ def measure(name: str, ways: list[str], engines: list[str], args: argparse.Names
 def show(name: str, table: dict[str, Any]) -> None:
     print(f"\n{name}: {table['about']}")
     whole = table["original"]["macs"]
-    for way, row in table.items():
+    for way, row in list(table.items())[1:]:
         if "milliseconds" not in row:
             print(f"{way:32} {row}", flush=True)
             continue
