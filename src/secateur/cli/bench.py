@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.options import Classes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +33,7 @@ def command(
         bool, typer.Option("--cpu-time", help="Processor seconds, not the clock's: for a busy machine, one thread.")
     ] = False,
     model: Annotated[str | None, typer.Option(help="The original network, if a folder does not say.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Its classes, if they are not the usual number.")] = None,
+    classes: Classes = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
     """Time networks in turns, in one run. The first is what the others are compared with; a pruned network that comes

@@ -10,24 +10,25 @@ from typing import Annotated
 import typer
 
 from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.options import Data, DataRoot, Device, HeldOut, Mean, Model, Size, Std, Workers
 
 
 @friendly
 def command(
-    model: Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
-    data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH or folder:PATH.")],
+    model: Model,
+    data: Data,
     weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th).")] = None,
     pruned: Annotated[Path | None, typer.Option(help="Folder of MODEL pruned: plan.json, model.safetensors.")] = None,
     part: Annotated[str, typer.Option(help="Which images: test, holdout or train.")] = "test",
-    holdout: Annotated[str, typer.Option(help="Held-out images: train:SHARE, test:SHARE or none.")] = "train:0.1",
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    holdout: HeldOut = "train:0.1",
+    data_root: DataRoot = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 256,
     limit: Annotated[int | None, typer.Option(help="At most so many images, the same share of each class.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes that decode image files.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")] = None,
+    workers: Workers = 0,
+    device: Device = None,
     seed: Annotated[int, typer.Option(help="Chooses held-out images and the sample of --limit.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from secateur.cli.common import complaints, console, friendly
+from secateur.cli.options import Classes, DataRoot, Mean, Std
 
 
 @friendly
@@ -23,11 +24,11 @@ def command(
         int | None, typer.Option(min=1, help="Only so many images at a time, instead of any.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="The original network, if the folder does not say.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Its classes, if they are not the usual number.")] = None,
+    classes: Classes = None,
     data: Annotated[str | None, typer.Option(help="Compare on images of this data set, not on noise.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
+    data_root: DataRoot = None,
+    mean: Mean = None,
+    std: Std = None,
     images: Annotated[int, typer.Option(min=1, help="So many images of --data.")] = 100,
 ) -> None:
     """Write a network as ONNX, torch.export's .pt2 or safetensors; it is read back and compared with PyTorch.

@@ -8,6 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.cli.common import console, friendly, progress
+from secateur.cli.options import (
+    Augment,
+    Data,
+    DataRoot,
+    DecidingImages,
+    Device,
+    Exact,
+    LearningRate,
+    Mean,
+    Size,
+    Std,
+    Streams,
+    Weights,
+    Workers,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,8 +40,8 @@ def command(
     model: Annotated[
         str | None, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="The trained network's weights.")] = None,
-    data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")] = "digits",
+    weights: Weights = None,
+    data: Data = "digits",
     target: Annotated[float | None, typer.Option(help="Fraction of MACs to remove; 0.5 unless another goal.")] = None,
     macs: Annotated[str | None, typer.Option(help="MACs to be left, as in 63M.")] = None,
     params: Annotated[str | None, typer.Option(help="Weights to be left, as in 400K.")] = None,
@@ -42,8 +57,8 @@ def command(
     method: Annotated[str, typer.Option(help="flops (Algorithm 1), ratio (Li et al.) or alike (one share).")] = "flops",
     measure: Annotated[str, typer.Option(help="Rank units by held-out accuracy or loss.")] = "accuracy",
     cost: Annotated[str, typer.Option(help="Equal macs, params or latency are compared.")] = "macs",
-    exact: Annotated[bool, typer.Option(help="All held-out images for all units: no racing.")] = False,
-    streams: Annotated[str, typer.Option(help="Additions: select or coupled.")] = "select",
+    exact: Exact = False,
+    streams: Streams = "select",
     exclude: Annotated[list[str] | None, typer.Option(help="Leave units or layers of this pattern alone.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Prune units or layers of this pattern only.")] = None,
     round_to: Annotated[int, typer.Option(help="Leave widths that are multiples of this.")] = 1,
@@ -55,17 +70,17 @@ def command(
     preset: Annotated[str, typer.Option(help="Retraining schedule, as in `secateur train`.")] = "cosine",
     epochs: Annotated[int | None, typer.Option(help="Epochs a round; 0: no retraining.")] = None,
     last_epochs: Annotated[int | None, typer.Option(help="Epochs of the round that meets the goal.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's.")] = None,
+    lr: LearningRate = None,
     distill: Annotated[bool, typer.Option(help="Retrain towards the unpruned network's answers too.")] = False,
-    augment: Annotated[bool, typer.Option(help="Random crops and flips in retraining.")] = True,
+    augment: Augment = True,
     batch_size: Annotated[int, typer.Option(help="Images of a step.")] = 128,
-    holdout: Annotated[str, typer.Option(help="Images for decisions: train:SHARE or test:SHARE.")] = "train:0.1",
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes that decode image files.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")] = None,
+    holdout: DecidingImages = "train:0.1",
+    data_root: DataRoot = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
+    workers: Workers = 0,
+    device: Device = None,
     seed: Annotated[int, typer.Option(help="Of samples, order and augmentation.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/prune-MODEL-DATA by default.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.cli.common import console, friendly
+from secateur.cli.options import DataRoot, Device
 
 if TYPE_CHECKING:
     from secateur.studies.recipes import Change, Recipe
@@ -21,8 +22,8 @@ def command(
     budget: Annotated[str, typer.Option(help="smoke (seconds), cpu (hours) or full (as in the paper).")] = "full",
     weights: Annotated[Path | None, typer.Option(help="The trained network, instead of training one first.")] = None,
     data: Annotated[str | None, typer.Option(help="Where ILSVRC-2012 is, as in imagenet:FOLDER.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")] = None,
+    data_root: DataRoot = None,
+    device: Device = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE, as in epochs=5 or train.epochs=5. Repeat it.")
     ] = None,

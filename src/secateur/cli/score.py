@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.cli.common import complaints, console, friendly, names_in, progress
+from secateur.cli.options import Data, DataRoot, Device, HeldOut, Mean, Model, Size, Std, Streams, Workers
 
 if TYPE_CHECKING:
     from secateur.channels.graph import ChannelGraph
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 @friendly
 def command(
-    model: Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
-    data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH or folder:PATH.")],
+    model: Model,
+    data: Data,
     weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th).")] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="A name, several with commas between, or all; gsd by default.")
@@ -29,16 +30,16 @@ def command(
     option: Annotated[list[str] | None, typer.Option(help="The metric's own, as in ridge=0.5. Repeat it.")] = None,
     sample: Annotated[int, typer.Option(help="Images for di and mmd, as many of each class.")] = 2000,
     memory: Annotated[float, typer.Option(help="GiB that di and mmd may take.")] = 2.0,
-    streams: Annotated[str, typer.Option(help="Additions: select or coupled.")] = "select",
+    streams: Streams = "select",
     part: Annotated[str, typer.Option(help="Which images: train, holdout or test.")] = "train",
-    holdout: Annotated[str, typer.Option(help="Held-out images: train:SHARE, test:SHARE or none.")] = "train:0.1",
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    holdout: HeldOut = "train:0.1",
+    data_root: DataRoot = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 128,
-    workers: Annotated[int, typer.Option(help="Processes that decode image files.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")] = None,
+    workers: Workers = 0,
+    device: Device = None,
     seed: Annotated[int, typer.Option(help="Of samples, held-out images and the metric random.")] = 0,
     show: Annotated[int, typer.Option(help="Channels shown at each end of a unit.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder for scores.safetensors and scores.json.")] = None,

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from secateur.cli.common import console, friendly, progress
+from secateur.cli.options import Data, DataRoot, DecidingImages, Exact, Mean, Model, Size, Std, Streams, Weights
 
 
 @friendly
 def command(
-    model: Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
-    weights: Annotated[Path | None, typer.Option(help="The trained network's weights.")] = None,
-    data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")] = "digits",
+    model: Model,
+    weights: Weights = None,
+    data: Data = "digits",
     metric: Annotated[str, typer.Option(help="What a channel is worth by.")] = "gsd",
     method: Annotated[str, typer.Option(help="flops (Algorithm 1) or ratio (Li et al.).")] = "flops",
     alpha: Annotated[float, typer.Option(help="Pruning rate of Eqn. 3.")] = 3.0,
@@ -24,16 +25,16 @@ def command(
     cost: Annotated[str, typer.Option(help="Equal macs, params or latency are compared.")] = "macs",
     repair: Annotated[str, typer.Option(help="Judge each unit as cut (none), or after bn or solve.")] = "none",
     repair_images: Annotated[int, typer.Option(help="Unlabelled training images for that.")] = 250,
-    exact: Annotated[bool, typer.Option(help="All held-out images for all units: no racing.")] = False,
-    streams: Annotated[str, typer.Option(help="Additions: select or coupled.")] = "select",
+    exact: Exact = False,
+    streams: Streams = "select",
     exclude: Annotated[list[str] | None, typer.Option(help="Leave units or layers of this pattern alone.")] = None,
     images: Annotated[int | None, typer.Option(help="Score on so many images.")] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many held-out images.")] = None,
-    holdout: Annotated[str, typer.Option(help="Images for decisions: train:SHARE or test:SHARE.")] = "train:0.1",
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    holdout: DecidingImages = "train:0.1",
+    data_root: DataRoot = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
     seed: Annotated[int, typer.Option(help="Of samples.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for sensitivity.json and sensitivity.png.")] = Path("sensitivity"),
 ) -> None:

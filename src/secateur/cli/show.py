@@ -24,7 +24,7 @@ Model = Annotated[
     typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory; the demo's by default."),
 ]
 Weights = Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th).")]
-Data = Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH or folder:PATH.")]
+Data = Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")]
 Layer = Annotated[
     str | None, typer.Option(help="Unit or layer, as `secateur inspect` names them; the second one by default.")
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.options import Data, DataRoot, Device, HeldOut, LearningRate, Mean, Size, Std, Workers
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -21,28 +22,28 @@ WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
 @friendly
 def command(
     model: Annotated[str, typer.Option(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
-    data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH or folder:PATH.")],
+    data: Data,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default.")] = None,
     preset: Annotated[
         str, typer.Option(help="cosine, cifar, imagenet-vgg16, imagenet-resnet50, effectiveness.")
     ] = "cosine",
     epochs: Annotated[int | None, typer.Option(help="Epochs, instead of the preset's.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's.")] = None,
+    lr: LearningRate = None,
     batch_size: Annotated[int | None, typer.Option(help="Images of a step over all processes.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Start from these weights.")] = None,
     teacher: Annotated[str | None, typer.Option(help="Distil from this network.")] = None,
     teacher_weights: Annotated[Path | None, typer.Option(help="The teacher's weight file.")] = None,
     temperature: Annotated[float, typer.Option(help="Of the distillation.")] = 2.0,
     distill_weight: Annotated[float, typer.Option(help="Share of the distillation in the loss, 0 to 1.")] = 0.5,
-    holdout: Annotated[str, typer.Option(help="Held-out images: train:SHARE, test:SHARE or none.")] = "train:0.1",
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    holdout: HeldOut = "train:0.1",
+    data_root: DataRoot = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
     augment: Annotated[bool, typer.Option(help="Random crops and flips.")] = True,
     limit: Annotated[int | None, typer.Option(help="Train on at most so many images.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes that decode image files.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")] = None,
+    workers: Workers = 0,
+    device: Device = None,
     mixed_precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "no",
     channels_last: Annotated[bool, typer.Option(help="Memory order that is faster for most convolutions.")] = True,
     seed: Annotated[int, typer.Option(help="Of initial weights, held-out images, order and augmentation.")] = 0,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.cli.common import console, friendly, names_in, progress
+from secateur.cli.options import Augment, Data, DataRoot, Device, LearningRate, Mean, Size, Std, Streams, Workers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def command(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Networks: NAME or NAME=WEIGHTS.")],
     weights: Annotated[Path | None, typer.Option(help="Weights of a network that comes alone.")] = None,
-    data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")] = "digits",
+    data: Data = "digits",
     metric: Annotated[
         list[str] | None, typer.Option(help="Names with commas between (gsd:ridge=0.5 too); all by default.")
     ] = None,
@@ -33,18 +34,18 @@ def command(
     repair_images: Annotated[int, typer.Option(help="Images to repair on.")] = 500,
     epochs: Annotated[int, typer.Option(help="Also measure after so many epochs of retraining.")] = 0,
     preset: Annotated[str, typer.Option(help="Retraining schedule, as in `secateur train`.")] = "effectiveness",
-    lr: Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's.")] = None,
-    augment: Annotated[bool, typer.Option(help="Random crops and flips in retraining.")] = True,
+    lr: LearningRate = None,
+    augment: Augment = True,
     batch_size: Annotated[int, typer.Option(help="Images of a retraining step.")] = 128,
     limit: Annotated[int | None, typer.Option(help="At most so many test images.")] = None,
-    streams: Annotated[str, typer.Option(help="Additions: select or coupled.")] = "select",
+    streams: Streams = "select",
     holdout: Annotated[str, typer.Option(help="Images that are set aside: train:SHARE, test:SHARE, none.")] = "none",
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes that decode image files.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")] = None,
+    data_root: DataRoot = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
+    workers: Workers = 0,
+    device: Device = None,
     seed: Annotated[int, typer.Option(help="The first seed: of samples, held-out images and order.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder; runs/study-effectiveness-MODEL-DATA by default.")] = None,
 ) -> None:

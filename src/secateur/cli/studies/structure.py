@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.cli.common import console, friendly
+from secateur.cli.options import Classes
 
 if TYPE_CHECKING:
     from secateur.channels.graph import ChannelGraph
@@ -22,7 +23,7 @@ def command(
         str | None, typer.Option(help="Channels left: 11,39,... in the order of the units, or UNIT=11,UNIT=39.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="The original network, if a folder does not say.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Its classes, if they are not the usual number.")] = None,
+    classes: Classes = None,
     streams: Annotated[str, typer.Option(help="Additions, with --widths: select or coupled.")] = "select",
     out: Annotated[Path | None, typer.Option(help="Study folder; runs/study-structure-NETWORK by default.")] = None,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.cli.common import complaints, console, friendly, names_in, progress
+from secateur.cli.options import Data, DataRoot, HeldOut, Mean, Model, Size, Std, Streams
 
 if TYPE_CHECKING:
     from secateur.studies.layer_times import Timed
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 @friendly
 def command(
-    model: Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
-    data: Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")] = "digits",
+    model: Model,
+    data: Data = "digits",
     weights: Annotated[Path | None, typer.Option(help="Weight file; times hardly depend on it.")] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Names with commas between; gsd,di by default.")] = None,
     images: Annotated[int, typer.Option(help="Images to score on; the paper took 3,000.")] = 200,
@@ -24,13 +25,13 @@ def command(
     inverse: Annotated[int, typer.Option(help="Channels a layer of DI by explicit inverse; 0: none.")] = 1,
     clock: Annotated[str, typer.Option(help="wall, or cpu: of this process, for a busy machine.")] = "wall",
     threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
-    streams: Annotated[str, typer.Option(help="Additions: select or coupled.")] = "select",
+    streams: Streams = "select",
     batch_size: Annotated[int, typer.Option(help="Images at a time in forward passes.")] = 32,
-    holdout: Annotated[str, typer.Option(help="Held-out images: train:SHARE, test:SHARE or none.")] = "none",
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Deviation to divide by.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    holdout: HeldOut = "none",
+    data_root: DataRoot = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
     device: Annotated[str | None, typer.Option(help="Where maps are made; they are scored on the CPU.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sample of images.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Study folder; runs/study-timing-MODEL-DATA by default.")] = None,
