@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 import secateur as sc
+from benchmarks.ratios import Row, row, say
 from secateur.deciding import judging, racing, staged
 from secateur.deciding.amounts import amounts, candidates, cost_by, kept_after
 from secateur.measuring import evaluate
@@ -38,7 +39,6 @@ from secateur.zoo.data import ImageData, load
 from secateur.zoo.models import create, load_weights
 from tests.deciding.toys import algorithm_1
 
-Row = dict[str, Any]  # name, ratio, bound, better ("higher" or "lower"), met
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ALPHA, BATCH, EVERY = 3.0, 125, 9
 
@@ -60,8 +60,7 @@ class Options:
 
     def add(self, name: str, ratio: float, bound: float, better: str) -> None:
         """Note a row, and write all that there is so far."""
-        met = ratio >= bound if better == "higher" else ratio <= bound
-        self.rows.append({"name": name, "ratio": ratio, "bound": bound, "better": better, "met": met})
+        self.rows.append(row(name, ratio, bound, better))
         if self.out is not None:
             words = {"metric": self.metric, "images": self.images, "rows": self.rows, **self.notes}
             self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -273,6 +272,4 @@ def arguments() -> Options:
 
 
 if __name__ == "__main__":
-    for row in main(arguments()):
-        sign = ">=" if row["better"] == "higher" else "<="
-        print(f"{row['name']:64} {row['ratio']:.3f}  ({sign} {row['bound']}: {'met' if row['met'] else 'NOT MET'})")
+    say(main(arguments()))

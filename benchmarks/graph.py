@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sc
+from benchmarks.ratios import Row, row, say
 from secateur.zoo import models
 from tests import proof, zoo_nets
 
-Row = dict[str, Any]  # name, ratio, bound, better ("higher" or "lower"), met
 ROUNDS = 7
 SECOND_OR_SO = 1.5
 
@@ -60,7 +60,7 @@ def main() -> list[Row]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch-pruning's, about parameters it does not know
-            return [row for name, (model, image) in networks().items() for row in rows(name, model, image)]
+            return [each for name, (model, image) in networks().items() for each in rows(name, model, image)]
     finally:
         torch.set_num_threads(threads)
 
@@ -73,25 +73,13 @@ def rows(name: str, model: nn.Module, image: Tensor) -> list[Row]:
     graph = ours(model, image)
     plan = sc.Plan.of(graph, proof.random_keep(graph, seed=0))
     cut = min(seconds(lambda: sc.prune(graph, plan)) for _ in range(ROUNDS))
-    ratio, total = min(mine) / min(peer), min(mine) + cut
+    graphs = f"graph of {name}: ours {min(mine):.2f} s, torch-pruning {min(peer):.2f} s"
+    both = f"seconds to trace and prune {name} (prune alone {cut:.2f})"
     return [
-        {
-            "name": f"graph of {name}: ours {min(mine):.2f} s, torch-pruning {min(peer):.2f} s",
-            "ratio": ratio,
-            "bound": 1.0,
-            "better": "lower",
-            "met": ratio <= 1.0,
-        },
-        {
-            "name": f"seconds to trace and prune {name} (prune alone {cut:.2f})",
-            "ratio": total,
-            "bound": SECOND_OR_SO,
-            "better": "lower",
-            "met": total <= SECOND_OR_SO,
-        },
+        row(graphs, min(mine) / min(peer), 1.0, "lower"),
+        row(both, min(mine) + cut, SECOND_OR_SO, "lower"),
     ]
 
 
 if __name__ == "__main__":
-    for row in main():
-        print(f"{row['name']:75} {row['ratio']:.2f} (bound {row['bound']}) {'met' if row['met'] else 'NOT MET'}")
+    say(main())

@@ -9,13 +9,15 @@ images are half of the test images; the other half is read once, at the end. A s
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch_pruning as tp
@@ -23,14 +25,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import secateur as sc
-from secateur.channels.writing import write_atomically
+from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from secateur.measuring import evaluate
 from secateur.training import fit
 from secateur.training.presets import preset_of
-from secateur.zoo.data import ImageData, load
-from secateur.zoo.models import create, load_weights
+from secateur.zoo.data import ImageData
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EXAMPLE = torch.zeros(1, 3, 32, 32)
 IMPORTANCES: dict[str, Callable[[], Any]] = {
     "magnitude, L2": lambda: tp.importance.GroupMagnitudeImportance(p=2),
@@ -92,10 +92,7 @@ def gradients(model: nn.Module, data: ImageData, batches: int = 40) -> None:
 
 def main() -> None:
     """Try the importances, then retrain the best."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder that holds CIFAR-10")
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__)
     parser.add_argument("--target", type=float, default=0.496)
     parser.add_argument("--preset", default="cosine")
     parser.add_argument("--epochs", type=int, default=6)
@@ -103,26 +100,16 @@ def main() -> None:
     parser.add_argument("--distill", action="store_true")
     parser.add_argument("--checkpoints", type=Path, help="folder for checkpoints, to go on after a stop")
     args = parser.parse_args()
-
-    model = create("resnet56", num_classes=10).eval()
-    load_weights(model, args.weights)
-    data = load("cifar10", args.data, mean=MEAN, std=STD, holdout="test:0.5")
+    model, data = opened("resnet56", args)
     holdout, test = data.loader("holdout", 256), data.loader("test", 256)
     asked = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     for name in ("weights", "data", "out", "checkpoints"):
         asked.pop(name)
     versions = {"torch": torch.__version__, "torch-pruning": tp.__version__, "secateur": sc.__version__}
-    found: dict[str, Any] = {"asked": asked, "versions": versions, "base": {}, "cut": {}}
-    if args.out.exists():
-        found = json.loads(args.out.read_text())
-
-    def keep() -> None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(args.out, (json.dumps(found, indent=2) + "\n").encode())
-
+    found = table_so_far(args.out, {"asked": asked, "versions": versions, "base": {}, "cut": {}})
     if not found["base"]:
         found["base"] = {"holdout": evaluate(model, holdout).top1, "macs": macs_of(model)}
-        keep()
+        write(found, args.out)
     gradients(model, data)
     for name, make in IMPORTANCES.items():
         for everywhere in (False, True):
@@ -132,7 +119,7 @@ def main() -> None:
                 removed = 1 - macs_of(small) / found["base"]["macs"]
                 found["cut"][title] = {"holdout": evaluate(small, holdout).top1, "removed": round(removed, 4)}
                 print(title, found["cut"][title], flush=True)
-                keep()
+                write(found, args.out)
     best = max(found["cut"], key=lambda title: found["cut"][title]["holdout"])
     name, where = best.rsplit(", ", 1)
     small = at_target(model, IMPORTANCES[name](), where == "one ranking", args.target)
@@ -156,7 +143,7 @@ def main() -> None:
     ]
     found["test"] = {"before": evaluate(model, test).top1, "after": evaluate(fitted.model, test).top1}
     found["images"] = {"holdout": data.count("holdout"), "test": data.count("test")}
-    keep()
+    write(found, args.out)
     print(json.dumps(found, indent=2))
 
 

@@ -10,25 +10,25 @@ and a second run goes on where the first stopped.
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import torch
 from torch import Tensor
 
 import secateur as sc
+from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from secateur.deciding.budget import uniform
 from secateur.measuring import evaluate
 from secateur.scoring import Scores, score
 from secateur.training.repair_scores import rebuilt
-from secateur.zoo.data import ImageData, Part, load
-from secateur.zoo.models import create, load_weights
+from secateur.zoo.data import ImageData, Part
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WAYS: dict[str, dict[str, Any]] = {
     "as cut": {},
     "bn": {"how": "bn"},
@@ -64,21 +64,15 @@ def measured(graph: sc.ChannelGraph, scores: Scores, ratio: float, way: str, ima
 
 def main() -> None:
     """Fill the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder that holds CIFAR-10")
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__)
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.3, 0.5, 0.7])
     parser.add_argument("--images", type=int, default=500, help="training images for the repair")
     parser.add_argument("--test", type=int, default=2000, help="test images")
     args = parser.parse_args()
-
-    model = create("resnet56", num_classes=10).eval()
-    load_weights(model, args.weights)
-    data = load("cifar10", args.data, mean=MEAN, std=STD, holdout="none")
+    model, data = opened("resnet56", args, holdout="none")
     graph = sc.trace(model, torch.zeros(1, 3, 32, 32))
     test = drawn(data, "test", args.test)
-    table = json.loads(args.out.read_text()) if args.out.exists() else {}
+    table = table_so_far(args.out, {})
     if "base" not in table:
         base = round(100 * evaluate(model, test).top1, 2)
         table = {"network": "resnet56 on cifar10", "images": args.images, "test": args.test, "base": base, "rows": {}}
@@ -92,10 +86,7 @@ def main() -> None:
                 continue
             row = measured(graph, other if way == REBUILT else scores, ratio, way, images, test)
             table["rows"].setdefault(key, {})[way] = row | {"threads": torch.get_num_threads()}
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            part = args.out.with_suffix(".part")
-            part.write_text(json.dumps(table, indent=2) + "\n")
-            part.replace(args.out)
+            write(table, args.out)
             print(key, way, row, flush=True)
 
 

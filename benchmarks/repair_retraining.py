@@ -11,23 +11,22 @@ stopped, and draws the picture beside the JSON at the end.
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import torch
 from torch import nn
 
 import secateur as sc
-from secateur.channels.writing import write_atomically
-from secateur.zoo.data import ImageData, load
-from secateur.zoo.models import create, load_weights
+from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
+from secateur.zoo.data import ImageData
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RATES = (0.02, 0.002)
 STARTS = {"as cut": "tab:gray", "repaired": "tab:green"}  # and the colour in the picture
 
@@ -98,26 +97,20 @@ def draw(table: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Run what is missing, then draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder that holds CIFAR-10")
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__)
     parser.add_argument("--epochs", type=int, default=4, help="short epochs")
     args = parser.parse_args()
-
-    data = load("cifar10", args.data, mean=MEAN, std=STD, holdout="test:0.5")
-    model = create("resnet20", num_classes=10).eval()
-    load_weights(model, args.weights)
+    model, data = opened("resnet20", args)
     cut, removed = starts(model, data)
     base = round(100 * sc.evaluate(model, data.loader("holdout", 250)).top1, 2)
     head = {"network": "resnet20 on cifar10", "macs_removed": round(removed, 3), "base": base, "epochs": args.epochs}
-    table = json.loads(args.out.read_text()) if args.out.exists() else {**head, "runs": {}}
+    table = table_so_far(args.out, {**head, "runs": {}})
     for rate in RATES:
         for name in STARTS:
             key = f"{name}, lr {rate:g}"
             if key not in table["runs"]:
                 table["runs"][key] = curve(cut[name], data, rate, args.epochs)
-                write_atomically(args.out, f"{json.dumps(table, indent=2)}\n".encode())
+                write(table, args.out)
                 print(key, table["runs"][key], flush=True)
     draw(table, args.out.with_suffix(".png"))
 

@@ -10,23 +10,22 @@ Without retraining: four rounds to half of the inner channels. With it: 30% cut,
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from torch import nn
 
 import secateur as sc
-from secateur.channels.writing import write_atomically
+from benchmarks.on_cifar10 import arguments, opened, write
 from secateur.training.repair_images import gather
 from secateur.training.repair_layers import Settings, solve_layers
 from secateur.training.repair_walk import Walk
-from secateur.zoo.data import ImageData, load
-from secateur.zoo.models import create, load_weights
+from secateur.zoo.data import ImageData
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EXAMPLE = torch.zeros(1, 3, 32, 32)
 SHARES = (0.125, 0.143, 0.167, 0.2)  # 16 -> 14 -> 12 -> 10 -> 8 channels, and so on
 
@@ -49,21 +48,14 @@ def towards(target: sc.ChannelGraph, whole: sc.Plan, start: nn.Module, images: A
 
 def main() -> None:
     """Both experiments."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder that holds CIFAR-10")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-
-    data = load("cifar10", args.data, mean=MEAN, std=STD, holdout="test:0.5")
-    model = create("resnet20", num_classes=10).eval()
-    load_weights(model, args.weights)
+    args = arguments(__doc__).parse_args()
+    model, data = opened("resnet20", args)
     original, images = sc.trace(model, EXAMPLE), list(data.loader("train", 125, limit=500))
     table: dict[str, float] = {}
 
     def keep(name: str, network: nn.Module) -> None:
         table[name] = round(100 * sc.evaluate(network, data.loader("holdout", 250)).top1, 2)
-        write_atomically(args.out, f"{json.dumps(table, indent=2)}\n".encode())
+        write(table, args.out)
         print(name, table[name], flush=True)
 
     whole, network = sc.Plan.of(original, {}), model

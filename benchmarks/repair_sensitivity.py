@@ -12,21 +12,21 @@ three predicts that best. Written unit by unit; a second call goes on where the 
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from scipy.stats import spearmanr
 from torch import nn
 
 import secateur as sc
-from secateur.channels.writing import write_atomically
-from secateur.zoo.data import ImageData, load
-from secateur.zoo.models import create, load_weights
+from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
+from secateur.zoo.data import ImageData
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ALPHA, REPAIR_IMAGES, RETRAIN_IMAGES = 6.0, 200, 6_400
 WAYS = ("none", "bn", "solve")
 
@@ -70,28 +70,21 @@ def correlations(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]
 
 def main() -> None:
     """Judge all units, retrain those that are missing, correlate."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder that holds CIFAR-10")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-
-    data = load("cifar10", args.data, mean=MEAN, std=STD, holdout="test:0.5")
-    model = create("resnet20", num_classes=10).eval()
-    load_weights(model, args.weights)
+    args = arguments(__doc__).parse_args()
+    model, data = opened("resnet20", args)
     graph = sc.trace(model, torch.zeros(1, *data.shape))
     scores = sc.score(graph, data.loader("train", 250, limit=5000), "reader_energy")
-    table = json.loads(args.out.read_text()) if args.out.exists() else {}
+    table = table_so_far(args.out, {})
     if not table:
         table = {"network": "resnet20 on cifar10", "alpha": ALPHA, "units": judged(graph, scores, data)}
-        write_atomically(args.out, f"{json.dumps(table, indent=2)}\n".encode())
+        write(table, args.out)
     for name, row in table["units"].items():
         if "retrained" not in row:
             row["retrained"] = retrained(graph, scores, name, row["channels"], data)
             print(name, row, flush=True)
         if sum("retrained" in other for other in table["units"].values()) > 2:
             table["spearman"] = correlations(table["units"])
-        write_atomically(args.out, f"{json.dumps(table, indent=2)}\n".encode())
+        write(table, args.out)
     print(json.dumps(table["spearman"], indent=2))
 
 

@@ -10,23 +10,22 @@ The output is written row by row, and a second run goes on where the first stopp
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import torch
 
 import secateur as sc
-from secateur.channels.writing import write_atomically
+from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from secateur.training.repair_scores import rebuilt
-from secateur.zoo.data import ImageData, load
-from secateur.zoo.models import create, load_weights
+from secateur.zoo.data import ImageData
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ALPHA, TARGET = 4.0, 0.5
 
 
@@ -76,18 +75,11 @@ class Variants:
 
 def main() -> None:
     """Fill the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder that holds CIFAR-10")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-
-    data = load("cifar10", args.data, mean=MEAN, std=STD, holdout="test:0.5")
-    model = create("resnet56", num_classes=10).eval()
-    load_weights(model, args.weights)
+    args = arguments(__doc__).parse_args()
+    model, data = opened("resnet56", args)
     graph = sc.trace(model, torch.zeros(1, *data.shape))
     judges = data.loader("holdout", 250, limit=2000, seed=1)
-    table = json.loads(args.out.read_text()) if args.out.exists() else {"network": "resnet56 on cifar10", "rows": {}}
+    table = table_so_far(args.out, {"network": "resnet56 on cifar10", "rows": {}})
     for name, (plan_of, images) in Variants(graph, data).all().items():
         if name not in table["rows"]:
             plan = plan_of()
@@ -95,7 +87,7 @@ def main() -> None:
             removed = 1 - graph.cost(plan).macs / graph.macs
             row = {"accuracy": 100 * found.top1, "loss": found.loss, "macs_removed": removed}
             table["rows"][name] = {key: round(value, 4) for key, value in row.items()}
-            write_atomically(args.out, f"{json.dumps(table, indent=2)}\n".encode())
+            write(table, args.out)
             print(name, table["rows"][name], flush=True)
 
 

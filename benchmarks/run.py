@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [graph] [training] [scoring] ...
 
-A benchmark is a module of this folder whose main() returns rows: name, ratio, bound, better ("higher" or "lower"), met.
+A benchmark is a module of this folder whose main() returns rows (see ratios.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import importlib
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
+
+from benchmarks.ratios import Row, say  # noqa: E402
+
 ORDER = ("graph", "training", "scoring", "deciding", "shipping")
 
 
@@ -27,16 +29,12 @@ def present(wanted: list[str]) -> list[str]:
 
 
 def main() -> int:
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in present(sys.argv[1:]):
         start = time.perf_counter()
         rows += importlib.import_module(f"benchmarks.{name}").main()
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-    width = max((len(row["name"]) for row in rows), default=0)
-    print(f"\n{'':{width}}  measured  bound")
-    for row in rows:
-        sign = ">=" if row["better"] == "higher" else "<="
-        print(f"{row['name']:{width}}  {row['ratio']:8.3f}  {sign} {row['bound']:<6} {'' if row['met'] else 'NOT MET'}")
+    say(rows)
     return 0 if all(row["met"] for row in rows) else 1
 
 

@@ -11,19 +11,19 @@ import logging
 import math
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from torch import Tensor, nn
 
 import secateur as sc
+from benchmarks.ratios import Row, row, say, turn_about
 from secateur.scoring import METRICS, score_by
 from secateur.scoring.metrics import Maps
 from secateur.zoo.models import create, example
 
-Row = dict[str, Any]  # name, ratio, bound, better ("higher" or "lower"), met
 MOMENT = [name for name, metric in METRICS.items() if metric.needs == "moments"]
 PASSES = (("resnet56", 128, 8, 6), ("vgg16_imagenet", 8, 3, 5), ("resnet50", 8, 8, 5))  # batch, batches, rounds
 CLASSES = 10
@@ -112,6 +112,7 @@ def _looped_mmd(maps: list[list[float]], labels: list[int]) -> float:
 MEASURE = """
 import resource, sys, torch
 import secateur as sc
+from benchmarks.ratios import Row, row, say, turn_about
 from secateur.scoring import score
 from secateur.zoo.models import create, example
 
@@ -133,27 +134,5 @@ def _memory() -> Row:
     return row("peak memory of a G-SD pass, 10,000 / 1,000 images, resnet20", peaks[1] / peaks[0], 1.05, "lower")
 
 
-def turn_about(left: Callable[[], Any], right: Callable[[], Any], rounds: int) -> tuple[float, float]:
-    """The least CPU seconds that each took on one core, in turns after a warm-up: other work only ever adds."""
-    left(), right()
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds):
-        for side in (0, 1) if turn % 2 == 0 else (1, 0):
-            start = time.process_time()
-            (left, right)[side]()
-            seconds[side].append(time.process_time() - start)
-    return min(seconds[0]), min(seconds[1])
-
-
-def row(name: str, ratio: float, bound: float, better: str) -> Row:
-    """One line of the table."""
-    met = ratio >= bound if better == "higher" else ratio <= bound
-    return {"name": name, "ratio": ratio, "bound": bound, "better": better, "met": met}
-
-
 if __name__ == "__main__":
-    for each in main():
-        sign = ">=" if each["better"] == "higher" else "<="
-        print(
-            f"{each['name']:75} {each['ratio']:8.3f}  ({sign} {each['bound']}: {'met' if each['met'] else 'NOT MET'})"
-        )
+    say(main())

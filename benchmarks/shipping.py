@@ -26,13 +26,13 @@ from safetensors.torch import load_model
 from torch import nn
 
 import secateur as sc
+from benchmarks.ratios import Row, row, say
 from secateur.channels.writing import write_atomically
 from secateur.errors import DecideError
 from secateur.scoring.scores import Scores
 from secateur.zoo.data import load
 from secateur.zoo.models import create
 
-Row = dict[str, Any]  # name, ratio, bound, better ("higher" or "lower"), met
 IMAGES, BATCH, TARGET = 128, 64, 0.5
 BOUNDS = {"resnet56": 1.5, "vgg16": 1.7}  # times as fast in the fastest engine
 WAYS: dict[str, dict[str, Any]] = {
@@ -120,18 +120,19 @@ def measure(name: str, ways: list[str], engines: list[str], args: argparse.Names
 def show(name: str, table: dict[str, Any]) -> None:
     print(f"\n{name}: {table['about']}")
     whole = table["original"]["macs"]
-    for way, row in list(table.items())[1:]:
-        if "milliseconds" not in row:
-            print(f"{way:32} {row}", flush=True)
+    for way, line in list(table.items())[1:]:
+        if "milliseconds" not in line:
+            print(f"{way:32} {line}", flush=True)
             continue
-        speeds = "  ".join(f"{e} {ms:.0f} ms {row['speedup'][e]:.2f}x" for e, ms in row["milliseconds"].items())
-        print(f"{way:32} {whole / row['macs']:.2f}x fewer MACs, {row['selections']:2} selections  {speeds}", flush=True)
+        speeds = "  ".join(f"{e} {ms:.0f} ms {line['speedup'][e]:.2f}x" for e, ms in line["milliseconds"].items())
+        left = f"{whole / line['macs']:.2f}x fewer MACs, {line['selections']:2} selections"
+        print(f"{way:32} {left}  {speeds}", flush=True)
 
 
-def best(row: dict[str, Any]) -> tuple[str, float]:
+def best(line: dict[str, Any]) -> tuple[str, float]:
     """The engine that runs the pruned network fastest, and how much faster than the original."""
-    engine = min(row["milliseconds"], key=row["milliseconds"].__getitem__)
-    return engine, row["speedup"][engine]
+    engine = min(line["milliseconds"], key=line["milliseconds"].__getitem__)
+    return engine, line["speedup"][engine]
 
 
 def main(words: list[str] | None = None) -> list[Row]:
@@ -161,12 +162,11 @@ def main(words: list[str] | None = None) -> list[Row]:
                 write_atomically(args.write, json.dumps(before | {name: table}, indent=1).encode())
             engine, ratio = best(table[way])
             about = f"speed of {name} without half of its MACs, {way}, {engine}"
-            rows.append({"name": about, "ratio": ratio, "bound": bound, "better": "higher", "met": ratio >= bound})
+            rows.append(row(about, ratio, bound, "higher"))
     finally:
         torch.set_num_threads(threads)
     return rows
 
 
 if __name__ == "__main__":
-    for row in main(sys.argv[1:]):
-        print(f"{row['name']:75} {row['ratio']:.2f} (bound {row['bound']}) {'met' if row['met'] else 'NOT MET'}")
+    say(main(sys.argv[1:]))

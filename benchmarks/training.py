@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import time
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.ratios import Row, row, say, turn_about
 from secateur.measuring import evaluate
 from secateur.training import Preset, fit
 from secateur.zoo.data.augment import pad_crop_mirror
@@ -26,7 +27,6 @@ from secateur.zoo.data.loader import MemoryLoader, Order
 from secateur.zoo.models import create
 
 BATCH, STEPS, ROUNDS = 128, 2, 20
-Row = dict[str, Any]  # name, ratio, bound, better ("higher" or "lower"), met
 
 
 def main() -> list[Row]:
@@ -45,14 +45,14 @@ def _rows() -> list[Row]:
     images, labels = torch.randn(STEPS * BATCH, 3, 32, 32), torch.randint(0, 10, (STEPS * BATCH,))
     batches = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
     preset = Preset("bench", epochs=1, lr=0.01, batch_size=BATCH)
-    ours, bare = _turn_about(
+    ours, bare = turn_about(
         lambda: fit(model, batches, preset=preset, device="cpu"), lambda: _bare_training(model, batches, preset), ROUNDS
     )
-    rows = [_row("training: images/s of fit / of a bare loop", bare / ours, 0.95, "higher")]
+    rows = [row("training: images/s of fit / of a bare loop", bare / ours, 0.95, "higher")]
     rows += _augmentation(bare / STEPS)
     one = batches[:1]
-    ours, bare = _turn_about(lambda: evaluate(model, one), lambda: _bare_evaluation(model, one), 4 * ROUNDS)
-    rows.append(_row("evaluation: images/s of evaluate / of a bare loop", bare / ours, 0.95, "higher"))
+    ours, bare = turn_about(lambda: evaluate(model, one), lambda: _bare_evaluation(model, one), 4 * ROUNDS)
+    rows.append(row("evaluation: images/s of evaluate / of a bare loop", bare / ours, 0.95, "higher"))
     return rows
 
 
@@ -99,31 +99,12 @@ def _augmentation(step: float) -> list[Row]:
         for batch, part in enumerate(pixels.split(BATCH)):
             pad_crop_mirror(part, order.rng(0, batch), mirror=True)
 
-    whole, augment = _turn_about(loader, alone, ROUNDS)
+    whole, augment = turn_about(loader, alone, ROUNDS)
     return [
-        _row("augmentation of a batch / a training step of ResNet-20", augment / 20 / step, 0.05, "lower"),
-        _row("loading, augmentation and normalisation / a training step", whole / 20 / step, 0.05, "lower"),
+        row("augmentation of a batch / a training step of ResNet-20", augment / 20 / step, 0.05, "lower"),
+        row("loading, augmentation and normalisation / a training step", whole / 20 / step, 0.05, "lower"),
     ]
 
 
-def _turn_about(left: Callable[[], Any], right: Callable[[], Any], rounds: int) -> tuple[float, float]:
-    """The least CPU seconds that each took on one core, in turns after a warm-up: other work only ever adds."""
-    left(), right()
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds):
-        for side in (0, 1) if turn % 2 == 0 else (1, 0):
-            start = time.process_time()
-            (left, right)[side]()
-            seconds[side].append(time.process_time() - start)
-    return min(seconds[0]), min(seconds[1])
-
-
-def _row(name: str, ratio: float, bound: float, better: str) -> Row:
-    met = ratio >= bound if better == "higher" else ratio <= bound
-    return {"name": name, "ratio": ratio, "bound": bound, "better": better, "met": met}
-
-
 if __name__ == "__main__":
-    for row in main():
-        sign = ">=" if row["better"] == "higher" else "<="
-        print(f"{row['name']:60} {row['ratio']:.3f}  ({sign} {row['bound']}: {'met' if row['met'] else 'NOT MET'})")
+    say(main())

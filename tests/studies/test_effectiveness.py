@@ -22,6 +22,7 @@ from secateur.scoring.sampling import sampled
 from secateur.studies import effectiveness_study, read_study
 from secateur.studies.contenders import contenders
 from secateur.studies.quick import accuracy_of, held
+from secateur.studies.sharing import wait_until
 from tests.cli.typed import lines, secateur
 from tests.running.toys import TEST, TRAIN, Small, trained
 
@@ -203,6 +204,33 @@ def test_on_digits_by_one_process_and_by_two(lenet_run: Path, tmp_path: Path, mo
     assert (tmp_path / "one" / "table.csv").read_text() == (tmp_path / "two" / "table.csv").read_text()
     study = read_study(tmp_path / "two")
     assert study["command"].startswith("secateur study effectiveness lenet5=") and len(study["rows"]) == 9
+
+
+def test_a_process_that_comes_late_does_its_own_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process looks for what is missing when the first has finished: every row is still somebody's."""
+
+    class Waits(Exception):
+        pass
+
+    def at_once(there: Any) -> None:
+        if not there():
+            raise Waits
+
+    monkeypatch.setattr(effectiveness_study, "wait_until", at_once)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(Waits):
+        compared(tmp_path, metrics=["l1", "l2"])
+    assert len(list((tmp_path / "rows").glob("*.json"))) == 3  # of 2 metrics x (0, 25 and 50%)
+    monkeypatch.setenv("RANK", "1")
+    assert len(compared(tmp_path, metrics=["l1", "l2"])) == 6
+
+
+def test_a_process_gives_up_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = iter([100, 100, 1])
+    monkeypatch.setattr("secateur.studies.sharing.os.getppid", lambda: next(parents))
+    with pytest.raises(RunError, match="the process that started this one and others is gone"):
+        wait_until(lambda: False)
 
 
 def test_a_network_without_weights_is_refused() -> None:

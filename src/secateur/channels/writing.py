@@ -1,11 +1,13 @@
-"""Files that are written whole or not at all: the one way in which secateur writes."""
+"""Files that are written whole or not at all, the one way in which secateur writes; and JSON read back."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from secateur.errors import FileError
 
@@ -38,3 +40,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
     with atomic(path) as spare:
         spare.write_bytes(content)
+
+
+def read_object(path: Path, otherwise: str = "") -> dict[str, Any]:
+    """The JSON object in a file. FileError says what is wrong with it; `otherwise` is added where it is missing."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileError(f"{path} is missing{otherwise}") from error
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise FileError(f"{path} should hold a JSON object, and holds {type(found).__name__}")
+    return found

@@ -10,7 +10,15 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from secateur.errors import SecateurError
 
@@ -64,6 +72,24 @@ def progress(transient: bool = True) -> Iterator[Progress]:
     ]
     with Progress(*columns, console=complaints, transient=transient) as bar:
         yield bar
+
+
+@contextmanager
+def phases(speaks: bool = True) -> Iterator[Callable[[str, int, int, str], None]]:
+    """A bar for each phase, made when it is first heard of: show(phase, done, total, note).
+
+    Of several processes only the one that speaks shows anything.
+    """
+    with progress() as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(phase: str, done: int, total: int, note: str) -> None:
+            if speaks:
+                if phase not in tasks:
+                    tasks[phase] = bar.add_task(phase, total=total, note="")
+                bar.update(tasks[phase], completed=done, total=total, note=note)
+
+        yield show
 
 
 def names_in(given: Sequence[str]) -> list[str]:

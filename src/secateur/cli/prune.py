@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import console, friendly, progress
+from secateur.cli.common import console, friendly, phases, progress
 from secateur.cli.options import (
     Augment,
     Data,
@@ -165,15 +165,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     loaders: dict[str, Any] = {"seed": asked["seed"], "workers": asked["workers"]}
     batch = max(1, asked["batch_size"] // world)
     share: dict[str, Any] = {"rank": rank, "world": world}
-    with progress() as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(phase: str, done: int, total: int, note: str) -> None:
-            if rank == 0:
-                if phase not in tasks:
-                    tasks[phase] = bar.add_task(phase, total=total, note="")
-                bar.update(tasks[phase], completed=done, total=total, note=note)
-
+    with phases(rank == 0) as show:
         result = compress(
             network,
             images.loader("train", batch, augment=asked["augment"], shuffle=True, **share, **loaders),
@@ -298,8 +290,10 @@ def say(result: Compressed, folder: Path, report: Path) -> None:
         now = after["latency"][size]
         rows.append([f"ms, batch {size}", f"{1e3 * was:.2f}", f"{1e3 * now:.2f}", f"{was / now:.2f}x"])
     console.print(columns(rows[0], rows[1:], numbers=("before", "after", "")), highlight=False)
-    spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in result.summary["seconds"].items())
-    console.print(f"\n{len(result.rounds)} rounds; {spent}")
+    phases = dict(result.summary["seconds"])
+    whole = phases.pop("this_call")
+    spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in phases.items())
+    console.print(f"\n{len(result.rounds)} rounds in {whole:.0f} s: {spent}")
     console.print(f"results in {folder}: model.safetensors, plan.json, summary.json", soft_wrap=True)
     console.print(f"report: {report} (open it in a browser)", soft_wrap=True, markup=False)
     console.print(f'load it with: secateur.load("{folder}", original_model)', soft_wrap=True, markup=False)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.common import complaints, console, friendly, names_in, progress
+from secateur.cli.options import Data, DataRoot, Device, HeldOut, Mean, Size, Std, Streams, Weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,20 +24,11 @@ Model = Annotated[
     str | None,
     typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory; the demo's by default."),
 ]
-Weights = Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th).")]
-Data = Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")]
 Layer = Annotated[
     str | None, typer.Option(help="Unit or layer, as `secateur inspect` names them; the second one by default.")
 ]
 Images = Annotated[int, typer.Option(help="Training images to score on.")]
 Part = Annotated[str, typer.Option(help="Images to draw: train, holdout or test.")]
-Holdout = Annotated[str, typer.Option(help="Held-out images: train:SHARE, test:SHARE or none.")]
-DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the data set.")]
-Mean = Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")]
-Std = Annotated[str | None, typer.Option(help="Deviation to divide by.")]
-Size = Annotated[int | None, typer.Option(help="Side of the images in pixels.")]
-Streams = Annotated[str, typer.Option(help="Additions: select or coupled.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")]
 Seed = Annotated[int, typer.Option(help="Of the sample that is scored on, and of held-out images.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the pictures; runs/show-MODEL-DATA by default.")]
 
@@ -68,7 +60,7 @@ def separation(
     ] = 100,
     images: Images = 2000,
     part: Part = "test",
-    holdout: Holdout = "train:0.1",
+    holdout: HeldOut = "train:0.1",
     data_root: DataRoot = None,
     mean: Mean = None,
     std: Std = None,
@@ -137,7 +129,7 @@ def channels(
     skip: Annotated[int, typer.Option(help="Pass over so many images of each class.")] = 0,
     images: Images = 2000,
     part: Part = "test",
-    holdout: Holdout = "train:0.1",
+    holdout: HeldOut = "train:0.1",
     data_root: DataRoot = None,
     mean: Mean = None,
     std: Std = None,
@@ -169,7 +161,7 @@ def channels(
             spread_classes(len(opened.data.classes), rows),
             unit=layer,
             by=by,
-            metrics=[name.strip() for name in metric.split(",") if name.strip()],
+            metrics=names_in([metric]),
             top=top,
             skip=skip,
             images=images,

@@ -25,7 +25,7 @@ from torch import nn
 
 from secateur.channels.files import MODEL_FILE, PLAN_FILE, load, save
 from secateur.channels.plan import Plan
-from secateur.channels.writing import write_atomically
+from secateur.channels.writing import read_object, write_atomically
 from secateur.errors import FileError, RunError
 from secateur.scoring.together import all_or_none, processes
 
@@ -83,16 +83,7 @@ class RunFolder:
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of the run."""
-        path = self.path / name
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise FileError(f"{path} is missing; the run in {self.path} cannot go on without it") from error
-        except (OSError, ValueError) as error:
-            raise FileError(f"{path} cannot be read: {error}") from error
-        if not isinstance(found, dict):
-            raise FileError(f"{path} should hold a JSON object, and holds {type(found).__name__}")
-        return found
+        return read_object(self.path / name, f"; the run in {self.path} cannot go on without it")
 
     def parse(self, name: str, build: Callable[[dict[str, Any]], Built]) -> Built:
         """What `build` makes of a JSON file of the run; content of another shape is an error that names the file."""

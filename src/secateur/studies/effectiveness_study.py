@@ -172,19 +172,21 @@ class _Study:
 
     def run(self, rank: int, world: int) -> None:
         """Compute this process's share of what is missing, and wait for the others'."""
-        for piece in self.pieces():
+        pieces = self.pieces()
+        for piece in pieces:
             row = self.kept(piece)
             if row is not None:
                 self.measured[self._same(piece, row["plan"])] = row
-        missing = [piece for piece in self.pieces() if self.kept(piece) is None]
-        passes = list(dict.fromkeys(self._scores_path(piece) for piece in missing))
-        for number, path in enumerate(passes):
-            if number % world == rank and not (path / "scores.json").exists():
-                self._score([piece for piece in missing if self._scores_path(piece) == path])
-        mine = missing[rank::world]
+        # Whose a pass or a row is depends on its place among all of them, not among those that are missing by now: a
+        # process that comes late would count otherwise, and some rows would be nobody's.
+        for path in list(dict.fromkeys(map(self._scores_path, pieces)))[rank::world]:
+            waiting = [piece for piece in pieces if self._scores_path(piece) == path and self.kept(piece) is None]
+            if waiting and not (path / "scores.json").exists():
+                self._score(waiting)
+        mine = [piece for piece in pieces[rank::world] if self.kept(piece) is None]
         for number, piece in enumerate(mine):
             self.place.keep(piece.key, self._row(piece, number, len(mine)))
-        wait_until(lambda: all(self.kept(piece) is not None for piece in missing))
+        wait_until(lambda: all(self.kept(piece) is not None for piece in pieces))
 
     def _score(self, pieces: Sequence[Piece]) -> None:
         """One pass, for all metrics that share it."""

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from secateur.channels.writing import write_atomically
+from secateur.channels.writing import read_object, write_atomically
 from secateur.errors import FileError, RunError
 from secateur.measuring.processes import rank_and_world
 from secateur.scoring.together import all_or_none
@@ -58,7 +58,7 @@ class StudyFolder:
         path = self._row_path(key)
         if not path.exists():
             return None
-        found = _read(path)
+        found = read_object(path)
         if found.get("key") != key or not isinstance(found.get("row"), dict):
             raise FileError(f"{path} is not the row {key!r} that secateur wrote; delete it, and it is computed again")
         return dict(found["row"])
@@ -83,7 +83,7 @@ class StudyFolder:
         Only the first process writes. Returns the folder.
         """
         keys = _keys(rows)
-        started = _read(self.path / CONFIG)
+        started = read_object(self.path / CONFIG)
         result = {
             "study": self.name,
             "title": title,
@@ -103,7 +103,7 @@ class StudyFolder:
     def _start(self) -> None:
         path = self.path / CONFIG
         if path.exists():
-            found = _read(path)
+            found = read_object(path)
             if found.get("study") != self.name:
                 raise RunError(
                     f"{self.path} holds the study {found.get('study')!r}, not {self.name!r}; use another folder"
@@ -130,7 +130,7 @@ def read_study(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / STUDY
     if not path.exists() and (Path(folder) / CONFIG).exists():
         raise FileError(f"{path} is missing: the study is not finished; the same command again goes on with it")
-    return _read(path)
+    return read_object(path)
 
 
 def versions() -> dict[str, str]:
@@ -164,18 +164,6 @@ def _csv(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FileError(f"{path} is missing") from error
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise FileError(f"{path} should hold a JSON object, and holds {type(found).__name__}")
-    return found
 
 
 def _plain(value: Any) -> Any:

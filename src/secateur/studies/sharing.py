@@ -34,6 +34,12 @@ def on_its_own() -> Iterator[tuple[int, int]]:
 
 
 def wait_until(there: Callable[[], bool]) -> None:
-    """Look again and again; torchrun ends this process if the one that it waits for fails."""
+    """Look again and again; torchrun ends this process if the one that it waits for fails.
+
+    A torchrun that was killed itself cannot: a process that has lost its parent gives up.
+    """
+    parent = os.getppid()
     while not there():
+        if os.getppid() != parent:
+            raise RunError("the process that started this one and others is gone, so nobody does the others' share")
         time.sleep(SECONDS_BETWEEN_LOOKS)

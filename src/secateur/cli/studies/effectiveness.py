@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import console, friendly, names_in, progress
+from secateur.cli.common import console, friendly, names_in, phases
 from secateur.cli.options import Augment, Data, DataRoot, Device, LearningRate, Mean, Size, Std, Streams, Workers
 
 if TYPE_CHECKING:
@@ -73,15 +73,7 @@ def command(
     networks = trained_networks(models, weights, found, device, seed)
     batch = BATCH if device_of(next(iter(networks.values()))).type == "cpu" else 256
     leads = os.environ.get("RANK", "0") == "0"  # of torchrun's processes, only the first one speaks
-    with progress() as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(phase: str, done: int, total: int, note: str) -> None:
-            if leads:
-                if phase not in tasks:
-                    tasks[phase] = bar.add_task(phase, total=total, note="")
-                bar.update(tasks[phase], completed=done, total=total, note=note)
-
+    with phases(leads) as show:
         rows = effectiveness(
             networks,
             found.loader("train", 128, seed=seed, workers=workers),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.common import console, friendly, progress
+from secateur.cli.common import console, friendly, phases
 from secateur.cli.options import (
     Augment,
     Data,
@@ -81,15 +81,7 @@ def command(
     folder = study_folder(out, "sensitivity", name, data)
     leads = os.environ.get("RANK", "0") == "0"  # of torchrun's processes, only the first one speaks
     loaders: dict[str, Any] = {"seed": seed, "workers": workers}
-    with progress() as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(phase: str, done: int, total: int, note: str) -> None:
-            if leads:
-                if phase not in tasks:
-                    tasks[phase] = bar.add_task(phase, total=total, note="")
-                bar.update(tasks[phase], completed=done, total=total, note=note)
-
+    with phases(leads) as show:
         rows = sensitivity(
             network,
             found.loader("train", batch_size, augment=augment, shuffle=True, **loaders),
