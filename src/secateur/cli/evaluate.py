@@ -32,7 +32,14 @@ def command(
     seed: Annotated[int, typer.Option(help="Chooses held-out images and the sample of --limit.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
-    """Measure how often a network is right."""
+    """Measure how often a network is right.
+
+    Examples:
+
+        secateur evaluate resnet56 --weights resnet56.safetensors --data cifar10
+
+        secateur evaluate resnet56 --pruned runs/prune-resnet56-cifar10 --data cifar10
+    """
     import torch
 
     from secateur.channels.files import load

@@ -19,7 +19,14 @@ def command(
     ] = None,
     classes: Annotated[int | None, typer.Option("--classes", min=1, help="Classes instead of each one's own.")] = None,
 ) -> None:
-    """List the built-in networks with their MACs and parameters."""
+    """List the built-in networks with their MACs and parameters.
+
+    Examples:
+
+        secateur models
+
+        secateur models resnet56 torchvision:resnet50 --classes 10
+    """
     from secateur.zoo import models
     from secateur.zoo.models.totals import totals
 

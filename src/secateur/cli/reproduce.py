@@ -38,9 +38,9 @@ def command(
 
         secateur reproduce
 
-        secateur reproduce resnet56-cifar10-b --budget cpu --weights resnet56.safetensors --set holdout=test:0.5
+        secateur reproduce resnet56-cifar10-b --weights w.pt --budget cpu
 
-        secateur reproduce vgg16-imagenet-a --weights vgg16.pth --data imagenet:ILSVRC --dry-run
+        secateur reproduce vgg16-imagenet-a --data imagenet:ILSVRC --dry-run
     """
     from secateur.errors import RunError
     from secateur.studies.recipes import at_budget, commands, load_recipe, merged, missing

@@ -53,7 +53,7 @@ def command(
 
         secateur score resnet56 --weights resnet56.safetensors --data cifar10
 
-        secateur score resnet56 --weights resnet56.safetensors --data cifar10 --metric all --images 5000 --out scores
+        secateur score resnet56 --weights w.pt --data cifar10 --metric gsd,l1,di
     """
     import torch
 

@@ -76,7 +76,7 @@ def separation(
 
         secateur show separation
 
-        secateur show separation lenet5 --weights lenet5.safetensors --data mnist --layer conv2
+        secateur show separation lenet5 --weights w.pt --data mnist --layer conv2
     """
     from secateur import studies
     from secateur.studies.picking import spread_classes
@@ -145,7 +145,7 @@ def channels(
 
         secateur show channels
 
-        secateur show channels resnet56 --weights w.safetensors --data cifar10 --layer layer1.0.conv1:out --rows 8
+        secateur show channels resnet56 --weights w.pt --data cifar10 --rows 8
     """
     from secateur import studies
     from secateur.studies.channels_picture import draw_channels

@@ -51,6 +51,14 @@ def command(
     """Train a network. The same command goes on where a killed one stopped.
 
     Several processes: torchrun --nproc-per-node N -m secateur train ...
+
+    Examples:
+
+        secateur train resnet8 --data digits
+
+        secateur train resnet20 --data cifar10 --preset cifar --epochs 200
+
+        secateur train vgg16 --data cifar10 --mixed-precision bf16
     """
     from secateur.cli.opening import open_data, open_model
     from secateur.measuring.processes import leave, rank_and_world

@@ -33,7 +33,7 @@ def command(
 
         secateur study structure runs/prune-resnet56-cifar10 --by block
 
-        secateur study structure vgg16_imagenet --widths 11,39,60,92,112,97,191,249,233,319,512,438,512
+        secateur study structure lenet5 --widths 4,9,60,40
     """
     from secateur.channels.graph import trace
     from secateur.cli.columns import columns

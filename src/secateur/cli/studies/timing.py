@@ -42,7 +42,7 @@ def command(
 
         secateur study timing resnet8
 
-        secateur study timing vgg16_imagenet --data folder:pictures --images 200 --memory 3 --threads 1
+        secateur study timing vgg16_imagenet --data folder:pictures --images 200
     """
     import torch
 

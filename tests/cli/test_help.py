@@ -1,0 +1,48 @@
+"""What `--help` promises: every verb has examples, and every option in them is one that the verb takes."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Iterator
+
+import pytest
+import typer
+from typer.main import get_command
+
+from secateur.cli import build
+from tests.cli.typed import lines, secateur
+
+
+def verbs(command: typer.core.TyperGroup, *path: str) -> Iterator[tuple[tuple[str, ...], typer.core.TyperCommand]]:
+    for name, inner in command.commands.items():
+        if isinstance(inner, typer.core.TyperGroup):
+            yield from verbs(inner, *path, name)
+        else:
+            assert isinstance(inner, typer.core.TyperCommand)
+            yield (*path, name), inner
+
+
+WHOLE = get_command(build())
+assert isinstance(WHOLE, typer.core.TyperGroup)
+VERBS = dict(verbs(WHOLE))
+
+
+def test_all_verbs_are_looked_at() -> None:
+    assert len(VERBS) >= 20 and ("data", "get") in VERBS and ("study", "timing") in VERBS
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_examples_are_there_and_could_be_typed(verb: tuple[str, ...]) -> None:
+    command = VERBS[verb]
+    start = " ".join(["secateur", *verb])
+    told = inspect.cleandoc(command.help or "").splitlines()
+    examples = [line.strip() for line in told if line.strip().startswith(start)]
+    assert examples, f"{start} --help has no example"
+    taken = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    for example in examples:
+        words = shlex.split(example)[1 + len(verb) :]
+        assert {word for word in words if word.startswith("-")} <= taken | {"--help"}, example
+    shown = lines(secateur(*verb, "--help"))
+    assert max(map(len, shown)) <= 80
+    assert set(examples) <= {line.strip() for line in shown}  # each whole, on one line: it can be copied
