@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from secateur.report.page import write_report
+from secateur.report.page import _retraining, write_report
+from secateur.running.settings import Settings
 from tests.report.runs import CLASSES, SIDE, Page, charts, make_run, read
 
 
@@ -141,6 +142,26 @@ def test_the_table_has_every_layer(page: str, compressed: Any) -> None:
 
 
 NASTY = '<script>alert("x")</script>&\'<b>'
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(epochs=0), "none"),
+        (Settings(epochs=1), "cosine schedule, 1 epoch a round"),
+        (
+            Settings(epochs=2, last_epochs=4, preset="cifar"),
+            "cifar schedule, 2 epochs a round, 4 epochs in the round that meets the goal",
+        ),
+        (
+            Settings(epochs=0, last_epochs=3, lr=0.02, distill=True),
+            "cosine schedule, 0 epochs a round, 3 epochs in the round that meets the goal, learning rate 0.02, "
+            "towards the unpruned network's answers too",
+        ),
+    ],
+)
+def test_what_was_asked_of_retraining(settings: Settings, words: str) -> None:
+    assert _retraining(settings) == words
 
 
 def test_names_are_escaped(run: Path) -> None:

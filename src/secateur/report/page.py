@@ -28,6 +28,7 @@ from secateur.report.words import (
     what_was_gained,
     what_was_removed,
 )
+from secateur.running.settings import Settings
 from secateur.scoring.metrics import METRICS
 
 
@@ -106,10 +107,6 @@ def _card(what: str, now: str, was: str, note: str) -> str:
 
 def _asked(run: Run) -> str:
     asked, typed = run.settings, run.command or {}
-    epochs = "the preset's epochs" if asked.epochs is None else count(asked.epochs, "epoch")
-    retraining = "none" if asked.epochs == 0 else f"{asked.preset} schedule, {epochs} a round"
-    if asked.distill:
-        retraining += ", towards the unpruned network's answers too"
     rows = [
         ("Network", f"{typed.get('model', run.model)}, {len(run.layers)} layers with weights"),
         ("Data", str(typed["data"]) if "data" in typed else ""),
@@ -117,12 +114,26 @@ def _asked(run: Run) -> str:
         ("Channels scored by", _metric(run)),
         ("Where to cut", _where(run)),
         ("Repair", "" if asked.repair == "none" else asked.repair),
-        ("Retraining", retraining),
+        ("Retraining", _retraining(asked)),
         ("Left alone", ", ".join(asked.exclude)),
         ("Seed", str(asked.seed)),
     ]
     listed = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows if b)
     return section("What was asked", f"<dl>{listed}</dl>")
+
+
+def _retraining(asked: Settings) -> str:
+    if asked.epochs == 0 and not asked.last_epochs:
+        return "none"
+    epochs = "the preset's epochs" if asked.epochs is None else count(asked.epochs, "epoch")
+    words = [f"{asked.preset} schedule", f"{epochs} a round"]
+    if asked.last_epochs is not None:
+        words.append(f"{count(asked.last_epochs, 'epoch')} in the round that meets the goal")
+    if asked.lr is not None:
+        words.append(f"learning rate {asked.lr:g}")
+    if asked.distill:
+        words.append("towards the unpruned network's answers too")
+    return ", ".join(words)
 
 
 def _metric(run: Run) -> str:
