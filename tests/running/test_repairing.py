@@ -100,6 +100,7 @@ def test_what_is_left_open_depends_on_the_case() -> None:
         ({}, "reader_energy", None, None),
         ({"repair": "solve", "epochs": 0}, "rebuilt", "repaired", 2000),
         ({"repair": "solve"}, "reader_energy", "cut", 500),
+        ({"repair": "solve", "epochs": 0, "last_epochs": 2}, "reader_energy", "cut", 500),  # retrained in the end
         ({"repair": "bn", "epochs": 0}, "reader_energy", "cut", 500),
         ({"repair": "solve", "epochs": 0, "metric": "gsd", "judge": "cut", "repair_images": 9}, "gsd", "cut", 9),
         ({"repair": "bn", "judge": "repaired"}, "reader_energy", "repaired", 500),

@@ -65,7 +65,7 @@ class Settings:
 
 def only_solved(settings: Settings) -> bool:
     """Whether a solve is all that gets the accuracy back."""
-    return settings.repair == "solve" and settings.epochs == 0
+    return settings.repair == "solve" and settings.epochs == 0 and not settings.last_epochs
 
 
 def filled(settings: Settings, pixels: int = 0) -> Settings:
