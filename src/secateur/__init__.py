@@ -127,7 +127,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from the module it lives in."""
+    """A public name, from the module it lives in; or the version that is installed."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("secateur")
     if name not in _HOMES:
         raise AttributeError(f"module 'secateur' has no attribute {name!r}")
     home = import_module(_HOMES[name])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import shlex
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
 from typer.main import get_command
 
+import secateur as sc
 from secateur.cli import build
 from tests.cli.typed import lines, secateur
 
@@ -30,6 +33,12 @@ VERBS = dict(verbs(WHOLE))
 
 def test_all_verbs_are_looked_at() -> None:
     assert len(VERBS) >= 20 and ("data", "get") in VERBS and ("study", "timing") in VERBS
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    written = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["version"]
+    assert lines(secateur("--version")) == [f"secateur {written}"]
+    assert sc.__version__ == written
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Annotated
 
 import typer
 
@@ -25,6 +26,14 @@ VERBS = {
 }
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"secateur {version('secateur')}")
+        raise typer.Exit
+
+
 def build() -> typer.Typer:
     """The typer application with every verb registered."""
     app = typer.Typer(
@@ -36,8 +45,12 @@ def build() -> typer.Typer:
     )
 
     @app.callback()
-    def root() -> None:
-        """Keeps verbs as verbs even while there is only one."""
+    def root(
+        version: Annotated[
+            bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print it and exit.")
+        ] = False,
+    ) -> None:
+        pass
 
     for verb, module_name in VERBS.items():
         module = importlib.import_module(f"secateur.cli.{module_name}")
