@@ -129,6 +129,23 @@ def test_rounds_are_drawn_where_they_belong(page: str, compressed: Any) -> None:
     assert picture.count('class="test"') == 2 and 'class="goal"' in picture
 
 
+def test_epochs_are_drawn_one_after_the_other(page: str, compressed: Any, tmp_path: Path) -> None:
+    (picture,) = charts(page, "epochs")
+    points = re.findall(r'class="(\w+)" cx="([\d.]+)%"[^>]*><title>round (\d), (.*?): ([\d.]+)%<', picture)
+    assert [(kind, int(number), what) for kind, _, number, what, _ in points] == [
+        ("cut", 1, "before retraining"),
+        ("kept", 1, "epoch 1"),
+        ("cut", 2, "before retraining"),
+        ("kept", 2, "epoch 1"),
+    ]
+    assert [float(x) for _, x, *_ in points] == pytest.approx([16, 16 + 77 / 2, 16 + 77 / 2, 93], abs=0.02)
+    rounds = read(compressed.folder / "summary.json")["rounds"]
+    figures = [100 * r[when]["top1"] for r in rounds for when in ("pruned", "after")]
+    assert [float(value) for *_, value in points] == pytest.approx(figures, abs=0.006)
+    make_run(tmp_path / "untrained", epochs=0)
+    assert not charts(write_report(tmp_path / "untrained").read_text(), "epochs")
+
+
 def test_the_table_has_every_layer(page: str, compressed: Any) -> None:
     layers = read(compressed.folder / "summary.json")["layers"]
     rows = re.findall(r'<tr data-place="(\d+)">(.*?)</tr>', page)

@@ -199,6 +199,10 @@ def test_retraining_and_repair_do_good() -> None:
     assert cut.after == cut.pruned and cut.before.top1 > cut.pruned.top1 + 0.05
     again = run(ratio=0.6, metric="random", epochs=4).rounds[0]
     assert again.pruned == cut.pruned and again.after.loss < cut.after.loss and again.after.top1 > cut.after.top1
+    assert [epoch.number for epoch in again.retraining] == [1, 2, 3, 4] and cut.retraining == ()
+    assert again.retraining[-1].holdout == again.after  # the last epoch's network is the round's
+    assert again.seconds["retrain"] >= sum(epoch.seconds for epoch in again.retraining) - 0.001
+    assert type(again).from_dict(json.loads(json.dumps(again.to_dict()))) == again
     repaired = run(ratio=0.6, metric="random", epochs=0, repair="solve").rounds[0]
     assert repaired.pruned == repaired.after and repaired.after.loss < cut.after.loss
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from secateur.report.charts import cuts_chart, rounds_chart, widths_chart
+from secateur.report.charts import cuts_chart, epochs_chart, rounds_chart, widths_chart
 from secateur.report.pieces import folded, key, paragraph, section
 from secateur.report.reading import Round, Run
 from secateur.report.unit_charts import lost_name, scores_chart, sensitivity_chart
@@ -19,12 +19,14 @@ def over_rounds(run: Run) -> str:
         return ""
     keys = [("blue round", "held-out images"), *([("green round", "test images")] if run.after.test else [])]
     parts = [key(*keys), f"<figure>{rounds_chart(run)}</figure>"]
-    cuts = cuts_chart(run)
+    cut = "just cut" if run.settings.repair == "none" else "cut and repaired"
+    both = key(("orange round", f"held-out, {cut}"), ("blue round", "held-out, retrained"))
+    cuts, epochs = cuts_chart(run), epochs_chart(run)
     if cuts:
         words = "What each cut left of the accuracy, and where retraining took it:"
-        cut = "just cut" if run.settings.repair == "none" else "cut and repaired"
-        keys = [("orange round", f"held-out, {cut}"), ("blue round", "held-out, retrained")]
-        parts += [paragraph(words), key(*keys), f"<figure>{cuts}</figure>"]
+        parts += [paragraph(words), both, f"<figure>{cuts}</figure>"]
+    if epochs:
+        parts += [paragraph("Retraining, epoch by epoch:"), both, f"<figure>{epochs}</figure>"]
     if run.undone > 0:
         parts.append(paragraph("A further round lost more accuracy than was allowed, and was taken back."))
     return section("Accuracy against MACs, round by round", *parts, _time(run))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from secateur.report import svg
 from secateur.report.reading import Run
 from secateur.report.words import judged, percent
 
+MACS = "share of the MACs removed"
+MANY_EPOCHS = 40  # more are drawn as smaller points
 LABEL = 11.0  # per cent of the width that a number takes on a phone; closer ones would cover each other
 NAMES, BARS, END = 38.0, 40.0, 80.0  # per cent of the width: names end, bars begin, longest bar ends
 ROW, BAR = 21.0, 12.0  # pixels: a row, the bar in it
@@ -85,16 +88,40 @@ def cuts_chart(run: Run) -> str:
     return svg.chart(body, axes.height, f"Held-out accuracy just after each cut and after retraining. {words}.", "cuts")
 
 
+def epochs_chart(run: Run) -> str:
+    """Held-out accuracy over the epochs of all rounds, each from its cut on; "" with one epoch in all, or none."""
+    courses = []  # of each round: (epochs done so far, accuracy), its cut first
+    done = 0
+    for outcome in (one.outcome for one in run.rounds):
+        known = [(done + e.number, 100 * e.holdout.top1) for e in outcome.retraining if e.holdout is not None]
+        courses.append([(done, 100 * outcome.pruned.top1), *known])
+        done += len(outcome.retraining)
+    if done < 2:
+        return ""
+    values = [value for course in courses for _, value in course]
+    axes = _Axes.around(values, [done], height=230, counts="epochs of retraining")
+    body, radius = axes.grid(), 5 if done <= MANY_EPOCHS else 2
+    for number, course in enumerate(courses, start=1):
+        for start, end in itertools.pairwise(course):
+            body.append(svg.line(*axes.at(*start), *axes.at(*end), "curve"))
+        for i, (epoch, value) in enumerate(course):
+            what = f"round {number}, {f'epoch {i}' if i else 'before retraining'}: {value:.2f}%"
+            body.append(svg.dot(*axes.at(epoch, value), "kept" if i else "cut", what, radius))
+    words = "; ".join(f"round {i}: {c[0][1]:.1f}% to {c[-1][1]:.1f}%" for i, c in enumerate(courses, start=1))
+    return svg.chart(body, axes.height, f"Held-out accuracy over the epochs of retraining. {words}.", "epochs")
+
+
 @dataclass(frozen=True)
 class _Axes:
-    """MACs removed across, accuracy down, both in per cent."""
+    """Per cent of the MACs removed across, or epochs; accuracy down, in per cent."""
 
     across: svg.Scale
     down: svg.Scale
     height: float
+    counts: str
 
     @classmethod
-    def around(cls, values: Sequence[float], gone: Sequence[float], height: float) -> _Axes:
+    def around(cls, values: Sequence[float], gone: Sequence[float], height: float, counts: str = MACS) -> _Axes:
         """Axes that hold all values, with some air for the numbers below and above the points."""
         low, high = min(values), max(values)
         air = max(0.2, 0.12 * (high - low))
@@ -102,7 +129,8 @@ class _Axes:
         bottom = max(0.0, low - 2 * air) if low >= 0 else low - 2 * air
         top = min(100.0, high + air) if high <= 100 else high + air
         down = svg.Scale(bottom, top, height - 54, 34)
-        return cls(svg.Scale(0, max(5.0, *gone), 16, 93), down, height)
+        least = 5.0 if counts == MACS else 0.0
+        return cls(svg.Scale(0, max(least, *gone), 16, 93), down, height, counts)
 
     def at(self, gone: float, value: float) -> tuple[float, float]:
         """Per cent across, pixels down."""
@@ -124,11 +152,13 @@ class _Axes:
         for value in svg.ticks(self.down.low, self.down.high, 4):
             body.append(svg.line(0, self.down(value), 100, self.down(value), "grid"))
             body.append(svg.text(0, self.down(value) - 4, f"{value:g}%", "small"))
-        for value in svg.ticks(0, self.across.high, 6):
+        whole = [v for v in svg.ticks(0, self.across.high, 6) if self.counts == MACS or v == int(v)]
+        for value in whole:
             body.append(svg.line(self.across(value), bottom, self.across(value), bottom + 5, "axis"))
-            body.append(svg.text(self.across(value), bottom + 18, f"{value:g}%", "small", "middle"))
+            number = f"{value:g}%" if self.counts == MACS else f"{value:g}"
+            body.append(svg.text(self.across(value), bottom + 18, number, "small", "middle"))
         body.append(svg.line(0, bottom, 100, bottom, "axis"))
-        body.append(svg.text(53, bottom + 38, "share of the MACs removed", "small", "middle"))
+        body.append(svg.text(53, bottom + 38, self.counts, "small", "middle"))
         body.append(svg.text(0, 12, "accuracy", "small"))
         return body
 

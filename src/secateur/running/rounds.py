@@ -22,6 +22,7 @@ from secateur.running.repairing import repaired, unit_repair
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores, load_scores, save_scores
 from secateur.training.fit import fit
+from secateur.training.history import Epoch, from_dict
 from secateur.training.presets import preset_of
 from secateur.training.repair_scores import REBUILT, rebuilt
 from secateur.training.repair_units import UnitRepair
@@ -40,6 +41,7 @@ class Outcome:
     chosen: dict[str, int]  # unit -> channels lost in this round
     seconds: dict[str, float]  # phase -> seconds
     last: bool = False  # nothing more can be removed
+    retraining: tuple[Epoch, ...] = ()  # epoch by epoch; empty where a user's own function retrains
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -49,7 +51,8 @@ class Outcome:
     def from_dict(cls, words: dict[str, Any]) -> Outcome:
         """Read back what `to_dict` gave."""
         accuracies = {name: Accuracy(**words[name]) for name in ("before", "pruned", "after")}
-        return cls(**{**words, **accuracies})
+        epochs = tuple(from_dict(epoch) for epoch in words.get("retraining", ()))
+        return cls(**{**words, **accuracies, "retraining": epochs})
 
 
 def run_round(
@@ -70,14 +73,16 @@ def run_round(
     cut = tools.evaluate(pruned, tools.holdout)
     composed = so_far.then(plan)
     epochs = _epochs(job, composed, not chosen)
-    trained = clock("retrain", lambda: _retrain(job, number, pruned, epochs))
+    trained, history = clock("retrain", lambda: _retrain(job, number, pruned, epochs))
+    if history:  # epochs from before a kill count too
+        clock.seconds["retrain"] = max(clock.seconds["retrain"], round(sum(epoch.seconds for epoch in history), 3))
     run.save_model(trained, composed, number)
     # Read back, so that a resumed run and an unbroken one go on from the very same bits.
     untouched = trained is pruned
     trained, composed = run.load_model(job.original, number)
     after = cut if untouched else tools.evaluate(trained, tools.holdout)
     cost = job.graph.cost(composed)
-    outcome = Outcome(number, cost.macs, cost.params, before, cut, after, chosen, clock.seconds, not chosen)
+    outcome = Outcome(number, cost.macs, cost.params, before, cut, after, chosen, clock.seconds, not chosen, history)
     run.write(f"{run.round(number).name}/{ROUND}", outcome.to_dict())
     run.wait_for_writer()
     run.forget(run.round(number) / "checkpoint")
@@ -117,13 +122,13 @@ def _epochs(job: Job, composed: Plan, last: bool) -> int | None:
     return settings.last_epochs if last and settings.last_epochs is not None else settings.epochs
 
 
-def _retrain(job: Job, number: int, pruned: nn.Module, epochs: int | None) -> nn.Module:
+def _retrain(job: Job, number: int, pruned: nn.Module, epochs: int | None) -> tuple[nn.Module, tuple[Epoch, ...]]:
     settings, tools = job.settings, job.tools
     if tools.fit is not None:
         with generators_kept(settings.seed + number):
-            return tools.fit(pruned, tools.train, tools.holdout)
+            return tools.fit(pruned, tools.train, tools.holdout), ()
     if epochs == 0:
-        return pruned
+        return pruned, ()
     phase = f"round {number}: retrain"
     fitted = fit(
         pruned,
@@ -141,4 +146,4 @@ def _retrain(job: Job, number: int, pruned: nn.Module, epochs: int | None) -> nn
             f"loss {news.loss:.3f}, accuracy {100 * news.accuracy:.1f}%, {news.images_per_second:.0f} images/s",
         ),
     )
-    return fitted.model
+    return fitted.model, fitted.history
