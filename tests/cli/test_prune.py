@@ -64,20 +64,29 @@ def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
 
 
 def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
-    """With a solve alone: the metric that knows of it, one share for all units, no sensitivity; and a report."""
+    """With a solve alone: the metric that knows of it, the split of least error, no sensitivity; and a report."""
     words = ["--target", "0.5", "--epochs", "0", "--repair", "solve", "--repair-images", "200"]
     lines(secateur(*quick(weights, tmp_path / "solved", *words)))
     summary = json.loads((tmp_path / "solved" / "summary.json").read_text())
     asked = summary["settings"]
-    assert (asked["metric"], asked["method"], asked["judge"]) == ("rebuilt", "alike", "repaired")
+    assert (asked["metric"], asked["method"], asked["judge"]) == ("rebuilt", "errors", "repaired")
     assert macs(tmp_path / "solved") == summary["after"]["macs"] <= 0.5 * WHOLE
     assert not (tmp_path / "solved" / "round-01" / "sensitivity.json").exists()
     page = (tmp_path / "solved" / "report.html").read_text()
-    assert "the same share everywhere" in page and "rebuilt" in page
+    assert "makes the error that no repair can mend the least" in page and "rebuilt" in page
     lines(secateur(*quick(weights, tmp_path / "cut", "--target", "0.5", "--epochs", "0", "--method", "alike")))
+    assert "the same share everywhere" in (tmp_path / "cut" / "report.html").read_text()
     cut = json.loads((tmp_path / "cut" / "summary.json").read_text())
     assert cut["settings"]["metric"] == "reader_energy"
     assert summary["after"]["holdout"]["loss"] < cut["after"]["holdout"]["loss"]
+
+
+def test_errors_need_the_metric_that_gives_errors(weights: Path, tmp_path: Path) -> None:
+    asked = quick(weights, tmp_path / "run", "--target", "0.5", "--epochs", "1", "--method", "errors")
+    result = secateur(*asked)
+    assert result.exit_code == 1 and 'which only the metric "rebuilt" gives: ask for that too' in result.stderr
+    lines(secateur(*asked, "--metric", "rebuilt"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["settings"]["method"] == "errors"
 
 
 @pytest.mark.parametrize(

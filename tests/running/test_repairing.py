@@ -128,7 +128,9 @@ def test_where_only_a_solve_helps_the_units_inside_blocks_go_at_once(tmp_path: P
     assert len(result.rounds) == 1 and set(result.rounds[0].chosen) == {"conv1:out", "wide:out"}
     assert list(result.summary["settings"]["only"]) == ["conv1:out", "wide:out"]
     assert 0.395 <= result.summary["removed"]["macs"] <= 0.45
-    shares = [result.rounds[0].chosen["conv1:out"] / 24, result.rounds[0].chosen["wide:out"] / 16]
+    assert result.summary["settings"]["method"] == "errors"
+    even = once(tmp_path / "even", target=0.4, method="alike", only=("conv1:out", "wide:out"))
+    shares = [even.rounds[0].chosen["conv1:out"] / 24, even.rounds[0].chosen["wide:out"] / 16]
     assert abs(shares[0] - shares[1]) <= 0.5 / 24 + 0.5 / 16 + 1 / 24  # rounded, and one step given back
     far = once(tmp_path / "far", target=0.85, exclude=("wide:out",))
     assert {"conv1:in", "wide:in"} & set(far.rounds[0].chosen)  # the rest is needed too

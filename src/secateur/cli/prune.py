@@ -54,7 +54,7 @@ def command(
     rounds: Annotated[int | None, typer.Option(help="Reach the target in so many rounds.")] = None,
     alpha: Annotated[float, typer.Option(help="Pruning rate of Eqn. 3; the paper takes 2 to 4.")] = 3.0,
     k: Annotated[int | None, typer.Option(help="Units pruned a round; a third of them by default.")] = None,
-    method: Annotated[str, typer.Option(help="flops (Algorithm 1), ratio (Li et al.) or alike (one share).")] = "flops",
+    method: Annotated[str, typer.Option(help="flops (Algorithm 1), ratio (Li et al.), alike or errors.")] = "flops",
     measure: Annotated[str, typer.Option(help="Rank units by held-out accuracy or loss.")] = "accuracy",
     cost: Annotated[str, typer.Option(help="Equal macs, params or latency are compared.")] = "macs",
     exact: Exact = False,

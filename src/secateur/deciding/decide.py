@@ -44,7 +44,7 @@ def decide(
     scored(graph, scores, ranked)
     if target is None:
         tried = {name: sensitivity.tried[name].channels for name in ranked[:k]}
-        return _plan(graph, scaled(graph, scores, tried, 1.0, room))
+        return plan_of(graph, scaled(graph, scores, tried, 1.0, room))
     cost_of = cost_by(graph, cost) if isinstance(cost, str) else cost
     now = cost_of({})
     goal = (1 - target) * (now if whole is None else whole)
@@ -52,7 +52,7 @@ def decide(
     for count in range(k, len(ranked) + 1):
         keep = _fit(graph, scores, _amounts(sensitivity, ranked[:count]), cost_of, goal, room)
         if keep is not None:
-            return _plan(graph, keep)
+            return plan_of(graph, keep)
     least = cost_of(scaled(graph, scores, _amounts(sensitivity, ranked), ALL, room))
     raise DecideError(out_of_reach(f"a target of {target:.1%}", 1 - least / (whole or now)))
 
@@ -75,7 +75,7 @@ def alike(
     if keep is None:
         least, now = cost_of(scaled(graph, scores, chosen, ALL, room)), cost_of({})
         raise DecideError(out_of_reach(f"removing {1 - left / now:.1%}", 1 - least / now))
-    return _plan(graph, keep)
+    return plan_of(graph, keep)
 
 
 def out_of_reach(goal: str, reach: float) -> str:
@@ -116,10 +116,10 @@ def _fit(
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
-    return _give_back(graph, scores, scaled(graph, scores, chosen, high, room), cost, goal, room)
+    return give_back(graph, scores, scaled(graph, scores, chosen, high, room), cost, goal, room)
 
 
-def _give_back(
+def give_back(
     graph: ChannelGraph, scores: Scores, keep: dict[str, list[int]], cost: CostOf, goal: float, room: Room
 ) -> dict[str, list[int]]:
     """Undo single steps, the widest units first, as long as the goal still holds."""
@@ -133,5 +133,6 @@ def _give_back(
     return keep
 
 
-def _plan(graph: ChannelGraph, keep: Mapping[str, list[int]]) -> Plan:
+def plan_of(graph: ChannelGraph, keep: Mapping[str, list[int]]) -> Plan:
+    """The plan that keeps these channels, once readers that must agree do."""
     return Plan.of(graph, graph.balance(keep))

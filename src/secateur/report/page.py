@@ -143,6 +143,8 @@ def _metric(run: Run) -> str:
 
 
 def _where(run: Run) -> str:
+    if run.settings.method == "errors" and run.settings.ratio is None:
+        return "each unit loses as much as makes the error that no repair can mend the least in all"
     if not run.settings.ranks:
         return "the same share everywhere"
     cost = {"macs": "MACs", "params": "number of weights"}.get(run.settings.cost, run.settings.cost)

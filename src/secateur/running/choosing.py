@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from secateur.channels.plan import Plan
 from secateur.deciding.amounts import Room, amounts, candidates, cost_by, floor_of, scored
 from secateur.deciding.budget import uniform
 from secateur.deciding.decide import alike, decide, out_of_reach
+from secateur.deciding.least_error import least_error
 from secateur.deciding.sensitivity import DECIDING_RATIO, Sensitivity, check_k, sensitivity
 from secateur.deciding.staged import Cut
 from secateur.errors import DecideError
@@ -21,6 +22,7 @@ from secateur.running.folder import SENSITIVITY
 from secateur.running.job import Clock, Job
 from secateur.running.settings import Goal, Settings, goal_of, only_solved
 from secateur.scoring.scores import Scores
+from secateur.training.repair_scores import REBUILT
 
 Units = Callable[[], Cut]  # repairs each unit of the round's network by itself
 
@@ -31,8 +33,8 @@ def choose(job: Job, number: int, graph: ChannelGraph, scores: Scores, clock: Cl
     if settings.ratio is not None:
         names = scored(graph, scores, candidates(graph, settings.exclude, settings.only))
         plan = uniform(graph, scores, settings.ratio, units=names)
-    elif settings.method == "alike":
-        plan = clock("decide", lambda: _alike(job, graph, scores, float(_aim(job, number, graph) or 0)))
+    elif not settings.ranks:
+        plan = clock("decide", lambda: _unranked(job, graph, scores, float(_aim(job, number, graph) or 0)))
     else:
         aim = _aim(job, number, graph)
         found = clock("sensitivity", lambda: _sensitivity(job, number, graph, scores, aim, units))
@@ -45,13 +47,14 @@ def suited(settings: Settings, graph: ChannelGraph) -> Settings:
     """What was left open of the units, where a solve is all that gets the accuracy back (docs/repair.md).
 
     Channels inside blocks can be rebuilt from their neighbours, those that readers of a stream drop much less so: where
-    the target can be met with private units they lose one and the same share of their channels, and no others do.
+    the target can be met with private units only they lose channels, so that what cannot be rebuilt is least.
     """
     asked = settings.only or settings.k or settings.rounds or settings.ratio or settings.method != "flops"
     if not only_solved(settings) or asked:
         return settings
     private = tuple(n for n in candidates(graph, settings.exclude) if graph.units[n].kind == "private")
-    inside = replace(settings, only=private, method="alike")
+    split: Literal["errors", "alike"] = "errors" if settings.metric == REBUILT else "alike"
+    inside = replace(settings, only=private, method=split)
     try:
         check_reach(graph, goal_of(inside, graph), inside)
     except DecideError:  # no such units, too few, or no target: as usual
@@ -86,11 +89,12 @@ def _aim(job: Job, number: int, graph: ChannelGraph) -> float | None:
     return now - (now - job.goal.left) / rounds_left
 
 
-def _alike(job: Job, graph: ChannelGraph, scores: Scores, aim: float) -> Plan:
+def _unranked(job: Job, graph: ChannelGraph, scores: Scores, aim: float) -> Plan:
     settings = job.settings
+    split = least_error if settings.method == "errors" else alike
     names = candidates(graph, settings.exclude, settings.only)
     options: dict[str, Any] = {"round_to": settings.round_to, "widths": job.widths}
-    return alike(graph, scores, names, aim, cost=job.goal.cost, **options)
+    return split(graph, scores, names, aim, cost=job.goal.cost, **options)
 
 
 def _sensitivity(

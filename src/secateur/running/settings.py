@@ -14,6 +14,7 @@ from secateur.training.repair_scores import REBUILT
 Repair = Literal["none", "bn", "solve"]
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
 SMALL = 64 * 64  # pixels
+WITHOUT_RANKS = ("alike", "errors")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Settings:
     images: int | None = None  # images to score on, a fresh sample each round; None: all
     # Deciding.
     streams: Streams = "select"
-    method: Literal["flops", "ratio", "alike"] = "flops"  # alike: one share of every unit, nothing is ranked
+    method: Literal["flops", "ratio", "alike", "errors"] = "flops"  # the last two rank nothing: see `ranks`
     measure: Literal["accuracy", "loss"] = "accuracy"
     cost: Literal["macs", "params", "latency"] = "macs"
     alpha: float = 3.0
@@ -55,8 +56,9 @@ class Settings:
 
     @property
     def ranks(self) -> bool:
-        """Whether held-out images rank the units; if not, there is no sensitivity."""
-        return self.ratio is None and self.method != "alike"
+        """Whether held-out images rank the units. Not so with a ratio, with "alike" (one share of every unit) and with
+        "errors" (the split for which the errors of "rebuilt" add up to the least): there is no sensitivity then."""
+        return self.ratio is None and self.method not in WITHOUT_RANKS
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -121,13 +123,16 @@ def check_settings(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value < least:
             raise DecideError(f"{name} must be at least {least}, got {value}")
+    errors = settings.metric == REBUILT or (settings.metric is None and only_solved(settings))
+    if settings.method == "errors" and not errors:
+        raise DecideError(f'method "errors" adds up errors, which only the metric "{REBUILT}" gives: ask for that too')
     if not 0 < settings.alpha < math.inf:
         raise DecideError(f"alpha must be above 0 (the paper takes 2 to 4), got {settings.alpha}")
     preset_of(settings.preset, epochs=settings.epochs or None, lr=settings.lr)
 
 
 _KNOWN = {
-    "method": ("flops", "ratio", "alike"),
+    "method": ("flops", "ratio", *WITHOUT_RANKS),
     "measure": ("accuracy", "loss"),
     "cost": ("macs", "params", "latency"),
     "repair": ("none", "bn", "solve"),
@@ -166,8 +171,10 @@ def goal_of(settings: Settings, graph: ChannelGraph) -> Goal:
         raise DecideError(
             "last_epochs needs a goal in MACs or weights: with max_drop alone no round knows that it is the last"
         )
-    if settings.method == "alike" and settings.ratio is None:
-        raise DecideError('method "alike" needs a target, macs, params or ratio: max_drop alone says no share')
+    if settings.method in WITHOUT_RANKS and settings.ratio is None:
+        raise DecideError(
+            f'method "{settings.method}" needs a target, macs, params or ratio: max_drop alone says no share'
+        )
     if settings.max_drop is None and settings.ratio is None:
         raise DecideError("give a goal: target, macs, params, max_drop or ratio")
     return Goal("macs", None)
