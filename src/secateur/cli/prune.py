@@ -293,7 +293,8 @@ def say(result: Compressed, folder: Path, report: Path) -> None:
     phases = dict(result.summary["seconds"])
     whole = phases.pop("this_call")
     spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in phases.items())
-    console.print(f"\n{len(result.rounds)} rounds in {whole:.0f} s: {spent}")
+    rounds = f"{len(result.rounds)} round{'s' if len(result.rounds) != 1 else ''}"
+    console.print(f"\n{rounds} in {whole:.0f} s: {spent}")
     console.print(f"results in {folder}: model.safetensors, plan.json, summary.json", soft_wrap=True)
     console.print(f"report: {report} (open it in a browser)", soft_wrap=True, markup=False)
     console.print(f'load it with: secateur.load("{folder}", original_model)', soft_wrap=True, markup=False)
