@@ -4,8 +4,8 @@
 
 One thread, CPU seconds, random images of the right size and random weights: neither changes what is computed. Each
 step of each network runs in a process of its own, whose peak memory is what it takes (the interpreter, torch and the
-weights included; `loaded` is that alone), and once on one batch before it is timed. Sensitivity is exact: all units on
-all images; racing reads a part of it.
+weights included; `loaded` is that alone), once on one batch before it is timed and then up to five times within 20
+seconds, of which the least counts. Sensitivity is exact: all units on all images; racing reads a part of it.
 """
 
 from __future__ import annotations
@@ -53,11 +53,14 @@ def measure(name: str, step: str) -> dict[str, Any]:
         graph = sc.trace(model, image)
         weakest = sc.score(graph, loader[:1], "l1")
         _carry_out(step, graph, weakest, loader[:1])  # the first batch of a process pays for kernels and memory
-        start = time.process_time()
-        units = _carry_out(step, graph, weakest, loader)
+        seconds: list[float] = []
+        while not seconds or (len(seconds) < 5 and sum(seconds) < 20):
+            start = time.process_time()
+            units = _carry_out(step, graph, weakest, loader)
+            seconds.append(time.process_time() - start)
         if units:
             found["units"] = units
-        found["seconds an image"] = (time.process_time() - start) / found["images"]
+        found["seconds an image"] = min(seconds) / found["images"]
     found["peak bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return found
 

@@ -137,7 +137,7 @@ def main() -> None:
             on_epoch=lambda epoch: print(epoch, flush=True),
         )
     found["history"] = [
-        {"epoch": e.epoch, "loss": e.loss, "holdout": e.holdout.top1, "seconds": round(e.seconds, 1)}
+        {"epoch": e.number, "loss": e.loss, "holdout": e.holdout.top1, "seconds": round(e.seconds, 1)}
         for e in fitted.history
         if e.holdout is not None
     ]

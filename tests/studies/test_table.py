@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 import secateur as sc
 from secateur.errors import FileError, RunError
+from secateur.studies.drawing import PAGE, figure
+from secateur.studies.table_picture import label
 from secateur.studies.tables import COLUMNS, as_csv, short, table
 from tests.cli.typed import lines, secateur
 
@@ -144,3 +147,15 @@ def test_a_folder_with_a_picture(run: Path, tmp_path: Path) -> None:
 def test_three_digits() -> None:
     numbers = {62e6: "62.0 M", 7.74e9: "7.74 G", 407e3: "407 K", 138.34e6: "138 M", 999: "999", 1000: "1.00 K"}
     assert {number: short(number) for number in numbers} == numbers
+
+
+def test_names_in_the_picture_do_not_cover_each_other() -> None:
+    """Two runs within a tenth of a point, a third near them, and one at the right edge."""
+    fig, axes = figure(PAGE, 3.4)
+    places = [(49.6, -1.38), (49.6, -1.44), (50.0, -1.92), (63.1, -2.1), (30.0, 0.1)]
+    axes.plot(*zip(*places, strict=True), "o")
+    written = label(fig, axes, [(f"a run's name {i}", place) for i, place in enumerate(places)])
+    boxes = [words.get_window_extent() for words in written]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in boxes)
+    assert [words.get_text() for words in written] == [f"a run's name {i}" for i in range(5)]
