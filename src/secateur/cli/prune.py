@@ -292,9 +292,9 @@ def say(result: Compressed, folder: Path, report: Path) -> None:
     console.print(columns(rows[0], rows[1:], numbers=("before", "after", "")), highlight=False)
     phases = dict(result.summary["seconds"])
     whole = phases.pop("this_call")
-    spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in phases.items())
+    spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in phases.items() if seconds >= 0.5)
     rounds = f"{len(result.rounds)} round{'s' if len(result.rounds) != 1 else ''}"
-    console.print(f"\n{rounds} in {whole:.0f} s: {spent}")
+    console.print(f"\n{rounds} in {whole:.0f} s" + (f": {spent}" if spent else ""))
     console.print(f"results in {folder}: model.safetensors, plan.json, summary.json", soft_wrap=True)
     console.print(f"report: {report} (open it in a browser)", soft_wrap=True, markup=False)
     console.print(f'load it with: secateur.load("{folder}", original_model)', soft_wrap=True, markup=False)
