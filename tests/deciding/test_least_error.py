@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -85,3 +86,16 @@ def test_floors_and_steps() -> None:
     plan = least_error(graph, scores, NAMES, 0.5 * graph.macs, round_to=2)
     assert all(len(plan.keep[name]) % 2 == 0 for name in NAMES if plan.removed()[name])
     assert graph.cost(plan).macs <= 0.5 * graph.macs
+
+
+def test_a_unit_that_saves_nothing_is_left_alone() -> None:
+    """By a cost that only the last block has, the others lose nothing; what only they could give is out of reach."""
+    graph, scores = sc.trace(seeded(Blocks), EXAMPLE), errors(2)
+
+    def last_alone(keep: Mapping[str, Sequence[int]]) -> float:
+        return float(len(keep.get(NAMES[2], range(WIDTHS[2]))))
+
+    plan = least_error(graph, scores, NAMES, 5.0, cost=last_alone)
+    assert [plan.removed()[name] for name in NAMES] == [0, 0, 5]
+    with pytest.raises(DecideError, match="out of reach"):
+        least_error(graph, scores, NAMES, 1.0, cost=last_alone)

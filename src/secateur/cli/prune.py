@@ -290,9 +290,9 @@ def say(result: Compressed, folder: Path, report: Path) -> None:
         now = after["latency"][size]
         rows.append([f"ms, batch {size}", f"{1e3 * was:.2f}", f"{1e3 * now:.2f}", f"{was / now:.2f}x"])
     console.print(columns(rows[0], rows[1:], numbers=("before", "after", "")), highlight=False)
-    phases = dict(result.summary["seconds"])
-    whole = phases.pop("this_call")
-    spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in phases.items() if seconds >= 0.5)
+    seconds = dict(result.summary["seconds"])
+    whole = seconds.pop("this_call")
+    spent = ", ".join(f"{phase} {taken:.0f} s" for phase, taken in seconds.items() if taken >= 0.5)
     rounds = f"{len(result.rounds)} round{'s' if len(result.rounds) != 1 else ''}"
     console.print(f"\n{rounds} in {whole:.0f} s" + (f": {spent}" if spent else ""))
     console.print(f"results in {folder}: model.safetensors, plan.json, summary.json", soft_wrap=True)

@@ -36,9 +36,10 @@ def least_error(
     """
     cost_of = cost_by(graph, cost) if isinstance(cost, str) else cost
     room, now = Room(round_to, widths or {}), cost_of({})
-    offers = [
+    every = (
         _offer(graph.units[name], scores.values[name], cost_of, now, room) for name in scored(graph, scores, names)
-    ]
+    )
+    offers = [offer for offer in every if offer.saved[-1] > 0]  # no price would make the others lose any
 
     def keep_at(price: float) -> dict[str, list[int]]:
         chosen = ((offer, offer.best(price)) for offer in offers)
