@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,10 @@ def main() -> None:
     asked = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     for name in ("weights", "data", "out", "checkpoints"):
         asked.pop(name)
-    versions = {"torch": torch.__version__, "torch-pruning": tp.__version__, "secateur": sc.__version__}
+    versions = {name: version(name) for name in ("torch", "torch-pruning", "secateur")}
     found = table_so_far(args.out, {"asked": asked, "versions": versions, "base": {}, "cut": {}})
+    if found["asked"] != asked:
+        sys.exit(f"{args.out} is of another run: {found['asked']}, and this one is {asked}; give another --out")
     if not found["base"]:
         found["base"] = {"holdout": evaluate(model, holdout).top1, "macs": macs_of(model)}
         write(found, args.out)

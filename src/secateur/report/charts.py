@@ -10,11 +10,24 @@ from secateur.report import svg
 from secateur.report.reading import Run
 from secateur.report.words import judged, percent
 
-MACS = "share of the MACs removed"
 MANY_EPOCHS = 40  # more are drawn as smaller points
 LABEL = 11.0  # per cent of the width that a number takes on a phone; closer ones would cover each other
 NAMES, BARS, END = 38.0, 40.0, 80.0  # per cent of the width: names end, bars begin, longest bar ends
 ROW, BAR = 21.0, 12.0  # pixels: a row, the bar in it
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """What an axis counts: in which sign, how far the axis reaches at least, and whether only whole numbers mean it."""
+
+    name: str
+    sign: str = ""
+    least: float = 0.0
+    whole: bool = False
+
+
+MACS = _Quantity("share of the MACs removed", "%", least=5.0)
+EPOCHS = _Quantity("epochs of retraining", whole=True)
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ def epochs_chart(run: Run) -> str:
     if done < 2:
         return ""
     values = [value for course in courses for _, value in course]
-    axes = _Axes.around(values, [done], height=230, counts="epochs of retraining")
+    axes = _Axes.around(values, [done], height=230, counts=EPOCHS)
     body, radius = axes.grid(), 5 if done <= MANY_EPOCHS else 2
     for number, course in enumerate(courses, start=1):
         for start, end in itertools.pairwise(course):
@@ -113,15 +126,17 @@ def epochs_chart(run: Run) -> str:
 
 @dataclass(frozen=True)
 class _Axes:
-    """Per cent of the MACs removed across, or epochs; accuracy down, in per cent."""
+    """A quantity across, accuracy down, in per cent."""
 
     across: svg.Scale
     down: svg.Scale
     height: float
-    counts: str
+    counts: _Quantity
 
     @classmethod
-    def around(cls, values: Sequence[float], gone: Sequence[float], height: float, counts: str = MACS) -> _Axes:
+    def around(
+        cls, values: Sequence[float], reached: Sequence[float], height: float, counts: _Quantity = MACS
+    ) -> _Axes:
         """Axes that hold all values, with some air for the numbers below and above the points."""
         low, high = min(values), max(values)
         air = max(0.2, 0.12 * (high - low))
@@ -129,8 +144,7 @@ class _Axes:
         bottom = max(0.0, low - 2 * air) if low >= 0 else low - 2 * air
         top = min(100.0, high + air) if high <= 100 else high + air
         down = svg.Scale(bottom, top, height - 54, 34)
-        least = 5.0 if counts == MACS else 0.0
-        return cls(svg.Scale(0, max(least, *gone), 16, 93), down, height, counts)
+        return cls(svg.Scale(0, max(counts.least, *reached), 16, 93), down, height, counts)
 
     def at(self, gone: float, value: float) -> tuple[float, float]:
         """Per cent across, pixels down."""
@@ -152,13 +166,14 @@ class _Axes:
         for value in svg.ticks(self.down.low, self.down.high, 4):
             body.append(svg.line(0, self.down(value), 100, self.down(value), "grid"))
             body.append(svg.text(0, self.down(value) - 4, f"{value:g}%", "small"))
-        whole = [v for v in svg.ticks(0, self.across.high, 6) if self.counts == MACS or v == int(v)]
-        for value in whole:
+        for value in svg.ticks(0, self.across.high, 6):
+            if self.counts.whole and value != int(value):
+                continue
             body.append(svg.line(self.across(value), bottom, self.across(value), bottom + 5, "axis"))
-            number = f"{value:g}%" if self.counts == MACS else f"{value:g}"
+            number = f"{value:g}{self.counts.sign}"
             body.append(svg.text(self.across(value), bottom + 18, number, "small", "middle"))
         body.append(svg.line(0, bottom, 100, bottom, "axis"))
-        body.append(svg.text(53, bottom + 38, self.counts, "small", "middle"))
+        body.append(svg.text(53, bottom + 38, self.counts.name, "small", "middle"))
         body.append(svg.text(0, 12, "accuracy", "small"))
         return body
 
