@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 import secateur as sc
 from secateur.channels.plan import Plan
 from secateur.errors import DecideError
+from secateur.running.choosing import suited
 from secateur.running.compress import Compressed
-from secateur.running.settings import Settings, filled
+from secateur.running.settings import Settings, check_settings, filled
 from secateur.scoring.sampling import sampled
 from secateur.training.repair_scores import rebuilt
 from tests.running.toys import CLASSES, HOLDOUT, TRAIN, contents, run, trained
@@ -115,6 +117,20 @@ def test_what_is_left_open_depends_on_the_case() -> None:
         run(max_drop=0.1, method="alike")
     with pytest.raises(DecideError, match="repair_images must be at least 1"):
         run(repair="bn", repair_images=0)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"cost": "latency"}, {"measure": "loss"}, {"exact": True}, {"k": 2}, {"judge": "cut"}]
+)
+def test_what_is_asked_of_a_ranking_gets_one(asked: dict[str, Any]) -> None:
+    """Where a solve alone would take the split of least error, which ranks nothing; elsewhere it is refused."""
+    graph = sc.trace(trained(), EXAMPLE)
+    open_ = Settings(target=0.4, repair="solve", epochs=0)
+    assert (suited(open_, graph).method, suited(replace(open_, **asked), graph).method) == ("errors", "flops")
+    for way, words in (('method "alike"', {"target": 0.4, "method": "alike"}), ("a ratio", {"ratio": 0.3})):
+        with pytest.raises(DecideError, match=f"{way} ranks no units, so {next(iter(asked))} would do nothing"):
+            check_settings(Settings(**{**words, **asked}))
+        check_settings(Settings(**words))
 
 
 def once(folder: Path, **words: Any) -> Compressed:

@@ -49,11 +49,11 @@ def suited(settings: Settings, graph: ChannelGraph) -> Settings:
     Channels inside blocks can be rebuilt from their neighbours, those that readers of a stream drop much less so: where
     the target can be met with private units only they lose channels, so that what cannot be rebuilt is least.
     """
-    asked = settings.only or settings.k or settings.rounds or settings.ratio or settings.method != "flops"
-    if not only_solved(settings) or asked:
+    asked = settings.only or settings.rounds or settings.ratio or settings.method != "flops"
+    if not only_solved(settings) or asked or settings.asked_of_ranks:
         return settings
     private = tuple(n for n in candidates(graph, settings.exclude) if graph.units[n].kind == "private")
-    split: Literal["errors", "alike"] = "errors" if settings.metric == REBUILT else "alike"
+    split: Literal["errors", "alike"] = "errors" if settings.metric in (None, REBUILT) else "alike"
     inside = replace(settings, only=private, method=split)
     try:
         check_reach(graph, goal_of(inside, graph), inside)

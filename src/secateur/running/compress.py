@@ -145,7 +145,7 @@ def _run(
     original = copy.deepcopy(model)
     example = example if example is not None else first_image(tools.train, device_of(model))
     graph = trace(original, example, settings.streams)
-    settings = suited(filled(settings, _pixels(example)), graph)
+    settings = filled(suited(settings, graph), _pixels(example))
     job = Job(run, original, graph, goal_of(settings, graph), settings, tools)
     check_reach(graph, job.goal, settings)
     run.start({"settings": settings.to_dict(), "fingerprint": graph.fingerprint, "weights": digest(original), **about})

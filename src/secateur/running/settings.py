@@ -15,6 +15,7 @@ Repair = Literal["none", "bn", "solve"]
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
 SMALL = 64 * 64  # pixels
 WITHOUT_RANKS = ("alike", "errors")
+FOR_RANKS = ("measure", "cost", "k", "exact", "judge")  # how held-out images rank units
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Settings:
         """Whether held-out images rank the units. Not so with a ratio, with "alike" (one share of every unit) and with
         "errors" (the split for which the errors of "rebuilt" add up to the least): there is no sensitivity then."""
         return self.ratio is None and self.method not in WITHOUT_RANKS
+
+    @property
+    def asked_of_ranks(self) -> list[str]:
+        """What was asked of a ranking: nobody who says how units are to be ranked gets a run that ranks none."""
+        return [name for name in FOR_RANKS if getattr(self, name) != self.__dataclass_fields__[name].default]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -126,6 +132,12 @@ def check_settings(settings: Settings) -> None:
     errors = settings.metric == REBUILT or (settings.metric is None and only_solved(settings))
     if settings.method == "errors" and not errors:
         raise DecideError(f'method "errors" adds up errors, which only the metric "{REBUILT}" gives: ask for that too')
+    if not settings.ranks and settings.asked_of_ranks:
+        way = f'method "{settings.method}"' if settings.ratio is None else "a ratio"
+        raise DecideError(
+            f"{way} ranks no units, so {' and '.join(settings.asked_of_ranks)} would do nothing: leave that out, or "
+            'take a target with method "flops" or "ratio"'
+        )
     if not 0 < settings.alpha < math.inf:
         raise DecideError(f"alpha must be above 0 (the paper takes 2 to 4), got {settings.alpha}")
     preset_of(settings.preset, epochs=settings.epochs or None, lr=settings.lr)
