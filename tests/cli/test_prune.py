@@ -77,7 +77,7 @@ def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
     lines(secateur(*quick(weights, tmp_path / "cut", "--target", "0.5", "--epochs", "0", "--method", "alike")))
     assert "the same share everywhere" in (tmp_path / "cut" / "report.html").read_text()
     cut = json.loads((tmp_path / "cut" / "summary.json").read_text())
-    assert cut["settings"]["metric"] == "reader_energy"
+    assert cut["settings"]["metric"] == "gsd_reader"
     assert summary["after"]["holdout"]["loss"] < cut["after"]["holdout"]["loss"]
 
 

@@ -99,13 +99,13 @@ def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
 
 def test_what_is_left_open_depends_on_the_case() -> None:
     for words, metric, judge, count in (
-        ({}, "reader_energy", None, None),
+        ({}, "gsd_reader", None, None),
         ({"repair": "solve", "epochs": 0}, "rebuilt", "repaired", 2000),
-        ({"repair": "solve"}, "reader_energy", "cut", 500),
-        ({"repair": "solve", "epochs": 0, "last_epochs": 2}, "reader_energy", "cut", 500),  # retrained in the end
-        ({"repair": "bn", "epochs": 0}, "reader_energy", "cut", 500),
+        ({"repair": "solve"}, "gsd_reader", "cut", 500),
+        ({"repair": "solve", "epochs": 0, "last_epochs": 2}, "gsd_reader", "cut", 500),  # retrained in the end
+        ({"repair": "bn", "epochs": 0}, "gsd_reader", "cut", 500),
         ({"repair": "solve", "epochs": 0, "metric": "gsd", "judge": "cut", "repair_images": 9}, "gsd", "cut", 9),
-        ({"repair": "bn", "judge": "repaired"}, "reader_energy", "repaired", 500),
+        ({"repair": "bn", "judge": "repaired"}, "gsd_reader", "repaired", 500),
     ):
         found = filled(Settings(**words))  # type: ignore[arg-type]
         assert (found.metric, found.judge, found.repair_images) == (metric, judge, count), words

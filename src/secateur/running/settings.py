@@ -29,7 +29,7 @@ class Settings:
     max_drop: float | None = None  # held-out accuracy that may be lost, fraction of 1; stops before it falls by more
     ratio: float | None = None  # one shot: this share of every unit
     # Scoring.
-    metric: str | None = None  # None: "reader_energy", the best of ours on CIFAR-10 (docs/metrics.md), or "rebuilt"
+    metric: str | None = None  # None: "gsd_reader", the best of ours on CIFAR-10 (docs/results.md), or "rebuilt"
     metric_options: dict[str, Any] = field(default_factory=dict)
     images: int | None = None  # images to score on, a fresh sample each round; None: all
     # Deciding.
@@ -83,7 +83,7 @@ def filled(settings: Settings, pixels: int = 0) -> Settings:
     pixels: of one image.
     """
     solved = only_solved(settings)
-    settings = replace(settings, metric=settings.metric or (REBUILT if solved else "reader_energy"))
+    settings = replace(settings, metric=settings.metric or (REBUILT if solved else "gsd_reader"))
     if settings.repair == "none":
         return settings
     judge: Literal["cut", "repaired"] = "repaired" if solved else "cut"
