@@ -123,6 +123,27 @@ def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypat
         compared(tmp_path / "stopped", metrics=["gsd", "random"], units="all")
 
 
+def test_more_ratios_and_seeds_are_added_to_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random channels differ from seed to seed, so that no row can stand in for another."""
+    words: dict[str, Any] = {"metrics": ["random"], "images": 32}
+    whole = compared(tmp_path / "whole", ratios=(0.1, 0.25, 0.5), seeds=(0, 1), **words)
+    compared(tmp_path / "some", ratios=(0.25, 0.5), seeds=(0,), **words)
+    measured: list[tuple[float, int]] = []
+    real = effectiveness_study._Study._measure
+
+    def counted(self: Any, piece: Any, *rest: Any) -> Any:
+        measured.append((piece.ratio, piece.seed))
+        return real(self, piece, *rest)
+
+    monkeypatch.setattr(effectiveness_study._Study, "_measure", counted)
+    more = compared(tmp_path / "some", ratios=(0.1, 0.25, 0.5), seeds=(0, 1), **words)
+    assert sorted(measured) == [(0.1, 0), (0.1, 1), (0.25, 1), (0.5, 1)]  # ratio 0 is the same network for all
+    assert more == whole
+    assert read_study(tmp_path / "some")["asked"]["ratios"] == [0.1, 0.25, 0.5]
+    with pytest.raises(RunError, match="images was 32 and is 48 now"):
+        compared(tmp_path / "some", ratios=(0.1,), seeds=(0, 1), **{**words, "images": 48})
+
+
 def test_one_pass_serves_all_moment_metrics_and_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 

@@ -96,8 +96,8 @@ def effectiveness(
     models: one network, or several by name; they are not changed. train: to score on. test: to measure on.
     retrain_on: to retrain on, if not `train`: batches, or a function of the seed that gives them.
     settings, changes: a `Settings`, or its fields by name (metrics=, ratios=, seeds=, units=, repair=, epochs=, ...).
-    folder: table, picture and all rows so far. The same call goes on with what is missing; under torchrun the rows are
-        shared among the processes.
+    folder: table, picture and all rows so far. The same call goes on with what is missing, and so does one with other
+        ratios or seeds; under torchrun the rows are shared among the processes.
     about: what the folder should say besides (data set, normalisation): the same study has the same.
     """
     try:
@@ -109,7 +109,7 @@ def effectiveness(
     who = contenders(chosen.metrics)
     words = {**asdict(chosen), "metrics": [one.name for one in who]}
     asked = {**(about or {}), **words, "networks": {name: digest(model) for name, model in named.items()}}
-    place = StudyFolder(folder, "effectiveness", asked, command)
+    place = StudyFolder(folder, "effectiveness", asked, command, only_names_rows=("ratios", "seeds"))
     with on_its_own() as (rank, world):
         if rank == 0:
             place.start()

@@ -40,14 +40,22 @@ class StudyFolder:
     folder.finish("Seconds to score a layer", [folder.row("gsd/conv1")], columns={"seconds": "seconds (CPU)"})
     """
 
-    def __init__(self, path: str | Path, name: str, asked: Mapping[str, Any], command: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        name: str,
+        asked: Mapping[str, Any],
+        command: str | None = None,
+        only_names_rows: Sequence[str] = (),
+    ) -> None:
         self.path = Path(path)
         self.name = name
         self.asked = _plain(dict(asked))
         self.command = command  # what was typed, where it was a command
+        self.only_names_rows = only_names_rows  # settings that say which rows there are, and nothing of what is in them
 
     def start(self) -> None:
-        """Make the folder, or go on with the same study; a folder that holds another one is a RunError.
+        """Make the folder, or go on with the same study, or with more rows of it; another one's folder is a RunError.
 
         Under torchrun all processes call it, and the first one writes.
         """
@@ -108,7 +116,11 @@ class StudyFolder:
                 raise RunError(
                     f"{self.path} holds the study {found.get('study')!r}, not {self.name!r}; use another folder"
                 )
-            _check_same(self.path, found.get("asked", {}), self.asked)
+            before = found.get("asked", {})
+            rows = {name: before.get(name) for name in self.only_names_rows}
+            _check_same(self.path, before, {**self.asked, **rows})
+            if before != self.asked:
+                self._write(path, {**found, "asked": self.asked, "command": self.command})
             return
         if self.path.is_file() or (self.path.exists() and any(self.path.iterdir())):
             raise RunError(f"{self.path} is not empty and holds no study ({CONFIG} is missing); use a new folder")
