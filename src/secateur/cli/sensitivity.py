@@ -17,7 +17,9 @@ def command(
     model: Model,
     weights: Weights = None,
     data: Data = "digits",
-    metric: Annotated[str, typer.Option(help="What a channel is worth by.")] = "gsd",
+    metric: Annotated[
+        str | None, typer.Option(help="What a channel is worth by; as in `secateur prune` by default.")
+    ] = None,
     method: Annotated[str, typer.Option(help="flops (Algorithm 1) or ratio (Li et al.).")] = "flops",
     alpha: Annotated[float, typer.Option(help="Pruning rate of Eqn. 3.")] = 3.0,
     k: Annotated[int | None, typer.Option(help="Units to choose; a third of them by default.")] = None,
@@ -56,6 +58,7 @@ def command(
     from secateur.deciding.sensitivity import check_k, sensitivity
     from secateur.errors import DecideError
     from secateur.report.sensitivity_picture import draw_sensitivity
+    from secateur.running.settings import USUAL_METRIC
     from secateur.scoring.score import score
     from secateur.training.repair_units import repair_each
 
@@ -69,7 +72,7 @@ def command(
         scores = score(
             graph,
             found_data.loader("train", 256),
-            metric=metric,
+            metric=metric or USUAL_METRIC,
             images=images,
             seed=seed,
             progress=lambda done, total: bar.update(scoring, completed=done, total=total),

@@ -12,6 +12,7 @@ from secateur.training.presets import preset_of
 from secateur.training.repair_scores import REBUILT
 
 Repair = Literal["none", "bn", "solve"]
+USUAL_METRIC = "gsd_reader"  # the best of ours on CIFAR-10 where little goes at a time (docs/results.md)
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
 SMALL = 64 * 64  # pixels
 WITHOUT_RANKS = ("alike", "errors")
@@ -29,7 +30,7 @@ class Settings:
     max_drop: float | None = None  # held-out accuracy that may be lost, fraction of 1; stops before it falls by more
     ratio: float | None = None  # one shot: this share of every unit
     # Scoring.
-    metric: str | None = None  # None: "gsd_reader", the best of ours on CIFAR-10 (docs/results.md), or "rebuilt"
+    metric: str | None = None  # None: the usual one, or "rebuilt" where a solve is all that follows
     metric_options: dict[str, Any] = field(default_factory=dict)
     images: int | None = None  # images to score on, a fresh sample each round; None: all
     # Deciding.
@@ -83,7 +84,7 @@ def filled(settings: Settings, pixels: int = 0) -> Settings:
     pixels: of one image.
     """
     solved = only_solved(settings)
-    settings = replace(settings, metric=settings.metric or (REBUILT if solved else "gsd_reader"))
+    settings = replace(settings, metric=settings.metric or (REBUILT if solved else USUAL_METRIC))
     if settings.repair == "none":
         return settings
     judge: Literal["cut", "repaired"] = "repaired" if solved else "cut"
