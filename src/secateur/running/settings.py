@@ -16,7 +16,6 @@ USUAL_METRIC = "gsd_reader"  # the best of ours on CIFAR-10 where little goes at
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
 SMALL = 64 * 64  # pixels
 WITHOUT_RANKS = ("alike", "errors")
-FOR_RANKS = ("measure", "cost", "k", "exact", "judge")  # how held-out images rank units
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,15 @@ class Settings:
     @property
     def asked_of_ranks(self) -> list[str]:
         """What was asked of a ranking: nobody who says how units are to be ranked gets a run that ranks none."""
-        return [name for name in FOR_RANKS if getattr(self, name) != self.__dataclass_fields__[name].default]
+        return [name for name, usual in USUAL_RANKS.items() if getattr(self, name) != usual]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
+
+
+# How held-out images rank units, where nothing is said of it.
+USUAL_RANKS = {name: getattr(Settings(), name) for name in ("measure", "cost", "k", "exact", "judge")}
 
 
 def only_solved(settings: Settings) -> bool:

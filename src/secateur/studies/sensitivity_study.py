@@ -22,7 +22,7 @@ from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.measuring.batches import Batches, device_of
 from secateur.running.compress import Compressed, compress, first_image
 from secateur.running.folder import SUMMARY, RunFolder
-from secateur.running.settings import Settings, check_settings
+from secateur.running.settings import USUAL_RANKS, Settings, check_settings
 from secateur.scoring.score import score
 from secateur.studies.effectiveness_study import units_of
 from secateur.studies.folder import CONFIG, Row, StudyFolder
@@ -120,7 +120,7 @@ class _Study:
         inner = units_of(self.graph, "inner")
         if rank == 0:
             ratio = ratio_for(self.graph, inner, share)
-            self._compress("start", self.graph.model, ratio=ratio, only=tuple(inner))
+            self._compress("start", self.graph.model, ratio=ratio, only=tuple(inner), **USUAL_RANKS)
         wait_until((folder / SUMMARY).exists)
         return load(folder, self.graph.model)
 
