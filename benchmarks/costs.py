@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import secateur as sc
-from secateur.channels.writing import write_atomically
+from secateur.base.atomic_files import write_atomically
 from secateur.scoring import METRICS, score_by
 from secateur.zoo.models import create, example
 

@@ -31,7 +31,8 @@ from torch import nn
 
 import secateur as sc
 from benchmarks.ratios import Row, row, say
-from secateur.deciding import judging, racing, staged
+from secateur.deciding import partial_forward, racing
+from secateur.deciding import trial_evaluation as trials
 from secateur.deciding.amounts import amounts, candidates, cost_by, kept_after
 from secateur.measuring import evaluate
 from secateur.scoring.scores import Scores
@@ -167,7 +168,7 @@ def seeds(options: Options, graph: sc.ChannelGraph, scores: Scores, pool: list[A
     images, gaps, asked = min(options.images, len(base.right)), [], []
     for seed in range(options.seeds):
         sample = np.sort(np.random.default_rng(seed).choice(len(base.right), images, replace=False))
-        here = judging.Answers(base.right[sample], base.loss[sample], base.margin[sample], base.labels[sample])
+        here = trials.Answers(base.right[sample], base.loss[sample], base.margin[sample], base.labels[sample])
         table = right[:, sample]
         raced = racing.race(
             here.right,
@@ -189,17 +190,17 @@ def seeds(options: Options, graph: sc.ChannelGraph, scores: Scores, pool: list[A
 
 
 @torch.no_grad()
-def answers(graph: sc.ChannelGraph, scores: Scores, pool: list[Any]) -> tuple[judging.Answers, Any]:
+def answers(graph: sc.ChannelGraph, scores: Scores, pool: list[Any]) -> tuple[trials.Answers, Any]:
     """What the whole network says of every image, and where each unit's network is right [units, images]."""
     found = amounts(graph, scores, candidates(graph), alpha=ALPHA, cost=cost_by(graph, "macs"))
     kept = {n: kept_after(graph.units[n], scores.values[n], a.channels) for n, a in found.items()}
-    runner, base, right = staged.Staged(graph), [], []
+    runner, base, right = partial_forward.Staged(graph), [], []
     for number, (images, labels) in enumerate(pool):
         if number == 0:
             runner.agrees(images)
-        base.append(judging.answers_of(runner.whole(images), labels))
-        right.append(np.stack([judging.answers_of(runner.without(n, k), labels).right for n, k in kept.items()]))
-    whole = judging.Answers(*(np.concatenate([getattr(b, f) for b in base]) for f in judging.Answers.__annotations__))
+        base.append(trials.answers_of(runner.whole(images), labels))
+        right.append(np.stack([trials.answers_of(runner.without(n, k), labels).right for n, k in kept.items()]))
+    whole = trials.Answers(*(np.concatenate([getattr(b, f) for b in base]) for f in trials.Answers.__annotations__))
     return whole, np.concatenate(right, axis=1)
 
 
@@ -227,7 +228,7 @@ class Spent:
             (importlib.import_module("secateur.deciding.sensitivity"), "amounts"): amounts,
             (racing._Race, "add"): racing._Race.add,
             (racing._Race, "settled"): racing._Race.settled,
-            (staged, "zeroed"): sc.zeroed,
+            (partial_forward, "zeroed"): sc.zeroed,
         }
         try:
             for (owner, name), function in real.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from secateur.channels.writing import write_atomically
+from secateur.base.atomic_files import write_atomically
 from secateur.zoo.data import ImageData, load
 from secateur.zoo.models import create, load_weights
 

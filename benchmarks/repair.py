@@ -23,10 +23,10 @@ from torch import Tensor
 
 import secateur as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.deciding.budget import uniform
+from secateur.deciding.uniform import uniform
 from secateur.measuring import evaluate
+from secateur.repairing.rebuilt import rebuilt
 from secateur.scoring import Scores, score
-from secateur.training.repair_scores import rebuilt
 from secateur.zoo.data import ImageData, Part
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -25,7 +25,7 @@ import secateur as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from secateur.deciding.amounts import candidates
 from secateur.deciding.least_error import least_error
-from secateur.training.repair_scores import rebuilt
+from secateur.repairing.rebuilt import rebuilt
 from secateur.zoo.data import ImageData
 
 ALPHA, TARGET = 4.0, 0.5

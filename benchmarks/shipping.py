@@ -27,7 +27,7 @@ from torch import nn
 
 import secateur as sc
 from benchmarks.ratios import Row, row, say
-from secateur.channels.writing import write_atomically
+from secateur.base.atomic_files import write_atomically
 from secateur.errors import DecideError
 from secateur.scoring.scores import Scores
 from secateur.zoo.data import load

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from secateur.channels.rulebook import register_rule
     from secateur.channels.surgery import prune
     from secateur.channels.units import Reader, Unit, Writer
-    from secateur.channels.zero import zeroed
-    from secateur.deciding.budget import uniform
+    from secateur.channels.zeroing import zeroed
     from secateur.deciding.decide import decide
     from secateur.deciding.sensitivity import Sensitivity, sensitivity
+    from secateur.deciding.uniform import uniform
     from secateur.measuring.accuracy import Accuracy, evaluate
+    from secateur.repairing.repair import repair
+    from secateur.repairing.unit_repair import repair_each
     from secateur.running.compress import Compressed, compress
     from secateur.running.settings import Settings
     from secateur.scoring.collect import collect
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
     from secateur.training.distillation import Distillation
     from secateur.training.fit import Fitted, fit
     from secateur.training.presets import Preset
-    from secateur.training.repair import repair
-    from secateur.training.repair_units import repair_each
 
 # Where the public names live. They are imported when first asked for: `secateur --help` need not wait for torch.
 _HOMES = {
@@ -73,16 +73,16 @@ _HOMES = {
     "load": "secateur.channels.files",
     "prune": "secateur.channels.surgery",
     "register_rule": "secateur.channels.rulebook",
-    "repair": "secateur.training.repair",
-    "repair_each": "secateur.training.repair_units",
+    "repair": "secateur.repairing.repair",
+    "repair_each": "secateur.repairing.unit_repair",
     "rules": "secateur.channels.rules",
     "save": "secateur.channels.files",
     "score": "secateur.scoring.score",
     "sensitivity": "secateur.deciding.sensitivity",
     "studies": "secateur.studies",
     "trace": "secateur.channels.graph",
-    "uniform": "secateur.deciding.budget",
-    "zeroed": "secateur.channels.zero",
+    "uniform": "secateur.deciding.uniform",
+    "zeroed": "secateur.channels.zeroing",
 }
 
 __all__ = [

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import secateur as sc
-from secateur.deciding import judging, staged
+from secateur.deciding import partial_forward, trial_evaluation
 from secateur.deciding.amounts import candidates
 from secateur.deciding.sensitivity import Sensitivity, sensitivity
 from secateur.errors import DataError, DecideError
@@ -57,7 +57,7 @@ def test_images_that_tell_most_come_first() -> None:
     """Fifty images are near the border; a race of one chunk's worth of images would read just these."""
     logits = torch.tensor([[9.0, 0.0, 0.0], [1.0, 0.9, 0.0], [0.0, 5.0, 1.0], [2.0, 1.0, 0.0]])
     labels = torch.tensor([0, 1, 0, 0])
-    answers = judging.answers_of(logits, labels)
+    answers = trial_evaluation.answers_of(logits, labels)
     assert answers.right.tolist() == [1, 0, 0, 1]
     assert answers.margin == pytest.approx([9, -0.1, -5, 1])
     assert answers.loss == pytest.approx((logits.double().logsumexp(1) - logits[range(4), labels]).numpy())
@@ -104,8 +104,8 @@ def test_by_a_users_own_measure() -> None:
 def test_batches_that_are_too_large_for_memory(monkeypatch: pytest.MonkeyPatch, exact: bool) -> None:
     _, graph, scores, pairs = case(130, 100)
     whole = sensitivity(graph, scores, pairs, exact=exact)
-    monkeypatch.setattr(staged, "KEPT_BYTES", 150_000)  # some seven images
-    assert 2 < staged.Staged(graph).at_once < 20
+    monkeypatch.setattr(partial_forward, "KEPT_BYTES", 150_000)  # some seven images
+    assert 2 < partial_forward.Staged(graph).at_once < 20
     parts = sensitivity(graph, scores, pairs, exact=exact)
     assert parts.tried.keys() == whole.tried.keys() and parts.base_accuracy == whole.base_accuracy
     for name, row in parts.tried.items():
@@ -266,7 +266,7 @@ def test_a_loader_that_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
         if row.images == 300:
             assert row.accuracy == pytest.approx(exact.tried[name].accuracy)
     assert sum(row.images == 300 for row in raced.tried.values()) >= 2
-    monkeypatch.setattr(judging, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(trial_evaluation, "KEPT_BYTES", 1000)
     again = sensitivity(graph, scores, batches(images, labels, 64), tolerance=0.0)
     assert values(again).keys() == values(raced).keys()
     with pytest.raises(DataError, match=r"in another order each time.*turn shuffling off, or pass exact=True"):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import secateur as sc
-from secateur.deciding.budget import uniform
+from secateur.deciding.uniform import uniform
 from secateur.errors import DecideError
 from secateur.scoring import Scores, score
 from secateur.zoo.models import create

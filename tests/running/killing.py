@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import secateur.training.fit  # noqa: F401
-from secateur.measuring.processes import accelerating
+from secateur.base.processes import accelerating
 from secateur.running.folder import RunFolder
 from tests.running.toys import TEST, contents, run, trained
 

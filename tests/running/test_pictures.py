@@ -16,7 +16,7 @@ from secateur.running.compress import compress
 from secateur.running.pictures import _names, load_pictures, some_images
 from secateur.scoring.scores import load_scores
 from tests.running.toys import HOLDOUT, TRAIN, run, trained
-from tests.scoring.test_looking import entering
+from tests.scoring.test_feature_maps import entering
 
 READERS = {"conv1:in": "conv1", "conv1:out": "conv2", "wide:in": "wide", "wide:out": "fc"}
 

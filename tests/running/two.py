@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import load_model
 
-from secateur.measuring.processes import leave, rank_and_world
+from secateur.base.processes import leave, rank_and_world
 from secateur.running.compress import compress
 from secateur.training.checkpoint import digest
 from tests.running.toys import HOLDOUT, TRAIN, Small

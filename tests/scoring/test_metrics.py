@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from secateur.errors import ScoreError
+from secateur.scoring.channel_sums import image_sums
 from secateur.scoring.metrics import METRICS, Bare, Channels, Filters, Gradients, Maps
 from secateur.scoring.metrics.evidence import Scatter
 from secateur.scoring.moments import ClassMoments, empty, update
-from secateur.scoring.reducing import image_sums
 from tests.scoring import naive
 
 CHANNELS = 4

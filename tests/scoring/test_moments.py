@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from secateur.scoring.channel_sums import image_sums
 from secateur.scoring.moments import Accumulator, ClassMoments, ImageSums, by_class, combine, empty, update
-from secateur.scoring.reducing import image_sums
 
 K, C = 4, 3
 

@@ -21,8 +21,8 @@ from secateur.scoring.metrics import METRICS
 from secateur.scoring.sampling import sampled
 from secateur.studies import effectiveness_study, read_study
 from secateur.studies.contenders import contenders
-from secateur.studies.quick import accuracy_of, held
-from secateur.studies.sharing import wait_until
+from secateur.studies.fast_evaluate import accuracy_of, held
+from secateur.studies.work_sharing import wait_until
 from tests.cli.typed import lines, secateur
 from tests.running.toys import TEST, TRAIN, Small, trained
 
@@ -249,7 +249,7 @@ def test_a_process_that_comes_late_does_its_own_share(tmp_path: Path, monkeypatc
 
 def test_a_process_gives_up_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     parents = iter([100, 100, 1])
-    monkeypatch.setattr("secateur.studies.sharing.os.getppid", lambda: next(parents))
+    monkeypatch.setattr("secateur.studies.work_sharing.os.getppid", lambda: next(parents))
     with pytest.raises(RunError, match="the process that started this one and others is gone"):
         wait_until(lambda: False)
 

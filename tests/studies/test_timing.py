@@ -15,9 +15,9 @@ from torch import nn
 import secateur as sc
 from secateur.errors import ScoreError
 from secateur.scoring.metrics import METRICS, Maps
-from secateur.studies import layer_times
+from secateur.studies import layer_timing
 from secateur.studies.folder import StudyFolder
-from secateur.studies.layer_times import COLUMNS, INVERSE, di_by_inverse, inverse_bytes, map_seconds, timing
+from secateur.studies.layer_timing import COLUMNS, INVERSE, di_by_inverse, inverse_bytes, map_seconds, timing
 from tests.cli.typed import lines, secateur
 
 
@@ -101,7 +101,7 @@ def test_metrics_that_have_no_time_of_a_layer(graph: sc.ChannelGraph) -> None:
 
 def test_processor_time_leaves_out_waiting(graph: sc.ChannelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = lambda: time.sleep(0.03)
-    assert layer_times._seconds(wait, "cpu") < 0.02 < layer_times._seconds(wait, "wall")
+    assert layer_timing._seconds(wait, "cpu") < 0.02 < layer_timing._seconds(wait, "wall")
     found = timing(graph, batches(), ["gsd"], images=12, clock="cpu")
     assert "processor time of the process" in found.notes[0] and found.clock == "cpu"
 
@@ -114,7 +114,7 @@ def test_what_is_finished_is_not_timed_again(
     first = timing(graph, batches(), ["gsd", "di"], images=12, folder=folder)
     (next((tmp_path / "study" / "rows").glob("3-out-gsd*"))).unlink()
     count: list[float] = []
-    monkeypatch.setattr(layer_times, "_seconds", lambda *_: count.append(1.0) or 5.0)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(layer_timing, "_seconds", lambda *_: count.append(1.0) or 5.0)  # type: ignore[func-returns-value]
     again = timing(graph, batches(), ["gsd", "di"], images=12, folder=folder)
     assert len(count) == 1
     assert [r for r in again.rows if (r["layer"], r["metric"]) != ("3:out", "gsd")] == [

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from secateur.measuring.processes import accelerating
+from secateur.base.processes import accelerating
 from secateur.training import Preset, fit
 from secateur.training.checkpoint import NAME, digest
 from tests.training.toys import batches, network

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from secateur.channels.writing import write_atomically
+from secateur.base.atomic_files import write_atomically
 from secateur.errors import FileError, RunError
 from secateur.training import Epoch, Preset, fit
 from secateur.training.checkpoint import NAME, digest

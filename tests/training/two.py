@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from secateur.base.processes import leave, rank_and_world
 from secateur.measuring import evaluate
-from secateur.measuring.processes import leave, rank_and_world
 from secateur.training import Preset, fit
 from secateur.training.checkpoint import digest
 from tests.training.toys import batches, network

@@ -10,9 +10,9 @@ from typer.testing import CliRunner, Result
 
 from secateur.cli import data as data_verb
 from secateur.cli import models as models_verb
-from secateur.zoo.data import getting
+from secateur.zoo.data import download
 from tests.zoo.formats import TinyCifar, write_tar
-from tests.zoo.test_getting import tiny_source
+from tests.zoo.test_download import tiny_source
 
 
 def run(*words: str) -> Result:
@@ -48,7 +48,7 @@ def test_an_unknown_model_is_one_line_and_exit_code_1() -> None:
 
 def test_data_list_says_what_is_here(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
-    getting.get(tiny_source(), tmp_path, archive)
+    download.get(tiny_source(), tmp_path, archive)
     done = run("data", "list", "--root", str(tmp_path))
     assert done.exit_code == 0, done.output
     by_name = {line.split()[0]: line.split()[-1] for line in done.stdout.splitlines()}
@@ -60,7 +60,7 @@ def test_data_list_says_what_is_here(tmp_path: Path) -> None:
 
 def test_data_get_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
-    monkeypatch.setattr(getting, "SOURCES", {"cifar10": tiny_source()})
+    monkeypatch.setattr(download, "SOURCES", {"cifar10": tiny_source()})
     done = run("data", "get", "cifar10", "--to", str(tmp_path / "there"), "--from", str(archive))
     assert done.exit_code == 0, done.output
     path = tmp_path / "there" / "cifar10.safetensors"

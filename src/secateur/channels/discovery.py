@@ -11,15 +11,15 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import fx, nn
 
-from secateur.channels.call import Call, Rule
+from secateur.channels.label_pass import LabelPass
+from secateur.channels.label_record import Balance, Emitter, Record
 from secateur.channels.labels import present, tensors_in
-from secateur.channels.record import Balance, Emitter, Record
+from secateur.channels.layer_trials import opaque_layers
+from secateur.channels.rule_call import Call, Rule
 from secateur.channels.rulebook import find_rule, is_leaf
 from secateur.channels.rules import MIXING
 from secateur.channels.tracing import Example, Traced, trace_calls
-from secateur.channels.trust import opaque_layers
 from secateur.channels.units import Indices
-from secateur.channels.walk import LabelPass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secateur.channels.discovery import Discovery
-from secateur.channels.record import Balance
+from secateur.channels.label_record import Balance
 from secateur.channels.units import Indices, Kind, Reader, Unit, Writer
 
 

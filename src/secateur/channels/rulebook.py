@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from secateur.channels import moving, rules
-from secateur.channels.call import Call, Rule
+from secateur.channels import reshape_rules, rules
+from secateur.channels.label_pass import LabelPass
+from secateur.channels.rule_call import Call, Rule
 from secateur.channels.rules import CONVOLUTIONS, is_depthwise
-from secateur.channels.walk import LabelPass
 
 # --------------------------------------------------------------------------------------------- layers, by class
 
@@ -46,7 +46,7 @@ def _layers() -> dict[type, Rule]:
     table |= {getattr(nn, n): rules.norm_over_channels for n in _NORMS_OVER_CHANNELS.split() if hasattr(nn, n)}
     for dims, names in _SPATIAL_LAYERS.items():
         table |= {getattr(nn, name): rules.spatial(dims) for name in names.split() if hasattr(nn, name)}
-    table |= {nn.Flatten: moving.structural, nn.Softmax: rules.softmax, nn.LogSoftmax: rules.softmax}
+    table |= {nn.Flatten: reshape_rules.structural, nn.Softmax: rules.softmax, nn.LogSoftmax: rules.softmax}
     table |= {nn.Softmax2d: rules.norm_over_channels}
     return table
 
@@ -71,30 +71,30 @@ _STRUCTURAL = """
     ravel numpy_T adjoint
 """
 _CUTS: dict[str, Rule] = {
-    "cat": moving.concatenate,
-    "concat": moving.concatenate,
-    "concatenate": moving.concatenate,
-    "pad": moving.pad,
-    "getitem": moving.take,
-    "chunk": moving.chunk,
-    "tensor_split": moving.chunk,
-    "split": moving.split,
-    "unbind": moving.unbind,
-    "roll": moving.roll,
-    "expand": moving.expand,
-    "repeat": moving.expand,
-    "tile": moving.expand,
-    "view": moving.reshape,
-    "reshape": moving.reshape,
-    "view_as": moving.reshape,
-    "reshape_as": moving.reshape,
+    "cat": reshape_rules.concatenate,
+    "concat": reshape_rules.concatenate,
+    "concatenate": reshape_rules.concatenate,
+    "pad": reshape_rules.pad,
+    "getitem": reshape_rules.take,
+    "chunk": reshape_rules.chunk,
+    "tensor_split": reshape_rules.chunk,
+    "split": reshape_rules.split,
+    "unbind": reshape_rules.unbind,
+    "roll": reshape_rules.roll,
+    "expand": reshape_rules.expand,
+    "repeat": reshape_rules.expand,
+    "tile": reshape_rules.expand,
+    "view": reshape_rules.reshape,
+    "reshape": reshape_rules.reshape,
+    "view_as": reshape_rules.reshape,
+    "reshape_as": reshape_rules.reshape,
     "softmax": rules.softmax,
     "log_softmax": rules.softmax,
-    "size": moving.size_of,
-    "dim": moving.size_of,
-    "ndimension": moving.size_of,
-    "numel": moving.size_of,
-    "is_floating_point": moving.size_of,
+    "size": reshape_rules.size_of,
+    "dim": reshape_rules.size_of,
+    "ndimension": reshape_rules.size_of,
+    "numel": reshape_rules.size_of,
+    "is_floating_point": reshape_rules.size_of,
     "_assert": rules.nothing,
     "interpolate": rules.spatial(0),
     "upsample": rules.spatial(0),
@@ -110,7 +110,7 @@ def _names() -> dict[str, Rule]:
         (_COMBINE, rules.combine),
         (_ADD, rules.add),
         (_REDUCE, rules.reduce),
-        (_STRUCTURAL, moving.structural),
+        (_STRUCTURAL, reshape_rules.structural),
     ):
         table |= dict.fromkeys(names.split(), rule)
     table |= {f"{pool}{k}d": rules.spatial(k) for pool in _POOLS.split() for k in (1, 2, 3)}
@@ -132,10 +132,10 @@ def _functions(names: dict[str, Rule]) -> dict[Any, Rule]:
             plain = getattr(F, f"_{name}{k}d", None)
             if plain is not None:
                 table[plain] = rules.spatial(k)
-    table[getattr] = moving.size_of
-    table[torch.nn.functional.pad] = moving.pad
+    table[getattr] = reshape_rules.size_of
+    table[torch.nn.functional.pad] = reshape_rules.pad
     for function in (len, int, float, bool, max, min, math.ceil, math.floor, math.sqrt, round, abs, isinstance):
-        table[function] = moving.compute
+        table[function] = reshape_rules.compute
     return table
 
 

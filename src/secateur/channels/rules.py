@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.call import Call, Rule
 from secateur.channels.labels import along, tensors_in
-from secateur.channels.moving import compute, structural
+from secateur.channels.reshape_rules import compute, structural
+from secateur.channels.rule_call import Call, Rule
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from secateur.channels import layers
+from secateur.channels import layer_surgery
 from secateur.channels.graph import ChannelGraph, Keep, Liveness, Mask
+from secateur.channels.label_pass import LabelPass
+from secateur.channels.label_record import Mismatch, Record, Replay
 from secateur.channels.labels import match, present, tensors_in
 from secateur.channels.plan import Plan
-from secateur.channels.record import Mismatch, Record, Replay
 from secateur.channels.rulebook import find_rule
 from secateur.channels.rules import is_depthwise
 from secateur.channels.selection import select, selection_of, unselect
 from secateur.channels.units import Indices, Unit
-from secateur.channels.walk import LabelPass
 from secateur.errors import PlanError
 
 
@@ -42,15 +42,15 @@ def prune(graph: ChannelGraph, plan: Plan) -> nn.Module:
         else:
             select(model.get_submodule(name), torch.from_numpy(selected.index), selected.dim)
     for name, (inputs, outputs) in slices.mixing.items():
-        layers.shrink_mixing(model.get_submodule(name), inputs, outputs)
+        layer_surgery.shrink_mixing(model.get_submodule(name), inputs, outputs)
     for name, (channels, width) in slices.passing.items():
         layer = model.get_submodule(name)
         if is_depthwise(layer):
-            layers.shrink_depthwise(layer, channels)
+            layer_surgery.shrink_depthwise(layer, channels)
         else:
-            layers.shrink_channelwise(layer, channels, width)
+            layer_surgery.shrink_channelwise(layer, channels, width)
     for name, index in slices.parameters.items():
-        layers.shrink_parameter(model, name, index)
+        layer_surgery.shrink_parameter(model, name, index)
     _own_parameters(model, graph.model, [*slices.mixing, *slices.passing])
     return model
 

@@ -71,7 +71,7 @@ def get_set(
         secateur data get cifar100 --from cifar-100-python.tar.gz
     """
     from secateur.zoo import data
-    from secateur.zoo.data.getting import get, source
+    from secateur.zoo.data.download import get, source
 
     origin = source(name)
     with progress() as bar:

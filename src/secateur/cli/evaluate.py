@@ -42,11 +42,11 @@ def command(
     """
     import torch
 
+    from secateur.base.processes import best_device, usable
     from secateur.channels.files import load
     from secateur.cli.opening import open_data, open_model
     from secateur.errors import DataError
     from secateur.measuring.accuracy import evaluate, too_good
-    from secateur.measuring.processes import best_device, usable
 
     if pruned is not None and weights is not None:
         raise DataError("--pruned brings its own weights: give either --weights or --pruned")

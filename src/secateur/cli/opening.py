@@ -50,7 +50,7 @@ def open_data(
 
 def open_model(name: str, data: ImageData, weights: Path | None = None, *, seed: int = 0) -> nn.Module:
     """The named network for the data's classes and channels, its initial weights drawn from `seed`, or from a file."""
-    from secateur.measuring.keeping import generators_kept
+    from secateur.base.preserve_state import generators_kept
     from secateur.zoo.models import config, create, load_weights
 
     channels = {} if config(name).shape[0] == data.shape[0] else {_channels_argument(name): data.shape[0]}

@@ -142,8 +142,8 @@ def _asked_before(folder: Path) -> dict[str, Any]:
 def _prune(asked: dict[str, Any], folder: Path) -> None:
     import torch
 
+    from secateur.base.processes import best_device, leave, rank_and_world, usable
     from secateur.cli.opening import open_data
-    from secateur.measuring.processes import best_device, leave, rank_and_world, usable
     from secateur.report.page import write_report
     from secateur.running.compress import compress
 
@@ -237,7 +237,7 @@ def demo_network(images: ImageData, seed: int = 0, rank: int = 0) -> nn.Module:
     """The demo's network: from where it was kept, or trained now and kept for the next time."""
     from safetensors.torch import save
 
-    from secateur.channels.writing import write_atomically
+    from secateur.base.atomic_files import write_atomically
     from secateur.cli.opening import open_model
     from secateur.training.fit import fit
 

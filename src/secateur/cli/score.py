@@ -57,10 +57,10 @@ def command(
     """
     import torch
 
+    from secateur.base.processes import best_device, leave, rank_and_world
     from secateur.channels.graph import trace
     from secateur.cli.opening import open_data, open_model
     from secateur.errors import DataError
-    from secateur.measuring.processes import best_device, leave, rank_and_world
     from secateur.scoring import save_scores
 
     if part not in ("test", "holdout", "train"):

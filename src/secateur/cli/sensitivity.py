@@ -52,15 +52,15 @@ def command(
     """
     import torch
 
+    from secateur.base.atomic_files import write_atomically
     from secateur.channels.graph import trace
-    from secateur.channels.writing import write_atomically
     from secateur.cli.opening import open_data, open_model
     from secateur.deciding.sensitivity import check_k, sensitivity
     from secateur.errors import DecideError
+    from secateur.repairing.unit_repair import repair_each
     from secateur.report.sensitivity_picture import draw_sensitivity
     from secateur.running.settings import USUAL_METRIC
     from secateur.scoring.score import score
-    from secateur.training.repair_units import repair_each
 
     if repair not in ("none", "bn", "solve"):
         raise DecideError(f"repair must be one of none, bn, solve; got {repair!r}")

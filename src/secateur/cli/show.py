@@ -79,8 +79,8 @@ def separation(
         secateur show separation lenet5 --weights w.pt --data mnist --layer conv2
     """
     from secateur import studies
-    from secateur.studies.picking import spread_classes
     from secateur.studies.separation_picture import draw_separation
+    from secateur.studies.unit_and_images import spread_classes
 
     opened = _open(model, weights, data, part, holdout, data_root, mean, std, size, streams, device, seed)
     with progress() as bar:
@@ -149,7 +149,7 @@ def channels(
     """
     from secateur import studies
     from secateur.studies.channels_picture import draw_channels
-    from secateur.studies.picking import spread_classes
+    from secateur.studies.unit_and_images import spread_classes
 
     opened = _open(model, weights, data, part, holdout, data_root, mean, std, size, streams, device, seed)
     with progress() as bar:
@@ -207,11 +207,11 @@ def _open(
 ) -> _Opened:
     import torch
 
+    from secateur.base.processes import best_device, usable
     from secateur.channels.graph import trace
     from secateur.cli.opening import open_data, open_model
     from secateur.cli.prune import DEMO_DATA, DEMO_MODEL, demo_network
     from secateur.errors import DataError
-    from secateur.measuring.processes import best_device, usable
 
     if part not in ("train", "holdout", "test"):
         raise DataError(f"--part should be train, holdout or test, not {part!r}")
@@ -241,7 +241,7 @@ def _say_silent(silent: tuple[int, ...]) -> None:
 
 
 def _write(picture: Figure, numbers: dict[str, Any], folder: Path, name: str) -> None:
-    from secateur.channels.writing import write_atomically
+    from secateur.base.atomic_files import write_atomically
     from secateur.studies.drawing import save
 
     save(picture, folder, name)

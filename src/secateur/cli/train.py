@@ -60,8 +60,8 @@ def command(
 
         secateur train vgg16 --data cifar10 --mixed-precision bf16
     """
+    from secateur.base.processes import leave, rank_and_world
     from secateur.cli.opening import open_data, open_model
-    from secateur.measuring.processes import leave, rank_and_world
     from secateur.training import Distillation, fit, preset_of
 
     folder = out or Path("runs") / _plain(f"train-{model}-{data}")
@@ -111,7 +111,7 @@ def _finish(folder: Path, fitted: Fitted, model: str, images: Any, batch_size: i
 
     from safetensors.torch import save
 
-    from secateur.channels.writing import write_atomically
+    from secateur.base.atomic_files import write_atomically
     from secateur.measuring.accuracy import evaluate, too_good
 
     test = evaluate(fitted.model, images.loader("test", batch_size, workers=workers)) if images.count("test") else None

@@ -24,13 +24,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 
-from secateur.channels import layers
+from secateur.base.batches import device_of
+from secateur.base.preserve_state import generators_kept
+from secateur.channels import layer_surgery
 from secateur.channels.graph import ChannelGraph, Keep
 from secateur.channels.rules import is_depthwise
 from secateur.channels.selection import selection_of, unselect
 from secateur.channels.units import Indices
-from secateur.measuring.batches import device_of
-from secateur.measuring.keeping import generators_kept
 
 ROUNDS = 5
 BATCH = 16
@@ -172,12 +172,12 @@ def levels(width: int) -> list[int]:
 def _cut(block: nn.Sequential, inputs: Indices, outputs: Indices) -> nn.Sequential:
     cut = copy.deepcopy(block)
     if is_depthwise(block[0]):
-        layers.shrink_depthwise(cut[0], inputs)
-        outputs = layers.depthwise_filters(block[0], inputs)
+        layer_surgery.shrink_depthwise(cut[0], inputs)
+        outputs = layer_surgery.depthwise_filters(block[0], inputs)
     else:
-        layers.shrink_mixing(cut[0], inputs, outputs)
+        layer_surgery.shrink_mixing(cut[0], inputs, outputs)
     for norm in list(cut)[1:]:
-        layers.shrink_channelwise(norm, outputs, _widths(block[0])[1])
+        layer_surgery.shrink_channelwise(norm, outputs, _widths(block[0])[1])
     return cut
 
 

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from secateur.base.batches import Batches
+from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.channels.graph import ChannelGraph
 from secateur.deciding.amounts import Amount, CostOf, Room, amounts, candidates, cost_by, kept_after, scored
-from secateur.deciding.judging import Judged, Trial, judge_all, judge_by_race
-from secateur.deciding.staged import Cut, cut_by_zeroing
+from secateur.deciding.partial_forward import Cut, cut_by_zeroing
+from secateur.deciding.trial_evaluation import Judged, Trial, judge_all, judge_by_race
 from secateur.errors import DecideError
-from secateur.measuring.batches import Batches
-from secateur.measuring.keeping import evaluating, generators_kept
 from secateur.scoring.scores import Scores
 
 logger = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from secateur.base.batches import Batches, call, check_range, device_of, logits_of, move, unpack
+from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.processes import usable
 from secateur.errors import DataError, RunError
-from secateur.measuring.batches import Batches, call, check_range, device_of, logits_of, move, unpack
-from secateur.measuring.keeping import evaluating, generators_kept
-from secateur.measuring.processes import usable
 
 TOP5_CLASSES = 10  # with fewer classes than this, five guesses say next to nothing, and top5 is None
 PERFECT = 0.995  # a held-out accuracy from here on, on PERFECT_IMAGES or more, hardly ever is an honest one

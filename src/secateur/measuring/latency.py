@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from secateur.base.batches import device_of
+from secateur.base.preserve_state import evaluating
 from secateur.errors import DataError, RunError
-from secateur.measuring.batches import device_of
-from secateur.measuring.keeping import evaluating
 
 Runner = Callable[[Tensor], Any]  # an nn.Module, or any callable that takes a batch (a compiled or ONNX session)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from secateur.report.pieces import paragraph, section
+from secateur.report.html import paragraph, section
 from secateur.report.png import image_strip, map_strip
 from secateur.report.reading import Run
 from secateur.running.pictures import Pictures, Shown, UnitPictures

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from secateur.report.charts import cuts_chart, epochs_chart, rounds_chart, widths_chart
-from secateur.report.pieces import folded, key, paragraph, section
+from secateur.report.html import folded, key, paragraph, section
 from secateur.report.reading import Round, Run
 from secateur.report.unit_charts import lost_name, scores_chart, sensitivity_chart
 from secateur.report.words import count, duration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from secateur.report.look import CSS, JAVASCRIPT
+from secateur.report.style import CSS, JAVASCRIPT
 
 REPORT = "report.html"
 # The page may run and show what is inside it, and reach nothing else.

@@ -7,13 +7,13 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from secateur.channels.writing import write_atomically
-from secateur.report.again import call, command, loading, settings_of
+from secateur.base.atomic_files import write_atomically
 from secateur.report.channel_parts import channels
 from secateur.report.chart_parts import over_rounds, scores, sensitivities, widths
 from secateur.report.document import REPORT, document
-from secateur.report.pieces import folded, paragraph, section
+from secateur.report.html import folded, paragraph, section
 from secateur.report.reading import Run, read_run
+from secateur.report.rerun_command import call, command, loading, settings_of
 from secateur.report.table import layer_table
 from secateur.report.words import (
     big,

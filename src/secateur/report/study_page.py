@@ -10,11 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from secateur.channels.writing import write_atomically
+from secateur.base.atomic_files import write_atomically
 from secateur.errors import FileError
 from secateur.report.document import REPORT, document
+from secateur.report.html import paragraph, section
 from secateur.report.inlining import inline
-from secateur.report.pieces import paragraph, section
 from secateur.report.table import sorting_row, sorting_table
 from secateur.studies.folder import CONFIG, STUDY, TABLE, read_study
 

@@ -18,24 +18,24 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils._pytree import tree_leaves
 
+from secateur.base.batches import Batches, call, device_of, logits_of, unpack
+from secateur.base.distributed import processes
+from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.processes import rank_and_world
 from secateur.channels.graph import trace
 from secateur.channels.plan import Plan
 from secateur.deciding.sensitivity import NothingToLoseError
 from secateur.errors import DataError, DecideError, ScoreError
 from secateur.measuring.accuracy import Accuracy, evaluate, too_good
-from secateur.measuring.batches import Batches, call, device_of, logits_of, unpack
-from secateur.measuring.keeping import evaluating, generators_kept
-from secateur.measuring.processes import rank_and_world
-from secateur.running.choosing import check_reach, suited
+from secateur.repairing.rebuilt import REBUILT
 from secateur.running.folder import BASE, ROUND, SUMMARY, RunFolder
-from secateur.running.job import Job, Phase, Tools
+from secateur.running.round_plan import check_reach, suited
 from secateur.running.rounds import Outcome, run_round
+from secateur.running.run_context import Job, Phase, Tools
 from secateur.running.settings import Settings, check_settings, filled, goal_of
 from secateur.running.summary import summarise
 from secateur.scoring.metrics import METRICS
-from secateur.scoring.together import processes
 from secateur.training.checkpoint import digest
-from secateur.training.repair_scores import REBUILT
 
 logger = logging.getLogger(__name__)
 

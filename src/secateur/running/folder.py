@@ -23,11 +23,11 @@ from safetensors import SafetensorError
 from torch import distributed as dist
 from torch import nn
 
+from secateur.base.atomic_files import read_object, write_atomically
+from secateur.base.distributed import all_or_none, processes
 from secateur.channels.files import MODEL_FILE, PLAN_FILE, load, save
 from secateur.channels.plan import Plan
-from secateur.channels.writing import read_object, write_atomically
 from secateur.errors import FileError, RunError
-from secateur.scoring.together import all_or_none, processes
 
 CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
 

@@ -22,14 +22,14 @@ from safetensors.numpy import save
 from torch import Tensor
 from torch.nn import functional as F
 
+from secateur.base.atomic_files import write_atomically
+from secateur.base.batches import Batches, unpack
+from secateur.base.preserve_state import generators_kept
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.channels.writing import write_atomically
 from secateur.errors import DataError, FileError
-from secateur.measuring.batches import Batches, unpack
-from secateur.measuring.keeping import generators_kept
-from secateur.running.job import Job
-from secateur.scoring.looking import as_pixels, feature_maps
+from secateur.running.run_context import Job
+from secateur.scoring.feature_maps import as_pixels, feature_maps
 from secateur.scoring.scores import Scores
 
 logger = logging.getLogger(__name__)

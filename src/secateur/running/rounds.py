@@ -9,23 +9,23 @@ from typing import Any
 
 from torch import nn
 
+from secateur.base.preserve_state import generators_kept
 from secateur.channels.graph import ChannelGraph, trace
 from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
 from secateur.measuring.accuracy import Accuracy
-from secateur.measuring.keeping import generators_kept
-from secateur.running.choosing import choose
+from secateur.repairing.rebuilt import REBUILT, rebuilt
+from secateur.repairing.unit_repair import UnitRepair
 from secateur.running.folder import ROUND
-from secateur.running.job import Clock, Job
 from secateur.running.pictures import keep_pictures
-from secateur.running.repairing import repaired, unit_repair
+from secateur.running.round_plan import choose
+from secateur.running.round_repair import repaired, unit_repair
+from secateur.running.run_context import Clock, Job
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores, load_scores, save_scores
 from secateur.training.fit import fit
 from secateur.training.history import Epoch, from_dict
 from secateur.training.presets import preset_of
-from secateur.training.repair_scores import REBUILT, rebuilt
-from secateur.training.repair_units import UnitRepair
 
 
 @dataclass(frozen=True)

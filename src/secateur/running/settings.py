@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from secateur.channels.graph import ChannelGraph, Streams
 from secateur.errors import DecideError
+from secateur.repairing.rebuilt import REBUILT
 from secateur.training.presets import preset_of
-from secateur.training.repair_scores import REBUILT
 
 Repair = Literal["none", "bn", "solve"]
 USUAL_METRIC = "gsd_reader"  # the best of ours on CIFAR-10 where little goes at a time (docs/results.md)

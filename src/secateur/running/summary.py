@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.base.batches import Batches
 from secateur.channels.plan import Plan
 from secateur.measuring.accuracy import Accuracy
-from secateur.measuring.batches import Batches
 from secateur.measuring.latency import latency
-from secateur.running.job import Job, Tools
 from secateur.running.rounds import Outcome
+from secateur.running.run_context import Job, Tools
 
 BATCHES = (1, 64)
 

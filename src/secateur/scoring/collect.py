@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from secateur.base.batches import Batches
+from secateur.base.distributed import add_up, all_or_none, check_even, processes
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
-from secateur.measuring.batches import Batches
+from secateur.scoring.channel_sums import RowSums, reduce, to_sums
+from secateur.scoring.data_pass import Progress, walk
 from secateur.scoring.moments import Accumulator, BatchMoments, ClassMoments, by_class
-from secateur.scoring.passing import Progress, walk
-from secateur.scoring.places import Where, find_places, watched
-from secateur.scoring.reducing import RowSums, reduce, to_sums
 from secateur.scoring.sampling import sampled
 from secateur.scoring.statistics import Statistics, TapMoments, usable_classes
-from secateur.scoring.taps import Slot, Tap, gather
-from secateur.scoring.together import add_up, all_or_none, check_even, processes
+from secateur.scoring.tap_hooks import Slot, Tap, gather
+from secateur.scoring.tap_location import Where, find_places, watched
 
 Part = tuple[str, bytes]  # tap, and what is reduced there: Slot.key
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from secateur.base.batches import Batches
+from secateur.base.distributed import add_up, all_or_none, check_even
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
-from secateur.measuring.batches import Batches
+from secateur.scoring.data_pass import Progress, walk
 from secateur.scoring.metrics.evidence import Gradients
-from secateur.scoring.passing import Progress, walk
 from secateur.scoring.sampling import sampled
-from secateur.scoring.taps import Tap, channels_first, reading_taps
-from secateur.scoring.together import add_up, all_or_none, check_even
+from secateur.scoring.tap_hooks import Tap, channels_first, reading_taps
 from secateur.scoring.weights import filter_places, filters
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits [N, K], labels [N] -> the sum of the images' losses

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
+from secateur.base.batches import Batch, Batches, unpack
+from secateur.base.distributed import processes
+from secateur.base.preserve_state import generators_kept
 from secateur.errors import DataError
-from secateur.measuring.batches import Batch, Batches, unpack
-from secateur.measuring.keeping import generators_kept
-from secateur.scoring.passing import length_of
-from secateur.scoring.together import processes
+from secateur.scoring.data_pass import length_of
 
 log = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]

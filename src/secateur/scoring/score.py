@@ -11,19 +11,19 @@ from typing import Any, Literal, overload
 import numpy as np
 from torch import Tensor
 
+from secateur.base.batches import Batches
+from secateur.base.distributed import processes
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Indices
 from secateur.errors import ScoreError
-from secateur.measuring.batches import Batches
 from secateur.scoring.collect import collect
+from secateur.scoring.data_pass import Progress
 from secateur.scoring.gradients import collect_gradients
-from secateur.scoring.mapping import GIB, Request, collect_maps
+from secateur.scoring.map_pass import GIB, Request, collect_maps
 from secateur.scoring.metrics import METRICS, Bare, Channels, Filters, Metric
-from secateur.scoring.passing import Progress
-from secateur.scoring.places import Where
 from secateur.scoring.scores import Scores, Vector, checked
 from secateur.scoring.statistics import Statistics
-from secateur.scoring.together import processes
+from secateur.scoring.tap_location import Where
 from secateur.scoring.weights import filters, reader_norms, scales
 
 log = logging.getLogger(__name__)

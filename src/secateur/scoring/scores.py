@@ -13,7 +13,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from secateur.channels.writing import write_atomically
+from secateur.base.atomic_files import write_atomically
 from secateur.errors import FileError, ScoreError
 
 Vector = npt.NDArray[np.float64]

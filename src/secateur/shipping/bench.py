@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from secateur.base.batches import device_of
+from secateur.base.preserve_state import evaluating
 from secateur.channels.graph import trace
 from secateur.channels.selection import selection_of
 from secateur.errors import ModelError, RunError, TraceError
-from secateur.measuring.batches import device_of
-from secateur.measuring.keeping import evaluating
 from secateur.measuring.latency import Runner, Timing, latency
 from secateur.shipping.export import export
 from secateur.shipping.fold import fold_batch_norm

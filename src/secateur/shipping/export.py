@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from secateur.base.atomic_files import atomic
+from secateur.base.batches import device_of
+from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.channels.files import read_tensors, save
 from secateur.channels.plan import Plan
 from secateur.channels.tracing import Example, as_call
-from secateur.channels.writing import atomic
 from secateur.errors import DataError, FileError, ModelError
-from secateur.measuring.batches import device_of
-from secateur.measuring.keeping import evaluating, generators_kept
 from secateur.shipping.fold import fold_batch_norm, relative_error
 from secateur.shipping.sessions import onnx_session, run_session
 

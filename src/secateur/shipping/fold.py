@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
+from secateur.channels.layer_trials import opaque_layers
 from secateur.channels.rulebook import is_leaf
 from secateur.channels.tracing import Example, Traced, as_call, left_as_found, trace_calls
-from secateur.channels.trust import opaque_layers
 from secateur.errors import ModelError
 
 FOLDING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)

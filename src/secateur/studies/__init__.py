@@ -4,28 +4,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from secateur.studies.channels_figure import channels_shown
     from secateur.studies.effectiveness_study import effectiveness
     from secateur.studies.folder import StudyFolder, read_study
-    from secateur.studies.layer_times import timing
+    from secateur.studies.layer_timing import timing
     from secateur.studies.published_rows import published
     from secateur.studies.sensitivity_study import sensitivity
-    from secateur.studies.separating import separation
-    from secateur.studies.showing import channels_shown
+    from secateur.studies.separation_figure import separation
     from secateur.studies.structures import structure
     from secateur.studies.tables import table
 
 # Where the names live. They are imported when first asked for, as in secateur itself.
 _HOMES = {
     "StudyFolder": "secateur.studies.folder",
-    "channels_shown": "secateur.studies.showing",
+    "channels_shown": "secateur.studies.channels_figure",
     "effectiveness": "secateur.studies.effectiveness_study",
     "published": "secateur.studies.published_rows",
     "read_study": "secateur.studies.folder",
     "sensitivity": "secateur.studies.sensitivity_study",
-    "separation": "secateur.studies.separating",
+    "separation": "secateur.studies.separation_figure",
     "structure": "secateur.studies.structures",
     "table": "secateur.studies.tables",
-    "timing": "secateur.studies.layer_times",
+    "timing": "secateur.studies.layer_timing",
 }
 
 __all__ = [

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from secateur.base.batches import Batches
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
-from secateur.measuring.batches import Batches
 from secateur.scoring.collect import collect
 from secateur.scoring.metrics import METRICS
 from secateur.scoring.score import OwnMetric, score, score_by

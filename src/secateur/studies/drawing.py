@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from secateur.channels.writing import atomic
+from secateur.base.atomic_files import atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ def save(fig: Figure, folder: str | Path, name: str) -> str:
     """
     import matplotlib
 
-    from secateur.studies.hovering import mark_points, with_titles
+    from secateur.studies.svg_tooltips import mark_points, with_titles
 
     titles = mark_points(fig)
     # The same picture gives the same bytes, and two pictures in one page share no ids.

@@ -17,13 +17,14 @@ from typing import Any, Literal
 
 from torch import nn
 
+from secateur.base.batches import Batches, device_of, unpack
 from secateur.channels.graph import ChannelGraph, Streams, trace
 from secateur.channels.plan import Plan
 from secateur.deciding.amounts import candidates
-from secateur.deciding.budget import uniform
+from secateur.deciding.uniform import uniform
 from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy
-from secateur.measuring.batches import Batches, device_of, unpack
+from secateur.repairing.repair import repair
 from secateur.running.compress import first_image
 from secateur.running.settings import Repair
 from secateur.scoring.sampling import sampled
@@ -31,13 +32,12 @@ from secateur.scoring.score import OwnMetric
 from secateur.scoring.scores import Scores, load_scores, save_scores
 from secateur.studies.contenders import Contender, Sampling, contenders, scored
 from secateur.studies.effectiveness_table import COLUMNS, MEASURED, averaged, draw, sentences
+from secateur.studies.fast_evaluate import accuracy_of, held, pruned_or_same
 from secateur.studies.folder import CONFIG, Row, StudyFolder
-from secateur.studies.quick import accuracy_of, held, pruned_or_same
-from secateur.studies.sharing import on_its_own, wait_until
+from secateur.studies.work_sharing import on_its_own, wait_until
 from secateur.training.checkpoint import digest
 from secateur.training.fit import fit
 from secateur.training.presets import preset_of
-from secateur.training.repair import repair
 
 Units = Literal["inner", "all"]
 Phase = Callable[[str, int, int, str], None]  # phase, done, of, note

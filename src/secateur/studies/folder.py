@@ -19,10 +19,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from secateur.channels.writing import read_object, write_atomically
+from secateur.base.atomic_files import read_object, write_atomically
+from secateur.base.distributed import all_or_none
+from secateur.base.processes import rank_and_world
 from secateur.errors import FileError, RunError
-from secateur.measuring.processes import rank_and_world
-from secateur.scoring.together import all_or_none
 
 CONFIG, STUDY, TABLE, ROWS = "config.json", "study.json", "table.csv", "rows"
 LONGEST_NAME = 120  # of a row's file, without the hash that long and odd keys get

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import nn
 
+from secateur.base.batches import Batches, device_of
 from secateur.channels.files import load
 from secateur.channels.graph import ChannelGraph, trace
-from secateur.deciding.budget import uniform
+from secateur.deciding.uniform import uniform
 from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy, evaluate
-from secateur.measuring.batches import Batches, device_of
 from secateur.running.compress import Compressed, compress, first_image
 from secateur.running.folder import SUMMARY, RunFolder
 from secateur.running.settings import USUAL_RANKS, Settings, check_settings
@@ -27,7 +27,7 @@ from secateur.scoring.score import score
 from secateur.studies.effectiveness_study import units_of
 from secateur.studies.folder import CONFIG, Row, StudyFolder
 from secateur.studies.sensitivity_table import COLUMNS, METHODS, draw, sentences
-from secateur.studies.sharing import on_its_own, wait_until
+from secateur.studies.work_sharing import on_its_own, wait_until
 from secateur.training.checkpoint import digest
 
 Phase = Callable[[str, int, int, str], None]  # phase, done, of, note

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from secateur.channels.writing import write_atomically
+from secateur.base.atomic_files import write_atomically
 from secateur.errors import FileError, RunError
 
 NAME = "checkpoint.safetensors"

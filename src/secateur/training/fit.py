@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from secateur.base.batches import Batches, call, check_range, logits_of, move, unpack
+from secateur.base.preserve_state import generators_kept, reseed
+from secateur.base.processes import Precision, accelerating
 from secateur.errors import RunError
 from secateur.measuring.accuracy import Accuracy, evaluate, too_good
-from secateur.measuring.batches import Batches, call, check_range, logits_of, move, unpack
-from secateur.measuring.keeping import generators_kept, reseed
-from secateur.measuring.processes import Precision, accelerating
 from secateur.training.checkpoint import State, load_checkpoint, save_checkpoint
+from secateur.training.data_shares import holdout_share, set_epoch
 from secateur.training.distillation import Distillation
 from secateur.training.history import Epoch, Journal, from_dict, to_dict
 from secateur.training.meter import Meter, Progress, checked
-from secateur.training.preparing import Run, identity_of, prepare, returned_like
 from secateur.training.presets import Preset, preset_of
-from secateur.training.shares import holdout_share, set_epoch
+from secateur.training.setup import Run, identity_of, prepare, returned_like
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

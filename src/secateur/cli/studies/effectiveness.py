@@ -60,12 +60,12 @@ def command(
 
         secateur study effectiveness vgg16=v.pt --metric gsd,di --epochs 150
     """
+    from secateur.base.batches import device_of
     from secateur.cli.columns import columns
     from secateur.cli.opening import numbers, open_data
     from secateur.cli.studies.common import say_where, study_folder, typed
-    from secateur.measuring.batches import device_of
     from secateur.studies.effectiveness_study import effectiveness
-    from secateur.studies.quick import BATCH
+    from secateur.studies.fast_evaluate import BATCH
 
     first = models[0].partition("=")[0]
     found = open_data(data, first, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
@@ -116,9 +116,9 @@ def trained_networks(
     models: list[str], weights: Path | None, found: ImageData, device: str | None, seed: int
 ) -> dict[str, nn.Module]:
     """name -> trained network, on the device."""
+    from secateur.base.processes import best_device, usable
     from secateur.cli.opening import open_model
     from secateur.errors import ModelError
-    from secateur.measuring.processes import best_device, usable
 
     home = usable(device) if device else best_device()
     if home.type != "cpu" and ":" not in str(device) and "LOCAL_RANK" in os.environ:

@@ -17,8 +17,8 @@ from PIL import Image
 
 from secateur.errors import DataError
 from secateur.zoo.data import mnist
-from secateur.zoo.data.batches import Files, Layout, read_layout
 from secateur.zoo.data.cifar import LAYOUTS
+from secateur.zoo.data.cifar_files import Files, Layout, read_layout
 from secateur.zoo.data.images import MemoryImages, checked_labels, checked_pair
 
 Pair = tuple[MemoryImages, MemoryImages]  # train, test

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from secateur.errors import DataError
 from secateur.zoo.data import store
-from secateur.zoo.data.batches import SHAPE, Layout, decode_binary, decode_python, read_layout
+from secateur.zoo.data.cifar_files import SHAPE, Layout, decode_binary, decode_python, read_layout
 from secateur.zoo.data.images import ImageSet, MemoryImages
 
 _FIVE = tuple(f"data_batch_{number}" for number in range(1, 6))

@@ -1,0 +1,121 @@
+"""Channels followed by labels: the traced graph run once on label tensors instead of activations.
+
+Operations that only move elements simply execute. The same walk is done twice. To *discover*, every writer emits a
+fresh label per filter, and the walk records who meets whom. To *replay* a plan, writers emit only the labels that live
+on, selections are applied, and what arrives at each layer says which slices of its weights stay, in which order:
+surgery needs no rules of its own, and a plan that the network's own reshapes and splits cannot carry out is found out
+here, not in a wrong result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, fx
+
+from secateur.channels.label_record import Emitter, Mismatch, Record, Replay
+from secateur.channels.labels import along, compact, constant, constant_along, fixed_like, tensors_in
+from secateur.channels.rule_call import Call, Rule
+from secateur.channels.tracing import Traced
+
+
+class LabelPass:
+    """Runs a traced graph on labels, by the rules of `secateur.channels.rules`."""
+
+    def __init__(
+        self,
+        traced: Traced,
+        emit: Emitter | Replay,
+        find_rule: Callable[[LabelPass, fx.Node], Rule],
+        opaque: Mapping[str, str],
+        record: Record | None = None,
+    ) -> None:
+        self.traced = traced
+        self.emit = emit
+        self.find_rule = find_rule
+        self.opaque = opaque
+        self.record = record if record is not None else Record()
+        self.replaying = isinstance(emit, Replay)
+
+    def run(self) -> Record:
+        """One walk through the graph."""
+        for node in self.traced.graph.nodes:
+            try:
+                value = self.record.values[node.name] = self._value(node)
+                if isinstance(self.emit, Replay):
+                    self._check_replay(node, value, self.emit.first)
+            except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+                if isinstance(self.emit, Replay):  # what fails on labels fails on the pruned activations too
+                    raise Mismatch(node, str(error)) from error
+                call = Call(self, node)
+                self.record.failed[node.name] = f"the rule for {call.what} cannot follow it ({error})"
+                self.record.values[node.name] = call.unknown(self.record.failed[node.name])
+        return self.record
+
+    def _check_replay(self, node: fx.Node, value: Any, first: Record) -> None:
+        """Nothing but the number of channels on channel axes may have changed."""
+        before = first.values[node.name]
+        if node.name in self.traced.guards and value != before:
+            raise Mismatch(node, "the code would take another path with fewer channels")
+        tensors = tensors_in(value)
+        for now, then in zip(tensors, tensors_in(before), strict=True):
+            if now.shape != then.shape and not _only_channels_changed(now, then):
+                raise Mismatch(node, "an axis that carries no channels would change its size")
+        if tensors and node.op.startswith("call") and not getattr(self.find_rule(self, node), "takes_sizes", False):
+            for used in node.all_input_nodes:
+                plain = self.record.values[used.name]
+                if not isinstance(plain, Tensor) and not tensors_in(plain) and plain != first.values[used.name]:
+                    raise Mismatch(node, "the number of channels is used as a value")
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._input(node)
+        if node.op == "get_attr":
+            return self._attribute(node)
+        call = Call(self, node)
+        if node.op == "output":
+            call.hold(call.args, "they are outputs of the network")
+            return None
+        if isinstance(self.emit, Replay) and node.name in self.emit.first.failed:
+            return call.unknown(self.emit.first.failed[node.name])
+        return self.find_rule(self, node)(call)
+
+    def _input(self, node: fx.Node) -> Any:
+        shapes = self.traced.shapes[node.name]
+        for name, value in self.traced.constants.items():
+            if node.name == name or node.name.rpartition("_")[0] == name:
+                return value
+        return fixed_like(shapes)
+
+    def _is_state(self, name: str) -> bool:
+        """Whether a tensor is a parameter or buffer, which surgery can replace, and not just an attribute."""
+        owner_name, _, attribute = name.rpartition(".")
+        if name.startswith("_tensor_constant"):
+            return False
+        owner = self.traced.model.get_submodule(owner_name)
+        return attribute in owner._parameters or attribute in owner._buffers
+
+    def _attribute(self, node: fx.Node) -> Any:
+        """A bare parameter or buffer: along its one long axis it is a writer of channels, else it is fixed."""
+        name = str(node.target)
+        value = self.traced.attributes[name]
+        if not isinstance(value, Tensor):
+            return value
+        long = [d for d in range(value.dim()) if value.size(d) > 1]
+        if len(long) != 1 or name in self.opaque or not self._is_state(name):
+            return constant(value.shape)
+        vector = self.emit(name, value.size(long[0]))
+        if isinstance(self.emit, Emitter):
+            self.emit.bare.add(name)
+        self.record.parameters[name] = vector.numpy()
+        return along(vector, value.shape, long[0])
+
+
+def _only_channels_changed(now: Tensor, then: Tensor) -> bool:
+    """Whether two label tensors differ in size along axes of channels only."""
+    if now.dim() != then.dim():
+        return False
+    changed = [d for d in range(now.dim()) if now.size(d) != then.size(d)]
+    small = compact(then)
+    return all(small.size(d) > 1 and not constant_along(small, d) for d in changed)

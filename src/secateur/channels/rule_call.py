@@ -1,0 +1,208 @@
+"""One call in the graph, as a rule sees it: what is called on which labels, and ways to say what happens to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from secateur.channels.label_record import Balance, Mismatch, Replay, Selected
+from secateur.channels.labels import (
+    ZERO,
+    broadcast,
+    broadcast_shape,
+    compact,
+    constant_along,
+    fixed_like,
+    match,
+    pick,
+    present,
+    tensors_in,
+    varying,
+)
+from secateur.channels.selection import selection_of
+
+if TYPE_CHECKING:
+    from secateur.channels.label_pass import LabelPass
+
+Rule = Callable[["Call"], Any]
+
+
+class Call:
+    """One call in the graph, as a rule sees it."""
+
+    def __init__(self, labels: LabelPass, node: fx.Node) -> None:
+        self.labels = labels
+        self.node = node
+        self.record = labels.record
+        values = labels.record.values
+        self.args: tuple[Any, ...] = fx.node.map_arg(node.args, lambda n: values[n.name])
+        self.kwargs: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda n: values[n.name])
+        if node.op == "call_module" and self.args and isinstance(self.args[0], Tensor):
+            self.args = (self._selected(self.args[0]), *self.args[1:])
+
+    # -- what is called
+
+    @property
+    def name(self) -> str:
+        """The dotted name of the module called."""
+        return str(self.node.target)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module called."""
+        return self.labels.traced.module(self.node)
+
+    @property
+    def what(self) -> str:
+        """The call in words, for reasons."""
+        if self.node.op == "call_module":
+            return f"{type(self.module).__name__} {self.name}"
+        target = self.node.target
+        return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+    @property
+    def x(self) -> Tensor:
+        """The first argument, which most rules are about."""
+        first = self.args[0] if self.args else next(iter(self.kwargs.values()))
+        if not isinstance(first, Tensor):
+            raise TypeError(f"{self.what} got {type(first).__name__} where a tensor was expected")
+        return first
+
+    @property
+    def shape(self) -> Any:
+        """The shape that this call returned in the real forward."""
+        return self.labels.traced.shapes.get(self.node.name)
+
+    def argument(self, index: int, name: str, default: Any = None) -> Any:
+        """An argument given by position or by name."""
+        return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
+
+    def literal(self, index: int, name: str) -> Any:
+        """The same argument as the graph spells it: an fx.Node where it is computed from sizes."""
+        return self.node.args[index] if len(self.node.args) > index else self.node.kwargs.get(name)
+
+    # -- what happens to the channels
+
+    def vector(self, labels: Tensor, dim: int) -> Tensor | None:
+        """The labels along `dim`, or None if they vary along another dimension too."""
+        small = compact(labels)
+        for d in range(small.dim()):
+            if d != dim % small.dim():
+                if small.size(d) > 1 and not constant_along(small, d):
+                    return None
+                small = small.narrow(d, 0, 1)
+        if labels.size(dim) != small.size(dim):  # expanded along dim itself: one label many times
+            return small.reshape(-1).expand(labels.size(dim))
+        return small.reshape(-1)
+
+    def axes(self, labels: Tensor, side: str = "in") -> list[int]:
+        """The dimensions along which the channels of this call's input (or output) lie."""
+        key = (self.node.name, side)
+        if isinstance(self.labels.emit, Replay):
+            return self.labels.emit.first.axes[key]
+        self.record.axes[key] = varying(labels)
+        return self.record.axes[key]
+
+    def reads(self, vector: Tensor) -> None:
+        """This layer mixes the channels `vector` on its input axis."""
+        self.record.reads[self.name] = vector.numpy()
+
+    def writes(self, width: int) -> Tensor:
+        """Labels of the channels that this layer makes."""
+        vector = self.labels.emit(self.name, width)
+        self.record.writes[self.name] = vector.numpy()
+        return vector
+
+    def passes(self, vector: Tensor) -> None:
+        """This layer has parameters per channel, and hands each channel on by itself."""
+        self.record.passes[self.name] = vector.numpy()
+
+    def hold(self, value: Any, reason: str) -> None:
+        """These channels must stay."""
+        for labels in tensors_in(value):
+            found = present(labels)
+            if len(found):
+                self.record.holds.append((found, reason))
+
+    def unknown(self, reason: str | None = None) -> Any:
+        """The channels that come in stay, and so does what comes out."""
+        reason = reason or f"{self.what} has no rule"
+        self.hold((self.args, self.kwargs), reason)
+        if self.node.op == "call_module" and not self.labels.replaying:
+            self.record.opaque[self.name] = reason
+        return fixed_like(self.shape)
+
+    def balance(self, blocks: Tensor, reason: str, reader: str | None = None) -> None:
+        """As many channels must be kept in each row as in any other."""
+        if len(present(blocks)):
+            self.record.balances.append(Balance(blocks.numpy(), reader, reason))
+
+    def unite(self, a: Tensor, b: Tensor, *, additive: bool) -> Tensor:
+        """Channels of `a` and `b` that meet at the same position go together; broadcasting as torch does."""
+        dims = max(a.dim(), b.dim())
+        a, b = a.reshape((1,) * (dims - a.dim()) + a.shape), b.reshape((1,) * (dims - b.dim()) + b.shape)
+        spread = self._spread(a, b)
+        if spread is not None:
+            narrow, wide = (a, b) if spread == 0 else (b, a)
+            self.hold(narrow, f"{self.what} spreads it over many channels")
+            return wide.expand(broadcast_shape(a.shape, b.shape))
+        shape = broadcast_shape(a.shape, b.shape)
+        a, b = broadcast(compact(a), compact(b))
+        united = torch.where(a >= 0, a, b)
+        both = (a >= 0) & (b >= 0) & (a != b)
+        if bool(both.any()):
+            self.record.unions.append((a[both].numpy(), b[both].numpy(), additive, self.node))
+        for one, other in ((a, b), (b, a)):
+            lone = (one >= 0) & (other < 0)
+            if bool(lone.any()):
+                kind = "zero padding" if bool((other[lone] == ZERO).any()) else "channels that cannot go"
+                self.record.holds.append((np.unique(one[lone].numpy()), f"{self.what} joins it with {kind}"))
+                if additive:  # united with itself: an addition all the same, so the channel belongs to a stream
+                    self.record.unions.append((one[lone].numpy(), one[lone].numpy(), True, self.node))
+        return united.expand(shape)
+
+    def unite_along(self, labels: Tensor, dim: int) -> None:
+        """All channels along `dim` go together."""
+        first, rest = broadcast(labels.narrow(dim, 0, 1), labels)
+        self.unite(first, rest, additive=False)
+
+    def _spread(self, a: Tensor, b: Tensor) -> int | None:
+        """Which operand has size 1 where the other carries different channels (a spatial gate), if any."""
+        if isinstance(self.labels.emit, Replay):  # a tensor pruned to one channel must not look like a gate
+            return self.labels.emit.first.spread.get(self.node.name)
+        for dim in range(a.dim()):
+            if a.size(dim) == b.size(dim):
+                continue
+            narrow, wide = (0, b) if a.size(dim) == 1 else (1, a)
+            small = compact(wide)
+            if small.size(dim) > 1 and not constant_along(small, dim):
+                self.record.spread[self.node.name] = narrow
+                return narrow
+        return None
+
+    # -- channel selection in front of a layer
+
+    def _selected(self, x: Tensor) -> Tensor:
+        """What is left of the input behind the layer's channel selection, if it has one."""
+        emit = self.labels.emit
+        selection = selection_of(self.module)
+        if isinstance(emit, Replay):
+            if self.name not in emit.wanted:
+                return x
+            dim = selection.dim if selection is not None else self._selection_dim(x)
+            arriving = self.vector(x, dim)
+            if arriving is None:
+                raise Mismatch(self.node, f"channels of {self.name} arrive on more than one axis")
+            index = match(arriving.numpy(), emit.wanted[self.name])
+            if index is None:
+                raise Mismatch(self.node, f"channels that {self.name} selects do not arrive there")
+            self.record.selected[self.name] = Selected(index, dim, len(arriving))
+            return pick(x, dim, torch.from_numpy(index))
+        return x if selection is None else pick(x, selection.dim, selection.index.cpu())
+
+    def _selection_dim(self, x: Tensor) -> int:
+        return x.dim() - 1 if isinstance(self.module, nn.Linear) else 1

@@ -1,0 +1,49 @@
+"""Zeroing is removing: the readers' weights for dropped channels set to zero for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from secateur.channels import layer_surgery
+from secateur.channels.graph import ChannelGraph, Keep
+from secateur.channels.plan import Plan
+from secateur.channels.units import Indices
+
+
+@contextmanager
+def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
+    """Within the block `graph.model` computes what the pruned model would compute; weights are put back afterwards,
+    on errors too, bit for bit."""
+    drops = _dropped_inputs(graph, graph.keep_of(plan))
+    saved: list[tuple[Tensor, Tensor]] = []
+    try:
+        with torch.no_grad():
+            for name, inputs in drops.items():
+                layer = graph.model.get_submodule(name)
+                weight: Tensor = layer.weight  # type: ignore[assignment]
+                saved.append((weight, weight.detach().clone()))
+                layer_surgery.zero_inputs(layer, inputs)
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, before in saved:
+                weight.copy_(before)
+
+
+def _dropped_inputs(graph: ChannelGraph, keep: Keep) -> dict[str, Indices]:
+    """Reader -> positions on its input axis that it no longer reads."""
+    drops: dict[str, list[Indices]] = {}
+    for name, kept in keep.items():
+        unit = graph.units[name]
+        gone = np.ones(unit.width, dtype=bool)
+        gone[np.asarray(kept, dtype=np.int64)] = False
+        if not gone.any():
+            continue
+        for reader in unit.readers:
+            drops.setdefault(reader.module, []).append(reader.inputs[gone[reader.channels]].reshape(-1))
+    return {name: np.concatenate(parts) for name, parts in drops.items()}

