@@ -1,0 +1,92 @@
+"""Settings that are declared once: a dataclass field carries its help, its group and its bounds.
+
+    @dataclass(frozen=True)
+    class TrainSettings:
+        epochs: int | None = option(None, "Epochs of each round", group="Retraining", least=0)
+
+The command line makes its options from these fields (`secateur.cli.from_settings`), `check` validates an instance, and
+reports read `describe`. Nothing here imports torch, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from secateur.base.registry import Registry, unknown
+from secateur.errors import SecateurError
+
+KEY = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of a setting besides its type and default."""
+
+    help: str
+    group: str = ""  # the title under which `--help` lists it
+    everyday: bool = False  # listed first
+    least: float | None = None  # smallest value allowed
+    most: float | None = None  # largest value allowed
+    above: float | None = None  # values must be greater
+    below: float | None = None  # values must be smaller
+    choices: Sequence[str] | Registry[Any] | None = None
+    parse: Callable[[str], Any] | None = None  # makes the value of the text typed on the command line, as 63M
+    hidden: bool = False  # a setting that only Python can give
+
+
+def option(default: Any, help: str, **details: Any) -> Any:
+    """A dataclass field with a default and an `Option`; `details` are the fields of `Option`."""
+    metadata = {KEY: Option(help, **details)}
+    if isinstance(default, list | dict | set):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def options_of(settings: Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
+    """The fields of a settings class or instance that are options, in their order."""
+    for field in dataclasses.fields(settings):
+        if KEY in field.metadata:
+            yield field, field.metadata[KEY]
+
+
+def check(settings: Any, error: type[SecateurError]) -> None:
+    """Raise `error` for the first setting that is not one of its choices or is outside its bounds."""
+    for field, about in options_of(settings):
+        value = getattr(settings, field.name)
+        if value is None or value == field.default:
+            continue
+        if about.choices is not None and value not in about.choices:
+            raise error(unknown(f"{field.name.replace('_', ' ')}", value, list(about.choices)))
+        bounds = _bounds(about)
+        if bounds and not _within(value, about):
+            raise error(f"{field.name} must be {bounds}, got {value!r}")
+
+
+def describe(settings: Any, *, changed_only: bool = False) -> Mapping[str, Mapping[str, Any]]:
+    """Group -> name -> value, for reports."""
+    groups: dict[str, dict[str, Any]] = {}
+    for field, about in options_of(settings):
+        value = getattr(settings, field.name)
+        if not (changed_only and value == field.default):
+            groups.setdefault(about.group, {})[field.name] = value
+    return groups
+
+
+def _bounds(about: Option) -> str:
+    words = {"at least": about.least, "above": about.above, "at most": about.most, "below": about.below}
+    return " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
+
+
+def _within(value: Any, about: Option) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    return (
+        (about.least is None or value >= about.least)
+        and (about.most is None or value <= about.most)
+        and (about.above is None or value > about.above)
+        and (about.below is None or value < about.below)
+    )

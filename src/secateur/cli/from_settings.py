@@ -1,0 +1,84 @@
+"""Command line options made from dataclasses of settings.
+
+    @friendly
+    @options_from_settings
+    def command(model: Model, data: DataOptions, settings: Settings) -> None: ...
+
+Every parameter whose type is a dataclass of `secateur.base.options` becomes one command line option for each of its
+fields, in the groups that the fields name; the verb gets the filled-in dataclass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+
+from secateur.base.options import Option, options_of
+
+EVERYDAY = "Everyday options"
+
+
+def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Spread the settings classes among a verb's parameters into single options."""
+    hints = get_type_hints(verb, include_extras=True)
+    classes: dict[str, type[Any]] = {}
+    plain: list[inspect.Parameter] = []
+    spread: list[tuple[Option, inspect.Parameter]] = []
+    for parameter in inspect.signature(verb).parameters.values():
+        kind = hints[parameter.name]
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            classes[parameter.name] = kind
+            spread += [(about, _parameter(kind, field, about)) for field, about in _shown(kind)]
+        else:
+            plain.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+    spread.sort(key=lambda pair: not pair[0].everyday)  # stable: groups stay in the order of their fields
+
+    @functools.wraps(verb)
+    def run(**values: Any) -> Any:
+        for name, kind in classes.items():
+            values[name] = kind(**{f.name: _value(f, about, values.pop(f.name)) for f, about in _shown(kind)})
+        return verb(**values)
+
+    arguments = [p for p in plain if _is_argument(p)]
+    others = [p for p in plain if not _is_argument(p)]
+    run.__signature__ = inspect.Signature([*arguments, *(p for _, p in spread), *others])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in run.__signature__.parameters.values()}  # type: ignore[attr-defined]
+    return run
+
+
+def _shown(kind: type[Any]) -> list[tuple[dataclasses.Field[Any], Option]]:
+    return [(field, about) for field, about in options_of(kind) if not about.hidden]
+
+
+def _parameter(kind: type[Any], field: dataclasses.Field[Any], about: Option) -> inspect.Parameter:
+    annotation = get_type_hints(kind)[field.name]
+    default = field.default if field.default is not dataclasses.MISSING else None
+    if about.parse is not None:
+        annotation, default = str | None, None
+    elif get_origin(annotation) is tuple:
+        annotation, default = list[get_args(annotation)[0]] | None, None  # type: ignore[misc]
+    elif any(get_origin(part) is Literal for part in (annotation, *get_args(annotation))):  # `check` names the choices
+        annotation = str | None if type(None) in get_args(annotation) else str
+    panel = EVERYDAY if about.everyday else about.group or None
+    info = typer.Option(help=about.help, rich_help_panel=panel)
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, info]
+    )
+
+
+def _value(field: dataclasses.Field[Any], about: Option, typed: Any) -> Any:
+    if typed is None:
+        return None if field.default is dataclasses.MISSING else field.default
+    if about.parse is not None:
+        return about.parse(typed)
+    return tuple(typed) if isinstance(typed, list) else typed
+
+
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    return any(isinstance(mark, typer.models.ArgumentInfo) for mark in marks)
