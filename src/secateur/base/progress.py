@@ -1,0 +1,5 @@
+"""How long work tells its caller how far it is."""
+
+from collections.abc import Callable
+
+Progress = Callable[[int, int | None], None]  # steps done, steps in all (None where that is not known)
