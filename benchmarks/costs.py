@@ -25,7 +25,8 @@ from torch.nn import functional as F
 
 import secateur as sc
 from secateur.base.atomic_files import write_atomically
-from secateur.scoring import METRICS, score_by
+from secateur.scoring.metrics import METRICS
+from secateur.scoring.score import score_by
 from secateur.zoo.models import create, example
 
 NETWORKS = {"resnet56": 128, "resnet50": 16, "vgg16_imagenet": 8}  # images of a batch

@@ -26,7 +26,8 @@ from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from secateur.deciding.uniform import uniform
 from secateur.measuring import evaluate
 from secateur.repairing.rebuilt import rebuilt
-from secateur.scoring import Scores, score
+from secateur.scoring.score import score
+from secateur.scoring.scores import Scores
 from secateur.zoo.data import ImageData, Part
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 import secateur as sc
 from benchmarks.ratios import Row, row, say, turn_about
-from secateur.scoring import METRICS, score_by
-from secateur.scoring.metrics import Maps
+from secateur.scoring.evidence import Maps
+from secateur.scoring.metrics import METRICS
+from secateur.scoring.score import score_by
 from secateur.zoo.models import create, example
 
 MOMENT = [name for name, metric in METRICS.items() if metric.needs == "moments"]
@@ -113,7 +114,7 @@ MEASURE = """
 import resource, sys, torch
 import secateur as sc
 from benchmarks.ratios import Row, row, say, turn_about
-from secateur.scoring import score
+from secateur.scoring.score import score
 from secateur.zoo.models import create, example
 
 torch.set_num_threads(1)

@@ -143,7 +143,7 @@ def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["--metric", "gsdd"], "no metric is called 'gsdd'; known: gsd,"),
+        (["--metric", "gsdd"], "there is no metric called 'gsdd': did you mean gsd"),
         (["--target", "0.999"], "can be removed"),
         (["--target", "1.5"], "fraction to remove, above 0 and below 1; got 1.5"),
         (["--macs", "9G"], "the goal is met already"),

@@ -70,7 +70,7 @@ def test_units_judged_after_their_repair(weights: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["--metric", "gsdd"], "no metric is called 'gsdd'"),
+        (["--metric", "gsdd"], "there is no metric called 'gsdd'"),
         (["--alpha", "-1"], "alpha must be above 0"),
         (["--k", "100"], "k must lie between 1 and"),
         (["--measure", "f1"], "measure must be"),

@@ -10,7 +10,8 @@ from torch import nn
 import secateur as sc
 from secateur.deciding.uniform import uniform
 from secateur.errors import DecideError
-from secateur.scoring import Scores, score
+from secateur.scoring.score import score
+from secateur.scoring.scores import Scores
 from secateur.zoo.models import create
 from tests import nets
 

@@ -18,7 +18,7 @@ import secateur as sc
 from secateur.errors import DataError, DecideError, RunError, ScoreError
 from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.running.compress import check_base, compress
-from secateur.scoring import Channels
+from secateur.scoring.evidence import Channels
 from tests.proof import counted_macs, same_state
 from tests.running.toys import HOLDOUT, QUICK, TEST, TRAIN, fresh, run, trained
 
@@ -250,7 +250,11 @@ def test_phases_are_told() -> None:
         ({"target": 0.5, "rounds": 0}, DecideError, "rounds must be at least 1"),
         ({"target": 0.5, "round_to": 0}, DecideError, "round_to must be at least 1"),
         ({"target": 0.5, "epochs": -1}, DecideError, "epochs must be at least 0"),
-        ({"target": 0.5, "metric": "gsdd"}, ScoreError, "no metric is called 'gsdd'; known: gsd, .*reader_energy"),
+        (
+            {"target": 0.5, "metric": "gsdd"},
+            ScoreError,
+            "there is no metric called 'gsdd': did you mean gsd.*reader_energy",
+        ),
         ({"target": 0.5, "measure": "f1"}, DecideError, "measure must be one of accuracy, loss; got 'f1'"),
         ({"target": 0.5, "method": "x"}, DecideError, "method must be one of flops, ratio"),
         ({"target": 0.5, "cost": "x"}, DecideError, "cost must be one of macs, params, latency"),

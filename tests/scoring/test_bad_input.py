@@ -11,7 +11,8 @@ from torch import Tensor
 
 import secateur as sc
 from secateur.errors import DataError, ScoreError, SecateurError
-from secateur.scoring import collect, score
+from secateur.scoring.collect import collect
+from secateur.scoring.score import score
 from tests import nets
 from tests.scoring.toys import batches, settled
 

@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 import secateur as sc
 from secateur.cli import build
 from secateur.cli.opening import open_model
-from secateur.scoring import METRICS, load_scores, score
+from secateur.scoring.metrics import METRICS
+from secateur.scoring.score import score
+from secateur.scoring.scores import load_scores
 from secateur.zoo.data import load
 
 runner = CliRunner()
@@ -70,7 +72,7 @@ def test_all_metrics_as_json() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--metric", "gds"], "no metric is called 'gds'"),
+        (["--metric", "gds"], "there is no metric called 'gds'"),
         (["--option", "ridge"], "--option should be NAME=VALUE"),
         (["--option", "rho=1"], "gsd has no option 'rho'"),
         (["--part", "all"], "--part should be train, holdout or test"),

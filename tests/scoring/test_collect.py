@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import secateur as sc
-from secateur.scoring import collect
+from secateur.scoring.collect import collect
 from tests import nets
 from tests.scoring import naive
 from tests.scoring.toys import batches, settled

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sc
-from secateur.scoring import score
+from secateur.scoring.score import score
 from tests import nets
 from tests.scoring.toys import batches, settled
 

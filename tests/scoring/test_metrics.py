@@ -13,8 +13,8 @@ from torch import Tensor
 
 from secateur.errors import ScoreError
 from secateur.scoring.channel_sums import image_sums
-from secateur.scoring.metrics import METRICS, Bare, Channels, Filters, Gradients, Maps
-from secateur.scoring.metrics.evidence import Scatter
+from secateur.scoring.evidence import Bare, Channels, Filters, Gradients, Maps, Scatter
+from secateur.scoring.metrics import METRICS
 from secateur.scoring.moments import ClassMoments, empty, update
 from tests.scoring import naive
 
@@ -222,4 +222,4 @@ def test_the_registry_names_every_metric_of_the_design() -> None:
     }
     for name, metric in METRICS.items():
         assert metric.name == name
-        assert metric.score.__doc__ and metric.about
+        assert metric.score.__doc__ and metric.help == METRICS.help(name) != ""

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import secateur as sc
-from secateur.scoring import METRICS as REGISTRY
-from secateur.scoring import score_by
+from secateur.scoring.metrics import METRICS as REGISTRY
+from secateur.scoring.score import score_by
 from tests import nets
 from tests.scoring.toys import batches, settled
 
@@ -29,7 +29,7 @@ import torch
 from torch import distributed as dist
 import secateur as sc
 from secateur.errors import SecateurError
-from secateur.scoring import score, score_by
+from secateur.scoring.score import score, score_by
 from tests import nets
 from tests.scoring.toys import batches, settled
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import secateur as sc
-from secateur.scoring import collect
+from secateur.scoring.collect import collect
 from secateur.scoring.sampling import Sample, quotas, sampled
 from tests import nets
 from tests.scoring.toys import batches, settled

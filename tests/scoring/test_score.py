@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 import secateur as sc
 from secateur.errors import ScoreError
-from secateur.scoring import METRICS, Channels, Metric, collect, score, score_by
+from secateur.scoring.collect import collect
+from secateur.scoring.evidence import Channels
+from secateur.scoring.metrics import METRICS, Metric
+from secateur.scoring.score import score, score_by
 from tests import nets
 from tests.scoring import naive
 from tests.scoring.toys import batches, settled
@@ -253,7 +256,7 @@ def test_filter_metrics_need_no_data() -> None:
 @pytest.mark.parametrize(
     ("metric", "options", "words"),
     [
-        ("gds", {}, "no metric is called 'gds'; known: gsd"),
+        ("gds", {}, "there is no metric called 'gds': did you mean gsd"),
         ("gsd", {"rigde": 1}, "gsd has no option 'rigde'; its own are: ridge="),
         (3, {}, "metric should be a name or a function, not int"),
         (lambda c: [1.0, 2.0], {}, "should give 4 scores for unit a:out"),

@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 from secateur.errors import FileError, ScoreError
-from secateur.scoring import Scores, load_scores, rank_correlation, save_scores
+from secateur.scoring.scores import Scores, load_scores, rank_correlation, save_scores
 
 A = Scores("gsd", {"x:out": np.array([3.0, 1.0, 2.0]), "y:out": np.array([0.5, 0.5, -1.0, 4.0])}, 30, {"ridge": 0.05})
 B = Scores("l1", {"x:out": np.array([1.0, 2.0, 3.0]), "y:out": np.array([1.0, 2.0, 2.0, 9.0])})

@@ -186,7 +186,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
         compared(tmp_path, ratios=(1.0,))
     with pytest.raises(DecideError, match="units must be one of inner, all"):
         compared(tmp_path, units="outer")
-    with pytest.raises(ScoreError, match="no metric is called 'g-sd'"):
+    with pytest.raises(ScoreError, match="there is no metric called 'g-sd': did you mean gsd"):
         compared(tmp_path, metrics=["g-sd"])
     with pytest.raises(ScoreError, match="gsd has no option 'rigde'; its own are: ridge, tap"):
         compared(tmp_path, metrics=["gsd:rigde=1"])

@@ -14,7 +14,8 @@ from torch import nn
 
 import secateur as sc
 from secateur.errors import ScoreError
-from secateur.scoring.metrics import METRICS, Maps
+from secateur.scoring.evidence import Maps
+from secateur.scoring.metrics import METRICS
 from secateur.studies import layer_timing
 from secateur.studies.folder import StudyFolder
 from secateur.studies.layer_timing import COLUMNS, INVERSE, di_by_inverse, inverse_bytes, map_seconds, timing
@@ -93,7 +94,7 @@ def test_maps_of_later_layers_take_longer(graph: sc.ChannelGraph) -> None:
 def test_metrics_that_have_no_time_of_a_layer(graph: sc.ChannelGraph) -> None:
     with pytest.raises(ScoreError, match="taylor needs a backward pass"):
         timing(graph, batches(), ["taylor"])
-    with pytest.raises(ScoreError, match="no metric is called 'nothing'; known: gsd"):
+    with pytest.raises(ScoreError, match="there is no metric called 'nothing': Available: abs_snr"):
         timing(graph, batches(), ["nothing"])
     with pytest.raises(ScoreError, match="one of wall, cpu, not 'sun'"):
         timing(graph, batches(), ["gsd"], clock="sun")

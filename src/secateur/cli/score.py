@@ -14,7 +14,7 @@ from secateur.cli.options import Data, DataRoot, Device, HeldOut, Mean, Model, S
 
 if TYPE_CHECKING:
     from secateur.channels.graph import ChannelGraph
-    from secateur.scoring import Scores
+    from secateur.scoring.scores import Scores
 
 
 @friendly
@@ -61,7 +61,7 @@ def command(
     from secateur.channels.graph import trace
     from secateur.cli.opening import open_data, open_model
     from secateur.errors import DataError
-    from secateur.scoring import save_scores
+    from secateur.scoring.scores import save_scores
 
     if part not in ("test", "holdout", "train"):
         raise DataError(f"--part should be train, holdout or test, not {part!r}")
@@ -94,7 +94,7 @@ def command(
 def _scored(
     graph: ChannelGraph, loader: Any, asked: list[str], extra: dict[str, Any], visible: bool
 ) -> dict[str, Scores]:
-    from secateur.scoring import all_metrics, score_by
+    from secateur.scoring.score import all_metrics, score_by
 
     names = all_metrics() if asked == ["all"] else asked
     with progress() as bar:
@@ -166,6 +166,6 @@ def _correlations(results: Mapping[str, Scores]) -> str:
 
 
 def _alike(results: Mapping[str, Scores], a: str, b: str) -> float:
-    from secateur.scoring import rank_correlation
+    from secateur.scoring.scores import rank_correlation
 
     return rank_correlation(results[a], results[b])

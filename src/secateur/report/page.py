@@ -139,7 +139,7 @@ def _retraining(asked: Settings) -> str:
 def _metric(run: Run) -> str:
     """What was asked for, or what a run without a wish has taken."""
     name = run.settings.metric or (run.rounds[0].scores.metric if run.rounds else "")
-    return f"{name}: {METRICS[name].about}" if name in METRICS else name
+    return f"{name}: {METRICS.help(name)}" if name in METRICS else name
 
 
 def _where(run: Run) -> str:

@@ -25,7 +25,7 @@ from secateur.base.processes import rank_and_world
 from secateur.channels.graph import trace
 from secateur.channels.plan import Plan
 from secateur.deciding.sensitivity import NothingToLoseError
-from secateur.errors import DataError, DecideError, ScoreError
+from secateur.errors import DataError, DecideError
 from secateur.measuring.accuracy import Accuracy, evaluate, too_good
 from secateur.repairing.rebuilt import REBUILT
 from secateur.running.folder import BASE, ROUND, SUMMARY, RunFolder
@@ -92,9 +92,8 @@ def compress(
     """
     chosen = _settings(settings, target, metric, changes)
     check_settings(chosen)
-    known = (*METRICS, REBUILT)
-    if not callable(metric) and chosen.metric not in (*known, None):
-        raise ScoreError(f"no metric is called {chosen.metric!r}; known: {', '.join(known)}, or your own function")
+    if not callable(metric) and chosen.metric not in (None, REBUILT):
+        METRICS.check(chosen.metric)
     tools = Tools(train, score_on if score_on is not None else train, holdout, metric, fit, evaluate, progress)
     with _place(folder) as path, generators_kept():
         result = _run(

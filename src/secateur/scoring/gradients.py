@@ -16,7 +16,7 @@ from secateur.base.distributed import add_up, all_or_none, check_even
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
 from secateur.scoring.data_pass import Progress, walk
-from secateur.scoring.metrics.evidence import Gradients
+from secateur.scoring.evidence import Gradients
 from secateur.scoring.sampling import sampled
 from secateur.scoring.tap_hooks import Tap, channels_first, reading_taps
 from secateur.scoring.weights import filter_places, filters

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from secateur.errors import ScoreError
-from secateur.scoring.metrics.evidence import Maps, Scatter
+from secateur.scoring.evidence import Maps, Scatter
 from secateur.scoring.tap_hooks import Slot
 
 

@@ -17,8 +17,8 @@ from secateur.channels.tracing import as_call
 from secateur.channels.units import Indices
 from secateur.errors import ScoreError
 from secateur.scoring.data_pass import Progress, walk
+from secateur.scoring.evidence import Maps
 from secateur.scoring.map_accumulators import Keeper, ScatterKeeper, WholeKeeper
-from secateur.scoring.metrics.evidence import Maps
 from secateur.scoring.sampling import Sample
 from secateur.scoring.statistics import usable_classes
 from secateur.scoring.tap_hooks import Slot, Tap, gather

@@ -18,9 +18,10 @@ from secateur.channels.units import Indices
 from secateur.errors import ScoreError
 from secateur.scoring.collect import collect
 from secateur.scoring.data_pass import Progress
+from secateur.scoring.evidence import Bare, Channels, Filters
 from secateur.scoring.gradients import collect_gradients
 from secateur.scoring.map_pass import GIB, Request, collect_maps
-from secateur.scoring.metrics import METRICS, Bare, Channels, Filters, Metric
+from secateur.scoring.metrics import METRICS, Metric
 from secateur.scoring.scores import Scores, Vector, checked
 from secateur.scoring.statistics import Statistics
 from secateur.scoring.tap_location import Where
@@ -244,12 +245,10 @@ _SOURCES: Mapping[str, Callable[[Job, Sequence[Metric]], Source]] = {
 def _found(metric: OwnMetric | str) -> Metric:
     """The metric of a name, or a user's own function as one."""
     if isinstance(metric, str):
-        if metric not in METRICS:
-            raise ScoreError(f"no metric is called {metric!r}; known: {', '.join(METRICS)}, all, or your own function")
-        return METRICS[metric]
+        return METRICS.find(metric)
     if not callable(metric):
         raise ScoreError(f"metric should be a name or a function, not {type(metric).__name__}")
-    return Metric(getattr(metric, "__name__", type(metric).__name__), "moments", metric, "the user's own")
+    return Metric(name=getattr(metric, "__name__", type(metric).__name__), needs="moments", score=metric)
 
 
 def _parameters(metric: Metric) -> Mapping[str, inspect.Parameter]:

@@ -93,8 +93,7 @@ def _own(metric: OwnMetric) -> Contender:
 def _named(text: str) -> Contender:
     """'gsd:ridge=0.5' as the metric gsd with the option ridge."""
     name, *parts = text.split(":")
-    if name not in METRICS:
-        raise ScoreError(f"no metric is called {name!r}; known: {', '.join(METRICS)}, all, or your own function")
+    METRICS.check(name)
     options: dict[str, Any] = {}
     for part in parts:
         key, equals, value = part.partition("=")

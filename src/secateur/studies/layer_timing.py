@@ -17,8 +17,9 @@ from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
 from secateur.scoring.channel_sums import image_sums
 from secateur.scoring.data_pass import Progress, walk
+from secateur.scoring.evidence import Bare, Channels, Filters, Maps
 from secateur.scoring.map_pass import GIB, MapsAt, Request, collect_maps
-from secateur.scoring.metrics import METRICS, Bare, Channels, Filters, Maps, Metric
+from secateur.scoring.metrics import METRICS, Metric
 from secateur.scoring.moments import empty, update
 from secateur.scoring.sampling import Sample
 from secateur.scoring.tap_location import find_places, watched
@@ -236,9 +237,7 @@ def _now(graph: ChannelGraph, clock: str) -> float:
 
 
 def _metric(name: str) -> Metric:
-    if name not in METRICS:
-        raise ScoreError(f"no metric is called {name!r}; known: {', '.join(METRICS)}")
-    if METRICS[name].needs == "gradients":
+    if METRICS.find(name).needs == "gradients":
         raise ScoreError(f"{name} needs a backward pass through the whole network, and has no time of a single layer")
     return METRICS[name]
 

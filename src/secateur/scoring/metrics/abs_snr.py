@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from secateur.scoring.metrics.binary import one_versus_rest
-from secateur.scoring.metrics.evidence import Channels
+from secateur.scoring.evidence import Channels
+from secateur.scoring.metrics import Metric
+from secateur.scoring.one_versus_rest import one_versus_rest
 
 
 def abs_snr(channels: Channels, ridge: float = 1e-4) -> Tensor:
@@ -11,3 +12,6 @@ def abs_snr(channels: Channels, ridge: float = 1e-4) -> Tensor:
     return one_versus_rest(
         channels.moments, lambda p: p.gap.abs() / (p.variance.sqrt() + p.rest_variance.sqrt() + ridge)
     )
+
+
+ENTRY = Metric(needs="moments", score=abs_snr)

@@ -1,11 +1,15 @@
-"""Variance of the activations, without labels."""
+"""Variance of the activations; needs no labels."""
 
 from torch import Tensor
 
-from secateur.scoring.metrics.evidence import Channels
+from secateur.scoring.evidence import Channels
+from secateur.scoring.metrics import Metric
 
 
 def act_variance(channels: Channels) -> Tensor:
     """Population variance of a channel's activations over all images and positions."""
     count, _, m2 = channels.moments.total()
     return m2 / count
+
+
+ENTRY = Metric(needs="moments", score=act_variance)

@@ -1,8 +1,9 @@
-"""Scale of the batch norm behind a filter (network slimming, Liu et al. 2017)."""
+"""Scale of the batch norm after the filter (network slimming, Liu et al. 2017)."""
 
 from torch import Tensor
 
-from secateur.scoring.metrics.evidence import Filters
+from secateur.scoring.evidence import Filters
+from secateur.scoring.metrics import Metric
 from secateur.scoring.metrics.l2 import l2
 
 
@@ -13,3 +14,6 @@ def bn_scale(filters: Filters) -> Tensor:
     of its filter, or of the readers' slices, stands in for the whole unit.
     """
     return l2(filters) if filters.scales is None else filters.scales
+
+
+ENTRY = Metric(needs="filters", score=bn_scale)

@@ -1,11 +1,12 @@
-"""Discriminant information (Kung and Hou 2020), in the cheaper of two equal forms."""
+"""Discriminant information (Kung and Hou 2020)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from secateur.scoring.metrics.evidence import Maps, Scatter
+from secateur.scoring.evidence import Maps, Scatter
+from secateur.scoring.metrics import Metric
 
 BLOCKS = 4  # a symmetric product is made in so many strips, each only up to the diagonal: 5/8 of the work
 
@@ -84,3 +85,6 @@ def _cholesky(matrix: Tensor, rho: float) -> Tensor:
     matrix.diagonal(dim1=-2, dim2=-1).add_(rho)
     factor: Tensor = torch.linalg.cholesky(matrix)
     return factor
+
+
+ENTRY = Metric(needs="maps", score=di)

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from secateur.scoring.metrics.evidence import Gradients
+from secateur.scoring.evidence import Gradients
+from secateur.scoring.metrics import Metric
 
 
 def fisher(gradients: Gradients) -> Tensor:
@@ -12,3 +13,6 @@ def fisher(gradients: Gradients) -> Tensor:
     and gradient are those that the unit's readers see; a channel with several readers adds them up.
     """
     return gradients.effect_squares / (2 * gradients.images)
+
+
+ENTRY = Metric(needs="gradients", score=fisher)

@@ -1,9 +1,10 @@
-"""Filter pruning via geometric median (He et al. 2019)."""
+"""Distance from the geometric median of the filters (He et al. 2019)."""
 
 import torch
 from torch import Tensor
 
-from secateur.scoring.metrics.evidence import Filters
+from secateur.scoring.evidence import Filters
+from secateur.scoring.metrics import Metric
 
 
 def fpgm(filters: Filters) -> Tensor:
@@ -12,3 +13,6 @@ def fpgm(filters: Filters) -> Tensor:
     The filters with the smallest sums lie nearest to the geometric median: the others can stand in for them.
     """
     return torch.cdist(filters.weights, filters.weights).sum(1)  # [n, n] -> [n]
+
+
+ENTRY = Metric(needs="filters", score=fpgm)

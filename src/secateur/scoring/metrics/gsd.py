@@ -1,9 +1,10 @@
-"""Generalised symmetric divergence, the paper's winning metric."""
+"""Generalised symmetric divergence, the paper's metric."""
 
 from torch import Tensor
 
-from secateur.scoring.metrics.binary import Partition, one_versus_rest
-from secateur.scoring.metrics.evidence import Channels
+from secateur.scoring.evidence import Channels
+from secateur.scoring.metrics import Metric
+from secateur.scoring.one_versus_rest import Partition, one_versus_rest
 
 
 def gsd(channels: Channels, ridge: float = 0.05) -> Tensor:
@@ -19,3 +20,6 @@ def gsd(channels: Channels, ridge: float = 0.05) -> Tensor:
         return 0.5 * ratio + 0.5 * p.gap.square() / (v + w + ridge) - 1
 
     return one_versus_rest(channels.moments, divergence)
+
+
+ENTRY = Metric(needs="moments", score=gsd)

@@ -1,8 +1,9 @@
-"""Ours: the paper's metric, weighed by what the readers do with a channel."""
+"""(G-SD + 1) x norm of the readers' weights."""
 
 from torch import Tensor
 
-from secateur.scoring.metrics.evidence import Channels
+from secateur.scoring.evidence import Channels
+from secateur.scoring.metrics import Metric
 from secateur.scoring.metrics.gsd import gsd
 
 
@@ -13,3 +14,6 @@ def gsd_reader(channels: Channels, ridge: float = 0.05) -> Tensor:
     lowest (a dead channel under a ridge), so the first factor is never negative.
     """
     return (gsd(channels, ridge) + 1) * channels.reader_norms.sqrt()
+
+
+ENTRY = Metric(needs="moments", score=gsd_reader)

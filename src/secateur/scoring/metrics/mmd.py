@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from secateur.errors import ScoreError
-from secateur.scoring.metrics.evidence import Maps
+from secateur.scoring.evidence import Maps
+from secateur.scoring.metrics import Metric
 
 
 def mmd(maps: Maps, sigma: float | Literal["median"] = 1.0) -> Tensor:
@@ -65,3 +66,6 @@ def _discrepancy(blocks: Tensor, counts: Tensor) -> Tensor:
     within_rest = total - 2 * row + own
     two = own / counts.square() + within_rest / rest.square() - 2 * (row - own) / (counts * rest)
     return two.mean(1)
+
+
+ENTRY = Metric(needs="maps", score=mmd)

@@ -1,8 +1,9 @@
-"""Ours: how much of a channel its readers take up."""
+"""Mean square of the activations x squared norm of the readers' weights; needs no labels."""
 
 from torch import Tensor
 
-from secateur.scoring.metrics.evidence import Channels
+from secateur.scoring.evidence import Channels
+from secateur.scoring.metrics import Metric
 
 
 def reader_energy(channels: Channels) -> Tensor:
@@ -13,3 +14,6 @@ def reader_energy(channels: Channels) -> Tensor:
     """
     count, mean, m2 = channels.moments.total()
     return (m2 / count + mean.square()) * channels.reader_norms
+
+
+ENTRY = Metric(needs="moments", score=reader_energy)

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from secateur.scoring.metrics.evidence import Gradients
+from secateur.scoring.evidence import Gradients
+from secateur.scoring.metrics import Metric
 
 
 def taylor(gradients: Gradients) -> Tensor:
@@ -13,3 +14,6 @@ def taylor(gradients: Gradients) -> Tensor:
     sum of them ranks filters far worse (docs/metrics.md).
     """
     return (gradients.weights * gradients.weight_gradients).abs().sum(1)
+
+
+ENTRY = Metric(needs="gradients", score=taylor)

@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from secateur.scoring.metrics.binary import Partition, one_versus_rest
-from secateur.scoring.metrics.evidence import Channels
+from secateur.scoring.evidence import Channels
+from secateur.scoring.metrics import Metric
+from secateur.scoring.one_versus_rest import Partition, one_versus_rest
 
 
 def ttest(channels: Channels, ridge: float = 1e-4) -> Tensor:
@@ -17,3 +18,6 @@ def ttest(channels: Channels, ridge: float = 1e-4) -> Tensor:
         return p.gap.abs() / (noise + ridge).sqrt()
 
     return one_versus_rest(channels.moments, statistic)
+
+
+ENTRY = Metric(needs="moments", score=ttest)

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from secateur.scoring.moments import ClassMoments
-
-# moments:   Channels, at each tap; the unit scores the maximum over its taps
-# maps:      Maps, at each tap, of a sample of images; the maximum over taps as well
-# filters:   Filters of the whole unit
-# gradients: Gradients of the whole unit, from a pass with a backward
-# nothing:   the unit's name and width alone
-Need = Literal["moments", "maps", "filters", "gradients", "nothing"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +65,3 @@ class Bare:
 
     unit: str
     width: int
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A named way to score channels: `score(evidence, **options)` gives one number a channel, higher means keep."""
-
-    name: str
-    needs: Need
-    score: Callable[..., Tensor]
-    about: str
