@@ -29,7 +29,6 @@ console = Console(highlight=False)
 complaints = Console(stderr=True, highlight=False)
 
 EXIT_ERROR = 1  # something secateur knows to be wrong: bad input, a missing file, a target out of reach
-EXIT_USAGE = 2  # typer's own: an unknown option, a missing argument
 EXIT_INTERRUPTED = 130
 
 

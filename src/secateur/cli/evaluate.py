@@ -10,25 +10,21 @@ from typing import Annotated
 import typer
 
 from secateur.cli.common import complaints, console, friendly, progress
-from secateur.cli.options import Data, DataRoot, Device, HeldOut, Mean, Model, Size, Std, Workers
+from secateur.cli.from_settings import options_from_settings
+from secateur.cli.options import DeviceOptions, Model, RequiredData
 
 
 @friendly
+@options_from_settings
 def command(
     model: Model,
-    data: Data,
+    data: RequiredData,
+    device: DeviceOptions,
     weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th).")] = None,
     pruned: Annotated[Path | None, typer.Option(help="Folder of MODEL pruned: plan.json, model.safetensors.")] = None,
     part: Annotated[str, typer.Option(help="Which images: test, holdout or train.")] = "test",
-    holdout: HeldOut = "train:0.1",
-    data_root: DataRoot = None,
-    mean: Mean = None,
-    std: Std = None,
-    size: Size = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 256,
     limit: Annotated[int | None, typer.Option(help="At most so many images, the same share of each class.")] = None,
-    workers: Workers = 0,
-    device: Device = None,
     seed: Annotated[int, typer.Option(help="Chooses held-out images and the sample of --limit.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
@@ -42,9 +38,8 @@ def command(
     """
     import torch
 
-    from secateur.base.processes import best_device, usable
     from secateur.channels.files import load
-    from secateur.cli.opening import open_data, open_model
+    from secateur.cli.opening import open_model
     from secateur.errors import DataError
     from secateur.measuring.accuracy import evaluate, too_good
 
@@ -52,19 +47,19 @@ def command(
         raise DataError("--pruned brings its own weights: give either --weights or --pruned")
     if part not in ("test", "holdout", "train"):
         raise DataError(f"--part should be test, holdout or train, not {part!r}")
-    images = open_data(data, model, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
+    images = data.open(model, seed)
     network = open_model(model, images, weights, seed=seed)
     if pruned is not None:
         network = load(pruned, network)
-    network.to(usable(device or best_device()), memory_format=torch.channels_last)  # type: ignore[call-overload]
-    loader = images.loader(part, batch_size, limit=limit, seed=seed, workers=workers)  # type: ignore[arg-type]
+    network.to(device.pick(), memory_format=torch.channels_last)  # type: ignore[call-overload]
+    loader = images.loader(part, batch_size, limit=limit, seed=seed)  # type: ignore[arg-type]
     start = time.perf_counter()
     with progress() as bar:
         task = bar.add_task(f"{part} images", total=len(loader), note="")
         found = evaluate(network, loader, progress=lambda done, _total: bar.update(task, completed=done))
     seconds = time.perf_counter() - start
     if as_json:
-        words = {"model": model, "data": data, "part": part, "top1": found.top1, "top5": found.top5}
+        words = {"model": model, "data": data.data, "part": part, "top1": found.top1, "top5": found.top5}
         console.print_json(json.dumps({**words, "loss": found.loss, "images": found.images, "seconds": seconds}))
     else:
         console.print(f"{model} on {images.name}, {part}: {found.images:,} images")

@@ -21,6 +21,7 @@ import typer
 from secateur.base.options import Option, options_of
 
 EVERYDAY = "Everyday options"
+GROUPS = ("Goal", "Channels", "Layers", "Repair", "Retraining", "Data", "Output")  # their order in --help
 
 
 def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,7 +37,7 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
             spread += [(about, _parameter(kind, field, about)) for field, about in _shown(kind)]
         else:
             plain.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
-    spread.sort(key=lambda pair: not pair[0].everyday)  # stable: groups stay in the order of their fields
+    spread.sort(key=lambda pair: _place(pair[0]))  # stable: options of a group stay in the order of their fields
 
     @functools.wraps(verb)
     def run(**values: Any) -> Any:
@@ -55,11 +56,18 @@ def _shown(kind: type[Any]) -> list[tuple[dataclasses.Field[Any], Option]]:
     return [(field, about) for field, about in options_of(kind) if not about.hidden]
 
 
+def _place(about: Option) -> tuple[bool, int]:
+    """Everyday options come first, then the groups in their order, then groups of a verb's own."""
+    return not about.everyday, GROUPS.index(about.group) if about.group in GROUPS else len(GROUPS)
+
+
 def _parameter(kind: type[Any], field: dataclasses.Field[Any], about: Option) -> inspect.Parameter:
     annotation = get_type_hints(kind)[field.name]
-    default = field.default if field.default is not dataclasses.MISSING else None
+    default = field.default
+    if default is dataclasses.MISSING:
+        default = inspect.Parameter.empty if _required(field) else None
     if about.parse is not None:
-        annotation, default = str | None, None
+        annotation, default = (str, default) if _required(field) else (str | None, None)
     elif get_origin(annotation) is tuple:
         annotation, default = list[get_args(annotation)[0]] | None, None  # type: ignore[misc]
     elif any(get_origin(part) is Literal for part in (annotation, *get_args(annotation))):  # `check` names the choices
@@ -71,9 +79,13 @@ def _parameter(kind: type[Any], field: dataclasses.Field[Any], about: Option) ->
     )
 
 
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
 def _value(field: dataclasses.Field[Any], about: Option, typed: Any) -> Any:
     if typed is None:
-        return None if field.default is dataclasses.MISSING else field.default
+        return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if about.parse is not None:
         return about.parse(typed)
     return tuple(typed) if isinstance(typed, list) else typed

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from secateur.channels.plan import Plan
+    from secateur.zoo.data import ImageData
 
 CLASSES: Mapping[str, int] = {"digits": 10, "mnist": 10, "cifar10": 10, "cifar100": 100, "imagenet": 1000}
 
@@ -46,6 +47,25 @@ def open_network(typed: str, *, model: str | None = None, classes: int | None = 
         raise FileError(f"{typed} is a folder without plan.json; a pruned network has plan.json and model.safetensors")
     name, _, weights = typed.partition("=")
     return _by_name(name, Path(weights) if weights else None, classes)
+
+
+def trained_networks(
+    models: list[str], weights: Path | None, found: ImageData, device: str | None, seed: int
+) -> dict[str, nn.Module]:
+    """name -> trained network, on the device."""
+    from secateur.cli.opening import open_model
+    from secateur.cli.options import DeviceOptions
+
+    home = DeviceOptions(device).pick()
+    networks = {}
+    for text in models:
+        name, _, own = text.partition("=")
+        file = Path(own) if own else weights if len(models) == 1 else None
+        if file is None and (":" not in name or name.startswith(("torchvision:", "timm:"))):
+            raise ModelError(f"a study needs trained networks: give the weight file of {name} as {name}=FILE")
+        label = name if name not in networks else f"{name} ({Path(own).stem})"
+        networks[label] = open_model(name, found, file, seed=seed).to(home)
+    return networks
 
 
 def _by_name(name: str, weights: Path | None, classes: int | None) -> Network:

@@ -42,7 +42,7 @@ def open_data(
         root,
         mean=numbers(mean, "--mean"),
         std=numbers(std, "--std"),
-        size=_side(model) if size is None else size,
+        size=input_size(model) if size is None else size,
         holdout=holdout,
         seed=seed,
     )
@@ -61,8 +61,8 @@ def open_model(name: str, data: ImageData, weights: Path | None = None, *, seed:
     return model
 
 
-def _side(model: str) -> int | None:
-    """Pixels a side that the network is made for; None for a user's own, which may take any."""
+def input_size(model: str) -> int | None:
+    """Height and width of the images that the model takes; None for the user's own model, which may take any size."""
     from secateur.zoo.models import config
 
     known = ":" not in model or model.split(":")[0] in ("torchvision", "timm")

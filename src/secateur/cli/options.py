@@ -1,25 +1,119 @@
-"""Options that several verbs take, said once."""
+"""Options that several verbs share.
+
+Options that belong together are a dataclass (`DataOptions`, `DeviceOptions`), which `options_from_settings` turns into
+command line options; a single option is a type alias. Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
+import os
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from secateur.base.options import check, option
+from secateur.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from secateur.zoo.data import ImageData
+
+DATA_HELP = "digits, mnist, cifar10, cifar100, imagenet:PATH or folder:PATH."
+HOLDOUT_HELP = "Held-out images: train:SHARE, test:SHARE or none."
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The data set: its name, where it is, and how its images are prepared and divided."""
+
+    data: str = option("digits", DATA_HELP, group="Data")
+    holdout: str = option("train:0.1", HOLDOUT_HELP, group="Data")
+    data_root: Path | None = option(None, "Folder that holds the data set.", group="Data")
+    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406.", group="Data")
+    std: str | None = option(None, "Standard deviation to divide by.", group="Data")
+    size: int | None = option(None, "Height and width of the images in pixels.", group="Data")
+    workers: int = option(0, "Number of processes that decode image files.", group="Data", least=0)
+
+    def open(self, model: str, seed: int = 0) -> ImageData:
+        """The data set, with images of the size that the model takes unless `size` is given."""
+        from secateur.cli.opening import input_size
+
+        return self.load(input_size(model) if self.size is None else self.size, seed)
+
+    def load(self, size: int | None = None, seed: int = 0) -> ImageData:
+        """The data set with images of this size (None: their own). `seed` chooses the held-out images."""
+        from secateur.cli.opening import numbers
+        from secateur.zoo.data import load
+
+        check(self, DataError)
+        return load(
+            self.data,
+            self.data_root,
+            mean=numbers(self.mean, "--mean"),
+            std=numbers(self.std, "--std"),
+            size=size,
+            holdout=self.holdout,
+            workers=self.workers,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class EverydayData(DataOptions):
+    """A data set whose name is listed among the everyday options, where a verb has many options."""
+
+    data: str = option("digits", DATA_HELP, group="Data", everyday=True)
+
+
+@dataclass(frozen=True)
+class RequiredData(DataOptions):
+    """A data set that the user must name."""
+
+    data: str = option(MISSING, DATA_HELP, group="Data")
+
+
+@dataclass(frozen=True)
+class UndividedData(DataOptions):
+    """A data set of which no images are held out, unless the user asks for it."""
+
+    holdout: str = option("none", HOLDOUT_HELP, group="Data")
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """The device that computes."""
+
+    device: str | None = option(None, "cpu, cuda, cuda:1, ...; the best available by default.", group="Data")
+
+    def pick(self) -> torch.device:
+        """The device asked for, or the best available. Each process that torchrun started gets its own."""
+        from secateur.base.processes import best_device, usable
+
+        found = usable(self.device) if self.device else best_device()
+        if found.type != "cpu" and ":" not in str(self.device) and "LOCAL_RANK" in os.environ:
+            return usable(f"{found.type}:{os.environ['LOCAL_RANK']}")
+        return found
+
+
 Augment = Annotated[bool, typer.Option(help="Random crops and flips in retraining.")]
-Classes = Annotated[int | None, typer.Option(help="Its classes, if they are not the usual number.")]
-Data = Annotated[str, typer.Option(help="digits, mnist, cifar10, cifar100, imagenet:PATH, folder:PATH.")]
+Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default.")]
+Data = Annotated[str, typer.Option(help=DATA_HELP)]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the data set.")]
-DecidingImages = Annotated[str, typer.Option(help="Images for decisions: train:SHARE or test:SHARE.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the best there is by default.")]
-Exact = Annotated[bool, typer.Option(help="All held-out images for all units: no racing.")]
-HeldOut = Annotated[str, typer.Option(help="Held-out images: train:SHARE, test:SHARE or none.")]
+DecidingImages = Annotated[str, typer.Option(help="Held-out images that decide: train:SHARE or test:SHARE.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; the best available by default.")]
+Exact = Annotated[bool, typer.Option(help="Evaluate every unit on all held-out images: no racing.")]
+HeldOut = Annotated[str, typer.Option(help=HOLDOUT_HELP)]
 LearningRate = Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's.")]
 Mean = Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")]
 Model = Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")]
-Size = Annotated[int | None, typer.Option(help="Side of the images in pixels.")]
-Std = Annotated[str | None, typer.Option(help="Deviation to divide by.")]
-Streams = Annotated[str, typer.Option(help="Additions: select or coupled.")]
-Weights = Annotated[Path | None, typer.Option(help="The trained network's weights.")]
-Workers = Annotated[int, typer.Option(help="Processes that decode image files.")]
+Size = Annotated[int | None, typer.Option(help="Height and width of the images in pixels.")]
+Std = Annotated[str | None, typer.Option(help="Standard deviation to divide by.")]
+Streams = Annotated[
+    str,
+    typer.Option(help="Residual channels: each reader selects its own (select), or all drop them together (coupled)."),
+]
+Weights = Annotated[Path | None, typer.Option(help="Weight file of the trained network.")]
+Workers = Annotated[int, typer.Option(help="Number of processes that decode image files.")]

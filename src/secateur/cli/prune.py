@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import console, friendly, phases, progress
+from secateur.cli.common import console, friendly, phases
+from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.options import (
     Augment,
     Data,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from secateur.zoo.data import ImageData
 
 GOALS = ("target", "macs", "params", "max_drop", "ratio")
-DEMO_MODEL, DEMO_DATA, DEMO_EPOCHS = "resnet8", "digits", 30
 DEMO = {"target": 0.5, "rounds": 2, "k": 4, "epochs": 24, "lr": 0.02, "augment": False, "distill": True}
 
 
@@ -231,42 +231,6 @@ def _network(asked: dict[str, Any], images: ImageData, rank: int) -> nn.Module:
         f"pruning starts from a trained network: pass --weights FILE with the weights of {name}. "
         f"To train one first: secateur train --model {name} --data {asked['data']}"
     )
-
-
-def demo_network(images: ImageData, seed: int = 0, rank: int = 0) -> nn.Module:
-    """The demo's network: from where it was kept, or trained now and kept for the next time."""
-    from safetensors.torch import save
-
-    from secateur.base.atomic_files import write_atomically
-    from secateur.cli.opening import open_model
-    from secateur.training.fit import fit
-
-    kept = Path("runs") / f"base-{DEMO_MODEL}-{DEMO_DATA}" / "model.safetensors"
-    if kept.exists():
-        return open_model(DEMO_MODEL, images, kept, seed=seed)
-    network = open_model(DEMO_MODEL, images, seed=seed)
-    with progress() as bar:
-        task = bar.add_task("train the network to prune", total=None, note="", visible=rank == 0)
-
-        def show(news: Any) -> None:
-            done = (news.epoch - 1) * news.steps + news.step
-            bar.update(task, completed=done, total=news.epochs * news.steps, note=f"loss {news.loss:.3f}")
-
-        fitted = fit(
-            network,
-            images.loader("train", 64, shuffle=True, seed=seed),
-            images.loader("holdout", 256),
-            preset="cosine",
-            epochs=DEMO_EPOCHS,
-            seed=seed,
-            checkpoint_dir=kept.parent,
-            progress=show,
-        )
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in fitted.model.state_dict().items()}
-    if rank == 0:
-        write_atomically(kept, save(tensors))
-        console.print(f"trained {DEMO_MODEL} on {DEMO_DATA}, kept in {kept}")
-    return fitted.model
 
 
 # -- what is said at the end

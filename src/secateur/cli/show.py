@@ -209,8 +209,8 @@ def _open(
 
     from secateur.base.processes import best_device, usable
     from secateur.channels.graph import trace
+    from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
     from secateur.cli.opening import open_data, open_model
-    from secateur.cli.prune import DEMO_DATA, DEMO_MODEL, demo_network
     from secateur.errors import DataError
 
     if part not in ("train", "holdout", "test"):

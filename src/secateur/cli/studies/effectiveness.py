@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from secateur.cli.common import console, friendly, names_in, phases
 from secateur.cli.options import Augment, Data, DataRoot, Device, LearningRate, Mean, Size, Std, Streams, Workers
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from secateur.zoo.data import ImageData
 
 
 @friendly
@@ -62,8 +57,9 @@ def command(
     """
     from secateur.base.batches import device_of
     from secateur.cli.columns import columns
+    from secateur.cli.networks import trained_networks
     from secateur.cli.opening import numbers, open_data
-    from secateur.cli.studies.common import say_where, study_folder, typed
+    from secateur.cli.studies.common import about_images, say_where, study_folder, typed
     from secateur.studies.effectiveness_study import effectiveness
     from secateur.studies.fast_evaluate import BATCH
 
@@ -102,36 +98,6 @@ def command(
         titles, lines = _table(rows)
         console.print(columns(titles, lines, numbers=titles[2:]), markup=False, soft_wrap=True)
         say_where(folder)
-
-
-def about_images(
-    data: str, found: ImageData, holdout: str, limit: int | None, augment: bool, batch_size: int
-) -> dict[str, Any]:
-    """What makes the images the same again."""
-    taken = {"data": data, "mean": found.mean, "std": found.std, "size": found.shape[-1], "holdout": holdout}
-    return {**taken, "limit": limit, "augment": augment, "batch_size": batch_size}
-
-
-def trained_networks(
-    models: list[str], weights: Path | None, found: ImageData, device: str | None, seed: int
-) -> dict[str, nn.Module]:
-    """name -> trained network, on the device."""
-    from secateur.base.processes import best_device, usable
-    from secateur.cli.opening import open_model
-    from secateur.errors import ModelError
-
-    home = usable(device) if device else best_device()
-    if home.type != "cpu" and ":" not in str(device) and "LOCAL_RANK" in os.environ:
-        home = usable(f"{home.type}:{os.environ['LOCAL_RANK']}")
-    networks = {}
-    for text in models:
-        name, _, own = text.partition("=")
-        file = Path(own) if own else weights if len(models) == 1 else None
-        if file is None and (":" not in name or name.startswith(("torchvision:", "timm:"))):
-            raise ModelError(f"the study is of trained networks: say where the weights of {name} are, as {name}=FILE")
-        label = name if name not in networks else f"{name} ({Path(own).stem})"
-        networks[label] = open_model(name, found, file, seed=seed).to(home)
-    return networks
 
 
 def _metric(text: str) -> Any:

@@ -70,9 +70,9 @@ def command(
         secateur study sensitivity resnet56=w.safetensors --start runs/prune
     """
     from secateur.cli.columns import columns
+    from secateur.cli.networks import trained_networks
     from secateur.cli.opening import open_data
-    from secateur.cli.studies.common import say_where, study_folder, typed
-    from secateur.cli.studies.effectiveness import about_images, trained_networks
+    from secateur.cli.studies.common import about_images, say_where, study_folder, typed
     from secateur.studies.sensitivity_study import sensitivity
 
     name = model.partition("=")[0]

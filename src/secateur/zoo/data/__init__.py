@@ -48,6 +48,7 @@ class ImageData:
     parts: Mapping[Part, Images]
     mirror: bool
     max_corrupt: int
+    workers: int = 0
 
     def count(self, part: Part) -> int:
         """How many images a part has; 0 for one that is absent."""
@@ -61,7 +62,7 @@ class ImageData:
         augment: bool = False,
         shuffle: bool = False,
         seed: int = 0,
-        workers: int = 0,
+        workers: int | None = None,
         limit: int | None = None,
         rank: int = 0,
         world: int = 1,
@@ -70,7 +71,7 @@ class ImageData:
 
         augment: pad, crop and mirror (in memory), random-resized crop and mirror (files).
         limit: at most so many images, the same share of every class, chosen by `seed`.
-        workers: processes that decode files; images in memory need none.
+        workers: number of processes that decode files, instead of the data set's own; images in memory need none.
         rank, world: this process among all that share the part, each with images of its own.
         """
         images = self._part(part)
@@ -83,7 +84,12 @@ class ImageData:
         if isinstance(images, MemoryImages):
             return MemoryLoader(images, *common, augment=augment, mirror=self.mirror)
         return FileLoader(
-            images, *common, size=self.shape[1], augment=augment, workers=workers, max_corrupt=self.max_corrupt
+            images,
+            *common,
+            size=self.shape[1],
+            augment=augment,
+            workers=self.workers if workers is None else workers,
+            max_corrupt=self.max_corrupt,
         )
 
     def _part(self, part: Part) -> Images:
@@ -102,6 +108,7 @@ def load(
     size: int | None = None,
     holdout: str = "train:0.1",
     seed: int = 0,
+    workers: int = 0,
     max_corrupt: int = 20,
 ) -> ImageData:
     """Open a data set by name.
@@ -111,6 +118,7 @@ def load(
     size: side of the images in pixels; they are resized (in memory) or cropped to it (files).
     holdout: `train:SHARE`, `test:SHARE` (decide on a share of the test set, report on the rest) or `none`.
     seed: chooses the held-out images.
+    workers: number of processes that decode image files.
     max_corrupt: how many files may fail to decode before it is an error.
     """
     if size is not None and size < 1:
@@ -126,6 +134,7 @@ def load(
         parts=MappingProxyType(_parts(found, held, seed)),
         mirror=found.mirror,
         max_corrupt=max_corrupt,
+        workers=workers,
     )
 
 

@@ -1,0 +1,109 @@
+"""Command line options made from dataclasses of settings: help, groups, types, parsing and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from secateur.base.options import option
+from secateur.cli.from_settings import options_from_settings
+
+
+def doubled(text: str) -> int:
+    return 2 * int(text)
+
+
+@dataclass(frozen=True)
+class Oven:
+    heat: int = option(180, "Degrees.", group="Goal", everyday=True)
+    trays: tuple[str, ...] = option((), "Trays to use.", group="Layers")
+    mode: Literal["fan", "grill"] | None = option(None, "Fan or grill.", group="Channels")
+    minutes: int | None = option(None, "Twice this number.", group="Goal", parse=doubled)
+    fan: bool = option(False, "Blow.", group="Goal")
+    secret: int = option(7, "Only Python can give this one.", hidden=True)
+    unlisted: int = 8
+
+
+@dataclass(frozen=True)
+class Plate:
+    size: int = option(MISSING, "Centimetres.", group="Output")
+    extras: list[str] = option(["salt"], "Extras.", group="Own group", hidden=True)
+
+
+def run(*words: str) -> tuple[Result, dict[str, Any]]:
+    heard: dict[str, Any] = {}
+
+    @options_from_settings
+    def verb(
+        plate: Plate,
+        oven: Oven,
+        name: Annotated[str, typer.Argument(help="What to bake.")],
+        note: Annotated[str, typer.Option(help="A remark.")] = "none",
+    ) -> None:
+        """Bake something."""
+        heard.update(plate=plate, oven=oven, name=name, note=note)
+
+    app = typer.Typer()
+    app.command()(verb)
+    return CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(app, list(words)), heard
+
+
+def test_defaults() -> None:
+    result, heard = run("bread", "--size", "3")
+    assert result.exit_code == 0, result.output
+    assert heard == {"plate": Plate(3, ["salt"]), "oven": Oven(180, (), None, None, False, 7, 8)} | {
+        "name": "bread",
+        "note": "none",
+    }
+
+
+def test_values() -> None:
+    typed = "--size 3 --heat 200 --trays a --trays b --mode grill --minutes 21 --fan --note hot"
+    result, heard = run("bread", *typed.split())
+    assert result.exit_code == 0, result.output
+    assert heard["oven"] == Oven(200, ("a", "b"), "grill", 42, True) and heard["note"] == "hot"
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["bread"], "Missing option '--size'"),
+        (["bread", "--size", "big"], "Invalid value for '--size'"),
+        (["bread", "--size", "3", "--secret", "1"], "No such option: --secret"),
+        (["bread", "--size", "3", "--unlisted", "1"], "No such option: --unlisted"),
+        (["bread", "--size", "3", "--extras", "x"], "No such option: --extras"),
+        (["--size", "3"], "Missing argument"),
+    ],
+)
+def test_mistakes_are_usage_errors(words: list[str], complaint: str) -> None:
+    result, heard = run(*words)
+    assert result.exit_code == 2 and complaint.lower() in result.stderr.lower() and not heard
+
+
+def test_help_has_titled_groups_in_their_order() -> None:
+    """Everyday options first; then Goal, Channels, Layers and Output, whatever the order of fields and classes."""
+    shown = run("--help")[0].stdout.splitlines()
+    titles = [line.strip("╭╮─ ") for line in shown if line.startswith("╭")]
+    assert titles == ["Arguments", "Options", "Everyday options", "Goal", "Channels", "Layers", "Output"]
+
+    def panel_of(words: str) -> str:
+        row = next(i for i, line in enumerate(shown) if words in line)
+        return titles[sum(line.startswith("╭") for line in shown[:row]) - 1]
+
+    expected = {
+        "--heat": "Everyday options",
+        "--minutes": "Goal",
+        "--fan": "Goal",
+        "--mode": "Channels",
+        "--trays": "Layers",
+        "--size": "Output",
+        "--note": "Options",
+        "Twice this number.": "Goal",
+        "[default: 180]": "Everyday options",
+    }
+    assert {words: panel_of(words) for words in expected} == expected
+    assert "secret" not in "".join(shown) and "Only Python" not in "".join(shown)
