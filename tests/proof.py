@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import secateur as sc
 
 Example = Any  # a tensor, a tuple of positional arguments or a dict of keyword arguments
 Keep = dict[str, list[int]]
+Bounds = tuple[float, float]
 
 # What FlopCounterMode may call a convolution or a linear layer (bmm is attention, not a layer).
 LAYER_OPS = {"convolution", "_convolution", "addmm", "mm"}
@@ -111,6 +112,35 @@ def counted_macs(model: nn.Module, example: Example) -> int:
     flops = sum(count for op, count in by_op.items() if str(op).split(".")[-1] in LAYER_OPS)
     assert flops % 2 == 0
     return flops // 2
+
+
+def accuracy_bounds(model: nn.Module, batches: Iterable[tuple[Any, Tensor]], rounding: float = 1e-5) -> Bounds:
+    """Lowest and highest top-1 accuracy that a computation with other rounding may find for this network.
+
+    Each logit may move by `rounding` times the largest logit of its batch, so an image whose label leads or trails by
+    less than twice that counts as either. Without such images both bounds are equal. The default is for float32, in
+    which one sum in another order differs by about 1e-7 of its terms and a few layers by about 1e-6: ten times that.
+    """
+    surely, perhaps, images = 0, 0, 0
+    for inputs, labels in batches:
+        (logits,) = outputs(model.eval(), inputs)
+        chosen = torch.nn.functional.one_hot(labels, logits.shape[1]).bool()
+        lead = logits[chosen] - logits.masked_fill(chosen, -torch.inf).amax(1)
+        near = 2 * rounding * logits.abs().max()
+        surely, perhaps, images = (
+            surely + int((lead > near).sum()),
+            perhaps + int((lead >= -near).sum()),
+            images + len(lead),
+        )
+    return surely / images, perhaps / images
+
+
+def assert_accuracy(
+    found: float, model: nn.Module, batches: Iterable[tuple[Any, Tensor]], rounding: float = 1e-5, printed: float = 1e-9
+) -> None:
+    """`found` is the top-1 accuracy of the network as a fraction, by whatever route; `printed`: to how many places."""
+    low, high = accuracy_bounds(model, batches, rounding)
+    assert low - printed <= found <= high + printed, f"{found} is not between {low} and {high}"
 
 
 def batch_of(example: Example) -> int:

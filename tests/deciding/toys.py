@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 import secateur as sc
 from secateur.scoring.scores import Scores
-from tests.proof import call, counted_macs
+from tests.proof import Bounds, accuracy_bounds, call, counted_macs
 
 Batch = tuple[Any, Tensor]
 
@@ -97,15 +97,13 @@ def without_weakest(unit: sc.Unit, values: Any, removed: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Literal:
-    """What Algorithm 1 finds, line by line."""
+    """What Algorithm 1 finds, line by line, before it chooses units."""
 
     floss: dict[str, float]
     removed: dict[str, int]
     stopped: dict[str, bool]
-    accuracy: dict[str, float]
+    accuracy: dict[str, Bounds]  # with room for rounding
     loss: dict[str, float]
-    chosen: list[str]
-    pruned: nn.Module
 
 
 def algorithm_1(
@@ -116,7 +114,6 @@ def algorithm_1(
     pairs: list[Batch],
     example: Any,
     *,
-    k: int,
     alpha: float,
 ) -> Literal:
     """Every M_l^-1 and M_l^-n is built, counted by PyTorch's own counter, and evaluated."""
@@ -136,8 +133,6 @@ def algorithm_1(
         removed[name] = max(0, min(g * round(exact / g), most))
         stopped[name] = g * round(exact / g) > most
         if removed[name]:
-            accuracy[name], loss[name] = measured(smaller(name, removed[name]), pairs)
-    chosen = sorted(accuracy, key=lambda n: (-accuracy[n], loss[n]))[:k]
-    keep = {n: without_weakest(graph.units[n], scores.values[n], removed[n]) for n in chosen}
-    pruned = sc.prune(graph, sc.Plan.of(graph, keep))
-    return Literal(floss, removed, stopped, accuracy, loss, chosen, pruned)
+            accuracy[name] = accuracy_bounds(smaller(name, removed[name]), pairs)
+            loss[name] = measured(smaller(name, removed[name]), pairs)[1]
+    return Literal(floss, removed, stopped, accuracy, loss)

@@ -19,7 +19,7 @@ from secateur.errors import DataError, DecideError, RunError, ScoreError
 from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.running.compress import check_base, compress
 from secateur.scoring.evidence import Channels
-from tests.proof import counted_macs, same_state
+from tests.proof import assert_accuracy, counted_macs, same_state
 from tests.running.toys import HOLDOUT, QUICK, TEST, TRAIN, fresh, run, trained
 
 EXAMPLE = torch.zeros(1, 3, 6, 6)
@@ -54,8 +54,8 @@ def test_the_main_job(tmp_path: Path) -> None:
     assert summary["before"]["macs"] == MACS and summary["before"]["params"] == PARAMS
     assert (summary["after"]["macs"], summary["after"]["params"]) == (left, weights(result.model))
     for part, loader in (("holdout", HOLDOUT), ("test", TEST)):
-        assert summary["before"][part]["top1"] == evaluate(model, loader).top1
-        assert summary["after"][part]["top1"] == evaluate(result.model, loader).top1
+        assert_accuracy(summary["before"][part]["top1"], model, loader)
+        assert_accuracy(summary["after"][part]["top1"], result.model, loader)
     assert set(summary["before"]["latency"]) == {"1", "64"}
     assert summary["after"]["bytes"] == sum(t.numel() * t.element_size() for t in result.model.state_dict().values())
     assert {"score", "sensitivity", "decide", "prune", "retrain"} <= summary["seconds"].keys()
@@ -197,10 +197,15 @@ def test_repair_and_distillation_run(words: dict[str, Any]) -> None:
 def test_retraining_and_repair_do_good() -> None:
     cut = run(ratio=0.6, metric="random", epochs=0).rounds[0]
     assert cut.after == cut.pruned and cut.before.top1 > cut.pruned.top1 + 0.05
-    again = run(ratio=0.6, metric="random", epochs=4).rounds[0]
+    result = run(ratio=0.6, metric="random", epochs=4)
+    again = result.rounds[0]
     assert again.pruned == cut.pruned and again.after.loss < cut.after.loss and again.after.top1 > cut.after.top1
     assert [epoch.number for epoch in again.retraining] == [1, 2, 3, 4] and cut.retraining == ()
-    assert again.retraining[-1].holdout == again.after  # the last epoch's network is the round's
+    # The last epoch's network is the round's. It is evaluated in channels_last there, and in plain memory afterwards.
+    last = again.retraining[-1].holdout
+    assert last is not None and last.loss == pytest.approx(again.after.loss, rel=1e-5)
+    for accuracy in (last, again.after):
+        assert_accuracy(accuracy.top1, result.model, HOLDOUT)
     assert again.seconds["retrain"] >= sum(epoch.seconds for epoch in again.retraining) - 0.001
     assert type(again).from_dict(json.loads(json.dumps(again.to_dict()))) == again
     repaired = run(ratio=0.6, metric="random", epochs=0, repair="solve").rounds[0]

@@ -8,15 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_model
 
 import secateur as sc
 from secateur.channels.plan import Plan
+from secateur.scoring.scores import Scores, load_scores
 from secateur.training.fit import fit
 from secateur.zoo.data import load
 from secateur.zoo.models import create
-from tests.proof import counted_macs
+from tests.proof import assert_accuracy, counted_macs
 from tests.running.toys import trained
 from tests.running.two import CASES, WEIGHTS, prune
 
@@ -46,17 +49,30 @@ def test_two_processes_plan_as_one_does(tmp_path: Path) -> None:
     assert both[0] == both[1] and set(both[0]) == set(CASES)
     for name, words in CASES.items():
         _, plan = prune(tmp_path / WEIGHTS, tmp_path / "one" / name, 0, 1, **words)
-        assert both[0][name][1] == plan, name
-        assert any(Plan.from_json(plan).removed().values())
+        one, two = Plan.from_json(plan), Plan.from_json(both[0][name][1])
+        (scores,) = load_scores(tmp_path / "one" / name / "round-01").values()
+        assert_same_plan(one, two, scores)
+        assert any(one.removed().values())
     for name in ("exact", "race"):
-        one, two = (
+        first, second = (
             json.loads((f / name / "round-01" / "sensitivity.json").read_text()) for f in (tmp_path / "one", tmp_path)
         )
-        assert one["tried"].keys() == two["tried"].keys()
-        for unit, row in one["tried"].items():
-            assert (
-                abs(row["value"] - two["tried"][unit]["value"]) < 1e-9 and row["images"] == two["tried"][unit]["images"]
-            )
+        assert first["tried"].keys() == second["tried"].keys()
+        for unit, row in first["tried"].items():
+            assert row["value"] == pytest.approx(second["tried"][unit]["value"], rel=1e-5)
+            assert row["images"] == second["tried"][unit]["images"]
+
+
+def assert_same_plan(one: Plan, two: Plan, scores: Scores) -> None:
+    """The same number of channels of every unit, and the same ones but for scores equal up to the rounding of sums.
+
+    Scores are sums over all images, here half of them in each process; Gram matrices in float32 agree to about 1e-6.
+    """
+    assert one.removed() == two.removed()
+    for unit in one.keep:
+        values = scores.values[unit]
+        swapped = sorted(set(one.keep[unit]) ^ set(two.keep[unit]))
+        assert not swapped or np.ptp(values[swapped]) <= 1e-5 * np.abs(values).max(), unit
 
 
 def test_the_whole_command_in_two_processes(tmp_path: Path) -> None:
@@ -76,4 +92,4 @@ def test_the_whole_command_in_two_processes(tmp_path: Path) -> None:
     example = torch.zeros(1, 1, 32, 32)
     small = sc.load(out, create("lenet5")).eval()
     assert counted_macs(small, example) == after["macs"] <= 0.505 * counted_macs(create("lenet5").eval(), example)
-    assert sc.evaluate(small, images.loader("test", 256)).top1 == after["test"]["top1"]
+    assert_accuracy(after["test"]["top1"], small, images.loader("test", 256))

@@ -19,6 +19,7 @@ from secateur.running.compress import Compressed
 from secateur.running.round_plan import suited
 from secateur.running.settings import Settings, check_settings, filled
 from secateur.scoring.sampling import sampled
+from tests.proof import assert_accuracy
 from tests.running.toys import CLASSES, HOLDOUT, TRAIN, contents, run, trained
 from tests.training.toys import bits, same
 
@@ -91,9 +92,9 @@ def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
     for name, row in found["tried"].items():
         kept = sorted(scores.order(name)[row["channels"] :].tolist())
         model = sc.repair(graph, Plan.of(graph, {name: kept}), images(), layers="cut")
-        accuracy = sc.evaluate(model, HOLDOUT)
-        assert row["accuracy"] == pytest.approx(accuracy.top1, abs=1e-9)
-        assert row["loss"] == pytest.approx(accuracy.loss, rel=1e-4)
+        # Solved from one large Gram matrix there, and from the unit's own here: weights agree to about 1e-5.
+        assert_accuracy(row["accuracy"], model, HOLDOUT, rounding=1e-4)
+        assert row["loss"] == pytest.approx(sc.evaluate(model, HOLDOUT).loss, rel=1e-4)
     assert found["base_accuracy"] * CLASSES > 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from secateur.errors import DecideError, RunError
 from secateur.studies import read_study, sensitivity_study
 from secateur.studies.sensitivity_study import ratio_for
 from tests.cli.typed import lines, secateur
+from tests.proof import assert_accuracy
 from tests.running.toys import HOLDOUT, TEST, TRAIN, trained
 
 QUICK: dict[str, Any] = {"start": 0.2, "end": 0.5, "iterations": 2, "epochs": 1, "lr": 0.02, "k": 2}
+ROUNDED = 1e-5  # accuracies of a study are points, rounded to three places
 
 
 def compared(folder: Path, **words: Any) -> list[dict[str, Any]]:
@@ -28,12 +31,6 @@ def macs(model: nn.Module) -> int:
     layers = dict(model.named_modules())
     positions = {"stem": 36, "conv1": 36, "conv2": 36, "wide": 16, "fc": 1}
     return sum(int(torch.numel(layers[name].weight)) * count for name, count in positions.items())
-
-
-def top1(model: nn.Module, batches: Any) -> float:
-    with torch.no_grad():
-        hits = sum(int((model.eval()(images).argmax(1) == labels).sum()) for images, labels in batches)
-    return 100 * hits / sum(len(labels) for _, labels in batches)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +47,7 @@ def test_both_arms_have_all_points_and_one_start(study: tuple[Path, list[dict[st
     start = sc.load(folder / "start", trained())
     assert flops[0]["macs_removed"] == pytest.approx(1 - macs(start) / macs(trained()), abs=1e-6)
     assert flops[0]["macs_removed"] == pytest.approx(0.2, abs=0.02)
-    assert flops[0]["test"] == pytest.approx(top1(start, TEST), abs=1e-3)
+    assert_accuracy(flops[0]["test"] / 100, start, TEST, printed=ROUNDED)
     for arm in (flops, ratio):  # equal steps to the same end
         assert arm[1]["macs_removed"] == pytest.approx((flops[0]["macs_removed"] + 0.5) / 2, abs=0.03)
         assert arm[2]["macs_removed"] == pytest.approx(0.5, abs=0.02)
@@ -63,10 +60,13 @@ def test_figures_are_those_of_the_networks_in_the_folder(study: tuple[Path, list
     for method, last in (("flops", rows[2]), ("ratio", rows[5])):
         network = sc.load(folder / method, start)
         assert last["macs_removed"] == pytest.approx(1 - macs(network) / macs(trained()), abs=1e-6)
-        assert last["test"] == pytest.approx(top1(network, TEST), abs=1e-3)
-        assert last["holdout"] == pytest.approx(top1(network, HOLDOUT), abs=1e-3)
+        assert_accuracy(last["test"] / 100, network, TEST, printed=ROUNDED)
+        assert_accuracy(last["holdout"] / 100, network, HOLDOUT, printed=ROUNDED)
     found = read_study(folder)
-    assert found["rows"] == rows and f"Unpruned: {top1(trained(), TEST):.2f}% test accuracy" in found["notes"][0]
+    assert found["rows"] == rows
+    unpruned = re.search(r"Unpruned: ([\d.]+)% test accuracy", found["notes"][0])
+    assert unpruned is not None
+    assert_accuracy(float(unpruned[1]) / 100, trained(), TEST, printed=1e-4)
     svg = (folder / "curves.svg").read_text()
     assert ">MACs removed (%)</text>" in svg and ">Li et al., test</text>" in svg
 
