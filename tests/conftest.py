@@ -1,15 +1,29 @@
-"""Tests that need a browser are left out, and that is said, where Debian's chromium is not installed."""
+"""Markers by folder, and what is left out where the browser is missing."""
 
 from __future__ import annotations
 
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
-CHROMIUM = shutil.which("chromium")
-collect_ignore = [] if CHROMIUM else ["report/test_browser.py"]
+TESTS = Path(__file__).parent
+# Rooms whose tests compute with networks: `make test-cpus` runs these under other instruction sets as well.
+COMPUTING = {"channels", "scoring", "repairing", "deciding", "measuring", "training", "running", "shipping", "studies"}
+# In continuous integration the browser must be there: without it the tests fail, and are not left out.
+LEFT_OUT = shutil.which("chromium") is None and not os.environ.get("CI")
+collect_ignore = ["report/test_browser.py"] if LEFT_OUT else []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`numeric` for all tests of the computing rooms, but for those of wall-clock time."""
+    for item in items:
+        room = item.path.relative_to(TESTS).parts[0]
+        if room in COMPUTING and item.get_closest_marker("timing") is None:
+            item.add_marker(pytest.mark.numeric)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if CHROMIUM is None:
+    if LEFT_OUT:
         terminalreporter.write_line("left out: tests/report/test_browser.py (needs chromium: apt-get install chromium)")

@@ -95,6 +95,7 @@ def test_batch_sizes_repeat_the_example_and_modes_come_back(clock: Clock) -> Non
     assert [size for _name, size in calls] == [1] * 4 + [7] * 4
 
 
+@pytest.mark.timing
 def test_a_real_clock_sees_the_slower_of_two() -> None:
     wide, narrow = nn.Linear(1024, 1024), nn.Linear(8, 8)
     calls = {"wide": lambda x: wide(x.expand(64, 1024)), "narrow": lambda x: narrow(x[:, :1].expand(1, 8))}

@@ -35,6 +35,7 @@ class Outside(nn.Sequential):
         return super().forward(x)
 
 
+@pytest.mark.timing
 def test_ratios_and_shares_of_known_durations() -> None:
     slow, quick = Outside(Sleepy(0.03)), nn.Sequential(Sleepy(0.02))
     found = bench({"slow": slow, "quick": quick}, pictures(1), (1, 2), ("eager",), rounds=5)
@@ -46,7 +47,8 @@ def test_ratios_and_shares_of_known_durations() -> None:
     ]
     assert found.rows[0].speedup == 1.0
     assert found.rows[1].speedup == pytest.approx(2.0, rel=0.25)
-    assert found.best("quick", 2).timing.median == pytest.approx(0.02, rel=0.3)
+    slower, faster = (found.best(name, 2).timing.median for name in ("slow", "quick"))
+    assert slower / faster == pytest.approx(2.0, rel=0.25)
     shares = found.sizes["slow"].shares
     assert shares["Sleepy"] == pytest.approx(0.75, abs=0.1)
     assert shares["functions"] == pytest.approx(0.25, abs=0.1)
@@ -98,11 +100,13 @@ def test_what_cannot_run_is_noted() -> None:
         found.best("branching", 64)
 
 
+@pytest.mark.timing
 def test_folded_and_in_processor_seconds() -> None:
     """Sleeping takes no processor time; folded networks have no norms left to spend any in."""
     slow = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Sleepy(0.05))
     found = bench({"slow": slow}, pictures(1), (1,), ("eager",), rounds=3, fold_bn=True, cpu_time=True)
-    assert found.rows[0].timing.median < 0.02
+    waited = bench({"slow": slow}, pictures(1), (1,), ("eager",), rounds=3, fold_bn=True)
+    assert 0 < found.rows[0].timing.median < waited.rows[0].timing.median / 2
     assert {"Conv2d", "Identity", "Sleepy", "functions"} == set(found.sizes["slow"].shares)
     assert isinstance(slow[1], nn.BatchNorm2d)
 

@@ -100,9 +100,10 @@ def test_metrics_that_have_no_time_of_a_layer(graph: sc.ChannelGraph) -> None:
         timing(graph, batches(), ["gsd"], clock="sun")
 
 
+@pytest.mark.timing
 def test_processor_time_leaves_out_waiting(graph: sc.ChannelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = lambda: time.sleep(0.03)
-    assert layer_timing._seconds(wait, "cpu") < 0.02 < layer_timing._seconds(wait, "wall")
+    assert layer_timing._seconds(wait, "cpu") < layer_timing._seconds(wait, "wall") / 2
     found = timing(graph, batches(), ["gsd"], images=12, clock="cpu")
     assert "processor time of the process" in found.notes[0] and found.clock == "cpu"
 
