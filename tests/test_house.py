@@ -15,8 +15,8 @@ SOURCE = Path(secateur.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 # Each room may import the rooms before it (and itself): imports run downhill.
-ROOMS = "errors base channels measuring scoring repairing deciding training running shipping studies report cli"
-HILL = ROOMS.split()
+ROOMS = "errors base channels measuring scoring pictures repairing deciding training running shipping studies"
+HILL = [*ROOMS.split(), "report", "cli"]
 ZOO_GUESTS = {"running", "studies", "cli", "shipping", "report"}  # rooms that may import the zoo
 
 

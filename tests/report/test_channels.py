@@ -13,8 +13,8 @@ from matplotlib import colormaps
 from PIL import Image
 
 from secateur.errors import FileError
+from secateur.pictures.run_pictures import load_pictures
 from secateur.report.page import write_report
-from secateur.running.pictures import load_pictures
 from tests.report.runs import Page
 
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from secateur.cli import report as verb
 from secateur.errors import FileError
+from secateur.pictures.drawing import COLUMN, figure, legend, line, save
 from secateur.report.study_page import is_study, write_study_report
-from secateur.studies.drawing import COLUMN, figure, legend, line, save
 from secateur.studies.folder import StudyFolder
 from tests.report.runs import Page
 

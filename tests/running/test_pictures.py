@@ -12,11 +12,12 @@ from torch import nn
 
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy, evaluate
+from secateur.pictures.run_pictures import load_pictures, some_images
 from secateur.running.compress import compress
-from secateur.running.pictures import _names, load_pictures, some_images
+from secateur.running.pictures import _names
 from secateur.scoring.scores import load_scores
+from tests.pictures.test_feature_maps import entering
 from tests.running.toys import HOLDOUT, TRAIN, run, trained
-from tests.scoring.test_feature_maps import entering
 
 READERS = {"conv1:in": "conv1", "conv1:out": "conv2", "wide:in": "wide", "wide:out": "fc"}
 

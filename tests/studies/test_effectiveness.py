@@ -19,8 +19,9 @@ import secateur as sc
 from secateur.errors import DecideError, RunError, ScoreError
 from secateur.scoring.metrics import METRICS
 from secateur.scoring.sampling import sampled
-from secateur.studies import effectiveness_study, read_study
+from secateur.studies import read_study
 from secateur.studies.contenders import contenders
+from secateur.studies.effectiveness_study import study as effectiveness_study
 from secateur.studies.fast_evaluate import accuracy_of, held
 from secateur.studies.work_sharing import wait_until
 from tests.cli.typed import lines, secateur

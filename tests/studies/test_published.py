@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from secateur.studies.published_rows import Group, Result, group_of, published
+from secateur.studies.recipes.published_rows import Group, Result, group_of, published
 from secateur.zoo import models
 from secateur.zoo.models.totals import totals
 

@@ -13,9 +13,9 @@ from secateur.cli import prune as prune_verb
 from secateur.cli.reproduce import check
 from secateur.errors import FileError, RunError
 from secateur.running.settings import Settings, check_settings
-from secateur.studies import recipes
-from secateur.studies.published_rows import group_of, published
-from secateur.studies.recipes import (
+from secateur.studies.recipes import recipe as recipes
+from secateur.studies.recipes.published_rows import group_of, published
+from secateur.studies.recipes.recipe import (
     BUDGETS,
     Change,
     at_budget,

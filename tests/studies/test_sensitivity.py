@@ -12,8 +12,9 @@ from torch import nn
 
 import secateur as sc
 from secateur.errors import DecideError, RunError
-from secateur.studies import read_study, sensitivity_study
-from secateur.studies.sensitivity_study import ratio_for
+from secateur.studies import read_study
+from secateur.studies.sensitivity_study import study as sensitivity_study
+from secateur.studies.sensitivity_study.study import ratio_for
 from tests.cli.typed import lines, secateur
 from tests.proof import assert_accuracy
 from tests.running.toys import HOLDOUT, TEST, TRAIN, trained

@@ -10,7 +10,7 @@ import torch
 
 import secateur as sc
 from secateur.errors import PlanError
-from secateur.studies.structures import plan_of_widths, structure
+from secateur.studies.structure_study.structure import plan_of_widths, structure
 from secateur.zoo import models
 from tests.cli.typed import lines, secateur
 

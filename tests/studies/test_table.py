@@ -14,9 +14,9 @@ import pytest
 
 import secateur as sc
 from secateur.errors import FileError, RunError
-from secateur.studies.drawing import PAGE, figure
-from secateur.studies.table_picture import label
-from secateur.studies.tables import COLUMNS, as_csv, short, table
+from secateur.pictures.drawing import PAGE, figure
+from secateur.studies.table_study.picture import label
+from secateur.studies.table_study.table import COLUMNS, as_csv, short, table
 from tests.cli.typed import lines, secateur
 
 

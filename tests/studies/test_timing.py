@@ -16,9 +16,9 @@ import secateur as sc
 from secateur.errors import ScoreError
 from secateur.scoring.evidence import Maps
 from secateur.scoring.metrics import METRICS
-from secateur.studies import layer_timing
 from secateur.studies.folder import StudyFolder
-from secateur.studies.layer_timing import COLUMNS, INVERSE, di_by_inverse, inverse_bytes, map_seconds, timing
+from secateur.studies.timing_study import timing as layer_timing
+from secateur.studies.timing_study.timing import COLUMNS, INVERSE, di_by_inverse, inverse_bytes, map_seconds, timing
 from tests.cli.typed import lines, secateur
 
 

@@ -13,7 +13,7 @@ from secateur.cli.common import console, friendly
 from secateur.cli.options import DataRoot, Device
 
 if TYPE_CHECKING:
-    from secateur.studies.recipes import Change, Recipe
+    from secateur.studies.recipes.recipe import Change, Recipe
 
 
 @friendly
@@ -43,7 +43,7 @@ def command(
         secateur reproduce vgg16-imagenet-a --data imagenet:ILSVRC --dry-run
     """
     from secateur.errors import RunError
-    from secateur.studies.recipes import at_budget, commands, load_recipe, merged, missing
+    from secateur.studies.recipes.recipe import at_budget, commands, load_recipe, merged, missing
 
     if name is None:
         _list()
@@ -95,7 +95,7 @@ def _run(words: list[str]) -> None:
 def _as_asked(recipe: Recipe, data: str | None, given: list[str]) -> tuple[Recipe, tuple[Change, ...]]:
     """The recipe with --data and --set."""
     from secateur.errors import RunError
-    from secateur.studies.recipes import changed, value_of
+    from secateur.studies.recipes.recipe import changed, value_of
 
     changes: tuple[Change, ...] = ()
     asked = [] if data is None else [*(["train.data=" + data] if recipe.train else []), "data=" + data]
@@ -113,7 +113,7 @@ def _as_asked(recipe: Recipe, data: str | None, given: list[str]) -> tuple[Recip
 
 def _list() -> None:
     from secateur.cli.columns import columns
-    from secateur.studies.recipes import load_recipe, recipe_names
+    from secateur.studies.recipes.recipe import load_recipe, recipe_names
 
     rows = [[r.name, r.paper, r.title] for r in map(load_recipe, recipe_names())]
     console.print(columns(("name", "in the paper", "what"), rows), markup=False, soft_wrap=True)
@@ -138,8 +138,8 @@ def _say(recipe: Recipe, budget: str, changes: list[Change], told: list[list[str
 
 def _published(recipe: Recipe) -> None:
     """The row of the paper that the recipe aims at."""
-    from secateur.studies.published_rows import published
-    from secateur.studies.recipes import load_recipe
+    from secateur.studies.recipes.published_rows import published
+    from secateur.studies.recipes.recipe import load_recipe
 
     asked = load_recipe(recipe.name).run  # the paper's network, whatever the budget makes of it
     for group in published().groups:

@@ -79,8 +79,8 @@ def separation(
         secateur show separation lenet5 --weights w.pt --data mnist --layer conv2
     """
     from secateur import studies
-    from secateur.studies.separation_picture import draw_separation
-    from secateur.studies.unit_and_images import spread_classes
+    from secateur.pictures.separation_picture import draw_separation
+    from secateur.pictures.unit_and_images import spread_classes
 
     opened = _open(model, weights, data, part, holdout, data_root, mean, std, size, streams, device, seed)
     with progress() as bar:
@@ -148,8 +148,8 @@ def channels(
         secateur show channels resnet56 --weights w.pt --data cifar10 --rows 8
     """
     from secateur import studies
-    from secateur.studies.channels_picture import draw_channels
-    from secateur.studies.unit_and_images import spread_classes
+    from secateur.pictures.channels_picture import draw_channels
+    from secateur.pictures.unit_and_images import spread_classes
 
     opened = _open(model, weights, data, part, holdout, data_root, mean, std, size, streams, device, seed)
     with progress() as bar:
@@ -242,7 +242,7 @@ def _say_silent(silent: tuple[int, ...]) -> None:
 
 def _write(picture: Figure, numbers: dict[str, Any], folder: Path, name: str) -> None:
     from secateur.base.atomic_files import write_atomically
-    from secateur.studies.drawing import save
+    from secateur.pictures.drawing import save
 
     save(picture, folder, name)
     write_atomically(folder / f"{name}.json", f"{json.dumps(numbers, indent=2)}\n".encode())

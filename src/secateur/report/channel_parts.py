@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
+from secateur.pictures.png_strips import image_strip, map_strip
+from secateur.pictures.run_pictures import Pictures, Shown, UnitPictures
 from secateur.report.html import paragraph, section
-from secateur.report.png import image_strip, map_strip
 from secateur.report.reading import Run
-from secateur.running.pictures import Pictures, Shown, UnitPictures
 
 
 def channels(run: Run) -> str:

@@ -12,8 +12,8 @@ from secateur.channels.plan import Plan
 from secateur.deciding.sensitivity import Sensitivity, Tried
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy
+from secateur.pictures.run_pictures import PICTURES, Pictures, load_pictures
 from secateur.running.folder import CONFIG, ROUND, SENSITIVITY, SUMMARY, RunFolder
-from secateur.running.pictures import PICTURES, Pictures, load_pictures
 from secateur.running.rounds import Outcome
 from secateur.running.settings import Settings
 from secateur.scoring.scores import Scores, load_scores

@@ -4,28 +4,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from secateur.studies.channels_figure import channels_shown
-    from secateur.studies.effectiveness_study import effectiveness
+    from secateur.pictures.channels_figure import channels_shown
+    from secateur.pictures.separation_figure import separation
+    from secateur.studies.effectiveness_study.study import effectiveness
     from secateur.studies.folder import StudyFolder, read_study
-    from secateur.studies.layer_timing import timing
-    from secateur.studies.published_rows import published
-    from secateur.studies.sensitivity_study import sensitivity
-    from secateur.studies.separation_figure import separation
-    from secateur.studies.structures import structure
-    from secateur.studies.tables import table
+    from secateur.studies.recipes.published_rows import published
+    from secateur.studies.sensitivity_study.study import sensitivity
+    from secateur.studies.structure_study.structure import structure
+    from secateur.studies.table_study.table import table
+    from secateur.studies.timing_study.timing import timing
 
 # Where the names live. They are imported when first asked for, as in secateur itself.
 _HOMES = {
     "StudyFolder": "secateur.studies.folder",
-    "channels_shown": "secateur.studies.channels_figure",
-    "effectiveness": "secateur.studies.effectiveness_study",
-    "published": "secateur.studies.published_rows",
+    "channels_shown": "secateur.pictures.channels_figure",
+    "effectiveness": "secateur.studies.effectiveness_study.study",
+    "published": "secateur.studies.recipes.published_rows",
     "read_study": "secateur.studies.folder",
-    "sensitivity": "secateur.studies.sensitivity_study",
-    "separation": "secateur.studies.separation_figure",
-    "structure": "secateur.studies.structures",
-    "table": "secateur.studies.tables",
-    "timing": "secateur.studies.layer_timing",
+    "sensitivity": "secateur.studies.sensitivity_study.study",
+    "separation": "secateur.pictures.separation_figure",
+    "structure": "secateur.studies.structure_study.structure",
+    "table": "secateur.studies.table_study.table",
+    "timing": "secateur.studies.timing_study.timing",
 }
 
 __all__ = [

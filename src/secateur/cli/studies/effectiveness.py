@@ -60,7 +60,7 @@ def command(
     from secateur.cli.networks import trained_networks
     from secateur.cli.opening import numbers, open_data
     from secateur.cli.studies.common import about_images, say_where, study_folder, typed
-    from secateur.studies.effectiveness_study import effectiveness
+    from secateur.studies.effectiveness_study.study import effectiveness
     from secateur.studies.fast_evaluate import BATCH
 
     first = models[0].partition("=")[0]

@@ -73,7 +73,7 @@ def command(
     from secateur.cli.networks import trained_networks
     from secateur.cli.opening import open_data
     from secateur.cli.studies.common import about_images, say_where, study_folder, typed
-    from secateur.studies.sensitivity_study import sensitivity
+    from secateur.studies.sensitivity_study.study import sensitivity
 
     name = model.partition("=")[0]
     found = open_data(data, name, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)

@@ -41,7 +41,7 @@ def command(
     from secateur.cli.studies.common import say_where, study_folder, typed
     from secateur.errors import PlanError
     from secateur.studies.folder import StudyFolder
-    from secateur.studies.structures import COLUMNS, structure, write_structure
+    from secateur.studies.structure_study.structure import COLUMNS, structure, write_structure
 
     opened = open_network(network, model=model, classes=classes)
     plan = opened.plan
@@ -65,7 +65,7 @@ def command(
 
 
 def _cell(key: str, value: Any) -> str:
-    from secateur.studies.tables import short
+    from secateur.studies.table_study.table import short
 
     return short(value) if key in ("params", "params_pruned", "macs", "macs_pruned") else str(value)
 
@@ -73,7 +73,7 @@ def _cell(key: str, value: Any) -> str:
 def _planned(graph: ChannelGraph, text: str) -> Plan:
     """The plan of --widths."""
     from secateur.errors import PlanError
-    from secateur.studies.structures import plan_of_widths
+    from secateur.studies.structure_study.structure import plan_of_widths
 
     words = [word.strip() for word in text.split(",") if word.strip()]
     try:

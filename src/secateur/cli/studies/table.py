@@ -48,7 +48,7 @@ def command(
     from secateur.cli.columns import columns
     from secateur.errors import RunError
     from secateur.studies.folder import StudyFolder
-    from secateur.studies.tables import OWN, as_cells, as_csv, as_json, as_markdown, table, write_table
+    from secateur.studies.table_study.table import OWN, as_cells, as_csv, as_json, as_markdown, table, write_table
 
     if form not in FORMATS:
         raise RunError(f"--format should be one of {', '.join(FORMATS)}, not {form!r}")

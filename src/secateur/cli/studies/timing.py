@@ -11,7 +11,7 @@ from secateur.cli.common import complaints, console, friendly, names_in, progres
 from secateur.cli.options import Data, DataRoot, HeldOut, Mean, Model, Size, Std, Streams
 
 if TYPE_CHECKING:
-    from secateur.studies.layer_timing import Timed
+    from secateur.studies.timing_study.timing import Timed
 
 
 @friendly
@@ -51,8 +51,8 @@ def command(
     from secateur.cli.opening import open_data, open_model
     from secateur.cli.studies.common import say_where, study_folder, typed
     from secateur.studies.folder import StudyFolder
-    from secateur.studies.layer_timing import COLUMNS, timing
-    from secateur.studies.timing_picture import draw_timing
+    from secateur.studies.timing_study.picture import draw_timing
+    from secateur.studies.timing_study.timing import COLUMNS, timing
 
     asked = {k: str(v) if isinstance(v, Path) else v for k, v in locals().items() if k in _ASKED}
     found_data = open_data(data, model, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)

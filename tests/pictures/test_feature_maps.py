@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from secateur import trace
 from secateur.errors import ScoreError
-from secateur.scoring.feature_maps import as_pixels, feature_maps
+from secateur.pictures.feature_maps import as_pixels, feature_maps
 from tests.running.toys import HOLDOUT, trained
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from secateur.studies.drawing import PAGE, figure, legend, line, save, styled
+from secateur.pictures.drawing import PAGE, figure, legend, line, save, styled
 from secateur.studies.folder import Row
 
 STAGES = {"accuracy": "as cut", "repaired": "repaired", "retrained": "retrained"}

@@ -7,7 +7,7 @@ published = "G-SD-B"          the row of the paper's table that it aims at
 [run]                         options of the command
 [budget.cpu.run]              what a budget changes; [budget.cpu.train] too
 
-Options are spelled as on the command line, with _ for -. The files are in the package: `recipe_files/NAME.toml`.
+Options are spelled as on the command line, with _ for -. The files are in the package: `files/NAME.toml`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from secateur.errors import FileError, RunError
 
-FOLDER = "recipe_files"
+FOLDER = "files"
 BUDGETS = ("smoke", "cpu", "full")
 FULL = "full"  # the paper's own settings: nothing is changed
 WEIGHTS, PATH = "WEIGHTS", "PATH"  # what the user has to bring, as it stands in commands that are only printed
@@ -61,7 +61,7 @@ class Change:
 
 def recipe_names() -> tuple[str, ...]:
     """All recipes, sorted."""
-    found = (files("secateur.studies") / FOLDER).iterdir()
+    found = (files("secateur.studies.recipes") / FOLDER).iterdir()
     return tuple(sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml")))
 
 
@@ -69,7 +69,7 @@ def load_recipe(name: str) -> Recipe:
     """The recipe of a name; its file is checked for keys that mean nothing."""
     if name not in recipe_names():
         raise RunError(f"no recipe is called {name!r}; there are {', '.join(recipe_names())}")
-    text = (files("secateur.studies") / FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    text = (files("secateur.studies.recipes") / FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     try:
         return recipe_of(name, tomllib.loads(text))
     except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:

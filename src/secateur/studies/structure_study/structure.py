@@ -94,7 +94,7 @@ def write_structure(rows: Sequence[Row], title: str, folder: StudyFolder, notes:
 
 def draw_structure(rows: Sequence[Row], title: str, folder: Path) -> dict[str, str]:
     """Bars for every part, what is left in front of what there was."""
-    from secateur.studies.drawing import COLOURS, PAGE, figure, save, styled
+    from secateur.pictures.drawing import COLOURS, PAGE, figure, save, styled
 
     fig, (left, right) = figure(PAGE, max(2.6, 0.16 * len(rows) + 1.0), columns=2, sharey=True)
     with styled():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from secateur.errors import RunError
 from secateur.running.folder import CONFIG, SUMMARY, RunFolder
-from secateur.studies.published_rows import STATUS, Group, Result, group_of, published
+from secateur.studies.recipes.published_rows import STATUS, Group, Result, group_of, published
 
 if TYPE_CHECKING:
     from secateur.studies.folder import StudyFolder
@@ -82,7 +82,7 @@ def table(runs: Sequence[str | Path] = (), *, model: str | None = None, data: st
 
 def write_table(found: Table, folder: StudyFolder) -> Path:
     """study.json, table.csv and a picture: accuracy lost against MACs removed."""
-    from secateur.studies.table_picture import draw_table
+    from secateur.studies.table_study.picture import draw_table
 
     folder.start()
     pictures = draw_table(found, folder.path)

@@ -14,9 +14,9 @@ from torch import Tensor
 from secateur.base.batches import Batches
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import DataError
-from secateur.scoring.feature_maps import as_pixels, feature_maps
-from secateur.studies.projecting import Array, Axes, Labels, discriminant_axes, principal_axes, told_apart
-from secateur.studies.unit_and_images import find_unit, images_of, scores_of_unit, silent_channels, speaking
+from secateur.pictures.feature_maps import as_pixels, feature_maps
+from secateur.pictures.projections import Array, Axes, Labels, discriminant_axes, principal_axes, told_apart
+from secateur.pictures.unit_and_images import find_unit, images_of, scores_of_unit, silent_channels, speaking
 
 BATCH = 128  # images in a forward pass
 

@@ -31,7 +31,7 @@ from secateur.scoring.sampling import sampled
 from secateur.scoring.score import OwnMetric
 from secateur.scoring.scores import Scores, load_scores, save_scores
 from secateur.studies.contenders import Contender, Sampling, contenders, scored
-from secateur.studies.effectiveness_table import COLUMNS, MEASURED, averaged, draw, sentences
+from secateur.studies.effectiveness_study.table import COLUMNS, MEASURED, averaged, draw, sentences
 from secateur.studies.fast_evaluate import accuracy_of, held, pruned_or_same
 from secateur.studies.folder import CONFIG, Row, StudyFolder
 from secateur.studies.work_sharing import on_its_own, wait_until

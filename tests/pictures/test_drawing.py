@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 from PIL import Image
 
-from secateur.studies.drawing import COLUMN, figure, legend, line, save
+from secateur.pictures.drawing import COLUMN, figure, legend, line, save
 
 
 def test_png_and_svg_at_paper_size_with_text_as_text(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secateur.studies.drawing import COLOURS, INK, PAGE, figure, save, styled
+from secateur.pictures.drawing import COLOURS, INK, PAGE, figure, save, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Annotation
 
-    from secateur.studies.tables import Table
+    from secateur.studies.table_study.table import Table
 
 PUBLISHED, OURS, OWN_RUN = COLOURS[7], COLOURS[0], COLOURS[3]  # others' methods, the paper's own, runs
 SIDES = ((6, 4, "left"), (6, -10, "left"), (-6, 4, "right"), (-6, -10, "right"), (6, 12, "left"))  # points; alignment

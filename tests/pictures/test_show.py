@@ -20,11 +20,11 @@ import secateur as sc
 from secateur import studies
 from secateur.cli import show
 from secateur.errors import DataError, ScoreError
-from secateur.studies.projecting import discriminant_axes, principal_axes, told_apart
-from secateur.studies.unit_and_images import find_unit, images_of, spread_classes
+from secateur.pictures.projections import discriminant_axes, principal_axes, told_apart
+from secateur.pictures.unit_and_images import find_unit, images_of, spread_classes
 from secateur.zoo.models import create
+from tests.pictures.test_feature_maps import entering
 from tests.running.toys import HOLDOUT, TRAIN, trained
-from tests.scoring.test_feature_maps import entering
 
 EXAMPLE = torch.zeros(1, 3, 6, 6)
 

@@ -101,7 +101,7 @@ def save(fig: Figure, folder: str | Path, name: str) -> str:
     """
     import matplotlib
 
-    from secateur.studies.svg_tooltips import mark_points, with_titles
+    from secateur.pictures.svg_tooltips import mark_points, with_titles
 
     titles = mark_points(fig)
     # The same picture gives the same bytes, and two pictures in one page share no ids.

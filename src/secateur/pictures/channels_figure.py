@@ -13,9 +13,9 @@ from torch import Tensor
 from secateur.base.batches import Batches
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import DataError
-from secateur.scoring.feature_maps import as_pixels, feature_maps
+from secateur.pictures.feature_maps import as_pixels, feature_maps
+from secateur.pictures.unit_and_images import find_unit, images_of, scores_of_unit, silent_channels, speaking
 from secateur.scoring.weights import scales
-from secateur.studies.unit_and_images import find_unit, images_of, scores_of_unit, silent_channels, speaking
 
 METRICS = ("l1", "bn_scale", "fpgm", "di", "gsd")  # the columns of the paper's Fig. 3
 Maps = npt.NDArray[np.float32]  # [N, height, width]

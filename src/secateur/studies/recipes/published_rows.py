@@ -53,7 +53,7 @@ class Published:
 @cache
 def published() -> Published:
     """The published rows, read once."""
-    found = json.loads((files("secateur.studies") / FILE).read_text(encoding="utf-8"))
+    found = json.loads((files("secateur.studies.recipes") / FILE).read_text(encoding="utf-8"))
     return Published(found["source"], tuple(found["notes"]), tuple(_group(words) for words in found["groups"]))
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from secateur.studies.drawing import INK, MARKERS, PAGE, styled
-from secateur.studies.metric_names import metric_name
-from secateur.studies.separation_figure import Seen, Separation
+from secateur.pictures.drawing import INK, MARKERS, PAGE, styled
+from secateur.pictures.metric_names import metric_name
+from secateur.pictures.separation_figure import Seen, Separation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from secateur.studies.drawing import PAGE, figure, legend, line, save, styled
+from secateur.pictures.drawing import PAGE, figure, legend, line, save, styled
 
 if TYPE_CHECKING:
-    from secateur.studies.layer_timing import Timed
+    from secateur.studies.timing_study.timing import Timed
 
 LABELS = {
     "gsd": "G-SD",

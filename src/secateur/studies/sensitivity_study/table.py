@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from secateur.studies.drawing import INK, PAGE, figure, legend, line, save
+from secateur.pictures.drawing import INK, PAGE, figure, legend, line, save
 from secateur.studies.folder import Row
 
 METHODS = {"flops": "FLOP-normalised (Algorithm 1)", "ratio": "Li et al."}

@@ -14,7 +14,7 @@ from torch import Tensor
 from secateur.base.batches import Batches, unpack
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import DataError, ScoreError
-from secateur.scoring.feature_maps import feature_maps
+from secateur.pictures.feature_maps import feature_maps
 from secateur.scoring.score import score_by
 from secateur.scoring.scores import Scores
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from secateur.studies.channels_figure import ChannelsShown
-from secateur.studies.drawing import PAGE, figure, styled
-from secateur.studies.metric_names import metric_name
+from secateur.pictures.channels_figure import ChannelsShown
+from secateur.pictures.drawing import PAGE, figure, styled
+from secateur.pictures.metric_names import metric_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,9 +24,9 @@ from secateur.running.compress import Compressed, compress, first_image
 from secateur.running.folder import SUMMARY, RunFolder
 from secateur.running.settings import USUAL_RANKS, Settings, check_settings
 from secateur.scoring.score import score
-from secateur.studies.effectiveness_study import units_of
+from secateur.studies.effectiveness_study.study import units_of
 from secateur.studies.folder import CONFIG, Row, StudyFolder
-from secateur.studies.sensitivity_table import COLUMNS, METHODS, draw, sentences
+from secateur.studies.sensitivity_study.table import COLUMNS, METHODS, draw, sentences
 from secateur.studies.work_sharing import on_its_own, wait_until
 from secateur.training.checkpoint import digest
 

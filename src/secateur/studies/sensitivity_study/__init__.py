@@ -1,0 +1,1 @@
+"""Two ways of choosing the layers to prune, iteration by iteration (the paper's Fig. 5)."""
