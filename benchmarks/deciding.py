@@ -34,7 +34,7 @@ from benchmarks.ratios import Row, row, say
 from secateur.deciding import partial_forward, racing
 from secateur.deciding import trial_evaluation as trials
 from secateur.deciding.amounts import amounts, candidates, cost_by, kept_after
-from secateur.measuring import evaluate
+from secateur.measuring.accuracy import evaluate
 from secateur.scoring.scores import Scores
 from secateur.zoo.data import ImageData, load
 from secateur.zoo.models import create, load_weights

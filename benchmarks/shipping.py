@@ -99,10 +99,10 @@ def measure(name: str, ways: list[str], engines: list[str], args: argparse.Names
         except DecideError as error:
             table[way] = {"out of reach": str(error)}
     options: dict[str, Any] = {"rounds": args.rounds, "cpu_time": True}
-    plain = sc.bench(models, images[0][0][:1], (BATCH,), engines, **options)  # type: ignore[arg-type]
+    plain = sc.bench(models, images[0][0][:1], (BATCH,), engines, **options)
     folded = sc.bench(models, images[0][0][:1], (BATCH,), ("eager",), fold_bn=True, **options)
     for way in models:
-        size = plain.sizes[way]
+        size = plain.profiles[way]
         found = {str(r.engine): r for r in plain.rows if r.model == way}
         found["eager, folded"] = next(r for r in folded.rows if r.model == way)
         table[way] = {
@@ -153,7 +153,7 @@ def main(words: list[str] | None = None) -> list[Row]:
             if args.network not in (None, name):
                 continue
             way = RECOMMENDED[name]
-            engines = ["eager", "onnx", "compile"] if args.all else ["eager", "onnx"]
+            engines = ["eager", "onnxruntime", "compile"] if args.all else ["eager", "onnxruntime"]
             ways = [w for w in WAYS if SPARED[name] or not w.endswith("spare")] if args.all else [way]
             table = measure(name, ways, engines, args)
             show(name, table)

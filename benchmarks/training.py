@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.ratios import Row, row, say, turn_about
-from secateur.measuring import evaluate
+from secateur.measuring.accuracy import evaluate
 from secateur.training import Preset, fit
 from secateur.zoo.data.augment import pad_crop_mirror
 from secateur.zoo.data.images import MemoryImages

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from secateur.deciding.sensitivity import Sensitivity, sensitivity
     from secateur.deciding.uniform import uniform
     from secateur.measuring.accuracy import Accuracy, evaluate
+    from secateur.measuring.latency import Timing, latency
     from secateur.repairing.repair import repair
     from secateur.repairing.unit_repair import repair_each
     from secateur.running.compress import Compressed, compress
@@ -60,6 +61,7 @@ _HOMES = {
     "Scores": "secateur.scoring.scores",
     "Sensitivity": "secateur.deciding.sensitivity",
     "Settings": "secateur.running.settings",
+    "Timing": "secateur.measuring.latency",
     "Unit": "secateur.channels.units",
     "Writer": "secateur.channels.units",
     "bench": "secateur.shipping.bench",
@@ -70,6 +72,7 @@ _HOMES = {
     "export": "secateur.shipping.export",
     "fit": "secateur.training.fit",
     "fold_batch_norm": "secateur.shipping.fold",
+    "latency": "secateur.measuring.latency",
     "load": "secateur.channels.files",
     "prune": "secateur.channels.surgery",
     "register_rule": "secateur.channels.rulebook",
@@ -100,6 +103,7 @@ __all__ = [
     "Scores",
     "Sensitivity",
     "Settings",
+    "Timing",
     "Unit",
     "Writer",
     "bench",
@@ -110,6 +114,7 @@ __all__ = [
     "export",
     "fit",
     "fold_batch_norm",
+    "latency",
     "load",
     "prune",
     "register_rule",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from secateur.errors import DataError, ModelError, RunError
-from secateur.measuring import Accuracy, evaluate, too_good
+from secateur.measuring.accuracy import Accuracy, evaluate, too_good
 
 
 class Table(nn.Module):

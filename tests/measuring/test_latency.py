@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import DataError, RunError
-from secateur.measuring import latency
+from secateur.measuring.latency import latency
 
 
 class Clock:
@@ -101,6 +101,30 @@ def test_a_real_clock_sees_the_slower_of_two() -> None:
     calls = {"wide": lambda x: wide(x.expand(64, 1024)), "narrow": lambda x: narrow(x[:, :1].expand(1, 8))}
     by_name = {t.name: t for t in latency(calls, torch.zeros(1, 1024), batch_sizes=(1,), rounds=15)}
     assert by_name["wide"].median > by_name["narrow"].median > 0
+
+
+def test_inputs_of_any_structure_are_repeated_to_the_batch_size() -> None:
+    seen: list[list[list[int]]] = []
+    example = {"images": torch.zeros(2, 3, 4, 4), "sizes": torch.zeros(2, 1)}
+    latency(
+        {"f": lambda batch: seen.append([list(t.shape) for t in batch.values()])},
+        example,
+        batch_sizes=(5,),
+        rounds=1,
+        warmup=0,
+    )
+    assert seen == [[[5, 3, 4, 4], [5, 1]]]
+
+
+def test_in_another_engine_and_with_other_threads() -> None:
+    threads: list[int] = []
+    before = torch.get_num_threads()
+    models = {"a": nn.Linear(4, 2), "f": lambda _: threads.append(torch.get_num_threads())}
+    found = latency(models, torch.zeros(1, 4), engine="onnxruntime", batch_sizes=(3,), rounds=2, warmup=0, threads=2)
+    assert [(t.name, t.batch_size, t.rounds) for t in found] == [("a", 3, 2), ("f", 3, 2)]
+    assert threads == [2, 2] and torch.get_num_threads() == before
+    with pytest.raises(RunError, match="no engine called 'egaer': did you mean eager"):
+        latency(models, torch.zeros(1, 4), engine="egaer")
 
 
 def test_bad_settings() -> None:

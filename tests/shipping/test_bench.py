@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import RunError
-from secateur.shipping import bench
+from secateur.measuring.latency import Timing
+from secateur.shipping.bench import Benched, BenchRow, bench
+from secateur.shipping.model_profile import ModelProfile
 from tests.shipping.nets import network, pictures, pruned
+
+PROFILE = ModelProfile(1000, 0, {"Conv2d": 1.0})
 
 
 class Sleepy(nn.Module):
@@ -49,7 +53,7 @@ def test_ratios_and_shares_of_known_durations() -> None:
     assert found.rows[1].speedup == pytest.approx(2.0, rel=0.25)
     slower, faster = (found.best(name, 2).timing.median for name in ("slow", "quick"))
     assert slower / faster == pytest.approx(2.0, rel=0.25)
-    shares = found.sizes["slow"].shares
+    shares = found.profiles["slow"].shares
     assert shares["Sleepy"] == pytest.approx(0.75, abs=0.1)
     assert shares["functions"] == pytest.approx(0.25, abs=0.1)
     assert sum(shares.values()) == pytest.approx(1.0)
@@ -62,15 +66,15 @@ def test_a_pruned_network_in_every_engine(monkeypatch: pytest.MonkeyPatch) -> No
     hooks = [len(m._forward_pre_hooks) for m in small.modules()]
     found = bench({"original": original, "pruned": small}, pictures(1), (1, 3), rounds=2)
     assert {(r.model, r.engine) for r in found.rows} == {
-        (name, engine) for name in ("original", "pruned") for engine in ("eager", "compile", "onnx")
+        (name, engine) for name in ("original", "pruned") for engine in ("eager", "compile", "onnxruntime")
     }
     assert found.notes == ()
     # 64 positions: 6x3x9 + 8x6x9 + 6x8x9 and 4x6; pruned: 6x3x9 + 4x4x9 + 6x4x9 and 4x6
-    assert found.sizes["original"].macs == 64 * (162 + 432 + 432) + 24
-    assert found.sizes["pruned"].macs == 64 * (162 + 144 + 216) + 24
-    assert (found.sizes["original"].selections, found.sizes["pruned"].selections) == (0, 1)
-    assert "channel selection" not in found.sizes["original"].shares
-    assert 0 < found.sizes["pruned"].shares["channel selection"] < 0.5
+    assert found.profiles["original"].macs == 64 * (162 + 432 + 432) + 24
+    assert found.profiles["pruned"].macs == 64 * (162 + 144 + 216) + 24
+    assert (found.profiles["original"].selections, found.profiles["pruned"].selections) == (0, 1)
+    assert "channel selection" not in found.profiles["original"].shares
+    assert 0 < found.profiles["pruned"].shares["channel selection"] < 0.5
     assert [len(m._forward_pre_hooks) for m in small.modules()] == hooks
     assert not any(m._forward_hooks for m in small.modules())
 
@@ -83,18 +87,18 @@ class Branching(nn.Module):
 
 
 def test_what_cannot_run_is_noted() -> None:
-    found = bench({"branching": Branching()}, pictures(1), (1,), ("eager", "onnx"), rounds=1)
+    found = bench({"branching": Branching()}, pictures(1), (1,), ("eager", "onnxruntime"), rounds=1)
     assert [r.engine for r in found.rows] == ["eager"]
-    assert found.notes[0].startswith("branching does not run in onnx: torch.export cannot follow Branching")
-    assert found.sizes["branching"].macs is None
+    assert found.notes[0].startswith("branching does not run in onnxruntime: torch.export cannot follow Branching")
+    assert found.profiles["branching"].macs is None
     with pytest.raises(RunError, match="no model runs"):
-        bench({"branching": Branching()}, pictures(1), (1,), ("onnx",), rounds=1)
+        bench({"branching": Branching()}, pictures(1), (1,), ("onnxruntime",), rounds=1)
     for models, example, engines in (
         ({}, pictures(1), ("eager",)),
         ({"a": network()}, pictures(1), ("tensorrt",)),
         ({"a": network()}, (pictures(1),), ("eager",)),
     ):
-        with pytest.raises(RunError, match=r"expected models|batch of images"):
+        with pytest.raises(RunError, match=r"expected at least one model|batch of images|no engine called 'tensorrt'"):
             bench(models, example, (1,), engines)  # type: ignore[arg-type]
     with pytest.raises(RunError, match="not measured"):
         found.best("branching", 64)
@@ -107,8 +111,22 @@ def test_folded_and_in_processor_seconds() -> None:
     found = bench({"slow": slow}, pictures(1), (1,), ("eager",), rounds=3, fold_bn=True, cpu_time=True)
     waited = bench({"slow": slow}, pictures(1), (1,), ("eager",), rounds=3, fold_bn=True)
     assert 0 < found.rows[0].timing.median < waited.rows[0].timing.median / 2
-    assert {"Conv2d", "Identity", "Sleepy", "functions"} == set(found.sizes["slow"].shares)
+    assert {"Conv2d", "Identity", "Sleepy", "functions"} == set(found.profiles["slow"].shares)
     assert isinstance(slow[1], nn.BatchNorm2d)
+
+
+def test_repr_is_a_short_table() -> None:
+    def row(model: str, engine: str, batch: int, seconds: float, speedup: float) -> BenchRow:
+        return BenchRow(model, engine, Timing(model, batch, seconds, (seconds, seconds), 1), speedup)
+
+    rows = row("original", "eager", 64, 0.0125, 1.0), row("small", "onnxruntime", 1, 0.00025, 2.5)
+    found = Benched(rows, {"original": PROFILE, "small": PROFILE}, 2, ("small does not run in compile: no compiler",))
+    assert repr(found).splitlines() == [
+        "Benched: 2 models, 2 threads",
+        "original  eager        batch 64       12.500 ms  1.00x",
+        "small     onnxruntime  batch 1         0.250 ms  2.50x",
+        "small does not run in compile: no compiler",
+    ]
 
 
 def test_without_a_compiler_it_says_so() -> None:

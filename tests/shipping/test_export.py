@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import secateur as sc
 from secateur.errors import DataError, ModelError
-from secateur.shipping import export
+from secateur.shipping.export import export
 from tests.shipping.nets import network, pictures, pruned
 
 EXAMPLE = torch.zeros(1, 3, 8, 8)
@@ -33,7 +33,7 @@ def test_onnx_with_the_selection_and_any_number_of_images(tmp_path: Path, fold: 
     modes = [m.training for m in model.modules()]
     before = {name: t.clone() for name, t in model.state_dict().items()}
     done = export(model, EXAMPLE, tmp_path / "small.onnx", fold_bn=fold, images=pictures(3))
-    assert (done.format, done.images, done.bytes) == ("onnx", 4, done.path.stat().st_size)
+    assert (done.format, done.num_images, done.bytes) == ("onnx", 4, done.path.stat().st_size)
     assert done.error < 1e-5
     assert done.opset is not None
     assert done.opset >= 18
@@ -117,7 +117,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     for arguments, words in (
         ({"path": tmp_path / "small.bin"}, "onnx, pt2, safetensors"),
         ({"path": tmp_path / "small.bin", "format": "coreml"}, "coreml"),
-        ({"path": tmp_path / "small.pt2", "opset": 18}, "onnx only"),
+        ({"path": tmp_path / "small.pt2", "opset": 18}, "format onnx only"),
     ):
         with pytest.raises(ModelError, match=words):
             export(model, EXAMPLE, **arguments)  # type: ignore[arg-type]
@@ -126,8 +126,8 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="dynamic_batch=False"):
         export(Pairs(), EXAMPLE, tmp_path / "two.pt2")
     done = export(Pairs(), torch.zeros(2, 3, 8, 8), tmp_path / "two.pt2", dynamic_batch=False)
-    assert done.images == 2
-    with pytest.raises(DataError, match="takes 4 images at a time, and 2 were given"):
+    assert done.num_images == 2
+    with pytest.raises(DataError, match="takes 4 images at a time, but only 2 were given"):
         export(model, torch.zeros(4, 3, 8, 8), tmp_path / "four.pt2", dynamic_batch=False, images=pictures(2))
     with pytest.raises(ModelError, match=r"opsets 1 to \d+, not 99"):
         export(model, EXAMPLE, tmp_path / "new.onnx", opset=99)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import ModelError, TraceError
-from secateur.shipping import fold_batch_norm
+from secateur.shipping.fold import fold_batch_norm
 from secateur.zoo.models import create
 from tests.shipping.nets import network, pictures, pruned
 

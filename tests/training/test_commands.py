@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from secateur import Plan, prune, save, trace
 from secateur.cli import evaluate, train
-from secateur.measuring import evaluate as evaluate_
+from secateur.measuring.accuracy import evaluate as evaluate_
 from secateur.zoo.data import load
 from secateur.zoo.models import create
 from tests.proof import assert_accuracy

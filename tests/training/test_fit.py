@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from secateur import Plan, prune, trace
 from secateur.errors import DataError, RunError
-from secateur.measuring import Accuracy, evaluate
+from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.training import Distillation, Epoch, Preset, Progress, fit
 from secateur.zoo.models import create
 from tests.training.toys import CLASSES, batches, bits, network, same

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from secateur.base.processes import leave, rank_and_world
-from secateur.measuring import evaluate
+from secateur.measuring.accuracy import evaluate
 from secateur.training import Preset, fit
 from secateur.training.checkpoint import digest
 from tests.training.toys import batches, network

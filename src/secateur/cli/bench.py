@@ -9,12 +9,13 @@ import typer
 
 from secateur.cli.common import complaints, console, friendly, progress
 from secateur.cli.options import Classes
+from secateur.measuring.engines import ENGINES
 
 if TYPE_CHECKING:
     from torch import nn
 
     from secateur.cli.networks import Network
-    from secateur.shipping import Benched
+    from secateur.shipping.bench import Benched
 
 
 @friendly
@@ -23,7 +24,9 @@ def command(
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Batch size; several times for several. 1 and 64.")
     ] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="eager, compile, onnx; all of them by default.")] = None,
+    engine: Annotated[
+        list[str] | None, typer.Option(help=f"Engine, repeatable: {', '.join(ENGINES)}. All by default.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed turns of each network.")] = 20,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine.")] = None,
     fold_bn: Annotated[
@@ -43,35 +46,28 @@ def command(
 
         secateur bench runs/prune-resnet56-cifar10
 
-        secateur bench resnet56 runs/prune-resnet56-cifar10 --engine onnx --batch 64
+        secateur bench resnet56 runs/prune-resnet56-cifar10 --engine onnxruntime --batch 64
     """
-    import torch
-
     from secateur.cli.networks import open_network
     from secateur.errors import RunError
-    from secateur.shipping import bench
-    from secateur.shipping.bench import ENGINES
+    from secateur.shipping.bench import bench
 
     opened = [open_network(typed, model=model, classes=classes) for typed in networks]
     if len({network.shape for network in opened}) > 1:
         raise RunError(f"networks that take images of different sizes cannot be compared: {[n.shape for n in opened]}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        with progress() as bar:
-            task = bar.add_task("timing", total=None, note="")
-            found = bench(
-                _named(opened),
-                opened[0].example(),
-                batch or (1, 64),
-                engine or ENGINES,  # type: ignore[arg-type]  # bench names the choices
-                rounds=rounds,
-                fold_bn=fold_bn,
-                cpu_time=cpu_time,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
-    finally:
-        torch.set_num_threads(before)
+    with progress() as bar:
+        task = bar.add_task("timing", total=None, note="")
+        found = bench(
+            _named(opened),
+            opened[0].example(),
+            batch or (1, 64),
+            engine,
+            rounds=rounds,
+            threads=threads,
+            fold_bn=fold_bn,
+            cpu_time=cpu_time,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     if as_json:
         console.print_json(json.dumps(_as_dict(found)))
     else:
@@ -107,7 +103,7 @@ def _as_dict(found: Benched) -> dict[str, Any]:
     ]
     sizes = {
         name: {"macs": size.macs, "selections": size.selections, "shares": dict(size.shares)}
-        for name, size in found.sizes.items()
+        for name, size in found.profiles.items()
     }
     return {"threads": found.threads, "rows": rows, "networks": sizes, "notes": found.notes}
 
@@ -130,9 +126,9 @@ def _say(found: Benched) -> None:
     titles = ["batch", "engine", "network", "ms", "spread", "images/s", "speed"]
     console.print(columns(titles, rows, {"batch", "ms", "spread", "images/s", "speed"}), soft_wrap=True)
     console.print()
-    first = next(iter(found.sizes.values())).macs
+    first = next(iter(found.profiles.values())).macs
     rows = []
-    for name, size in found.sizes.items():
+    for name, size in found.profiles.items():
         macs = "not known" if size.macs is None else f"{size.macs:,}"
         ratio = f"{first / size.macs:.2f}x fewer" if first and size.macs else ""
         where = ", ".join(

@@ -41,7 +41,7 @@ def command(
     """
     from secateur.cli.networks import open_network
     from secateur.cli.opening import numbers
-    from secateur.shipping import export
+    from secateur.shipping.export import export
 
     found = open_network(network, model=model, classes=classes)
     real = None
@@ -62,8 +62,10 @@ def command(
     )
     words = f"{done.path}: {done.bytes:,} bytes, {done.format}{f' opset {done.opset}' if done.opset else ''}"
     console.print(words, soft_wrap=True)
-    if done.images:
+    if done.num_images:
         what = "images" if real is not None else "images of noise"
-        console.print(f"compared with PyTorch on {done.images} {what}: off by {done.error:.1e} of the largest output")
+        console.print(
+            f"compared with PyTorch on {done.num_images} {what}: off by {done.error:.1e} of the largest output"
+        )
     if found.plan is None and "=" not in network:
         complaints.print("[yellow]note:[/] no weights were given, so this is the network before any training")

@@ -1,6 +1,4 @@
-"""What a network does and how fast: accuracy and latency."""
+"""Measurements of a network: accuracy, latency, and the engines that run it.
 
-from secateur.measuring.accuracy import Accuracy, evaluate, too_good
-from secateur.measuring.latency import Timing, latency
-
-__all__ = ["Accuracy", "Timing", "evaluate", "latency", "too_good"]
+Import from the modules: this package imports none of them, so that the names of the engines are known without torch.
+"""

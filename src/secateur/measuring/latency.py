@@ -1,9 +1,9 @@
-"""How long a forward pass takes: several models timed turn about in one run, so that a ratio means something."""
+"""Time of a forward pass. Several models take turns in one run, so that their ratio is meaningful."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
 
-from secateur.base.batches import device_of
 from secateur.base.preserve_state import evaluating
+from secateur.base.progress import Progress
 from secateur.errors import DataError, RunError
-
-Runner = Callable[[Tensor], Any]  # an nn.Module, or any callable that takes a batch (a compiled or ONNX session)
+from secateur.measuring.engines import ENGINES, PreparedModel
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """(upper quartile - lower quartile) / median: 0.05 is a quiet machine, 0.5 a figure not to be trusted."""
+        """(upper quartile - lower quartile) / median. 0.05 means a quiet machine; do not trust a figure at 0.5."""
         return (self.quartiles[1] - self.quartiles[0]) / self.median
 
     @property
@@ -41,44 +41,105 @@ class Timing:
 
 
 def latency(
-    models: Mapping[str, Runner],
-    example: Tensor,
+    models: Mapping[str, nn.Module | Callable[[Any], Any]],
+    example: Any,
     *,
+    engine: str = "eager",
     batch_sizes: Sequence[int] = (1, 64),
     rounds: int = 20,
     warmup: int = 3,
+    threads: int | None = None,
     cpu_time: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Timing]:
-    """Median forward time of each model at each batch size, on the device each model is on; no gradients.
+    """Median forward time of each model at each batch size, on the device of each model, without gradients.
 
-    `example` [1 or more, C, H, W] gives the images; a batch repeats them. Models take turns within a round, every
-    second round in reverse order: whatever else the machine does meets all of them alike. Modes are put back.
-    cpu_time: the processor's seconds instead of the clock's, summed over threads: on a machine that others use too,
-        and with one thread, it is the steadier figure.
+    models: networks, which run in `engine`, or callables that take a batch, which are timed as they are.
+    example: a batch of one or more images [N, C, H, W], or a tuple or dict of tensors; a batch repeats its images.
+    engine: the engine that runs the networks, by name; see `secateur.measuring.engines`.
+    threads: number of CPU threads; PyTorch's current number if not given.
+    cpu_time: measure processor time, summed over threads, instead of wall-clock time. It varies less on a machine
+        that runs other programs too; use it with one thread.
+
+    Models take turns within a round, and every second round runs in reverse order, so that other load on the machine
+    affects all of them equally. Train / eval modes are restored afterwards.
     """
     if rounds < 1 or warmup < 0 or min(batch_sizes, default=0) < 1 or not models:
         raise RunError(
-            f"expected models, rounds >= 1, warmup >= 0, batch sizes >= 1; got {rounds}, {warmup}, {batch_sizes}"
+            f"expected models, rounds >= 1, warmup >= 0 and batch sizes >= 1; got {len(models)} models, {rounds}, "
+            f"{warmup}, {tuple(batch_sizes)}"
         )
-    if example.ndim < 2 or len(example) < 1:
-        raise DataError(f"the example should be a batch of at least one image [N, C, H, W], not {list(example.shape)}")
+    _check_example(example)
     timings: list[Timing] = []
-    with _all_evaluating(models), torch.no_grad():
+    networks = [model for model in models.values() if isinstance(model, nn.Module)]
+    with ready_to_time(networks, threads):
+        prepared = {name: _prepared(model, engine, example, batch_sizes) for name, model in models.items()}
         for done, size in enumerate(batch_sizes):
-            seconds = _turn_about(models, _repeated(example, size), rounds, warmup, cpu_time)
+            seconds = _take_turns(prepared, repeated(example, size), (warmup, rounds), cpu_time)
             timings += [_timing(name, size, values) for name, values in seconds.items()]
             if progress is not None:
                 progress(done + 1, len(batch_sizes))
     return timings
 
 
-def _turn_about(
-    models: Mapping[str, Runner], batch: Tensor, rounds: int, warmup: int, cpu_time: bool
+@contextmanager
+def ready_to_time(models: Iterable[nn.Module], threads: int | None) -> Iterator[None]:
+    """Models in eval mode, no gradients, and PyTorch on this number of threads; all of it is restored afterwards."""
+    before = torch.get_num_threads()
+    with ExitStack() as stack, torch.no_grad():
+        for model in models:
+            stack.enter_context(evaluating(model))
+        if threads is not None:
+            stack.callback(torch.set_num_threads, before)
+            torch.set_num_threads(threads)
+        yield
+
+
+def prepare(model: nn.Module, engine: str, example: Any, batch_sizes: Sequence[int]) -> PreparedModel:
+    """The model ready to run in an engine at these batch sizes. Call it inside `ready_to_time`."""
+    prepared = ENGINES.find(engine).prepare(model, example, torch.get_num_threads())
+    for size in batch_sizes:
+        prepared.specialize(placed(repeated(example, size), prepared.device))
+    return prepared
+
+
+def repeated(example: Any, size: int) -> Any:
+    """A batch of `size` images: the example's images, repeated as often as needed."""
+
+    def stretch(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        return value.repeat(-(-size // len(value)), *[1] * (value.dim() - 1))[:size].contiguous()
+
+    return tree_map(stretch, example)
+
+
+def placed(batch: Any, device: torch.device) -> Any:
+    """The batch on a device."""
+    return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, batch)
+
+
+def _check_example(example: Any) -> None:
+    tensors = [value for value in tree_flatten(example)[0] if isinstance(value, Tensor)]
+    if not tensors or tensors[0].dim() < 2 or any(value.dim() and not len(value) for value in tensors):
+        got = [list(value.shape) for value in tensors] or type(example).__name__
+        raise DataError(f"the example should be a batch of at least one image [N, C, H, W], got {got}")
+
+
+def _prepared(model: Any, engine: str, example: Any, batch_sizes: Sequence[int]) -> PreparedModel:
+    if isinstance(model, nn.Module):
+        return prepare(model, engine, example, batch_sizes)
+    return model if isinstance(model, PreparedModel) else PreparedModel(model, torch.device("cpu"))
+
+
+def _take_turns(
+    models: Mapping[str, PreparedModel], batch: Any, turns: tuple[int, int], cpu_time: bool
 ) -> dict[str, list[float]]:
+    """Name -> seconds of each round. turns: rounds that do not count, and rounds that do."""
     clock = time.process_time if cpu_time else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in models}
-    batches = {name: batch.to(_device(model)) for name, model in models.items()}
+    batches = {name: placed(batch, model.device) for name, model in models.items()}
+    warmup, rounds = turns
     for turn in range(-warmup, rounds):
         names = list(models) if turn % 2 == 0 else list(models)[::-1]
         for name in names:
@@ -88,16 +149,17 @@ def _turn_about(
     return seconds
 
 
-def _time(model: Runner, batch: Tensor, clock: Callable[[], float]) -> float:
-    _wait_for(batch.device)
+def _time(model: PreparedModel, batch: Any, clock: Callable[[], float]) -> float:
+    run, device = model.run, model.device
+    _wait_for(device)
     start = clock()
-    model(batch)
-    _wait_for(batch.device)
+    run(batch)
+    _wait_for(device)
     return clock() - start
 
 
 def _wait_for(device: torch.device) -> None:
-    """An accelerator returns before it is done: wait, or the clock sees only the launch."""
+    """Wait until an accelerator is done: its calls return before that, and the clock would see only the launch."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -107,21 +169,3 @@ def _wait_for(device: torch.device) -> None:
 def _timing(name: str, size: int, seconds: list[float]) -> Timing:
     low, median, high = np.percentile(seconds, (25, 50, 75))
     return Timing(name, size, float(median), (float(low), float(high)), len(seconds))
-
-
-def _repeated(example: Tensor, size: int) -> Tensor:
-    copies = -(-size // len(example))
-    return example.repeat(copies, *[1] * (example.ndim - 1))[:size].contiguous()
-
-
-def _device(model: Runner) -> torch.device:
-    return device_of(model) if isinstance(model, nn.Module) else torch.device("cpu")
-
-
-@contextmanager
-def _all_evaluating(models: Mapping[str, Runner]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for model in models.values():
-            if isinstance(model, nn.Module):
-                stack.enter_context(evaluating(model))
-        yield

@@ -91,7 +91,7 @@ def _times(original: nn.Module, pruned: nn.Module, example: Any, tools: Tools) -
         example,
         batch_sizes=BATCHES,
         rounds=10,
-        progress=lambda done, total: tools.say("latency", done, total),
+        progress=lambda done, _: tools.say("latency", done, len(BATCHES)),
     )
     found: dict[str, dict[str, float]] = {"before": {}, "after": {}}
     for timing in timings:

@@ -6,13 +6,14 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.utils._pytree import tree_flatten
 
 from secateur.channels.layer_trials import opaque_layers
 from secateur.channels.rulebook import is_leaf
 from secateur.channels.tracing import Example, Traced, as_call, left_as_found, trace_calls
 from secateur.errors import ModelError
+from secateur.measuring.program_export import relative_error
 
 FOLDING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 TOLERANCE = 1e-5  # of the largest output
@@ -93,11 +94,3 @@ def _check(model: nn.Module, folded: nn.Module, example: Example) -> None:
             f"folding the batch norms of {type(model).__name__} changes its output by {error:.1e} of the largest "
             f"value, more than {TOLERANCE:g}; one of its layers does not act like its class. Export it without folding."
         )
-
-
-def relative_error(want: list[Any], got: list[Any]) -> float:
-    """The largest difference of two lists of outputs, against the largest value of each output."""
-    pairs = [(w, g) for w, g in zip(want, got, strict=True) if isinstance(w, Tensor)]
-    return max(
-        (float((w - g).abs().max() / w.abs().max().clamp(min=1e-30)) for w, g in pairs if w.numel()), default=0.0
-    )

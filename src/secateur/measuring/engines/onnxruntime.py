@@ -1,0 +1,25 @@
+"""onnxruntime on the CPU, from an ONNX file."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur.measuring.engines import Engine, PreparedModel
+from secateur.measuring.onnx_export import PACKAGES, export_onnx, open_session, run_session
+
+
+def _make(model: nn.Module, example: Any, threads: int) -> PreparedModel:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        export_onnx(model, example, path)
+        session = open_session(path, threads)  # holds the whole network: the file is no longer needed
+    return PreparedModel(partial(run_session, session), torch.device("cpu"))
+
+
+ENTRY = Engine(make=_make, requires=PACKAGES)
