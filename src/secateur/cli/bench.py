@@ -46,7 +46,7 @@ def command(
 
         secateur bench runs/prune-resnet56-cifar10
 
-        secateur bench resnet56 runs/prune-resnet56-cifar10 --engine onnxruntime --batch 64
+        secateur bench resnet56 runs/small --engine onnxruntime --batch 64
     """
     from secateur.cli.networks import open_network
     from secateur.errors import RunError
