@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,32 +16,15 @@ from secateur.scoring.scores import Scores, load_scores
 from secateur.training.fit import fit
 from secateur.zoo.data import load
 from secateur.zoo.models import create
+from tests.processes import torchrun
 from tests.proof import assert_accuracy, counted_macs
 from tests.running.toys import trained
 from tests.running.two import CASES, WEIGHTS, prune
 
-ROOT = Path(__file__).parents[2]
-
-
-def launch(*words: object) -> None:
-    """`torchrun --nproc-per-node 2 -m WORDS`."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *map(str, words)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
 
 def test_two_processes_plan_as_one_does(tmp_path: Path) -> None:
     save_model(trained(), str(tmp_path / WEIGHTS))
-    launch("tests.running.two", tmp_path)
+    torchrun("tests.running.two", tmp_path)
     both = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert both[0] == both[1] and set(both[0]) == set(CASES)
     for name, words in CASES.items():
@@ -84,7 +64,7 @@ def test_the_whole_command_in_two_processes(tmp_path: Path) -> None:
     save_model(fitted.model, str(tmp_path / WEIGHTS))
     goal = ["--target", "0.5", "--rounds", "2", "--epochs", "3", "--lr", "0.02", "--no-augment", "--device", "cpu"]
     out = tmp_path / "run"
-    launch("secateur", "prune", "lenet5", "--weights", tmp_path / WEIGHTS, "--data", "digits", *goal, "--out", out)
+    torchrun("secateur", "prune", "lenet5", "--weights", tmp_path / WEIGHTS, "--data", "digits", *goal, "--out", out)
     summary = json.loads((out / "summary.json").read_text())
     before, after = summary["before"], summary["after"]
     assert before["test"]["images"] == after["test"]["images"] == images.count("test")

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +17,7 @@ from secateur.scoring.metrics import METRICS
 from secateur.scoring.score import score
 from secateur.scoring.scores import load_scores
 from secateur.zoo.data import load
+from tests.processes import torchrun
 
 runner = CliRunner()
 BASE = ["score", "lenet5", "--data", "digits", "--images", "100", "--size", "32", "--device", "cpu"]
@@ -89,17 +86,7 @@ def test_mistakes_are_one_line_and_exit_1(more: list[str], words: str) -> None:
 def test_torchrun_gives_the_same(tmp_path: Path) -> None:
     code, _, _ = run("--out", str(tmp_path / "one"))
     assert code == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    subprocess.run(
-        [sys.executable, *torchrun, "-m", "secateur", *BASE, "--out", str(tmp_path / "two")],
-        check=True,
-        capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=120,
-    )
+    torchrun("secateur", *BASE, "--out", tmp_path / "two")
     one, two = load_scores(tmp_path / "one")["gsd"], load_scores(tmp_path / "two")["gsd"]
     assert two.images == 100
     for unit, values in one.values.items():

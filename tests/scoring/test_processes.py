@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,9 @@ import secateur as sc
 from secateur.scoring.metrics import METRICS as REGISTRY
 from secateur.scoring.score import score_by
 from tests import nets
+from tests.processes import ENVIRONMENT, LONGEST
 from tests.scoring.toys import batches, settled
 
-ROOT = Path(__file__).parents[2]
 METRICS = ["gsd", "ttest", "reader_energy", "fisher", "taylor", "l1"]
 
 WORKER = """
@@ -77,15 +75,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     workers = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), str(port), str(folder)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env=ENVIRONMENT,
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
     for worker in workers:
-        _, complaints = worker.communicate(timeout=300)
+        _, complaints = worker.communicate(timeout=LONGEST)
         assert worker.returncode == 0, complaints
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

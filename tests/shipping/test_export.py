@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 import secateur as sc
 from secateur.errors import DataError, ModelError
 from secateur.shipping.export import export
+from tests.processes import python
 from tests.shipping.nets import network, pictures, pruned
 
 EXAMPLE = torch.zeros(1, 3, 8, 8)
@@ -61,13 +60,11 @@ def test_pt2_loads_in_a_new_process_without_pickle(tmp_path: Path) -> None:
     model, _ = pruned()
     done = export(model, EXAMPLE, tmp_path / "small.pt2")
     assert done.error <= 1e-6
-    found = subprocess.run(
-        [sys.executable, "-c", LOADS, str(done.path)], capture_output=True, text=True, check=True, timeout=120
-    )
+    found = python("-c", LOADS, done.path)
     images = torch.arange(2 * 3 * 64, dtype=torch.float32).reshape(2, 3, 8, 8) / 100
     with torch.no_grad():
         want = model.eval()(images).flatten()
-    np.testing.assert_allclose([float(v) for v in found.stdout.split()], want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose([float(v) for v in found.split()], want, rtol=1e-4, atol=1e-4)
 
 
 def test_safetensors_with_the_plan_come_back_as_a_model(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,20 +11,17 @@ import torch
 import secateur as sc
 from secateur.errors import FileError, SecateurError
 from secateur.zoo.models import create
+from tests.processes import python
 from tests.shipping.nets import network, pruned
 from tests.shipping.roundtrip import there
 
-ROOT = Path(__file__).parents[2]
 NAMES = ("lenet5", "preresnet20")  # benchmarks/roundtrip.py takes all of the registry
 
 
 def test_there_and_back_in_a_new_process(tmp_path: Path) -> None:
     for name in NAMES:
         assert there(name, tmp_path)["macs"] < 0.8
-    command = [sys.executable, "-m", "tests.shipping.roundtrip", str(tmp_path), *NAMES]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(python("-m", "tests.shipping.roundtrip", tmp_path, *NAMES).splitlines()[-1])
     assert set(found) == set(NAMES)
     for row in found.values():
         assert row["same predictions"] and row["images"] == 64

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +22,10 @@ from secateur.studies.effectiveness_study import study as effectiveness_study
 from secateur.studies.fast_evaluate import accuracy_of, held
 from secateur.studies.work_sharing import wait_until
 from tests.cli.typed import lines, secateur
+from tests.processes import torchrun
 from tests.proof import assert_accuracy
 from tests.running.toys import TEST, TRAIN, Small, trained
 
-ROOT = Path(__file__).parents[2]
 ROUNDED = 1e-5  # accuracies of a study are points, rounded to three places
 
 
@@ -213,18 +210,13 @@ def test_on_digits_by_one_process_and_by_two(lenet_run: Path, tmp_path: Path, mo
     said = lines(secateur(*words, "--out", "one"))
     assert said[0].split() == ["network", "metric", "0%", "20%", "40%"]
     assert [line.split()[1] for line in said[1:4]] == ["gsd", "l1", "spread_of_means"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "secateur"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [*launch, *words, "--out", "two"], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    printed = torchrun("secateur", *words, "--out", "two").splitlines()
     one, study = read_study(tmp_path / "one"), read_study(tmp_path / "two")
     for row, other in zip(one["rows"], study["rows"], strict=True):
         # Other processes may use other numbers of threads, so sums differ in the last bits: one image of 200 may turn.
         assert row.pop("accuracy") == pytest.approx(other.pop("accuracy"), abs=100 / 200 + 1e-3)
         assert row == other
-    assert [line.split()[:2] for line in done.stdout.splitlines()[:4]] == [line.split()[:2] for line in said[:4]]
+    assert [line.split()[:2] for line in printed[:4]] == [line.split()[:2] for line in said[:4]]
     assert study["command"].startswith("secateur study effectiveness lenet5=") and len(study["rows"]) == 9
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +15,10 @@ from secateur.base.atomic_files import write_atomically
 from secateur.errors import FileError, RunError
 from secateur.training import Epoch, Preset, fit
 from secateur.training.checkpoint import NAME, digest
+from tests.processes import python
 from tests.training.toys import batches, bits, network, same
 
 SETTINGS = Preset("short", epochs=4, lr=0.1, batch_size=8)
-ROOT = Path(__file__).parents[2]
 
 
 class Stop(Exception):
@@ -164,11 +161,7 @@ def test_digests_tell_weights_apart() -> None:
 
 
 def test_killed_a_dozen_times_with_9_and_still_the_same_bits(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", "-m", "tests.training.killing", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = json.loads(python("-W", "error", "-m", "tests.training.killing", tmp_path))
     assert len(report["epochs gained"]) == 12 and 0 < sum(report["epochs gained"]) < 30, report
     assert report["whole"] == report["broken"]
     assert [name for name in report["files"] if not name.endswith(".partial")] == [NAME, "metrics.jsonl", "result"]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,9 +17,9 @@ from secateur.cli import evaluate, train
 from secateur.measuring.accuracy import evaluate as evaluate_
 from secateur.zoo.data import load
 from secateur.zoo.models import create
+from tests.processes import torchrun
 from tests.proof import assert_accuracy
 
-ROOT = Path(__file__).parents[2]
 APP = typer.Typer()
 APP.command("train")(train.command)
 APP.command("evaluate")(evaluate.command)
@@ -78,16 +75,11 @@ def test_the_same_command_goes_on_and_another_one_is_refused(tmp_path: Path) -> 
 
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     """Half of each batch in each process: the mean of their gradients is the gradient of the batch (no batch norm)."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, "-m", "secateur", "train", *SHORT, "--out", str(tmp_path / "two")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    said = torchrun("secateur", "train", *SHORT, "--out", tmp_path / "two").splitlines()
     one = lines(secateur("train", *SHORT, "--out", tmp_path / "one"))
     expected = load_file(tmp_path / "one" / "model.safetensors")
     for name, tensor in load_file(tmp_path / "two" / "model.safetensors").items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
-    said = done.stdout.splitlines()
     assert len(said) == len(one) == 5  # one process speaks
     assert said[2] == one[2] and "(144 images)" in said[2]  # held-out shares add up to the whole
 

@@ -7,8 +7,6 @@ import importlib
 import json
 import logging
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +23,7 @@ from secateur.errors import DataError, RunError
 from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.training import Distillation, Epoch, Preset, Progress, fit
 from secateur.zoo.models import create
+from tests.processes import python
 from tests.training.toys import CLASSES, batches, bits, network, same
 
 STEPS = Preset("steps", epochs=5, lr=0.1, batch_size=8)  # 0.1, 0.1, 0.02, 0.02, 0.004
@@ -262,10 +261,7 @@ print(half.dtype, bool((full == half).all()), float((full - half).norm() / full.
 
 def test_bf16_on_the_cpu_in_a_process_of_its_own() -> None:
     """Of its own, because oneDNN must be told before it starts: virtual machines may announce AMX and not have it."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DNNL_MAX_CPU_ISA": "AVX512_CORE"}
-    command, root = [sys.executable, "-W", "error", "-c", BF16], Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    dtype, equal, distance, accuracy = done.stdout.split()
+    said = python("-W", "error", "-c", BF16, DNNL_MAX_CPU_ISA="AVX512_CORE")
+    dtype, equal, distance, accuracy = said.split()
     assert (dtype, equal) == ("torch.float32", "False")  # weights stay float32; the arithmetic did not
     assert float(distance) < 0.1 and float(accuracy) > 0.5

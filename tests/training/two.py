@@ -17,6 +17,7 @@ from secateur.base.processes import leave, rank_and_world
 from secateur.measuring.accuracy import evaluate
 from secateur.training import Preset, fit
 from secateur.training.checkpoint import digest
+from tests.proof import accuracy_bounds
 from tests.training.toys import batches, network
 
 PRESET = Preset("two", epochs=3, lr=0.05, batch_size=8)
@@ -35,6 +36,7 @@ def main(folder: Path) -> None:
         words[name] = digest(first.model)
         words[f"{name} accuracy"] = asdict(first.history[0].holdout)
         words[f"{name} whole"] = asdict(evaluate(first.model, held))
+        words[f"{name} bounds"] = accuracy_bounds(first.model, held)
     (folder / f"{rank}.json").write_text(json.dumps(words))
     leave()
 

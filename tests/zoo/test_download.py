@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 from secateur.errors import DataError
 from secateur.zoo import data
 from secateur.zoo.data.download import SOURCES, Source, get, source
+from tests.processes import python
 from tests.zoo.formats import TinyCifar, TinyMnist, write_tar
 from tests.zoo.test_formats import assert_is_tiny_cifar, content
 
@@ -134,9 +133,8 @@ except DataError as error:
 def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path: Path) -> None:
     """The operating system itself refuses to let the file grow: the same path as a full disk."""
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "data"), str(archive)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
-    assert "cifar10.safetensors: could not be written" in done.stdout, done.stderr
+    said = python("-c", FULL_DISK, tmp_path / "data", archive)
+    assert "cifar10.safetensors: could not be written" in said
     assert listed(tmp_path / "data") == []
 
 
