@@ -25,7 +25,6 @@ import secateur as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from secateur.deciding.uniform import uniform
 from secateur.measuring.accuracy import evaluate
-from secateur.repairing.rebuilt import rebuilt
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores
 from secateur.zoo.data import ImageData, Part
@@ -79,7 +78,7 @@ def main() -> None:
         table = {"network": "resnet56 on cifar10", "images": args.images, "test": args.test, "base": base, "rows": {}}
     scores = score(graph, drawn(data, "train", 5000), "reader_energy")
     images = drawn(data, "train", args.images)
-    other = rebuilt(sc.repair_each(graph, images[:2]))
+    other = sc.score(graph, sc.repair_each(graph, images[:2]), "rebuilt")
     for ratio in args.ratios:
         for way in WAYS:
             key = f"{ratio:g}"

@@ -21,9 +21,9 @@ from torch import nn
 
 import secateur as sc
 from benchmarks.on_cifar10 import arguments, opened, write
-from secateur.repairing.images import gather
 from secateur.repairing.layer_solve import Settings, solve_layers
 from secateur.repairing.lockstep import Walk
+from secateur.scoring.unlabelled_images import gather
 from secateur.zoo.data import ImageData
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)

@@ -25,7 +25,6 @@ import secateur as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from secateur.deciding.amounts import candidates
 from secateur.deciding.least_error import least_error
-from secateur.repairing.rebuilt import rebuilt
 from secateur.zoo.data import ImageData
 
 ALPHA, TARGET = 4.0, 0.5
@@ -38,7 +37,7 @@ class Variants:
         self.graph, self.data = graph, data
         self.inner = [name for name, unit in graph.units.items() if unit.kind == "private"]
         self.units = cache(lambda: sc.repair_each(graph, data.loader("train", 125, limit=250)))
-        self.rebuilt = cache(lambda: rebuilt(self.units()))
+        self.rebuilt = cache(lambda: sc.score(graph, self.units(), "rebuilt"))
         self.energy = cache(lambda: sc.score(graph, data.loader("train", 250, limit=5000), "reader_energy"))
         self.ranked = cache(self._ranked)
 

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from secateur.channels.graph import trace
 from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
-from secateur.repairing import repair
-from secateur.repairing.least_squares import Rows, Sums, choose
-from secateur.repairing.linear_rows import grid_of, inputs_at, outputs_at, rows_of_weight, spots
+from secateur.repairing.least_squares import Start, choose, error, solve
+from secateur.repairing.repair import repair
+from secateur.scoring.layer_rows import grid_of, inputs_at, outputs_at, rows_of_weight, spots
+from secateur.scoring.regression_sums import GramSums, KeptRows
 
 KEEP = [0, 2, 5]
 
@@ -39,21 +40,21 @@ def test_sums_and_rows_solve_the_same_problem_as_lstsq(rows: int, constant: bool
     rng = np.random.default_rng(0)
     x, y = rng.normal(1.0, 1.0, (rows, 2, 9)), rng.normal(2.0, 1.0, (rows, 2, 4))
     start, bias = rng.normal(size=(2, 4, 9)), rng.normal(size=(2, 4))
-    for kind in (Sums, Rows):
+    for kind in (GramSums, KeptRows):
         sums = kind()
         sums.add(torch.tensor(x[:3]), torch.tensor(y[:3]))
         rest = kind()
         rest.add(torch.tensor(x[3:]), torch.tensor(y[3:]))
         whole = sums + rest  # type: ignore[operator]
         assert whole.rows == rows
-        for fit in whole.solve(torch.tensor(start), [1e-2, 1.0], constant, torch.tensor(bias)):
+        for fit in solve(whole, Start(torch.tensor(start), torch.tensor(bias), constant), [1e-2, 1.0]):
             for group in range(2):
                 target = y[:, group] if constant else y[:, group] - bias[group]
                 want = naive(x[:, group], target, start[group], fit.ridge, constant)
                 np.testing.assert_allclose(fit.weight[group], want[:, :9], rtol=1e-7, atol=1e-9)
                 np.testing.assert_allclose(fit.constant[group], want[:, 9] if constant else bias[group], rtol=1e-7)
                 off = y[:, group] - x[:, group] @ want[:, :9].T - fit.constant[group].numpy()
-                np.testing.assert_allclose(whole.error(fit)[group], (off**2).mean(0), rtol=1e-6)
+                np.testing.assert_allclose(error(whole, fit)[group], (off**2).mean(0), rtol=1e-6)
         np.testing.assert_allclose(whole.variance(), y.var(0), rtol=1e-9)
 
 
@@ -66,13 +67,13 @@ def test_the_ridge_is_the_one_that_does_best_on_held_out_rows() -> None:
     clean = np.einsum("rgn,gon->rgo", x, truth)
     for noise, start, want in ((3.0, truth, 10.0), (0.0, 0 * truth, 1e-4)):
         y = clean + noise * rng.normal(size=clean.shape)
-        fitted, held, everything = Sums(), Sums(), Sums()
+        fitted, held, everything = GramSums(), GramSums(), GramSums()
         for sums, part in ((fitted, slice(0, 20)), (held, slice(20, 40)), (everything, slice(0, 40))):
             sums.add(torch.tensor(x[part]), torch.tensor(y[part]))
-        fit = choose(fitted, held, torch.tensor(start), torch.zeros(1, 3), [1e-4, 1e-2, 10.0], constant=True)
+        fit = choose(fitted, held, Start(torch.tensor(start), torch.zeros(1, 3), True), [1e-4, 1e-2, 10.0])
         assert fit is not None
         assert fit.ridge == want
-        again = everything.solve(torch.tensor(start), [want], True, torch.zeros(1, 3))[0]
+        again = solve(everything, Start(torch.tensor(start), torch.zeros(1, 3), True), [want])[0]
         assert torch.allclose(fit.weight, again.weight)  # the last word has all rows
 
 

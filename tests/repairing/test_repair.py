@@ -18,7 +18,7 @@ from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
 from secateur.channels.units import Unit
 from secateur.errors import DataError, PlanError, RunError
-from secateur.repairing import repair
+from secateur.repairing.repair import repair
 from tests.nets import NETS
 from tests.training.toys import bits, same
 
@@ -261,7 +261,7 @@ def test_bad_input_is_refused_in_words() -> None:
     broken = images.clone()
     broken[1, 2, 3, 4] = float("nan")
     for bad, words in (
-        (pictures(4, side=9), r"traced with images of \[3, 8, 8\] \(float64\), and these are of \[3, 9, 9\]"),
+        (pictures(4, side=9), r"traced with images of \[3, 8, 8\] \(float64\), got images of \[3, 9, 9\]"),
         (images.float(), "float32"),
         (broken, "NaN"),
         (images[:0], "no images"),

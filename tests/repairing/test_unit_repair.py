@@ -14,13 +14,14 @@ from torch.utils._pytree import tree_map
 
 import secateur as sc
 from secateur.base.batches import call
-from secateur.errors import DataError, RunError
+from secateur.errors import DataError, RunError, ScoreError
 from secateur.repairing.least_squares import RIDGES
-from secateur.repairing.rebuilt import RIDGE, rebuilt
 from tests.nets import NETS
 from tests.repairing.test_layer_solve import KEEP, Residual, chain, naive
 from tests.repairing.test_repair import READERS, conv, pictures, seeded, twins
 from tests.training.toys import bits, same
+
+RIDGE = 1e-2  # default of rebuilt
 
 BUILDS: dict[str, Callable[[], nn.Module]] = {
     **{name: READERS[name] for name in ("plain", "strided, padded, dilated", "reflected", "linear", "sizes looked at")},
@@ -122,7 +123,7 @@ def test_every_kind_of_network_can_be_asked(name: str) -> None:
         errors.append([float((got - want).square().mean()) for got in (cut, mended)])
     means = np.mean(errors, axis=0)
     assert means[1] < 0.9 * means[0]
-    scores = rebuilt(units)
+    scores = sc.score(graph, units, "rebuilt")
     for name, values in scores.values.items():
         assert len(values) == graph.units[name].width and np.isfinite(values).all() and (values >= 0).all()
     assert len(scores.values) > len(graph.units) / 2  # not those whose readers are transposed or called twice
@@ -140,7 +141,7 @@ def test_too_few_images_and_bad_input_are_said(caplog: pytest.LogCaptureFixture)
         sc.repair_each(graph, pictures(4, side=9))
     with pytest.raises(RunError, match='"solve" or "bn"'):
         sc.repair_each(graph, pictures(4), how="glue")
-    with pytest.raises(RunError, match="at least 1"):
+    with pytest.raises(ScoreError, match="at least 1"):
         sc.repair_each(graph, pictures(4), positions=0)
 
 
@@ -167,7 +168,7 @@ def test_channels_go_in_the_order_in_which_re_solved_readers_miss_them_least() -
         gone = min(left, key=lambda c: error([i for i in left if i != c]))
         left.remove(gone)
         want[gone] = error(left)
-    scores = rebuilt(sc.repair_each(graph, images))
+    scores = sc.score(graph, sc.repair_each(graph, images), "rebuilt")
     np.testing.assert_allclose(scores.values["0:out"], want, rtol=1e-8)
     assert scores.images == 40
 
@@ -176,16 +177,17 @@ def test_a_channel_that_another_one_can_stand_for_goes_first() -> None:
     """Twins carry as much as the others: only a metric that knows of rebuilding sees that one of each pair is idle."""
     model = seeded(lambda: nn.Sequential(twins(conv(3, 8)), nn.ReLU(), conv(8, 6, groups=2)))
     graph = sc.trace(model, pictures(1))
-    values = rebuilt(sc.repair_each(graph, pictures(40))).values["0:out"]
+    values = sc.score(graph, sc.repair_each(graph, pictures(40)), "rebuilt").values["0:out"]
     assert len(values) == 8
     plain = seeded(lambda: nn.Sequential(twins(conv(3, 8)), nn.ReLU(), conv(8, 5)))
-    order = rebuilt(sc.repair_each(sc.trace(plain, pictures(1)), pictures(40))).order("0:out")
+    graph = sc.trace(plain, pictures(1))
+    order = sc.score(graph, sc.repair_each(graph, pictures(40)), "rebuilt").order("0:out")
     assert {int(c) % 4 for c in order[:4]} == {0, 1, 2, 3}  # one of each pair before any pair is gone
 
 
 @torch.no_grad()
 def test_the_inputs_of_a_very_wide_reader_are_taken_as_unrelated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secateur.repairing.rebuilt.WIDEST", 53)
+    monkeypatch.setattr("secateur.scoring.reader_inputs.WIDEST", 53)
     model, images = chain(), pictures(40, side=6)
     x = F.unfold(F.relu(model[0](images)), 3).transpose(1, 2).reshape(-1, 54).numpy()
     weight, variances = model[2].weight.flatten(1).numpy(), x.var(0)
@@ -193,5 +195,6 @@ def test_the_inputs_of_a_very_wide_reader_are_taken_as_unrelated(monkeypatch: py
     alone = share.reshape(6, 9).sum(1)
     want = np.zeros(6)
     want[np.argsort(alone)] = np.sort(alone).cumsum()
-    got = rebuilt(sc.repair_each(sc.trace(model, images[:1]), images)).values["0:out"]
+    graph = sc.trace(model, images[:1])
+    got = sc.score(graph, sc.repair_each(graph, images), "rebuilt").values["0:out"]
     np.testing.assert_allclose(got, want, rtol=1e-8)

@@ -14,7 +14,6 @@ import torch
 import secateur as sc
 from secateur.channels.plan import Plan
 from secateur.errors import DecideError
-from secateur.repairing.rebuilt import rebuilt
 from secateur.running.compress import Compressed
 from secateur.running.round_plan import suited
 from secateur.running.settings import Settings, check_settings, filled
@@ -81,7 +80,7 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:
 def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
     run(tmp_path, rounds=1, target=0.4, exact=True, **SOLVE)
     graph = sc.trace(trained(), EXAMPLE)
-    scores = rebuilt(sc.repair_each(graph, images()))
+    scores = sc.score(graph, sc.repair_each(graph, images()), metric="rebuilt")
     found = json.loads((tmp_path / "round-01" / "sensitivity.json").read_text())
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["settings"]["metric"], summary["settings"]["judge"], found["repair"]) == (

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
-from secateur.repairing.linear_rows import exact
 from secateur.repairing.lockstep import Walk
 from secateur.repairing.shortcuts import BatchNorm
+from secateur.scoring.layer_rows import exact
 
 
 def reestimate_norms(walk: Walk, progress: Callable[[int, int], None] | None) -> None:

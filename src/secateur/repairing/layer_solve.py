@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
 from secateur.channels.selection import selection_of
-from secateur.repairing.least_squares import CAREFUL, RIDGES, Rows, Sums, choose
-from secateur.repairing.linear_rows import (
+from secateur.channels.tracing import Traced
+from secateur.repairing.least_squares import CAREFUL, RIDGES, Start, choose
+from secateur.repairing.lockstep import Walk
+from secateur.repairing.shortcuts import BatchNorm, Shortcut, find_shortcut, only_user
+from secateur.scoring.layer_rows import (
     PLAIN,
     acts_plainly,
     exact,
@@ -25,12 +27,11 @@ from secateur.repairing.linear_rows import (
     rows_of_weight,
     spots,
 )
-from secateur.repairing.lockstep import Walk
-from secateur.repairing.shortcuts import BatchNorm, Shortcut, find_shortcut, only_user
+from secateur.scoring.reader_inputs import generator, is_held_out
+from secateur.scoring.regression_sums import GramSums, KeptRows, RegressionSums
 
 log = logging.getLogger(__name__)
 
-HELD_OUT = 5  # one image in so many helps to choose the ridge
 ROWS_PER_WEIGHT = 2  # with fewer rows than that for each weight of a filter a small ridge fits noise
 
 
@@ -97,8 +98,7 @@ def _solve(walk: Walk, node: fx.Node, settings: Settings, todo: list[fx.Node], f
         log.warning("%s (%s) is no plain linear map of its input, and stays as it was cut", name, type(layer).__name__)
         return
     start = rows_of_weight(layer)  # [groups, o, n]
-    bias = torch.zeros_like(start[:, :, 0]) if layer.bias is None else exact(layer.bias).reshape(start.shape[:2])
-    norm = norm_behind(walk, node) if layer.bias is None else None
+    norm = norm_behind(walk.traced, walk.models[1], node) if layer.bias is None else None
     shortcut = find_shortcut(walk, node, todo)
     fitted, held = _collect(walk, node, layer, settings, shortcut, start)
     rows = fitted.rows + held.rows
@@ -107,7 +107,7 @@ def _solve(walk: Walk, node: fx.Node, settings: Settings, todo: list[fx.Node], f
     if lacking is not None:
         few.append(lacking)
         ridges = CAREFUL if settings.ridge is None else ridges
-    fit = choose(fitted, held, start, bias, ridges, constant=layer.bias is not None or norm is not None)
+    fit = choose(fitted, held, start_of(layer, norm), ridges)
     if fit is None or not bool(torch.isfinite(fit.weight).all()):
         log.warning("%s: the equations have no solution, and it stays as it was cut", name)
         return
@@ -122,12 +122,12 @@ def _solve(walk: Walk, node: fx.Node, settings: Settings, todo: list[fx.Node], f
 
 def _collect(
     walk: Walk, node: fx.Node, layer: nn.Module, settings: Settings, shortcut: Shortcut | None, start: Tensor
-) -> tuple[Sums | Rows, Sums | Rows]:
-    """The rows of all images: those to fit on, and those of every HELD_OUT-th image."""
+) -> tuple[RegressionSums, RegressionSums]:
+    """The rows of all images: those to fit on, and those of held-out images."""
     kept = walk.kept_outputs(str(node.target))
     place = walk.nodes.index(node)
     grid = min(settings.positions, grid_of(layer, walk.value(node, 0, 0)))
-    kind = Rows if walk.images * grid < start.shape[2] else Sums
+    kind = KeptRows if walk.images * grid < start.shape[2] else GramSums
     fitted, held, first = kind(), kind(), 0
     for chunk in range(len(walk.sizes)):
         y = walk.value(node, 0, chunk)  # [N, O, ...]
@@ -137,7 +137,7 @@ def _collect(
         if shortcut is not None:
             target = target + shortcut.missing(chunk, layer, where)
         target = target.reshape(*where.shape, len(start), -1)  # [N, P, groups, o]
-        out = torch.arange(first, first + len(y)) % HELD_OUT == HELD_OUT - 1
+        out = is_held_out(first, len(y))
         for sums, images in ((fitted, ~out), (held, out)):
             if bool(images.any()):
                 sums.add(exact(x[images].flatten(0, 1)), exact(target[images].flatten(0, 1)))
@@ -145,17 +145,19 @@ def _collect(
     return fitted, held
 
 
-def generator(*numbers: int) -> torch.Generator:
-    """Positions of one layer and chunk are drawn from it."""
-    return torch.Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
+def start_of(layer: Any, norm: Any) -> Start:
+    """Where a fit of the layer starts; `norm` is the batch norm after it, if there is one."""
+    weight = rows_of_weight(layer)
+    bias = torch.zeros_like(weight[:, :, 0]) if layer.bias is None else exact(layer.bias).reshape(weight.shape[:2])
+    return Start(weight, bias, layer.bias is not None or norm is not None)
 
 
-def norm_behind(walk: Walk, node: fx.Node) -> Any:
-    """The batch norm that a layer's output goes into, and nothing else does."""
+def norm_behind(traced: Traced, model: nn.Module, node: fx.Node) -> Any:
+    """The batch norm that takes a layer's output, if nothing else does."""
     user = only_user(node)
-    if user is None or user.op != "call_module" or walk.traced.calls[str(user.target)] != 1:
+    if user is None or user.op != "call_module" or traced.calls[str(user.target)] != 1:
         return None
-    norm = walk.layer(user)
+    norm = model.get_submodule(str(user.target))
     usable = isinstance(norm, BatchNorm) and norm.running_mean is not None and selection_of(norm) is None
     return norm if usable else None
 

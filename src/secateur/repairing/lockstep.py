@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from secateur.channels.graph import ChannelGraph, Liveness, Mask
 from secateur.channels.layer_surgery import depthwise_filters
@@ -19,9 +19,7 @@ from secateur.channels.rules import is_depthwise
 from secateur.channels.selection import selection_of
 from secateur.channels.tracing import Traced, as_call, trace_calls
 from secateur.channels.units import Indices
-from secateur.errors import DataError
-
-CHUNK = 64  # images that are run at a time
+from secateur.scoring.unlabelled_images import CHUNK, count_of
 
 Values = dict[fx.Node, Any]
 
@@ -159,14 +157,6 @@ class Walk:
         return [n for n in self.nodes if n.op == "placeholder"].index(node)
 
 
-def count_of(images: Any) -> int:
-    """How many images there are in a tensor, or in a tuple or dict of tensors that belong together."""
-    counts = {len(t) for t in tree_flatten(images)[0] if isinstance(t, Tensor) and t.dim()}
-    if len(counts) != 1:
-        raise DataError(f"the inputs of a batch should have as many images each, and have {sorted(counts)}")
-    return int(counts.pop())
-
-
 def _kept(channels: Indices | None, mask: Mask) -> Tensor | None:
     if channels is None:
         return None
@@ -194,8 +184,3 @@ def _attribute(model: nn.Module, name: str) -> Any:
     owner, _, attribute = name.rpartition(".")
     value = getattr(model.get_submodule(owner), attribute)
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def finite(images: Any) -> bool:
-    """Whether no input has a NaN or an infinity."""
-    return all(bool(torch.isfinite(t).all()) for t in tree_flatten(images)[0] if isinstance(t, Tensor))

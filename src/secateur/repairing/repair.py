@@ -22,9 +22,9 @@ from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
 from secateur.errors import RunError
 from secateur.repairing.batch_norms import reestimate_norms
-from secateur.repairing.images import gather
 from secateur.repairing.layer_solve import Settings, solve_layers
 from secateur.repairing.lockstep import Walk
+from secateur.scoring.unlabelled_images import gather
 
 How = Literal["solve", "bn"]
 Layers = Literal["changed", "cut"]

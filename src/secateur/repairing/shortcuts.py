@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from secateur.repairing.linear_rows import outputs_at
 from secateur.repairing.lockstep import Walk
+from secateur.scoring.layer_rows import outputs_at
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
 METHODS = ("add", "add_")

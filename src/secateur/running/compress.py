@@ -27,7 +27,6 @@ from secateur.channels.plan import Plan
 from secateur.deciding.sensitivity import NothingToLoseError
 from secateur.errors import DataError, DecideError
 from secateur.measuring.accuracy import Accuracy, evaluate, too_good
-from secateur.repairing.rebuilt import REBUILT
 from secateur.running.folder import BASE, ROUND, SUMMARY, RunFolder
 from secateur.running.round_plan import check_reach, suited
 from secateur.running.rounds import Outcome, run_round
@@ -92,7 +91,7 @@ def compress(
     """
     chosen = _settings(settings, target, metric, changes)
     check_settings(chosen)
-    if not callable(metric) and chosen.metric not in (None, REBUILT):
+    if not callable(metric) and chosen.metric is not None:
         METRICS.check(chosen.metric)
     tools = Tools(train, score_on if score_on is not None else train, holdout, metric, fit, evaluate, progress)
     with _place(folder) as path, generators_kept():

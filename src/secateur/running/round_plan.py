@@ -18,10 +18,9 @@ from secateur.deciding.partial_forward import Cut
 from secateur.deciding.sensitivity import DECIDING_RATIO, Sensitivity, check_k, sensitivity
 from secateur.deciding.uniform import uniform
 from secateur.errors import DecideError
-from secateur.repairing.rebuilt import REBUILT
 from secateur.running.folder import SENSITIVITY
 from secateur.running.run_context import Clock, Job
-from secateur.running.settings import Goal, Settings, goal_of, only_solved
+from secateur.running.settings import REBUILT, Goal, Settings, goal_of, only_solved
 from secateur.scoring.scores import Scores
 
 Units = Callable[[], Cut]  # repairs each unit of the round's network by itself

@@ -14,13 +14,13 @@ from secateur.channels.graph import ChannelGraph, trace
 from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
 from secateur.measuring.accuracy import Accuracy
-from secateur.repairing.rebuilt import REBUILT, rebuilt
 from secateur.repairing.unit_repair import UnitRepair
 from secateur.running.folder import ROUND
 from secateur.running.pictures import keep_pictures
 from secateur.running.round_plan import choose
 from secateur.running.round_repair import repaired, unit_repair
 from secateur.running.run_context import Clock, Job
+from secateur.scoring.metrics import METRICS
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores, load_scores, save_scores
 from secateur.training.fit import fit
@@ -94,7 +94,10 @@ def _score(job: Job, number: int, graph: ChannelGraph, units: Callable[[], UnitR
     if (folder / "scores.json").exists():
         return next(iter(load_scores(folder).values()))
     metric = job.tools.metric if job.tools.metric is not None else settings.metric
-    found = rebuilt(units()) if metric == REBUILT else _by_statistics(job, number, graph, metric)
+    if isinstance(metric, str) and METRICS.find(metric).needs == "reader_inputs":
+        found = score(graph, units(), metric, **settings.metric_options)
+    else:
+        found = _by_statistics(job, number, graph, metric)
     if job.run.writes:
         save_scores({found.metric: found}, folder)
     return found

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from secateur.channels.graph import ChannelGraph, Streams
 from secateur.errors import DecideError
-from secateur.repairing.rebuilt import REBUILT
 from secateur.training.presets import preset_of
 
 Repair = Literal["none", "bn", "solve"]
+REBUILT = "rebuilt"
 USUAL_METRIC = "gsd_reader"  # the best of ours on CIFAR-10 where little goes at a time (docs/results.md)
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
 SMALL = 64 * 64  # pixels

@@ -65,3 +65,22 @@ class Bare:
 
     unit: str
     width: int
+
+
+@dataclass(frozen=True, eq=False)
+class ReaderGroup:
+    """One group of a layer that reads a unit's channels; layers that are not grouped convolutions have one group."""
+
+    channels: Tensor  # [a] channels of the unit that it reads
+    columns: Tensor  # [a, t] their positions among the group's inputs, one per kernel tap and copy
+    weight: Tensor  # [o, n]
+    covariance: Tensor  # [n, n] of its inputs; [n] variances alone where it is too wide
+
+
+@dataclass(frozen=True, eq=False)
+class ReaderInputs:
+    """Weights of the layers that read a unit, and the covariance of their inputs."""
+
+    unit: str
+    width: int
+    groups: tuple[ReaderGroup, ...]

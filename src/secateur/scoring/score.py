@@ -22,6 +22,8 @@ from secateur.scoring.evidence import Bare, Channels, Filters
 from secateur.scoring.gradients import collect_gradients
 from secateur.scoring.map_pass import GIB, Request, collect_maps
 from secateur.scoring.metrics import METRICS, Metric
+from secateur.scoring.reader_inputs import HasSeenInputs, collect_reader_inputs
+from secateur.scoring.sampling import Sample
 from secateur.scoring.scores import Scores, Vector, checked
 from secateur.scoring.statistics import Statistics
 from secateur.scoring.tap_location import Where
@@ -29,6 +31,7 @@ from secateur.scoring.weights import filters, reader_norms, scales
 
 log = logging.getLogger(__name__)
 
+Source = Batches | Statistics | HasSeenInputs  # what scores are computed from
 OwnMetric = Callable[..., Any]  # (Channels, **options) -> one number a channel: a tensor, an array or a list
 
 
@@ -37,7 +40,7 @@ class Job:
     """What the passes need to know."""
 
     graph: ChannelGraph
-    loader: Batches | Statistics | None
+    loader: Source | None
     images: int | None
     tap: Where
     sample: int | None
@@ -47,7 +50,7 @@ class Job:
 
     def batches(self, metrics: Sequence[Metric]) -> Batches:
         """The loader; an error that names the metrics where there is none."""
-        if self.loader is None or isinstance(self.loader, Statistics):
+        if self.loader is None or isinstance(self.loader, Statistics | HasSeenInputs):
             names = ", ".join(metric.name for metric in metrics)
             raise ScoreError(f"{names} cannot be computed without images: pass a loader of (images, labels)")
         return self.loader
@@ -59,7 +62,7 @@ Part = tuple[str, Indices | None, Any]  # unit, which of its channels (None: all
 @overload
 def score(
     graph: ChannelGraph,
-    loader: Batches | Statistics | None,
+    loader: Source | None,
     metric: Literal["all"],
     images: int | None = None,
     *,
@@ -75,7 +78,7 @@ def score(
 @overload
 def score(
     graph: ChannelGraph,
-    loader: Batches | Statistics | None = None,
+    loader: Source | None = None,
     metric: OwnMetric | str = "gsd",
     images: int | None = None,
     *,
@@ -90,7 +93,7 @@ def score(
 
 def score(
     graph: ChannelGraph,
-    loader: Batches | Statistics | None = None,
+    loader: Source | None = None,
     metric: OwnMetric | str = "gsd",
     images: int | None = None,
     *,
@@ -103,13 +106,15 @@ def score(
 ) -> Scores | dict[str, Scores]:
     """What every channel of every unit is worth; higher means keep.
 
-    loader: batches of (images, labels), tuples or dicts, or the Statistics of an earlier `collect`. Under torchrun
-        each process passes its share, and all get the merged scores. Filter metrics need none.
+    loader: batches of (images, labels), tuples or dicts; or the Statistics of an earlier `collect`; or, for the metric
+        `rebuilt`, the result of `repair_each`, which has made the pass already. Under torchrun each process passes its
+        share, and all get the merged scores. Filter metrics need none.
     metric: a name, "all" for a dict of all of them, or your own function of a `Channels`, which gives one number a
         channel; a unit that is read at several places scores the maximum over them.
     images: a fresh stratified sample of so many images instead of all; `seed` makes it the same each time.
     tap: "reader" (the tensor that enters the readers) or "before_activation"; for moment and map metrics.
-    sample, memory: images (class-balanced) and bytes for metrics that need whole maps, `di` and `mmd`.
+    sample, memory: images (class-balanced) and bytes for metrics that need whole maps, `di` and `mmd`. `sample` also
+        limits the images of `rebuilt`.
     options: the metric's own, such as ridge=, rho=, sigma=.
     """
     chosen: Sequence[OwnMetric | str] = all_metrics() if metric == "all" else [metric]
@@ -123,13 +128,14 @@ def all_metrics() -> list[str]:
     """The names that "all" stands for: every metric, but for those that several processes cannot merge."""
     if processes() == 1:
         return list(METRICS)
-    log.warning("di and mmd are left out: they need all images in one process")
-    return [name for name, metric in METRICS.items() if metric.needs != "maps"]
+    left_out = [name for name, metric in METRICS.items() if metric.needs in ("maps", "reader_inputs")]
+    log.warning("%s are left out: they need all images in one process", ", ".join(left_out))
+    return [name for name in METRICS if name not in left_out]
 
 
 def score_by(
     graph: ChannelGraph,
-    loader: Batches | Statistics | None,
+    loader: Source | None,
     metrics: Sequence[OwnMetric | str],
     images: int | None = None,
     *,
@@ -149,7 +155,7 @@ def score_by(
         names = ", ".join(metric.name for metric in chosen)
         raise ScoreError(f"{names} has no option {min(unknown)!r}; its own are: {_own_options(chosen) or 'none'}")
     results: dict[str, Scores] = {}
-    for need in ("filters", "nothing", "moments", "gradients", "maps"):
+    for need in _SOURCES:
         group = [metric for metric in chosen if metric.needs == need]
         if group:
             results |= _scored(job, need, group, accepted)
@@ -160,9 +166,10 @@ def _scored(
     job: Job, need: str, metrics: Sequence[Metric], options: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Scores]:
     """Scores by metrics that need the same evidence."""
-    widths = {name: unit.width for name, unit in job.graph.units.items()}
-    values = {m.name: {unit: np.full(width, -np.inf) for unit, width in widths.items()} for m in metrics}
     source = _SOURCES[need](job, metrics)
+    names = job.graph.units if source.units is None else source.units
+    widths = {name: job.graph.units[name].width for name in names}
+    values = {m.name: {unit: np.full(width, -np.inf) for unit, width in widths.items()} for m in metrics}
     for unit, channels, evidence in source.parts:
         where = slice(None) if channels is None else channels
         for metric in metrics:
@@ -179,15 +186,16 @@ def _scored(
 
 
 @dataclass(frozen=True)
-class Source:
+class Evidence:
     """Evidence unit by unit, and what it was made of."""
 
     parts: Iterator[Part]
     images: int = 0
+    units: Sequence[str] | None = None  # those that it has evidence on; None: all
     notes: tuple[str, ...] = ()
 
 
-def _from_moments(job: Job, metrics: Sequence[Metric]) -> Source:
+def _from_moments(job: Job, metrics: Sequence[Metric]) -> Evidence:
     statistics = (
         job.loader
         if isinstance(job.loader, Statistics)
@@ -202,40 +210,59 @@ def _from_moments(job: Job, metrics: Sequence[Metric]) -> Source:
                 norms = reader_norms(job.graph, tap.readers, job.graph.units[name].width)[tap.channels]
                 yield name, tap.channels, Channels(name, tap.moments, norms)
 
-    return Source(parts(), statistics.images, statistics.notes)
+    return Evidence(parts(), statistics.images, notes=statistics.notes)
 
 
-def _from_maps(job: Job, metrics: Sequence[Metric]) -> Source:
+def _from_maps(job: Job, metrics: Sequence[Metric]) -> Evidence:
     whole = any(metric.name != "di" for metric in metrics)
-    sample = job.sample if job.images is None else min(job.images, job.sample or job.images)
-    request = Request(sample, job.memory, whole, job.tap, job.seed, job.progress)
+    request = Request(_sample_size(job), job.memory, whole, job.tap, job.seed, job.progress)
     images, units = collect_maps(job.graph, job.batches(metrics), request)
-    return Source(((name, part.channels, part.maps) for name, found in units for part in found), images)
+    return Evidence(((name, part.channels, part.maps) for name, found in units for part in found), images)
 
 
-def _from_gradients(job: Job, metrics: Sequence[Metric]) -> Source:
+def _from_reader_inputs(job: Job, metrics: Sequence[Metric]) -> Evidence:
+    if isinstance(job.loader, HasSeenInputs):
+        seen = job.loader.seen
+        if seen.graph is not job.graph:
+            raise ScoreError("these inputs were seen in another graph: pass the graph that repair_each was given")
+    elif processes() > 1:
+        names = " and ".join(metric.name for metric in metrics)
+        raise ScoreError(f"{names} needs all images in one process; score without torchrun")
+    else:
+        sample = Sample(job.batches(metrics), _sample_size(job), job.seed)
+        seen = collect_reader_inputs(job.graph, sample.batches(), seed=job.seed or 0)
+    return Evidence(((each.unit, None, each) for each in seen.evidence()), seen.num_images, list(seen.units()))
+
+
+def _sample_size(job: Job) -> int | None:
+    """Images for evidence that is costly for each image."""
+    return job.sample if job.images is None else min(job.images, job.sample or job.images)
+
+
+def _from_gradients(job: Job, metrics: Sequence[Metric]) -> Evidence:
     found = collect_gradients(job.graph, job.batches(metrics), images=job.images, seed=job.seed, progress=job.progress)
     images = next(iter(found.values())).images if found else 0
-    return Source(((name, None, gradients) for name, gradients in found.items()), images)
+    return Evidence(((name, None, gradients) for name, gradients in found.items()), images)
 
 
-def _from_filters(job: Job, metrics: Sequence[Metric]) -> Source:
+def _from_filters(job: Job, metrics: Sequence[Metric]) -> Evidence:
     units = job.graph.units.items()
-    return Source(
+    return Evidence(
         (name, None, Filters(name, filters(job.graph, unit), scales(job.graph, unit))) for name, unit in units
     )
 
 
-def _from_nothing(job: Job, metrics: Sequence[Metric]) -> Source:
-    return Source((name, None, Bare(name, unit.width)) for name, unit in job.graph.units.items())
+def _from_nothing(job: Job, metrics: Sequence[Metric]) -> Evidence:
+    return Evidence((name, None, Bare(name, unit.width)) for name, unit in job.graph.units.items())
 
 
-_SOURCES: Mapping[str, Callable[[Job, Sequence[Metric]], Source]] = {
-    "moments": _from_moments,
-    "maps": _from_maps,
-    "gradients": _from_gradients,
+_SOURCES: Mapping[str, Callable[[Job, Sequence[Metric]], Evidence]] = {
     "filters": _from_filters,
     "nothing": _from_nothing,
+    "moments": _from_moments,
+    "gradients": _from_gradients,
+    "maps": _from_maps,
+    "reader_inputs": _from_reader_inputs,
 }
 
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 # maps:      Maps of a sample of images, at each tap; the maximum over taps as well
 # filters:   Filters of the whole unit
 # gradients: Gradients of the whole unit, from a pass with backward
+# reader_inputs: ReaderInputs of the whole unit, from a pass over unlabelled images
 # nothing:   Bare, the unit's name and width
-Need = Literal["moments", "maps", "filters", "gradients", "nothing"]
+Need = Literal["moments", "maps", "filters", "gradients", "reader_inputs", "nothing"]
 
 
 @dataclass(frozen=True, kw_only=True)

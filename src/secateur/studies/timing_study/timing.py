@@ -237,8 +237,8 @@ def _now(graph: ChannelGraph, clock: str) -> float:
 
 
 def _metric(name: str) -> Metric:
-    if METRICS.find(name).needs == "gradients":
-        raise ScoreError(f"{name} needs a backward pass through the whole network, and has no time of a single layer")
+    if METRICS.find(name).needs in ("gradients", "reader_inputs"):
+        raise ScoreError(f"{name} needs a pass through the whole network, so it has no time for a single layer")
     return METRICS[name]
 
 
