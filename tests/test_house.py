@@ -56,7 +56,7 @@ def is_downhill(importer: str, target: str) -> bool:
     if target == "zoo":
         return importer in ZOO_GUESTS
     if importer == "zoo":
-        return False
+        return target == "base"
     if target not in HILL:
         return target == "" and importer in ("cli", "report", "studies", "__main__")
     return importer == "__main__" or HILL.index(target) < HILL.index(importer)

@@ -84,7 +84,7 @@ def test_what_stays_and_why() -> None:
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["resnet57"], "no model is called 'resnet57'"),
+        (["resnet57"], "there is no model called 'resnet57'"),
         (["resnet20", "--streams", "loose"], 'streams must be "select" or "coupled"'),
         (["resnet20", "--plan", "nowhere.json"], "nowhere.json"),
         (["tests.cli.test_inspect:nothing"], "nothing"),

@@ -36,7 +36,7 @@ def test_how_images_are_divided_and_normalised() -> None:
         (DataOptions(mean="a,b"), "--mean should be numbers with commas between them, not 'a,b'"),
         (DataOptions(workers=-1), "workers must be at least 0, got -1"),
         (DataOptions(holdout="half"), "half"),
-        (RequiredData("cifar10", data_root=Path("nowhere")), "cifar10 is not in nowhere"),
+        (RequiredData("cifar10", data_root=Path("nowhere")), "cifar10 was not found in nowhere"),
     ],
 )
 def test_mistakes(options: DataOptions, complaint: str) -> None:

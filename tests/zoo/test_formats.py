@@ -122,7 +122,7 @@ def test_a_pickle_that_tries_to_import_anything_is_refused_and_does_not_run(tmp_
     images = formats.random_images(4, 0).reshape(4, -1)
     for bomb in (Bomb(tmp_path / "was_here"), np.array([Bomb(tmp_path / "was_here")], dtype=object), pickle.Unpickler):
         path = with_batch(tmp_path, python2_pickle({b"data": images, b"labels": [0, 1, 2, 3], b"x": bomb}))
-        with pytest.raises(DataError, match=f"{path}: .*(only arrays are let through|not a whole python batch)"):
+        with pytest.raises(DataError, match=f"{path}: .*(Only arrays are accepted|is not a complete Python batch)"):
             data.load("cifar10", tmp_path)
         assert not (tmp_path / "was_here").exists()
 
@@ -130,7 +130,7 @@ def test_a_pickle_that_tries_to_import_anything_is_refused_and_does_not_run(tmp_
 @pytest.mark.parametrize("length", [0, 1, 100, 5000, 12000])
 def test_a_truncated_python_batch(tmp_path: Path, length: int) -> None:
     path = with_batch(tmp_path, TinyCifar().python()["data_batch_2"][:length])
-    with pytest.raises(DataError, match=f"{path}: not a whole python batch"):
+    with pytest.raises(DataError, match=f"{path}: is not a complete Python batch"):
         data.load("cifar10", tmp_path)
 
 
@@ -139,14 +139,14 @@ def test_a_truncated_python_batch(tmp_path: Path, length: int) -> None:
     [
         (
             python_batch(formats.random_images(2, 0), [3, 10]),
-            r"should lie in 0\.\.9; 1 do not, the first is 10 at image 1",
+            r"must lie in 0\.\.9; 1 do not, the first is 10 at image 1",
         ),
         (python_batch(formats.random_images(2, 0), [3, -1]), r"the first is -1 at image 1"),
-        (python_batch(formats.random_images(2, 0), [3]), "2 images, but 1 labels"),
+        (python_batch(formats.random_images(2, 0), [3]), "2 images but 1 labels"),
         (python_batch(formats.random_images(2, 0, (3, 28, 28)), [3, 4]), r"uint8 array \[N, 3072\].*uint8 \[2, 2352\]"),
-        (python2_pickle({b"labels": [1]}), r"`data` should be a uint8 array \[N, 3072\].* and is NoneType"),
-        (python2_pickle({b"data": formats.random_images(1, 0).reshape(1, -1)}), "`labels` should be a list"),
-        (python2_pickle([1, 2]), "`data` should be a uint8 array"),
+        (python2_pickle({b"labels": [1]}), r"`data` must be a uint8 array \[N, 3072\].* got NoneType"),
+        (python2_pickle({b"data": formats.random_images(1, 0).reshape(1, -1)}), "`labels` must be a list"),
+        (python2_pickle([1, 2]), "`data` must be a uint8 array"),
     ],
 )
 def test_python_batches_that_hold_something_else(tmp_path: Path, batch: bytes, said: str) -> None:
@@ -158,7 +158,7 @@ def test_python_batches_that_hold_something_else(tmp_path: Path, batch: bytes, s
 def test_a_truncated_binary_batch_and_a_missing_one(tmp_path: Path) -> None:
     files = TinyCifar().binary()
     write_files(tmp_path, {**files, "data_batch_3.bin": files["data_batch_3.bin"][:-1]})
-    with pytest.raises(DataError, match=r"data_batch_3\.bin: should be whole records of 3,073 bytes, and is 12,291"):
+    with pytest.raises(DataError, match=r"data_batch_3\.bin: expected records of 3,073 bytes, but the file has 12,291"):
         data.load("cifar10", tmp_path)
     (tmp_path / "data_batch_4.bin").unlink()
     with pytest.raises(DataError, match=r"missing: data_batch_4\.bin"):
@@ -168,13 +168,13 @@ def test_a_truncated_binary_batch_and_a_missing_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("t10k-labels-idx1-ubyte", lambda whole: whole[:-1], r"should be 28 bytes long for \[20\], and is 27"),
-        ("t10k-labels-idx1-ubyte", lambda whole: whole[:6], "should have 8 bytes before its elements, and has 6"),
-        ("t10k-labels-idx1-ubyte", lambda whole: whole[:-1] + b"\x0a", r"labels should lie in 0\.\.9"),
-        ("t10k-labels-idx1-ubyte", lambda whole: formats.idx(np.zeros(19)), "20 images, but 19 labels"),
-        ("t10k-images-idx3-ubyte", lambda whole: b"GIF89a", "should begin as an idx file"),
-        ("t10k-images-idx3-ubyte", lambda whole: b"\x1f\x8b" + whole, "not a whole gzip file"),
-        ("t10k-images-idx3-ubyte", lambda whole: formats.idx(np.zeros((20, 32, 32))), r"and are \[20, 32, 32\]"),
+        ("t10k-labels-idx1-ubyte", lambda whole: whole[:-1], r"expected 28 bytes for the shape \[20\], got 27"),
+        ("t10k-labels-idx1-ubyte", lambda whole: whole[:6], "the header needs 8 bytes, but the file has 6"),
+        ("t10k-labels-idx1-ubyte", lambda whole: whole[:-1] + b"\x0a", r"labels must lie in 0\.\.9"),
+        ("t10k-labels-idx1-ubyte", lambda whole: formats.idx(np.zeros(19)), "20 images but 19 labels"),
+        ("t10k-images-idx3-ubyte", lambda whole: b"GIF89a", "starts with 00 00 08, this one with 47 49 46"),
+        ("t10k-images-idx3-ubyte", lambda whole: b"\x1f\x8b" + whole, "is not a complete gzip file"),
+        ("t10k-images-idx3-ubyte", lambda whole: formats.idx(np.zeros((20, 32, 32))), r"got \[20, 32, 32\]"),
     ],
 )
 def test_damaged_idx_files(tmp_path: Path, name: str, change: Any, said: str) -> None:
@@ -193,13 +193,15 @@ def test_an_idx_file_that_is_missing(tmp_path: Path) -> None:
 
 def test_names_that_are_wrong_or_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECATEUR_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=f"cifar10 is not in {tmp_path / 'nowhere'}; `secateur data get cifar10`"):
+    with pytest.raises(
+        DataError, match=f"cifar10 was not found in {tmp_path / 'nowhere'}; run `secateur data get cifar10`"
+    ):
         data.load("cifar10")
-    with pytest.raises(DataError, match="no data set is called 'cifar11'; known: digits, mnist"):
+    with pytest.raises(DataError, match="there is no data set called 'cifar11': did you mean cifar10 or cifar100"):
         data.load("cifar11")
-    with pytest.raises(DataError, match=r"folder needs the path of its images: folder:PATH"):
+    with pytest.raises(DataError, match=r"folder needs the path of the images: folder:PATH"):
         data.load("folder")
-    with pytest.raises(DataError, match="size should be a positive number"):
+    with pytest.raises(DataError, match="size must be at least 1 pixel"):
         data.load("digits", size=0)
 
 

@@ -38,7 +38,7 @@ def test_batches_are_normalised_pixel_by_pixel() -> None:
     expected = (raw / 255 - np.array([0.1, 0.2, 0.3]).reshape(3, 1, 1)) / np.array([0.5, 0.6, 0.7]).reshape(3, 1, 1)
     batches = collected(loader)
     assert [len(labels) for _, labels in batches] == [25, 25, 10]
-    assert (len(loader), loader.images, loader.classes) == (3, 60, ("0", "1", "2", "3"))
+    assert (len(loader), loader.num_images, loader.classes) == (3, 60, ("0", "1", "2", "3"))
     images = torch.cat([images for images, _ in batches])
     assert images.dtype == torch.float32
     assert np.abs(images.numpy() - expected).max() < 1e-6
@@ -97,7 +97,7 @@ def test_processes_share_the_images_for_measuring_each_exactly_once() -> None:
 def test_processes_get_equally_many_batches_for_training() -> None:
     found = made(62)
     loaders = [found.loader("train", 8, shuffle=True, rank=rank, world=3) for rank in range(3)]
-    assert [loader.images for loader in loaders] == [20, 20, 20]
+    assert [loader.num_images for loader in loaders] == [20, 20, 20]
     seen = torch.cat([images for loader in loaders for images, _ in loader])
     assert len(torch.unique(seen.flatten(1), dim=0)) == 60
     mirrored = [collected(found.loader("train", 8, augment=True, rank=rank, world=3))[0][0] for rank in (0, 1)]
@@ -110,7 +110,7 @@ def test_processes_get_equally_many_batches_for_training() -> None:
 def test_a_last_batch_of_one_is_left_out_of_training_only(count: int, size: int, expected: list[int]) -> None:
     loader = made(count).loader("train", size, shuffle=True)
     assert [len(labels) for _, labels in loader] == expected
-    assert (len(loader), loader.images) == (len(expected), sum(expected))
+    assert (len(loader), loader.num_images) == (len(expected), sum(expected))
     assert sum(len(labels) for _, labels in made(count).loader("train", size)) == count
 
 
@@ -118,8 +118,8 @@ def test_a_limit_takes_the_same_share_of_every_class() -> None:
     loader = made().loader("train", 7, limit=20)
     labels = torch.cat([labels for _, labels in loader])
     assert torch.bincount(labels).tolist() == [5, 5, 5, 5]
-    assert loader.images == 20
-    assert made().loader("train", 7, limit=1000).images == 60
+    assert loader.num_images == 20
+    assert made().loader("train", 7, limit=1000).num_images == 60
 
 
 def crops(image: np.ndarray, pad: int) -> list[np.ndarray]:
@@ -171,19 +171,19 @@ def test_mean_and_deviation_can_be_overridden() -> None:
     usual = next(iter(data.load("digits").loader("test", 4)))[0]
     other = next(iter(data.load("digits", mean=(0.5,), std=(0.25,)).loader("test", 4)))[0]
     assert torch.allclose((usual * 0.3761 + 0.3053 - 0.5) / 0.25, other, atol=1e-5)
-    with pytest.raises(DataError, match="mean should be one or 1 finite numbers, not"):
+    with pytest.raises(DataError, match="mean must be one or 1 finite numbers, got"):
         data.load("digits", mean=(0.5, 0.5, 0.5))
-    with pytest.raises(DataError, match="std should be one or 1 finite positive numbers, not"):
+    with pytest.raises(DataError, match="std must be one or 1 finite positive numbers, got"):
         data.load("digits", std=(0.0,))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"batch_size": 0}, "batch_size should be at least 1"),
-        ({"rank": 2, "world": 2}, r"rank should lie in 0\.\.1"),
-        ({"seed": -1}, "seed should not be negative"),
-        ({"limit": 0}, "limit should be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"rank": 2, "world": 2}, r"rank must lie in 0\.\.1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"limit": 0}, "limit must be at least 1"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, int], said: str) -> None:

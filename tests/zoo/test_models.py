@@ -149,15 +149,15 @@ def test_names_from_torchvision_and_timm() -> None:
     assert models.config("timm:inception_v4").shape == (3, 299, 299)
     assert models.config("timm:inception_v4").mean == (0.5, 0.5, 0.5)
     assert totals("torchvision:resnet50").macs == totals("resnet50").macs
-    with pytest.raises(ModelError, match="torchvision has no classifier 'resnet19'"):
+    with pytest.raises(ModelError, match="there is no torchvision classifier called 'resnet19': did you mean resnet18"):
         models.create("torchvision:resnet19")
-    with pytest.raises(ModelError, match="timm has no model 'resnet19'"):
+    with pytest.raises(ModelError, match="there is no timm model called 'resnet19': did you mean"):
         models.create("timm:resnet19")
 
 
 def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ModelError, match=r"timm cannot be imported here .* install a timm that matches"):
+    with pytest.raises(ModelError, match=r"timm cannot be imported .* install a version of timm that matches"):
         models.create("timm:resnet18")
 
 
@@ -203,9 +203,9 @@ def test_a_users_own_factory_from_the_current_folder(own_module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("resnet55", r"no model is called 'resnet55'; did you mean resnet56"),
+        ("resnet55", r"there is no model called 'resnet55': did you mean resnet56"),
         ("gardeners_own:nothing", "has no callable 'nothing'"),
-        ("gardeners_own:liar", "should return a torch.nn.Module, and returned str"),
+        ("gardeners_own:liar", "must return a torch.nn.Module, but returned str"),
         ("no_such_package:net", "no module named 'no_such_package'"),
         ("broken_own:net", "importing broken_own failed with OSError: no disk"),
         (":net", "one side of the colon is empty"),
@@ -217,7 +217,7 @@ def test_bad_names(own_module: str, name: str, said: str) -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ModelError, match="num_classes should be at least 1, not 0"):
+    with pytest.raises(ModelError, match="num_classes must be at least 1, got 0"):
         models.create("lenet5", 0)
     with pytest.raises(ModelError, match=r"lenet5: cannot be built with \{'depth': 3\}"):
         models.create("lenet5", depth=3)

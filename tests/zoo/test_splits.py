@@ -66,16 +66,16 @@ def test_nothing_held_out() -> None:
         "holdout": 0,
         "test": 359,
     }
-    with pytest.raises(DataError, match=r"digits has no holdout images here; it has train \(1438\), test \(359\)"):
+    with pytest.raises(DataError, match=r"digits has no holdout images; it has train \(1438\), test \(359\)"):
         found.loader("holdout")
 
 
 @pytest.mark.parametrize("text", ["train", "train:0", "train:1", "val:0.5", "test:1.5", "test:-0.5", "test:0.0", ""])
 def test_bad_holdouts(text: str) -> None:
-    with pytest.raises(DataError, match="holdout should be train:SHARE"):
+    with pytest.raises(DataError, match="holdout must be train:SHARE"):
         parse_holdout(text)
 
 
 def test_a_holdout_of_no_image_at_all() -> None:
-    with pytest.raises(DataError, match=r"holding out test:0.0001 of 359 images leaves 0 to decide on"):
+    with pytest.raises(DataError, match=r"test:0.0001 of 359 images are 0 held-out images"):
         data.load("digits", holdout="test:0.0001")

@@ -78,7 +78,7 @@ def test_a_mismatch_lists_everything_and_loads_nothing(tmp_path: Path, trained: 
         f"{tmp_path / 'other.safetensors'} does not fit LeNet5:",
         "  missing in the file (1): fc1.bias",
         "  extra in the file (1): stranger",
-        "  of another shape (1): conv1.weight ((6, 3, 5, 5) in the file, (6, 1, 5, 5) in the model)",
+        "  with another shape (1): conv1.weight ((6, 3, 5, 5) in the file, (6, 1, 5, 5) in the model)",
     ]
     assert same(model.state_dict(), before)
 
@@ -93,7 +93,7 @@ class Bomb:
 
 def test_a_pickle_that_would_run_something_is_refused_and_does_not_run(tmp_path: Path) -> None:
     torch.save({"state_dict": Bomb(tmp_path / "was_here")}, tmp_path / "bomb.pt")
-    with pytest.raises(FileError, match=r"bomb\.pt: holds more than plain tensors"):
+    with pytest.raises(FileError, match=r"bomb\.pt: has more than plain tensors"):
         loaded(tmp_path / "bomb.pt")
     assert not (tmp_path / "was_here").exists()
 
@@ -111,17 +111,17 @@ def test_truncated_and_missing_files(tmp_path: Path, trained: dict[str, torch.Te
         with pytest.raises(FileError, match=str(path)):
             loaded(path)
     path.unlink()
-    with pytest.raises(FileError, match="there is no such weight file"):
+    with pytest.raises(FileError, match="this weight file does not exist"):
         loaded(path)
 
 
 def test_other_contents(tmp_path: Path) -> None:
     (tmp_path / "weights.onnx").write_bytes(b"")
-    with pytest.raises(FileError, match=r"should be \.safetensors, .*, not '\.onnx'"):
+    with pytest.raises(FileError, match=r"expected a weight file \.safetensors, .*, got '\.onnx'"):
         loaded(tmp_path / "weights.onnx")
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(FileError, match="should hold tensors by name, and holds list"):
+    with pytest.raises(FileError, match="expected tensors by name, got list"):
         loaded(tmp_path / "list.pt")
     torch.save({"weight": torch.zeros(1), "epoch": 4}, tmp_path / "mixed.pt")
-    with pytest.raises(FileError, match="should hold only tensors; these are not: epoch"):
+    with pytest.raises(FileError, match="expected only tensors; these are something else: epoch"):
         loaded(tmp_path / "mixed.pt")

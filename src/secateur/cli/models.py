@@ -1,4 +1,4 @@
-"""`secateur models`: the networks that can be named, with their cost."""
+"""`secateur models`: the built-in networks and what they cost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NUMBERS = ("classes", "MACs", "weights", "params")
 @friendly
 def command(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names to show instead of all: also torchvision:NAME, timm:NAME, mod:fn.")
+        list[str] | None, typer.Argument(help="Names to show instead of all; also torchvision:NAME, timm:NAME, mod:fn.")
     ] = None,
-    classes: Annotated[int | None, typer.Option("--classes", min=1, help="Classes instead of each one's own.")] = None,
+    classes: Annotated[int | None, typer.Option("--classes", min=1, help="Number of classes.")] = None,
 ) -> None:
     """List the built-in networks with their MACs and parameters.
 
@@ -37,11 +37,11 @@ def command(
         shape = "x".join(str(side) for side in found.shape)
         counts = [_short(number) for number in (cost.macs, cost.weights, cost.parameters)]
         rows.append([name, shape, str(classes or found.num_classes), *counts, found.about])
-    table = columns(("name", "input", *NUMBERS, "what"), rows, NUMBERS)
+    table = columns(("name", "input", *NUMBERS, "notes"), rows, NUMBERS)
     console.print(table, soft_wrap=True, markup=False)
-    console.print("MACs and weights are those of convolutions and linear layers; params counts all.", soft_wrap=True)
+    console.print("MACs, weights: of convolutions and linear layers. params: all parameters.", soft_wrap=True)
     if not names:
-        console.print("Also by name: torchvision:NAME, timm:NAME, package.module:factory.", soft_wrap=True)
+        console.print("Other models: torchvision:NAME, timm:NAME, package.module:factory.", soft_wrap=True)
 
 
 def _short(number: int) -> str:

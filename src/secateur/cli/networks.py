@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
     from secateur.channels.plan import Plan
     from secateur.zoo.data import ImageData
-
-CLASSES: Mapping[str, int] = {"digits": 10, "mnist": 10, "cifar10": 10, "cifar100": 100, "imagenet": 1000}
 
 
 @dataclass(frozen=True)
@@ -81,6 +78,7 @@ def _by_name(name: str, weights: Path | None, classes: int | None) -> Network:
 def _from_folder(folder: Path, model: str | None, classes: int | None) -> Network:
     from secateur.channels.files import load
     from secateur.channels.plan import Plan
+    from secateur.zoo.data_sets import num_classes
     from secateur.zoo.models import config, create
 
     asked = _asked(folder)
@@ -92,7 +90,7 @@ def _from_folder(folder: Path, model: str | None, classes: int | None) -> Networ
     if not shape:
         raise ModelError(f"{folder}: the network takes several inputs; use secateur.load and secateur.export in Python")
     arguments: dict[str, Any] = {}
-    count = classes or CLASSES.get(str(asked.get("data", "")).partition(":")[0])
+    count = classes or num_classes(str(asked.get("data", "")))
     if count is not None:
         arguments["num_classes"] = count
     if shape[0] != config(name).shape[0]:

@@ -15,13 +15,14 @@ import typer
 
 from secateur.base.options import check, option
 from secateur.errors import DataError
+from secateur.zoo.data_sets import NAMES
 
 if TYPE_CHECKING:
     import torch
 
     from secateur.zoo.data import ImageData
 
-DATA_HELP = "digits, mnist, cifar10, cifar100, imagenet:PATH or folder:PATH."
+DATA_HELP = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}."
 HOLDOUT_HELP = "Held-out images: train:SHARE, test:SHARE or none."
 
 

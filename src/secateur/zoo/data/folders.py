@@ -1,4 +1,4 @@
-"""Image trees: a folder for each class, and ILSVRC-2012 in the ways it is found on disks."""
+"""Images in folders: one folder per class, and ILSVRC-2012 in its usual layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from secateur.errors import DataError
-from secateur.zoo.data.groundtruth import read_flat
+from secateur.zoo.data.ground_truth import read_flat
 from secateur.zoo.data.images import FileImages, ImageSet
 from secateur.zoo.data.splits import IntArray, divide
 
@@ -16,15 +16,15 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 DEFAULT_SIZE = 224
-TEST_SHARE = 0.2  # of a tree that has no test images of its own
+TEST_SHARE = 0.2  # if there is no folder of test images
 TEST_SEED = 0
 CLASS_LISTS = ("LOC_synset_mapping.txt", "synset_words.txt", "synsets.txt", "classes.txt")
 
 
 def read_folder(path: Path, size: int | None) -> ImageSet:
-    """PATH/train and PATH/test (or val), each with a folder per class; or PATH itself with a folder per class.
+    """PATH/train and PATH/test (or val), each with one folder per class; or PATH itself with one folder per class.
 
-    In the second case a fifth of the images (stratified, always the same ones) is the test set.
+    In the second case a fixed, stratified fifth of the images is the test set.
     """
     _must_be_folder(path)
     if (path / "train").is_dir():
@@ -41,11 +41,11 @@ def read_folder(path: Path, size: int | None) -> ImageSet:
 
 
 def read_imagenet(path: Path, size: int | None) -> ImageSet:
-    """PATH/train by wnid (may be absent), and PATH/val by wnid or flat with a file of the true classes beside it."""
+    """PATH/train by wnid (optional), and PATH/val by wnid, or flat with a file that lists the labels."""
     _must_be_folder(path)
     val = path / "val"
     if not val.is_dir():
-        raise DataError(f"{path}: ILSVRC-2012 should have a folder val (and train, to train on); there is none")
+        raise DataError(f"{path}: expected a folder val of ILSVRC-2012 (and train, for training); there is none")
     has_train = (path / "train").is_dir()
     listed = _listed_classes(path)
     if any(child.is_dir() for child in val.iterdir()):
@@ -61,24 +61,24 @@ def read_imagenet(path: Path, size: int | None) -> ImageSet:
 
 
 def class_names(tree: Path) -> tuple[str, ...]:
-    """The folders of a tree, sorted: their positions are the labels."""
+    """The sorted names of the folders; their positions are the labels."""
     names = sorted(child.name for child in tree.iterdir() if child.is_dir() and not child.name.startswith("."))
     if not names:
-        raise DataError(f"{tree}: should have a folder for each class, and has no folders")
+        raise DataError(f"{tree}: expected one folder per class, found no folders")
     return tuple(names)
 
 
 def read_tree(tree: Path, classes: tuple[str, ...]) -> FileImages:
-    """The images below each class's folder. Every folder must be a class, and none may be empty."""
+    """The images in the folder of each class. Every folder must be a class, and none may be empty."""
     strangers = sorted(set(class_names(tree)) - set(classes))
     if strangers:
-        raise DataError(f"{tree}: these folders are no classes of the training images: {', '.join(strangers[:8])}")
+        raise DataError(f"{tree}: these folders are not classes of the training images: {', '.join(strangers[:8])}")
     paths: list[str] = []
     counts: list[int] = []
     for name in classes:
         below = [str(tree / name / file) for file in image_files(tree / name)] if (tree / name).is_dir() else []
         if not below and (tree / name).is_dir():
-            raise DataError(f"{tree / name}: holds no images ({' '.join(SUFFIXES)}); fill or remove the folder")
+            raise DataError(f"{tree / name}: has no images ({' '.join(SUFFIXES)}); add some or remove the folder")
         paths += below
         counts.append(len(below))
     labels: IntArray = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
@@ -86,7 +86,7 @@ def read_tree(tree: Path, classes: tuple[str, ...]) -> FileImages:
 
 
 def image_files(folder: Path) -> list[str]:
-    """Sorted names, relative to `folder`, of the images in it and below it."""
+    """Sorted paths, relative to `folder`, of the images in it and its subfolders."""
     names: list[str] = []
     for where, _, files in os.walk(folder):
         inside = os.path.relpath(where, folder)
@@ -96,7 +96,7 @@ def image_files(folder: Path) -> list[str]:
 
 
 def _listed_classes(path: Path) -> tuple[str, ...] | None:
-    """wnids in label order from a list beside the images, so that a val of a few classes keeps the usual numbering."""
+    """The wnids in label order from a list next to the images, so that a subset of the classes keeps its labels."""
     for name in CLASS_LISTS:
         if (path / name).is_file():
             lines = (path / name).read_text(encoding="utf-8").splitlines()
@@ -113,4 +113,4 @@ def _image_set(
 
 def _must_be_folder(path: Path) -> None:
     if not path.is_dir():
-        raise DataError(f"{path}: there is no such folder of images")
+        raise DataError(f"{path}: this folder of images does not exist")

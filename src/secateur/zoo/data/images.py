@@ -1,4 +1,4 @@
-"""Where images are kept: whole in memory as uint8, or as files that are decoded when they are needed."""
+"""Images in memory as uint8, or in files that are decoded when they are needed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from secateur.errors import DataError
 from secateur.zoo.data.splits import IntArray
 
-RESIZED_AT_ONCE = 4096  # images; keeps the float copies of a resize small
+RESIZED_AT_ONCE = 4096  # number of images; limits the memory of their float copies
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryImages:
-    """Images that share one uint8 tensor; `rows` says which of its images are meant, so parts cost no memory."""
+    """Images of one uint8 tensor. `rows` selects some of them, so that parts share the tensor's memory."""
 
     pixels: Tensor  # [M, C, H, W] uint8
     rows: IntArray  # [N] positions in pixels
@@ -30,11 +30,11 @@ class MemoryImages:
         return cls(pixels, np.arange(len(labels)), labels)
 
     def take(self, positions: IntArray) -> MemoryImages:
-        """The images at some positions."""
+        """The images at these positions."""
         return replace(self, rows=self.rows[positions], labels=self.labels[positions])
 
     def resized(self, size: int) -> MemoryImages:
-        """The same images of size x size pixels (bilinear, antialiased where they shrink)."""
+        """The same images with size x size pixels (bilinear, with antialiasing)."""
         if tuple(self.pixels.shape[2:]) == (size, size):
             return self
         parts = []
@@ -54,7 +54,7 @@ class FileImages:
     labels: IntArray  # [N]
 
     def take(self, positions: IntArray) -> FileImages:
-        """The images at some positions."""
+        """The images at these positions."""
         return FileImages(tuple(self.paths[position] for position in positions), self.labels[positions])
 
 
@@ -63,7 +63,7 @@ Images = MemoryImages | FileImages
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """A data set as it is read, before images are held out."""
+    """A data set as it was read, before images are held out."""
 
     name: str
     classes: tuple[str, ...]
@@ -72,24 +72,24 @@ class ImageSet:
     shape: tuple[int, int, int]  # channels, height, width
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    mirror: bool  # whether a mirrored image still shows its class: true of photographs, not of digits
+    mirror: bool  # whether a mirrored image still shows its class: True for photographs, False for digits
 
 
 def checked_labels(labels: IntArray, classes: int, path: str | Path) -> IntArray:
-    """The labels, or a DataError when one of them names no class."""
+    """The labels, or a DataError if one of them is not a class."""
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         first = int(wrong[0])
         raise DataError(
-            f"{path}: labels should lie in 0..{classes - 1}; {len(wrong)} do not, "
+            f"{path}: labels must lie in 0..{classes - 1}; {len(wrong)} do not, "
             f"the first is {int(labels[first])} at image {first}"
         )
     return labels
 
 
 def checked_pair(pixels: Tensor, labels: IntArray, path: str | Path) -> None:
-    """A DataError unless there are images, and a label for each."""
+    """Raise a DataError unless there are images, and one label for each."""
     if len(pixels) != len(labels):
-        raise DataError(f"{path}: {len(pixels)} images, but {len(labels)} labels; there should be one for each image")
+        raise DataError(f"{path}: {len(pixels)} images but {len(labels)} labels; expected one label for each image")
     if len(labels) == 0:
-        raise DataError(f"{path}: holds no images")
+        raise DataError(f"{path}: has no images")

@@ -1,4 +1,4 @@
-"""Batches: normalised float images and labels, in an order that depends only on (seed, epoch, batch index)."""
+"""Batches of normalised float images and labels. Their order depends only on (seed, epoch, batch index)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Batch = tuple[Tensor, Tensor]  # images, labels
 
 @dataclass(frozen=True)
 class Order:
-    """Which images make up which batch. Each of `world` processes has its own `rank` and sees its own images.
+    """Assigns images to batches. Each of `world` processes has its own `rank` and gets its own images.
 
-    Shuffled batches are for training: every process gets equally many images (the up to world - 1 left over sit the
-    epoch out), and a last batch of one image is left out, because batch norm cannot train on it. Unshuffled batches
-    are for measuring: every image comes exactly once.
+    Shuffled batches are for training: every process gets the same number of images (up to world - 1 images are skipped
+    in an epoch), and a last batch of one image is skipped, because batch norm cannot train on it. Unshuffled batches
+    are for evaluation: every image comes exactly once.
     """
 
     total: int
@@ -36,15 +36,15 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise DataError(f"batch_size should be at least 1, not {self.batch_size}")
+            raise DataError(f"batch_size must be at least 1, got {self.batch_size}")
         if not 0 <= self.rank < self.world:
-            raise DataError(f"rank should lie in 0..{self.world - 1} (world {self.world}), not {self.rank}")
+            raise DataError(f"rank must lie in 0..{self.world - 1} (world {self.world}), got {self.rank}")
         if self.seed < 0:
-            raise DataError(f"seed should not be negative, and is {self.seed}")
+            raise DataError(f"seed must be at least 0, got {self.seed}")
 
     @property
-    def images(self) -> int:
-        """How many images this process sees in an epoch."""
+    def num_images(self) -> int:
+        """Number of images of this process in an epoch."""
         if not self.shuffle:
             return len(range(self.rank, self.total, self.world))
         share = self.total // self.world
@@ -53,55 +53,55 @@ class Order:
 
     @property
     def batches(self) -> int:
-        """How many batches this process sees in an epoch."""
-        return -(-self.images // self.batch_size)
+        """Number of batches of this process in an epoch."""
+        return -(-self.num_images // self.batch_size)
 
     def positions(self, epoch: int) -> IntArray:
-        """The images of this process in their order [images]."""
+        """Positions of this process's images in their order [num_images]."""
         order = np.arange(self.total)
         if self.shuffle:
             order = np.random.default_rng([self.seed, epoch]).permutation(self.total)
-        return order[self.rank :: self.world][: self.images]
+        return order[self.rank :: self.world][: self.num_images]
 
     def rng(self, epoch: int, batch: int) -> np.random.Generator:
-        """The random numbers of one batch: nothing that came before it changes them."""
+        """The random generator of one batch; it does not depend on the batches before."""
         return np.random.default_rng([self.seed, epoch, batch, self.rank])
 
 
 class Loader(ABC):
-    """Iterate it, again and again, for (images float32 [N, C, H, W], labels int64 [N]); `set_epoch` reshuffles."""
+    """An iterable of (images float32 [N, C, H, W], labels int64 [N]); `set_epoch` shuffles them anew."""
 
     def __init__(self, order: Order, classes: tuple[str, ...], mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         self.order = order
         self.classes = classes
         self.epoch = 0
-        # (p / 255 - mean) / std == p * scale + shift, one multiply and one add for each pixel
+        # (p / 255 - mean) / std == p * scale + shift: one multiplication and one addition per pixel
         deviation, centre = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (std, mean))
         self._scale = (1 / (255 * deviation)).float()  # [1, C, 1, 1]
         self._shift = (-centre / deviation).float()  # [1, C, 1, 1]
 
     @property
-    def images(self) -> int:
-        """How many images an epoch of this process has."""
-        return self.order.images
+    def num_images(self) -> int:
+        """Number of images of this process in an epoch."""
+        return self.order.num_images
 
     @property
     def batch_size(self) -> int:
-        """Images in a batch; the last may have fewer."""
+        """Number of images in a batch; the last batch may be smaller."""
         return self.order.batch_size
 
     def __len__(self) -> int:
         return self.order.batches
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next iteration is for: another order and other augmentation for each."""
+        """Set the epoch of the next iteration. Each epoch has its own order and augmentation."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Batch]:
         return self.iterate()
 
     def iterate(self, start: int = 0) -> Iterator[Batch]:
-        """The batches from number `start` on, exactly as a whole iteration would give them."""
+        """The batches from number `start` on, the same as in a full iteration."""
         return self._normalised(self._pixels(self.epoch, start))
 
     def _normalised(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -110,11 +110,11 @@ class Loader(ABC):
 
     @abstractmethod
     def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
-        """uint8 images [N, C, H, W], augmented where asked for, and their labels."""
+        """uint8 images [N, C, H, W], augmented if requested, and their labels."""
 
 
 class MemoryLoader(Loader):
-    """Batches of images that lie in memory."""
+    """Batches of images in memory."""
 
     def __init__(
         self,

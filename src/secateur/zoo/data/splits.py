@@ -1,4 +1,4 @@
-"""Which images are for what: seeded, stratified parts, so that decisions never read what the final report reads."""
+"""Parts of a data set, seeded and stratified, so that no decision uses the images of the final report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Holdout:
-    """Where the images for decisions come from: `share` of the training or of the test images, or nowhere."""
+    """Which images are held out for decisions: a `share` of the training or test images, or none."""
 
     source: Literal["train", "test", "none"]
     share: float = 0.0
@@ -31,15 +31,15 @@ def parse_holdout(text: str) -> Holdout:
     share = float(found.group(2)) if found else 0.0
     if found is None or share == 0.0:
         raise DataError(
-            f"holdout should be train:SHARE, test:SHARE (0 < SHARE < 1, as in test:0.5) or none, not {text!r}"
+            f"holdout must be train:SHARE, test:SHARE (0 < SHARE < 1, as in test:0.5) or none, got {text!r}"
         )
     return Holdout("train" if found.group(1) == "train" else "test", share)
 
 
 def stratified(labels: IntArray, count: int, seed: int) -> IntArray:
-    """The sorted positions of `count` images, drawn so that every class keeps its share.
+    """The sorted positions of `count` images, drawn at random with the same share of each class.
 
-    Class k gets floor(n_k * count / N) images; the few that are left over go to the largest remainders.
+    Class k gets floor(n_k * count / N) images; the remaining ones go to the classes with the largest remainders.
     """
     total = len(labels)
     if not 0 <= count <= total:
@@ -49,13 +49,13 @@ def stratified(labels: IntArray, count: int, seed: int) -> IntArray:
     left = count - int(quotas.sum())
     quotas[np.argsort(-remainders, kind="stable")[:left]] += 1
     mixed = np.random.default_rng(seed).permutation(total)  # [N]
-    by_class = mixed[np.argsort(labels[mixed], kind="stable")]  # [N] classes one after another, each in random order
+    by_class = mixed[np.argsort(labels[mixed], kind="stable")]  # [N] sorted by class, in random order within each
     starts = np.cumsum(sizes) - sizes  # [K]
     rank_in_class = np.arange(total) - starts[labels[by_class]]
     return np.sort(by_class[rank_in_class < quotas[labels[by_class]]])
 
 
 def divide(labels: IntArray, share: float, seed: int) -> tuple[IntArray, IntArray]:
-    """Sorted positions (taken, rest): a stratified `share` of the images, and all others."""
+    """Sorted positions (taken, rest): a stratified `share` of the images, and the others."""
     taken = stratified(labels, round(len(labels) * share), seed)
     return taken, np.setdiff1d(np.arange(len(labels)), taken)

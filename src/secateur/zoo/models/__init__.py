@@ -1,4 +1,4 @@
-"""The networks of the paper, and anyone's own, by name.
+"""Networks by name: those of the paper, of torchvision and timm, and the user's own.
 
     model = create("resnet56", num_classes=10)
     load_weights(model, "resnet56.safetensors")
@@ -9,15 +9,15 @@ Names: the built-in ones (`names()`), `torchvision:NAME`, `timm:NAME`, `package.
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from secateur.base.registry import unknown
 from secateur.errors import ModelError
-from secateur.zoo.models import lenet, preresnet, resnet_cifar, resnet_imagenet, vgg  # noqa: F401  these register
-from secateur.zoo.models.outside import outside_config
+from secateur.zoo.models import lenet, preresnet, resnet_cifar, resnet_imagenet, vgg  # noqa: F401  importing registers
+from secateur.zoo.models.external import external_config
 from secateur.zoo.models.registry import Input, ModelConfig, register, registered
 from secateur.zoo.models.weights import load_weights, read_tensors
 
@@ -40,32 +40,28 @@ def names() -> tuple[str, ...]:
 
 
 def config(name: str) -> ModelConfig:
-    """What is known of a name without building the network: input shape, classes, mean and deviation."""
+    """What is known about a name without building the network: input shape, classes, mean and standard deviation."""
     if ":" in name:
-        return outside_config(name)
+        return external_config(name)
     table = registered()
     if name not in table:
-        close = difflib.get_close_matches(name, table, n=3)
-        hint = f"; did you mean {' or '.join(close)}?" if close else "."
-        raise ModelError(
-            f"no model is called {name!r}{hint} Known: {', '.join(names())}; "
-            "also torchvision:NAME, timm:NAME and package.module:factory"
-        )
+        other = "torchvision:NAME, timm:NAME and package.module:factory"
+        raise ModelError(f"{unknown('model', name, names())}; also {other}")
     return table[name]
 
 
 def create(name: str, num_classes: int | None = None, **arguments: Any) -> nn.Module:
-    """A freshly initialised network; `num_classes` as in its config unless given, `arguments` go to its factory."""
+    """A newly initialised network. `num_classes` is by default that of its config; `arguments` go to its factory."""
     found = config(name)
     classes = found.num_classes if num_classes is None else num_classes
     if classes < 1:
-        raise ModelError(f"{name}: num_classes should be at least 1, not {classes}")
+        raise ModelError(f"{name}: num_classes must be at least 1, got {classes}")
     try:
         return found.factory(num_classes=classes, **{**found.arguments, **arguments})
     except TypeError as error:
-        raise ModelError(f"{name}: cannot be built with {arguments or 'no further arguments'}: {error}") from error
+        raise ModelError(f"{name}: cannot be built with {arguments or 'no other arguments'}: {error}") from error
 
 
 def example(name: str, batch: int = 1) -> Tensor:
-    """An input of the right shape for tracing and counting: zeros [batch, C, H, W]."""
+    """Zeros of the shape of the network's input [batch, C, H, W]."""
     return torch.zeros(batch, *config(name).shape)

@@ -10,7 +10,7 @@ from secateur.zoo.models.registry import GREY32, register
 
 
 class LeNet5(nn.Module):
-    """Three 5x5 convolutions (6, 16, 120 filters) and two linear layers; the third sees its whole input."""
+    """Three 5x5 convolutions (6, 16, 120 filters) and two linear layers. The last convolution has a 1x1 output."""
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1) -> None:
         super().__init__()

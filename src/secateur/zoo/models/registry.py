@@ -1,6 +1,6 @@
-"""The registry of built-in networks: one decorator, with each network's config beside its code.
+"""The registry of built-in networks: a decorator adds a network's config next to its code.
 
-The table below is filled only while this package is imported, and a name can be registered only once.
+The table is filled while this package is imported, and a name can be registered only once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
 @dataclass(frozen=True)
 class Input:
-    """What a network of a family takes and says by default."""
+    """Default input and number of classes of a family of networks."""
 
     shape: tuple[int, int, int]  # channels, height, width
     num_classes: int
@@ -38,7 +38,7 @@ IMAGENET = Input((3, 224, 224), 1000, IMAGENET_MEAN, IMAGENET_STD)
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A network's name, factory and what it takes: all that is known without building it."""
+    """A network's name, factory and input: what is known without building it."""
 
     name: str
     factory: Factory
@@ -53,17 +53,17 @@ class ModelConfig:
 
     @property
     def num_classes(self) -> int:
-        """Classes the network tells apart unless told otherwise."""
+        """Default number of classes."""
         return self.input.num_classes
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Per-channel mean that its usual training subtracts, of pixels in [0, 1]."""
+        """Mean of each channel that training usually subtracts, of pixels in [0, 1]."""
         return self.input.mean
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Per-channel deviation that its usual training divides by."""
+        """Standard deviation of each channel that training usually divides by."""
         return self.input.std
 
 
@@ -71,7 +71,7 @@ _TABLE: dict[str, ModelConfig] = {}
 
 
 def register(name: str, takes: Input, about: str, **arguments: Any) -> Callable[[Factory], Factory]:
-    """Decorator: make `factory(num_classes=..., **arguments)` findable as `name`. Stack it for a family."""
+    """Decorator that registers `factory(num_classes=..., **arguments)` as `name`. Use it several times for a family."""
 
     def add(factory: Factory) -> Factory:
         if name in _TABLE:

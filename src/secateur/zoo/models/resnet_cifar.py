@@ -13,7 +13,7 @@ WIDTHS = (16, 32, 64)
 
 
 class ZeroPaddedShortcut(nn.Module):
-    """Every `stride`-th pixel; the missing channels are zeros, half of them before and half after."""
+    """Takes every `stride`-th pixel and adds channels of zeros, half of them before and half after."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ZeroPaddedShortcut(nn.Module):
 
 
 def shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """The identity where the shape stays, else a ZeroPaddedShortcut. Neither has parameters."""
+    """The identity if the shape does not change, otherwise a ZeroPaddedShortcut. Neither has parameters."""
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
     return ZeroPaddedShortcut(in_channels, out_channels, stride)
@@ -80,13 +80,13 @@ def _stage(in_channels: int, width: int, blocks: int, stride: int) -> nn.Sequent
 
 
 def initialise(module: nn.Module) -> None:
-    """Weights of convolutions and linear layers as He et al. 2015 draw them (normal, fan in)."""
+    """Initialise convolutions and linear layers as in He et al. 2015 (normal, fan in)."""
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(module.weight)
 
 
 def blocks_per_stage(depth: int, layers_per_block: int) -> int:
-    """n of a network of depth 3 * layers_per_block * n + 2."""
+    """The n of a network with depth 3 * layers_per_block * n + 2."""
     blocks, rest = divmod(depth - 2, 3 * layers_per_block)
     if rest or blocks < 1:
         raise ModelError(f"depth must be {3 * layers_per_block}n + 2 for a whole n >= 1, not {depth}")

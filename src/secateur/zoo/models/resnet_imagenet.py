@@ -1,4 +1,4 @@
-"""ResNet-50 for ImageNet, with torchvision's parameter names; the stride of a stage sits in its 3x3 convolution."""
+"""ResNet-50 for ImageNet, with torchvision's parameter names; the stride of a stage is in its 3x3 convolution."""
 
 from __future__ import annotations
 

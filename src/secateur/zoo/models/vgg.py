@@ -70,7 +70,7 @@ def vgg16_imagenet(
     num_classes: int = 1000, batch_norm: bool = False, dropout: float = 0.5, in_channels: int = 3
 ) -> nn.Module:
     """VGG-16 for 224x224 images; `batch_norm=True` is torchvision's vgg16_bn."""
-    # torchvision's batch-norm network keeps the convolutions' biases, and so do its weight files: bias=True for both.
+    # torchvision's network with batch norm has biases in its convolutions too, and so do its weight files.
     features = convolutions(16, in_channels, batch_norm=batch_norm, bias=True, last_pool=True)
     classifier = nn.Sequential(
         nn.Linear(512 * 7 * 7, 4096),

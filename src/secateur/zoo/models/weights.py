@@ -1,4 +1,4 @@
-"""Weights from a file into a model: safetensors, or a .pt / .th / .pth of plain tensors. Never arbitrary pickle."""
+"""Load weights from a file: safetensors, or .pt / .th / .pth with plain tensors. Arbitrary pickles are refused."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from secateur.errors import FileError, ModelError
 
-WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts keep the tensors
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts store the tensors
 TORCH_SUFFIXES = (".pt", ".pth", ".th")
-LISTED = 8  # names shown of each kind of mismatch
+LISTED = 8  # largest number of names in a message
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Copy the tensors of `path` into `model`, all or none. Raises ModelError with the lists where they do not fit."""
+    """Copy the tensors of `path` into `model`, or raise a ModelError that lists those that do not fit."""
     path = Path(path)
     found = read_tensors(path)
     wanted = model.state_dict()
-    # Files written before batch norm counted its batches do not have that counter; nothing is computed from it.
+    # Old files do not have batch norm's counter of batches, which no computation uses.
     missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
     extra = [name for name in found if name not in wanted]
     other = [
@@ -34,22 +34,24 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     if missing or extra or other:
         lines = [f"{path} does not fit {type(model).__name__}:"]
         lines += [_listed("missing in the file", missing), _listed("extra in the file", extra)]
-        lines += [_listed("of another shape", other)]
+        lines += [_listed("with another shape", other)]
         raise ModelError("\n".join(line for line in lines if line))
     model.load_state_dict(found, strict=False)
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Name -> tensor of a weight file, without wrappers and `module.` prefixes."""
+    """The tensors of a weight file by name, without wrappers and `module.` prefixes."""
     path = Path(path)
     if not path.is_file():
-        raise FileError(f"{path}: there is no such weight file")
+        raise FileError(f"{path}: this weight file does not exist")
     if path.suffix == ".safetensors":
         content: Any = _read_safetensors(path)
     elif path.suffix in TORCH_SUFFIXES:
         content = _read_torch(path)
     else:
-        raise FileError(f"{path}: weights should be .safetensors, {', '.join(TORCH_SUFFIXES)}, not {path.suffix!r}")
+        raise FileError(
+            f"{path}: expected a weight file .safetensors, {', '.join(TORCH_SUFFIXES)}, got {path.suffix!r}"
+        )
     return _plain(_unwrapped(content), path)
 
 
@@ -60,7 +62,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise FileError(f"{path}: not a whole safetensors file ({error})") from error
+        raise FileError(f"{path}: is not a complete safetensors file ({error})") from error
 
 
 def _read_torch(path: Path) -> Any:
@@ -68,11 +70,11 @@ def _read_torch(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FileError(
-            f"{path}: holds more than plain tensors, or is damaged; it is not read, because a pickle can run any code. "
-            f"Save only the state_dict, best as .safetensors. (torch says: {str(error).splitlines()[0]})"
+            f"{path}: has more than plain tensors, or is damaged; it was not loaded: a pickle can run any code. "
+            f"Save only the state_dict, preferably as .safetensors. (torch's message: {str(error).splitlines()[0]})"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise FileError(f"{path}: not a whole torch file ({type(error).__name__}: {error})") from error
+        raise FileError(f"{path}: is not a complete torch file ({type(error).__name__}: {error})") from error
 
 
 def _unwrapped(content: Any) -> Any:
@@ -84,12 +86,12 @@ def _unwrapped(content: Any) -> Any:
 
 def _plain(content: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(content, Mapping) or not content:
-        raise FileError(f"{path}: should hold tensors by name, and holds {type(content).__name__}")
+        raise FileError(f"{path}: expected tensors by name, got {type(content).__name__}")
     strangers = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if strangers:
-        raise FileError(f"{path}: should hold only tensors; these are not: {', '.join(strangers[:LISTED])}")
+        raise FileError(f"{path}: expected only tensors; these are something else: {', '.join(strangers[:LISTED])}")
     tensors = {str(name): value for name, value in content.items()}
-    while all(name.startswith("module.") for name in tensors):  # once for each DataParallel around the model
+    while all(name.startswith("module.") for name in tensors):  # one prefix for each DataParallel around the model
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
     return tensors
 

@@ -1,7 +1,8 @@
-"""Networks that live elsewhere: `torchvision:NAME`, `timm:NAME`, and a user's own `package.module:factory`."""
+"""Networks of other packages: `torchvision:NAME`, `timm:NAME`, and the user's own `package.module:factory`."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import sys
@@ -13,15 +14,16 @@ from typing import Any
 
 from torch import nn
 
+from secateur.base.registry import unknown
 from secateur.errors import ModelError
 from secateur.zoo.models.registry import IMAGENET, Input, ModelConfig
 
 
-def outside_config(name: str) -> ModelConfig:
-    """The config of a name with a colon. Imports the library or module concerned, builds nothing."""
+def external_config(name: str) -> ModelConfig:
+    """The config of a name with a colon. Imports the library or module, but does not build the network."""
     home, _, rest = name.partition(":")
     if not home or not rest:
-        raise ModelError(f"{name!r} should read library:NAME or package.module:factory; one side of the colon is empty")
+        raise ModelError(f"{name!r} should be library:NAME or package.module:factory; one side of the colon is empty")
     if home == "torchvision":
         return _torchvision(name, rest)
     if home == "timm":
@@ -33,22 +35,27 @@ def _torchvision(name: str, rest: str) -> ModelConfig:
     models = _library("torchvision.models", "torchvision")
     known = models.list_models(module=models)
     if rest not in known:
-        raise ModelError(f"torchvision has no classifier {rest!r}; it knows {', '.join(known)}")
+        raise ModelError(unknown("torchvision classifier", rest, known))
     side = 299 if rest == "inception_v3" else 224
     takes = Input((3, side, side), IMAGENET.num_classes, IMAGENET.mean, IMAGENET.std)
 
     def build(num_classes: int, **arguments: Any) -> nn.Module:
-        if rest in ("inception_v3", "googlenet"):  # else both announce that their initialisation will change
+        if rest in ("inception_v3", "googlenet"):  # otherwise both warn that their initialisation will change
             arguments = {"init_weights": False, **arguments}
         return models.get_model(rest, num_classes=num_classes, **arguments)  # type: ignore[no-any-return]
 
     return ModelConfig(name, build, takes, "from torchvision")
 
 
+def _similar(name: str, known: list[str]) -> list[str]:
+    """Up to ten of more than a thousand names."""
+    return difflib.get_close_matches(name, known, n=10, cutoff=0.5) or known[:10]
+
+
 def _timm(name: str, rest: str) -> ModelConfig:
     timm = _library("timm", "timm")
     if not timm.is_model(rest):
-        raise ModelError(f"timm has no model {rest!r}; `timm.list_models('*{rest[:4]}*')` finds similar names")
+        raise ModelError(unknown("timm model", rest, _similar(rest, timm.list_models())))
     given = timm.get_pretrained_cfg(rest)
     takes = IMAGENET
     if given is not None:
@@ -62,7 +69,7 @@ def _timm(name: str, rest: str) -> ModelConfig:
 
 
 def _own(name: str, module_name: str, attribute: str) -> ModelConfig:
-    """A user's factory. It may carry `shape`, `mean`, `std`, `num_classes` as attributes; else ImageNet's are taken."""
+    """A user's factory. It may have attributes `shape`, `mean`, `std`, `num_classes`; the default is ImageNet's."""
     with _current_folder_importable():
         module = _import_own(name, module_name)
     factory = getattr(module, attribute, None)
@@ -81,20 +88,20 @@ def _own(name: str, module_name: str, attribute: str) -> ModelConfig:
         with _current_folder_importable():
             model = factory(**arguments)
         if not isinstance(model, nn.Module):
-            raise ModelError(f"{name!r} should return a torch.nn.Module, and returned {type(model).__name__}")
+            raise ModelError(f"{name!r} must return a torch.nn.Module, but returned {type(model).__name__}")
         return model
 
     return ModelConfig(name, build, takes, "your own")
 
 
 def _library(module_name: str, package: str) -> ModuleType:
-    """Import a library that may be absent, or broken (a torchvision built for another torch: RuntimeError)."""
+    """Import a library that may be missing or broken (a torchvision built for another torch raises RuntimeError)."""
     try:
         return importlib.import_module(module_name)
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
         raise ModelError(
-            f"{package} cannot be imported here ({type(error).__name__}: {error}); "
-            f"install a {package} that matches the installed torch, or name another model"
+            f"{package} cannot be imported ({type(error).__name__}: {error}); "
+            f"install a version of {package} that matches the installed torch, or choose another model"
         ) from error
 
 
@@ -103,15 +110,15 @@ def _import_own(name: str, module_name: str) -> ModuleType:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ModelError(
-            f"{name!r}: no module named {error.name!r}; it should be installed or lie in {Path.cwd()}"
+            f"{name!r}: no module named {error.name!r}; install it or put it into the current folder, {Path.cwd()}"
         ) from error
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except Exception as error:  # importing a user's module may raise anything
         raise ModelError(f"{name!r}: importing {module_name} failed with {type(error).__name__}: {error}") from error
 
 
 @contextmanager
 def _current_folder_importable() -> Iterator[None]:
-    """The current folder on the import path, as `python -m` has it; a console script has not."""
+    """Add the current folder to the import path, as `python -m` does; a console script does not."""
     before = list(sys.path)
     if "" not in before and str(Path.cwd()) not in before:
         sys.path.append(str(Path.cwd()))

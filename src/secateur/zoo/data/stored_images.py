@@ -1,4 +1,4 @@
-"""Decoded images in one safetensors file: quick to open, and nothing in it can run."""
+"""Decoded images in one safetensors file, which opens quickly and cannot contain code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FORMAT = "secateur-images-1"
 
 
 def filename(name: str) -> str:
-    """What the file of a set is called."""
+    """The file name of a data set."""
     return f"{name}.safetensors"
 
 
 def write(path: Path, name: str, train: MemoryImages, test: MemoryImages) -> None:
-    """Write both parts to `path`. Whoever calls moves the file into place once it is whole."""
+    """Write both parts to `path`. The caller moves the complete file into place."""
     tensors = {}
     for part, images in (("train", train), ("test", test)):
         tensors[f"{part}.images"] = images.pixels[torch.from_numpy(images.rows)].contiguous()
@@ -29,7 +29,7 @@ def write(path: Path, name: str, train: MemoryImages, test: MemoryImages) -> Non
     path.touch()
     mode = path.stat().st_mode
     save_file(tensors, path, {"format": FORMAT, "name": name})
-    path.chmod(mode)  # as the user's umask has it; save_file would keep the file from everybody else
+    path.chmod(mode)  # follow the user's umask; save_file lets only the owner read the file
 
 
 def read(path: Path, name: str, classes: int) -> tuple[MemoryImages, MemoryImages]:
@@ -38,11 +38,11 @@ def read(path: Path, name: str, classes: int) -> tuple[MemoryImages, MemoryImage
         with safe_open(path, framework="pt") as file:
             if (file.metadata() or {}).get("format") != FORMAT or (file.metadata() or {}).get("name") != name:
                 raise DataError(
-                    f"{path}: not {name} as `secateur data get {name}` writes it; delete it and get it again"
+                    f"{path}: was not written by `secateur data get {name}`; delete it and run that command"
                 )
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: not a whole safetensors file ({error}); delete it and get it again") from error
+        raise DataError(f"{path}: is not a complete safetensors file ({error}); delete it and get it again") from error
     parts = []
     for part in ("train", "test"):
         pixels = tensors[f"{part}.images"]  # [N, C, H, W] uint8

@@ -1,4 +1,4 @@
-"""Batches of images in files, decoded in worker processes; a file that cannot be decoded is named, not fatal."""
+"""Batches of images from files, decoded in worker processes. A file that cannot be decoded is reported and skipped."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from secateur.zoo.data.splits import IntArray
 logger = logging.getLogger(__name__)
 
 Pixels = npt.NDArray[np.uint8]
-RESIZE_SHARE = 256 / 224  # the shorter side before the centre crop, over the crop's side
-CROP_AREA = (0.08, 1.0)  # share of the image that a random crop covers
+RESIZE_SHARE = 256 / 224  # the shorter side before the centre crop, relative to the crop
+CROP_AREA = (0.08, 1.0)  # fraction of the image that a random crop covers
 CROP_RATIO = (3 / 4, 4 / 3)  # its width over its height
 CROP_TRIES = 10
-SHOWN = 5  # corrupt files named in an error
+SHOWN = 5  # corrupt files listed in an error
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A batch as a worker sends it: what could be decoded, and what could not and why."""
+    """A batch from a worker: the decoded images, and the files that could not be decoded."""
 
     pixels: torch.Tensor  # [n, 3, size, size] uint8
     labels: torch.Tensor  # [n]
@@ -38,7 +38,7 @@ class Decoded:
 
 
 class BatchDecoder(Dataset[Decoded]):
-    """Item i is the whole batch i: its random numbers depend on i, not on which worker decodes it or when."""
+    """Item i is the whole batch i. Its random numbers depend on i only, not on the worker that decodes it."""
 
     def __init__(self, images: FileImages, order: Order, epoch: int, size: int, augment: bool) -> None:
         self.images = images
@@ -58,7 +58,9 @@ class BatchDecoder(Dataset[Decoded]):
         corrupt: list[tuple[str, str]] = []
         for position in self.positions[index * self.order.batch_size : (index + 1) * self.order.batch_size]:
             path = self.images.paths[position]
-            crop_rng = np.random.default_rng(rng.integers(2**63))  # its own, so a corrupt file shifts no other crop
+            crop_rng = np.random.default_rng(
+                rng.integers(2**63)
+            )  # one per image, so that a corrupt file does not change the other crops
             try:
                 pixels.append(decode(path, self.size, crop_rng if self.augment else None))
                 labels.append(int(self.images.labels[position]))
@@ -69,7 +71,7 @@ class BatchDecoder(Dataset[Decoded]):
 
 
 class FileLoader(Loader):
-    """Batches of images that lie in files. Corrupt ones are left out and collected in `corrupt`: path -> reason."""
+    """Batches of images from files. Corrupt images are skipped and listed in `corrupt`: path -> reason."""
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class FileLoader(Loader):
             batch_size=None,
             sampler=range(start, len(self)),
             num_workers=self._workers,
-            generator=torch.Generator(),  # its own: DataLoader draws from the global one otherwise
+            generator=torch.Generator(),  # DataLoader would draw from the global generator
         )
         for decoded in batches:
             self._note(decoded.corrupt)
@@ -111,17 +113,17 @@ class FileLoader(Loader):
             if path in self.corrupt:
                 continue
             self.corrupt[path] = reason
-            logger.warning("left out a corrupt image, number %d: %s (%s)", len(self.corrupt), path, reason)
+            logger.warning("skipped corrupt image number %d: %s (%s)", len(self.corrupt), path, reason)
         if len(self.corrupt) > self._max_corrupt:
             named = "; ".join(f"{path} ({reason})" for path, reason in list(self.corrupt.items())[:SHOWN])
             raise DataError(
-                f"{len(self.corrupt)} images cannot be decoded, and at most {self._max_corrupt} may be left out; "
-                f"repair or delete them, or allow more with max_corrupt. The first: {named}"
+                f"{len(self.corrupt)} images cannot be decoded, and at most {self._max_corrupt} may be skipped; "
+                f"repair or delete them, or allow more with max_corrupt. The first ones: {named}"
             )
 
 
 def decode(path: str, size: int, rng: np.random.Generator | None) -> Pixels:
-    """One RGB image [3, size, size]: a random crop, resized and perhaps mirrored, or without `rng` the centre crop."""
+    """One RGB image [3, size, size]: a random crop, resized and possibly mirrored; the centre crop without `rng`."""
     with Image.open(path) as opened:
         image = opened.convert("RGB")
     image = centre_crop(image, size) if rng is None else random_crop(image, size, rng)
@@ -129,7 +131,7 @@ def decode(path: str, size: int, rng: np.random.Generator | None) -> Pixels:
 
 
 def centre_crop(image: Image.Image, size: int) -> Image.Image:
-    """The shorter side resized to size * 256 / 224, and the middle size x size pixels of that."""
+    """Resize the shorter side to size * 256 / 224 and crop the central size x size pixels."""
     scale = round(size * RESIZE_SHARE) / min(image.size)
     width, height = (max(size, int(side * scale)) for side in image.size)
     image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -138,7 +140,7 @@ def centre_crop(image: Image.Image, size: int) -> Image.Image:
 
 
 def random_crop(image: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
-    """A crop of random area and shape, resized to size x size, and mirrored half of the time."""
+    """A crop of random area and aspect ratio, resized to size x size and mirrored with probability 1/2."""
     left, top, width, height = crop_box(image.size, rng)
     image = image.crop((left, top, left + width, top + height))
     image = image.resize((size, size), Image.Resampling.BILINEAR)
@@ -146,7 +148,7 @@ def random_crop(image: Image.Image, size: int, rng: np.random.Generator) -> Imag
 
 
 def crop_box(image_size: tuple[int, int], rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """(left, top, width, height) of a random crop; where none fits, the largest central one of an allowed shape."""
+    """(left, top, width, height) of a random crop; the largest central crop of an allowed shape if none fits."""
     full_width, full_height = image_size
     for _ in range(CROP_TRIES):
         area = full_width * full_height * rng.uniform(*CROP_AREA)
