@@ -26,8 +26,8 @@ DATA_SETS = {
     for known in (
         DataSet("digits", "1,797 grey 8x8 images, 10 classes", "part of scikit-learn", 10),
         DataSet("mnist", "70,000 grey 28x28 images, 10 classes", "secateur data get mnist", 10),
-        DataSet("cifar10", "60,000 colour 32x32 images, 10 classes", "secateur data get cifar10", 10),
-        DataSet("cifar100", "60,000 colour 32x32 images, 100 classes", "secateur data get --from", 100),
+        DataSet("cifar10", "60,000 RGB 32x32 images, 10 classes", "secateur data get cifar10", 10),
+        DataSet("cifar100", "60,000 RGB 32x32 images, 100 classes", "secateur data get cifar100", 100),
         DataSet("imagenet", "ILSVRC-2012, 1000 classes", "your own copy", 1000, needs_path=True),
         DataSet("folder", "your own images, one folder per class", "your own files", needs_path=True),
     )
