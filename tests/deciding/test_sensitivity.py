@@ -135,6 +135,30 @@ def test_patterns() -> None:
     assert set(residual.units) - set(candidates(residual)) == {"fc:in"}  # the classifier's reading of the stream
 
 
+def test_a_tensor_that_forward_creates() -> None:
+    """`torch.tensor([...])` in forward is a constant of the graph, and no attribute of the model."""
+
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 6, 3), nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.b(torch.relu(self.a(x)) * torch.tensor([1.5]))
+            return self.fc(x.relu().mean((2, 3))) + torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4])
+
+    model = seeded(Constant)
+    graph = sc.trace(model, EXAMPLE)
+    scores = random_scores(graph)
+    images = drawn(EXAMPLE, 60)
+    pairs = batches(images, answered(model, images), 25)
+    found = sensitivity(graph, scores, pairs, measure="loss", alpha=1, exact=True)
+    assert set(found.tried) == set(graph.units) == {"a:out", "b:out"}
+    for name, row in found.tried.items():
+        with sc.zeroed(graph, {name: without_weakest(graph.units[name], scores.values[name], row.channels)}):
+            assert row.value == pytest.approx(-measured(model, pairs)[1], rel=1e-5)
+
+
 def test_several_inputs_and_dicts() -> None:
     for name in ("tuple_input", "dict_input"):
         model = seeded(NETS[name].build)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from secateur.channels.rules import CONVOLUTIONS, MIXING, TRANSPOSED, is_depthwise
-from secateur.channels.tracing import Traced
+from secateur.channels.traced import Traced
 
 
 @dataclass(frozen=True)

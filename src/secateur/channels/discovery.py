@@ -15,10 +15,11 @@ from secateur.channels.label_pass import LabelPass
 from secateur.channels.label_record import Balance, Emitter, Record
 from secateur.channels.labels import present, tensors_in
 from secateur.channels.layer_trials import opaque_layers
+from secateur.channels.recording.tracing import trace_calls
 from secateur.channels.rule_call import Call, Rule
 from secateur.channels.rulebook import find_rule, is_leaf
 from secateur.channels.rules import MIXING
-from secateur.channels.tracing import Example, Traced, trace_calls
+from secateur.channels.traced import Example, Traced
 from secateur.channels.units import Indices
 
 

@@ -19,8 +19,9 @@ from secateur.channels.cost import Cost, Layer, cost_of, find_layers
 from secateur.channels.discovery import Discovery, discover
 from secateur.channels.grouping import make_units
 from secateur.channels.plan import Plan, checked_indices
+from secateur.channels.recording.tracing import left_as_found
 from secateur.channels.rulebook import find_rule, is_pass_through
-from secateur.channels.tracing import Example, left_as_found
+from secateur.channels.traced import Example
 from secateur.channels.units import Indices, Unit
 from secateur.errors import PlanError, TraceError
 

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from secateur.channels.label_record import Emitter, Mismatch, Record, Replay
 from secateur.channels.labels import along, compact, constant, constant_along, fixed_like, tensors_in
 from secateur.channels.rule_call import Call, Rule
-from secateur.channels.tracing import Traced
+from secateur.channels.traced import Traced
 
 
 class LabelPass:
@@ -82,16 +82,14 @@ class LabelPass:
         return self.find_rule(self, node)(call)
 
     def _input(self, node: fx.Node) -> Any:
-        shapes = self.traced.shapes[node.name]
-        for name, value in self.traced.constants.items():
-            if node.name == name or node.name.rpartition("_")[0] == name:
-                return value
-        return fixed_like(shapes)
+        if node.name in self.traced.constants:
+            return self.traced.constants[node.name]
+        return fixed_like(self.traced.shapes[node.name])
 
     def _is_state(self, name: str) -> bool:
         """Whether a tensor is a parameter or buffer, which surgery can replace, and not just an attribute."""
         owner_name, _, attribute = name.rpartition(".")
-        if name.startswith("_tensor_constant"):
+        if name in self.traced.literals:
             return False
         owner = self.traced.model.get_submodule(owner_name)
         return attribute in owner._parameters or attribute in owner._buffers

@@ -18,7 +18,7 @@ from torch import nn
 from secateur.channels import layer_surgery, rules
 from secateur.channels.rulebook import LAYERS, base_layer, parameters_are_plain
 from secateur.channels.rules import MIXING, is_depthwise
-from secateur.channels.tracing import Traced
+from secateur.channels.traced import Traced
 from secateur.channels.units import Indices
 
 

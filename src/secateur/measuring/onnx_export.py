@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from secateur.base.preserve_state import evaluating, generators_kept
-from secateur.channels.tracing import Example
+from secateur.channels.traced import Example
 from secateur.errors import ModelError
 from secateur.measuring.engines import require
 from secateur.measuring.program_export import Difference, compare, comparison_batches, export_program

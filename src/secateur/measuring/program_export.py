@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from secateur.base.batches import call, device_of
-from secateur.channels.tracing import Example, as_call
+from secateur.channels.traced import Example, as_call
 from secateur.errors import DataError, ModelError
 
 TOLERANCE = 1e-3  # share of the largest output: other kernels add in another order

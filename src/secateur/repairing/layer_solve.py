@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from secateur.channels.selection import selection_of
-from secateur.channels.tracing import Traced
+from secateur.channels.traced import Traced
 from secateur.repairing.least_squares import CAREFUL, RIDGES, Start, choose
 from secateur.repairing.lockstep import Walk
 from secateur.repairing.shortcuts import BatchNorm, Shortcut, find_shortcut, only_user

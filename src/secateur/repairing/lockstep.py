@@ -14,14 +14,14 @@ from torch.utils._pytree import tree_map
 
 from secateur.channels.graph import ChannelGraph, Liveness, Mask
 from secateur.channels.layer_surgery import depthwise_filters
+from secateur.channels.recording.tracing import trace_calls
 from secateur.channels.rulebook import is_leaf
 from secateur.channels.rules import is_depthwise
+from secateur.channels.runner import GraphRunner, Values, last_uses
 from secateur.channels.selection import selection_of
-from secateur.channels.tracing import Traced, as_call, trace_calls
+from secateur.channels.traced import Traced
 from secateur.channels.units import Indices
 from secateur.scoring.unlabelled_images import CHUNK, count_of
-
-Values = dict[fx.Node, Any]
 
 
 class Walk:
@@ -43,9 +43,12 @@ class Walk:
         self.models = (graph.model, pruned)
         self.images = count
         self.sizes = [count_of(chunk) for chunk in chunks]
-        self._inputs = chunks
-        self._values: list[tuple[Values, Values]] = [({}, {}) for _ in chunks]
-        self._dying = _last_uses(self.nodes)
+        self._runners = (GraphRunner(self.traced), GraphRunner(self.traced, pruned))
+        # Each network gets a copy of the images, because it may write into them.
+        self._values: list[tuple[Values, Values]] = [
+            (self._runners[0].bind(chunk, copy=True), self._runners[1].bind(chunk, copy=True)) for chunk in chunks
+        ]
+        self._free = last_uses(self.nodes)
         self._done: set[fx.Node] = set()
         self._changed = self._behind_cuts()
 
@@ -98,7 +101,7 @@ class Walk:
 
     def entering(self, node: fx.Node, side: int, chunk: int) -> Tensor:
         """The tensor that the module of a call computes with, behind its channel selection."""
-        x: Tensor = self._arguments(node, side, chunk)[0]
+        x: Tensor = self._runners[side].arguments(node, self._values[chunk][side])[0][0]
         selection = selection_of(self.models[side].get_submodule(str(node.target)))
         return x if selection is None else x.index_select(selection.dim, selection.index)
 
@@ -108,9 +111,9 @@ class Walk:
 
     def run(self, node: fx.Node, sides: tuple[int, ...] = (0, 1)) -> None:
         """Make the call in the networks `sides` (0 the original, 1 the pruned one) for all images."""
-        for number, values in enumerate(self._values):
+        for values in self._values:
             for side in sides:
-                values[side][node] = self._call(node, side, number)
+                values[side][node] = self._runners[side].call(node, values[side])
         if 1 in sides:
             self._done.add(node)
 
@@ -118,43 +121,8 @@ class Walk:
         """Forget what `node` was the last to use."""
         for values in self._values:
             for side in values:
-                for dead in self._dying.get(node, ()):
+                for dead in self._free.get(node, ()):
                     side.pop(dead, None)
-
-    def _arguments(self, node: fx.Node, side: int, chunk: int) -> tuple[Any, ...]:
-        values = self._values[chunk][side]
-        found: tuple[Any, ...] = fx.node.map_arg(node.args, lambda n: values[n])
-        return found
-
-    def _call(self, node: fx.Node, side: int, chunk: int) -> Any:
-        if node.op == "placeholder":
-            return self._input(node, chunk)
-        if node.op == "get_attr":
-            name = str(node.target)
-            if name.startswith("_tensor_constant"):  # a constant of the code, which is the same for both
-                return self.traced.attributes[name]
-            return _attribute(self.models[side], name)
-        if node.op == "output":
-            return None
-        args = self._arguments(node, side, chunk)
-        values = self._values[chunk][side]
-        kwargs: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda n: values[n])
-        if node.op == "call_module":
-            return self.models[side].get_submodule(str(node.target))(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
-
-    def _input(self, node: fx.Node, chunk: int) -> Any:
-        for name, value in self.traced.constants.items():
-            if node.name == name or node.name.rpartition("_")[0] == name:
-                return value
-        args, kwargs = as_call(self._inputs[chunk])
-        given = kwargs.get(node.name) if kwargs else args[self._position(node)]
-        return given.clone() if isinstance(given, Tensor) else given  # the network may write into it
-
-    def _position(self, node: fx.Node) -> int:
-        return [n for n in self.nodes if n.op == "placeholder"].index(node)
 
 
 def _kept(channels: Indices | None, mask: Mask) -> Tensor | None:
@@ -165,22 +133,3 @@ def _kept(channels: Indices | None, mask: Mask) -> Tensor | None:
 
 def _width(layer: nn.Module) -> int:
     return int(getattr(layer, "in_features", getattr(layer, "in_channels", 0)))
-
-
-def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """node -> the nodes whose value it is the last to use."""
-    last: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        last[node] = node  # what nobody uses dies at once
-        for used in node.all_input_nodes:
-            last[used] = node
-    dying: dict[fx.Node, list[fx.Node]] = {}
-    for used, user in last.items():
-        dying.setdefault(user, []).append(used)
-    return dying
-
-
-def _attribute(model: nn.Module, name: str) -> Any:
-    owner, _, attribute = name.rpartition(".")
-    value = getattr(model.get_submodule(owner), attribute)
-    return value.detach() if isinstance(value, Tensor) else value

@@ -13,7 +13,7 @@ from secateur.base.batches import Batches
 from secateur.base.distributed import processes
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.channels.graph import ChannelGraph
-from secateur.channels.tracing import as_call
+from secateur.channels.traced import as_call
 from secateur.channels.units import Indices
 from secateur.errors import ScoreError
 from secateur.scoring.data_pass import Progress, walk

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.channels.graph import ChannelGraph
-from secateur.channels.tracing import as_call
+from secateur.channels.traced import as_call
 from secateur.errors import ScoreError
 from secateur.scoring.activations import Follow, Look, Origin
 from secateur.scoring.tap_hooks import See, Sharing, Slot, Tap, reading_taps, tapped

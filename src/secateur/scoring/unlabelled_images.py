@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from secateur.base.batches import IMAGE_KEYS, device_of, move
 from secateur.channels.graph import ChannelGraph
-from secateur.channels.tracing import as_call
+from secateur.channels.traced import as_call
 from secateur.errors import DataError
 
 CHUNK = 64  # images that run through the network at a time

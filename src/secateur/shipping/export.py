@@ -18,7 +18,7 @@ from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.registry import unknown
 from secateur.channels.files import read_tensors, save
 from secateur.channels.plan import Plan
-from secateur.channels.tracing import Example
+from secateur.channels.traced import Example
 from secateur.errors import FileError, ModelError
 from secateur.measuring.onnx_export import export_onnx
 from secateur.measuring.program_export import Difference, compare, comparison_batches, export_program

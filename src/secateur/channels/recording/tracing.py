@@ -1,0 +1,140 @@
+"""Record a model on an example input: a graph of calls (torch.fx) with layers as single calls, from one forward pass.
+
+Code that branches on sizes, types or devices is followed, and what it looked at is recorded as a guard: a plan under
+which the code would see something else is refused. Code that branches on the *values* of tensors cannot be followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from secateur.channels.recording.arguments import Arguments, read_arguments
+from secateur.channels.recording.trace_errors import explain
+from secateur.channels.recording.value_tracer import ValueTracer, shapes_of
+from secateur.channels.traced import Example, Traced, attribute_of
+from secateur.errors import TraceError
+
+IsLeaf = Callable[[nn.Module], bool]
+
+
+def trace_calls(model: nn.Module, example: Example, is_leaf: IsLeaf, *, training: bool = False) -> Traced:
+    """Record `model` in eval mode. With `training`, record its own code in training mode, with leaves in eval mode,
+    up to the point where it cannot be followed.
+
+    The model is not changed: modes, random state, requires_grad and hooks are as they were.
+    """
+    _refuse_lazy(model)
+    with left_as_found(model):
+        evaluate(model)
+        if training:
+            for module in model.modules():
+                module.training = not is_leaf(module)
+        arguments = read_arguments(model, example)
+        with _no_new_attributes(model):
+            tracer = _record(model, is_leaf, arguments, example, training)
+            names = {str(node.target) for node in tracer.graph.nodes if node.op == "get_attr"}
+            attributes = {name: attribute_of(model, name) for name in names}
+    return _traced(model, tracer, attributes)
+
+
+def _traced(model: nn.Module, tracer: ValueTracer, attributes: dict[str, Any]) -> Traced:
+    calls: dict[str, int] = {}
+    for node in tracer.graph.nodes:
+        if node.op == "call_module":
+            calls[str(node.target)] = calls.get(str(node.target), 0) + 1
+        elif node.op == "get_attr" and node.name not in tracer.shapes:  # a tensor among the arguments of a call
+            tracer.shapes[node.name] = shapes_of(attributes[str(node.target)])
+    return Traced(
+        model=model,
+        graph=tracer.graph,
+        shapes=tracer.shapes,
+        inputs=tracer.inputs,
+        constants=tracer.constants,
+        identities=frozenset(tracer.identities),
+        guards=frozenset(tracer.guards),
+        calls=calls,
+        modules={name: tracer.called[name] for name in calls},
+        attributes=attributes,
+        literals=frozenset(name for name in attributes if not _has(model, name)),
+    )
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    try:
+        attribute_of(model, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _record(model: nn.Module, is_leaf: IsLeaf, arguments: Arguments, example: Example, training: bool) -> ValueTracer:
+    """Record the calls. If that fails, try again with everything that is computed from buffers recorded too.
+
+    `self.filter.expand(x.size(1), 1, 3, 3)` needs the second way: it calls a method of a plain tensor with a recorded
+    size. It is not the first way, because code may look at the values of a buffer.
+    """
+    tracer = ValueTracer(is_leaf, arguments.slots, False)
+    try:
+        _run(tracer, model, arguments)
+    except Exception as error:  # noqa: BLE001  whatever the model's own code raises
+        if not training:
+            tracer = ValueTracer(is_leaf, arguments.slots, True)
+            try:
+                _run(tracer, model, arguments)
+            except Exception:  # noqa: BLE001  the first error is the one that a user can do something about
+                raise TraceError(explain(model, error, example)) from error
+    return tracer
+
+
+def _run(tracer: ValueTracer, model: nn.Module, arguments: Arguments) -> fx.Graph:
+    return tracer.trace(model, concrete_args=dict(arguments.constants) or None)
+
+
+def evaluate(model: nn.Module) -> None:
+    """Put the model in eval mode, unless all of it is."""
+    if any(module.training for module in model.modules()):
+        model.eval()
+
+
+@contextmanager
+def left_as_found(model: nn.Module) -> Iterator[None]:
+    """Restore the mode of each module and the random state afterwards, also after an error."""
+    modes = [(module, module.training) for module in model.modules()]
+    tensors = [tensor for module, _ in modes for tensor in module._parameters.values() if tensor is not None]
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            if module.training != training:
+                module.training = training
+
+
+@contextmanager
+def _no_new_attributes(model: nn.Module) -> Iterator[None]:
+    """Remove the constants of forward that torch.fx stores on the model."""
+    before, buffers = set(model.__dict__), set(model._buffers)
+    try:
+        yield
+    finally:
+        for name in set(model.__dict__) - before:
+            del model.__dict__[name]
+        for name in set(model._buffers) - buffers:
+            del model._buffers[name]
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    for prefix, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+                raise TraceError(
+                    f"{prefix}{'.' if prefix else ''}{name} is not initialised yet: the model has lazy modules, whose "
+                    "widths are unknown. Run the model once on a real batch before tracing it."
+                )

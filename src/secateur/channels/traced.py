@@ -1,0 +1,51 @@
+"""The form of a recorded network: its calls as a torch.fx graph, and what is known about each of them.
+
+Everything that reads or runs a graph depends on this form only, not on how the graph was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+Example = Any  # a tensor, a tuple of positional arguments or a dict of keyword arguments
+Shapes = Any  # the nesting of a node's value, with a torch.Size for each tensor
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The calls of a model in execution order, with the shape of each result."""
+
+    model: nn.Module
+    graph: fx.Graph
+    shapes: Mapping[str, Shapes]  # node name -> shape(s) of its value
+    inputs: Mapping[str, str]  # placeholder that takes a tensor -> argument of forward
+    constants: Mapping[str, Any]  # placeholder of an argument that is not a tensor -> its value
+    identities: frozenset[str]  # nodes that returned their first argument unchanged
+    guards: frozenset[str]  # nodes whose plain value the model's code has looked at
+    calls: Mapping[str, int]  # module name -> number of calls
+    modules: Mapping[str, nn.Module]  # name of a called module -> module
+    attributes: Mapping[str, Any]  # target of a get_attr node -> parameter, buffer or constant
+    literals: frozenset[str]  # attributes that are not on the model: tensors that forward creates, `torch.tensor([1])`
+
+    def module(self, node: fx.Node) -> nn.Module:
+        """The module that a call_module node calls."""
+        return self.modules[str(node.target)]
+
+
+def as_call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments that an example stands for."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, tuple | list):
+        return tuple(example), {}
+    return (example,), {}
+
+
+def attribute_of(model: nn.Module, name: str) -> Any:
+    """The parameter, buffer or plain attribute with this dotted name."""
+    owner, _, attribute = name.rpartition(".")
+    return getattr(model.get_submodule(owner), attribute)
