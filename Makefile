@@ -2,10 +2,10 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: help setup demo test check zoo bench wheel clean
+.PHONY: help setup demo test test-cpus check zoo bench wheel clean
 
 help:                ## list the targets
-	@grep -E '^[a-z]+: .*##|^[a-z]+:  .*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: .venv/.ready  ## make .venv and install secateur and its tools under constraints.txt
 
@@ -19,6 +19,10 @@ demo: .venv/.ready   ## the main job: train, prune and retrain a small network o
 
 test: .venv/.ready   ## the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not zoo" -n 2
+
+test-cpus: .venv/.ready  ## the tests that compute with networks, as older processors would run them
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1 $(PY) -m pytest -m "numeric and not zoo" -n 2
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 $(PY) -m pytest -m "numeric and not zoo" -n 2
 
 check: .venv/.ready  ## ruff and mypy --strict
 	.venv/bin/ruff check .
