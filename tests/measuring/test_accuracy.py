@@ -55,7 +55,7 @@ def test_equals_scikit_learn_with_an_uneven_last_batch(classes: int) -> None:
     odds = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     found = evaluate(Table(), data)
     every = np.arange(classes)
-    assert found.images == 17
+    assert found.num_images == 17
     assert found.top1 == pytest.approx(accuracy_score(labels, logits.argmax(1)), abs=1e-12)
     assert found.top5 == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=every), abs=1e-12)
     assert found.loss == pytest.approx(log_loss(labels, odds, labels=every), rel=1e-6)

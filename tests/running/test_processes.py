@@ -67,7 +67,7 @@ def test_the_whole_command_in_two_processes(tmp_path: Path) -> None:
     torchrun("secateur", "prune", "lenet5", "--weights", tmp_path / WEIGHTS, "--data", "digits", *goal, "--out", out)
     summary = json.loads((out / "summary.json").read_text())
     before, after = summary["before"], summary["after"]
-    assert before["test"]["images"] == after["test"]["images"] == images.count("test")
+    assert before["test"]["num_images"] == after["test"]["num_images"] == images.count("test")
     assert before["test"]["top1"] > 0.9 and after["test"]["top1"] >= before["test"]["top1"] - 0.01
     example = torch.zeros(1, 1, 32, 32)
     small = sc.load(out, create("lenet5")).eval()

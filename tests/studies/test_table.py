@@ -34,7 +34,7 @@ def as_if(run: Path, folder: Path, model: str, data: str, **after: Any) -> Path:
     summary["after"] |= {"macs": 489, "params": 150} | after
     summary["before"]["test"] |= {"top1": 0.9, "top5": 0.99}
     if summary["after"]["test"] is not None:
-        summary["after"]["test"] |= {"top1": 0.8875, "top5": 0.995, "images": 5000}
+        summary["after"]["test"] |= {"top1": 0.8875, "top5": 0.995, "num_images": 5000}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder

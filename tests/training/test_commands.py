@@ -40,7 +40,7 @@ def test_lenet_on_digits_passes_97_per_cent_and_evaluate_says_the_same(tmp_path:
     assert [line.split()[1] for line in said[:30]] == [f"{number}/30" for number in range(1, 31)]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["holdout"]["top1"] > 0.97 and summary["test"]["top1"] > 0.95
-    assert (summary["holdout"]["images"], summary["test"]["images"]) == (144, 359)
+    assert (summary["holdout"]["num_images"], summary["test"]["num_images"]) == (144, 359)
     assert said[-2].startswith(f"test: top-1 {100 * summary['test']['top1']:.2f}%, top-5")
 
     weights = tmp_path / "model.safetensors"

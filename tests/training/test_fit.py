@@ -213,7 +213,7 @@ def test_metrics_are_json_lines_and_tensorboard_gets_them_too(tmp_path: Path, mo
     history = fit(network(), batches(2), [], preset=STEPS, epochs=2, log=tmp_path, evaluate=nan).history
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [epoch.loss for epoch in history]
-    assert lines[0]["holdout"] == {"top1": 0.5, "top5": None, "loss": None, "images": 8}  # JSON knows no NaN
+    assert lines[0]["holdout"] == {"top1": 0.5, "top5": None, "loss": None, "num_images": 8}  # JSON knows no NaN
     assert ("train/loss", history[1].loss, 2) in written and ("holdout/top1", 0.5, 1) in written
     assert written[-1][0] == "closed"
 

@@ -60,14 +60,14 @@ def command(
     seconds = time.perf_counter() - start
     if as_json:
         words = {"model": model, "data": data.data, "part": part, "top1": found.top1, "top5": found.top5}
-        console.print_json(json.dumps({**words, "loss": found.loss, "images": found.images, "seconds": seconds}))
+        console.print_json(json.dumps({**words, "loss": found.loss, "images": found.num_images, "seconds": seconds}))
     else:
-        console.print(f"{model} on {images.name}, {part}: {found.images:,} images")
+        console.print(f"{model} on {images.name}, {part}: {found.num_images:,} images")
         console.print(f"top-1  {100 * found.top1:.2f}%")
         if found.top5 is not None:
             console.print(f"top-5  {100 * found.top5:.2f}%")
         console.print(f"loss   {found.loss:.4f}")
-        console.print(f"{seconds:.1f} s, {found.images / seconds:,.0f} images/s")
+        console.print(f"{seconds:.1f} s, {found.num_images / seconds:,.0f} images/s")
     if weights is None and pruned is None:
         complaints.print("[yellow]note:[/] no --weights were given, so this is the network before any training")
     suspicion = too_good(found) if part == "holdout" else None

@@ -130,7 +130,7 @@ def _finish(folder: Path, fitted: Fitted, model: str, images: Any, batch_size: i
         if found is not None:
             top5 = "" if found.top5 is None else f", top-5 {100 * found.top5:.2f}%"
             console.print(
-                f"{part}: top-1 {100 * found.top1:.2f}%{top5}, loss {found.loss:.4f} ({found.images:,} images)"
+                f"{part}: top-1 {100 * found.top1:.2f}%{top5}, loss {found.loss:.4f} ({found.num_images:,} images)"
             )
     suspicion = None if last.holdout is None else too_good(last.holdout)
     if suspicion:

@@ -77,7 +77,7 @@ def _cards(run: Run) -> str:
     cards = []
     for name, a, b in (("Test accuracy", was.test, now.test), ("Held-out accuracy", was.holdout, now.holdout)):
         if a is not None and b is not None:
-            note = f"{points(b.top1 - a.top1)}; {count(b.images, 'image')}, {100 / b.images:.2g} points each"
+            note = f"{points(b.top1 - a.top1)}; {count(b.num_images, 'image')}, {100 / b.num_images:.2g} points each"
             cards.append(_card(name, percent(b.top1, 2), percent(a.top1, 2), note))
             if a.top5 is not None and b.top5 is not None and a.top5 < 0.999:
                 cards.append(_card(f"{name}, top-5", percent(b.top5, 2), percent(a.top5, 2), points(b.top5 - a.top5)))
@@ -149,7 +149,7 @@ def _where(run: Run) -> str:
         return "the same share everywhere"
     cost = {"macs": "MACs", "params": "number of weights"}.get(run.settings.cost, run.settings.cost)
     how = "each unit loses channels" + (f" worth the same {cost}" if run.settings.method == "flops" else "")
-    images = count(run.before.holdout.images, "held-out image")
+    images = count(run.before.holdout.num_images, "held-out image")
     return f"{how}; those that the network misses least on {images} lose theirs for good"
 
 

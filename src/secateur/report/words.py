@@ -108,7 +108,7 @@ def what_was_removed(run: Run) -> str:
 def what_it_cost(run: Run) -> str:
     """The accuracy lost, also in images; the held-out one too, so that a kind test set hides nothing."""
     part, was, now = judged(run)
-    mistakes = round((was.top1 - now.top1) * now.images)
+    mistakes = round((was.top1 - now.top1) * now.num_images)
     if mistakes == 0:
         head = f"Accuracy on the {part} images is {percent(now.top1, 2)}: as many mistakes as before"
     else:
@@ -118,11 +118,11 @@ def what_it_cost(run: Run) -> str:
             f"Accuracy on the {part} images went from {percent(was.top1, 2)} to {percent(now.top1, 2)} "
             f"({points(now.top1 - was.top1)}): {abs(mistakes):,} {more} {word}"
         )
-    head += f" on {count(now.images, 'image')}"
+    head += f" on {count(now.num_images, 'image')}"
     if part != "test":
         return f"{head}. Decisions looked at these images too."
     held = f"{percent(run.before.holdout.top1, 2)} to {percent(run.after.holdout.top1, 2)}"
-    images = count(run.after.holdout.images, "held-out image")
+    images = count(run.after.holdout.num_images, "held-out image")
     return f"{head} that no decision looked at. On the {images}, which decisions were made on: from {held}."
 
 

@@ -186,7 +186,7 @@ def _base(run: RunFolder, tools: Tools, model: nn.Module) -> Accuracy:
 
 def check_base(before: Accuracy, classes: int) -> None:
     """Warn where held-out accuracy cannot tell good decisions from bad ones."""
-    if before.images == 0:
+    if before.num_images == 0:
         raise DataError("the held-out set has no labelled images, and decisions need some")
     words = too_good(before)
     if words:

@@ -42,8 +42,8 @@ class Tools:
         found = self.judge(model, loader)
         if not isinstance(found, Accuracy):
             raise RunError(
-                "your evaluate function should return a secateur.Accuracy(top1, top5, loss, images), whose top1 may be "
-                f"any figure of which more is better; it returned {type(found).__name__}"
+                "your evaluate function should return a secateur.Accuracy(top1, top5, loss, num_images), whose top1 "
+                f"may be any figure where higher is better; it returned {type(found).__name__}"
             )
         return found
 

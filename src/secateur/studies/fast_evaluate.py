@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.base.batches import Batch, Batches, unpack
+from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
 from secateur.errors import ModelError, TraceError
-from secateur.measuring.accuracy import Accuracy, Progress, evaluate
+from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.shipping.fold import fold_batch_norm
 
 BATCH = 32  # images of a batch for which that holds

@@ -150,7 +150,7 @@ def _evaluate_together(run: Run, holdout: Batches, evaluate: Evaluate) -> Accura
         return evaluate(run.model, holdout)
     part = evaluate(run.model, holdout_share(holdout, run.accelerator))
     shares = (part.top1, part.top5 or 0.0, part.loss, 1.0)
-    mine = torch.tensor(shares, dtype=torch.float64, device=run.accelerator.device) * part.images
+    mine = torch.tensor(shares, dtype=torch.float64, device=run.accelerator.device) * part.num_images
     top1, top5, loss, images = run.accelerator.reduce(mine, reduction="sum").tolist()
     return Accuracy(top1 / images, None if part.top5 is None else top5 / images, loss / images, round(images))
 

@@ -260,7 +260,7 @@ class _Study:
             "accuracy": round(100 * cut.top1, 4),
             "top5": None if cut.top5 is None else round(100 * cut.top5, 4),
             "loss": round(cut.loss, 6),
-            "test_images": cut.images,
+            "test_images": cut.num_images,
         }
         if settings.repair != "none":
             model = repair(graph, plan, self._sample(piece.seed), how=settings.repair, seed=piece.seed)

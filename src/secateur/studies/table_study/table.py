@@ -129,7 +129,7 @@ def _row(folder: Path, name: str, data: str, summary: dict[str, Any]) -> tuple[R
         row |= {f"base_{key}": old, key: new, f"{key}_drop": drop}
     for key in ("macs", "params"):
         row |= {key: after[key], f"{key}_removed": round(100 * (1 - after[key] / before[key]), 1)}
-    images = f"{now['images']:,}"
+    images = f"{now['num_images']:,}"
     note = (
         f"{folder.name}: accuracy on {images} test images, which no decision has read."
         if part == "test"
