@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
 from secateur.channels.units import Unit
 from secateur.errors import DataError, PlanError, RunError
+from secateur.repairing.methods import REPAIRS, Repair
 from secateur.repairing.repair import repair
+from secateur.repairing.unit_repair import repair_each
 from tests.nets import NETS
 from tests.training.toys import bits, same
 
@@ -272,10 +275,12 @@ def test_bad_input_is_refused_in_words() -> None:
         with pytest.raises(DataError, match=words):
             repair(graph, plan, bad)
     for options, words in (
-        ({"how": "magic"}, '"solve" or "bn"'),
-        ({"layers": "some"}, '"changed" or "cut"'),
-        ({"ridge": 0.0}, "positive"),
-        ({"ridge": float("nan")}, "positive"),
+        ({"how": "solv"}, "no repair called 'solv': did you mean solve"),
+        ({"layers": "some"}, "Available: changed, cut"),
+        ({"ridge": 0.0}, "ridge must be above 0"),
+        ({"ridge": float("nan")}, "ridge must be above 0"),
+        ({"how": "bn", "ridge": 1.0}, "'bn' has no option 'ridge'; it has: none"),
+        ({"rigde": 1.0}, "no option 'rigde'; it has: layers, ridge, positions"),
         ({"positions": 0}, "at least 1"),
     ):
         with pytest.raises(RunError, match=words):
@@ -283,6 +288,28 @@ def test_bad_input_is_refused_in_words() -> None:
     other = traced(seeded(READERS["linear"]))
     with pytest.raises(PlanError, match="another network"):
         repair(graph, half_of(other, "0:out"), images)
+
+
+def test_none_only_prunes_and_needs_no_images() -> None:
+    graph = traced(seeded(READERS["plain"]))
+    plan = half_of(graph, "0:out")
+    assert same(bits(repair(graph, plan, None, how="none")), bits(prune(graph, plan)))
+    with pytest.raises(RunError, match="'solve' needs images"):
+        repair(graph, plan, None)
+    with pytest.raises(RunError, match="cannot be used for units"):
+        repair_each(graph, pictures(4), how="none")
+
+
+def test_an_own_method_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = traced(seeded(READERS["plain"]))
+    monkeypatch.setattr(REPAIRS, "_own", {})
+    REPAIRS.register(Repair(name="twice", help="Prune and double the last bias.", run=_doubled, needs_images=False))
+    found = repair(graph, half_of(graph, "0:out"), None, how="twice", times=3.0)
+    assert found == ("0:out", 3.0) and list(REPAIRS) == ["bn", "none", "solve", "twice"]
+
+
+def _doubled(graph: Any, plan: Plan, images: Any, *, seed: int, progress: Any, times: float = 2.0) -> Any:
+    return next(iter(plan.keep)), times
 
 
 @pytest.mark.parametrize("streams", ["select", "coupled"])

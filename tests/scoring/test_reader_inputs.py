@@ -87,3 +87,12 @@ def test_what_cannot_be_scored_is_an_error() -> None:
         sc.score(graph, None, "rebuilt")
     with pytest.raises(DataError, match="no images"):
         collect_reader_inputs(graph, pictures(1)[:0])
+
+
+def test_the_callers_images_are_left_alone() -> None:
+    """The network relus its input in place."""
+    model = nn.Sequential(nn.ReLU(inplace=True), *network())
+    images = pictures(30)
+    before = images.clone()
+    collect_reader_inputs(sc.trace(model, pictures(1)), images)
+    assert torch.equal(images, before)

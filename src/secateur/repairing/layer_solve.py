@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
 
+from secateur.base.options import option
+from secateur.base.progress import Progress
 from secateur.channels.selection import selection_of
 from secateur.channels.traced import Traced
 from secateur.repairing.least_squares import CAREFUL, RIDGES, Start, choose
@@ -27,7 +29,7 @@ from secateur.scoring.layer_rows import (
     rows_of_weight,
     spots,
 )
-from secateur.scoring.reader_inputs import generator, is_held_out
+from secateur.scoring.reader_inputs import POSITIONS, generator, is_held_out
 from secateur.scoring.regression_sums import GramSums, KeptRows, RegressionSums
 
 log = logging.getLogger(__name__)
@@ -36,13 +38,13 @@ ROWS_PER_WEIGHT = 2  # with fewer rows than that for each weight of a filter a s
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What `repair` was asked for."""
+class SolveSettings:
+    """Options of the repair `solve`."""
 
-    all_changed: bool
-    ridge: float | None
-    positions: int
-    seed: int
+    layers: Literal["changed", "cut"] = option("changed", "Which layers to solve", choices=("changed", "cut"))
+    ridge: float | None = option(None, "Weight of the penalty; None: chosen on held-out images", above=0)
+    positions: int = option(POSITIONS, "Output positions of each image to fit on", least=1)
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ def few_rows(layer: str, weights: int, rows: int, images: int) -> Few | None:
     return Few(layer, weights, rows // images, math.ceil(ROWS_PER_WEIGHT * weights * images / rows))
 
 
-def solve_layers(walk: Walk, settings: Settings, progress: Callable[[int, int], None] | None) -> None:
+def solve_layers(walk: Walk, settings: SolveSettings, progress: Progress | None) -> None:
     """Walk through both networks, and give layers of the pruned one new weights when their turn comes."""
-    todo = [node for node in walk.nodes if _is_solvable(walk, node, settings.all_changed)]
+    todo = [node for node in walk.nodes if _is_solvable(walk, node, settings.layers == "changed")]
     few: list[Few] = []
     for node in walk.nodes:
         if not walk.done(node):
@@ -92,7 +94,7 @@ def _is_solvable(walk: Walk, node: fx.Node, all_changed: bool) -> bool:
     return known and wanted and isinstance(walk.layer(node), PLAIN)
 
 
-def _solve(walk: Walk, node: fx.Node, settings: Settings, todo: list[fx.Node], few: list[Few]) -> None:
+def _solve(walk: Walk, node: fx.Node, settings: SolveSettings, todo: list[fx.Node], few: list[Few]) -> None:
     name, layer = str(node.target), walk.layer(node)
     if not acts_plainly(layer, walk.entering(node, 1, 0)):
         log.warning("%s (%s) is no plain linear map of its input, and stays as it was cut", name, type(layer).__name__)
@@ -121,7 +123,7 @@ def _solve(walk: Walk, node: fx.Node, settings: Settings, todo: list[fx.Node], f
 
 
 def _collect(
-    walk: Walk, node: fx.Node, layer: nn.Module, settings: Settings, shortcut: Shortcut | None, start: Tensor
+    walk: Walk, node: fx.Node, layer: nn.Module, settings: SolveSettings, shortcut: Shortcut | None, start: Tensor
 ) -> tuple[RegressionSums, RegressionSums]:
     """The rows of all images: those to fit on, and those of held-out images."""
     kept = walk.kept_outputs(str(node.target))

@@ -5,6 +5,8 @@ up to it, and the whole walk costs one forward of each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,16 +14,19 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.channels.graph import ChannelGraph, Liveness, Mask
 from secateur.channels.layer_surgery import depthwise_filters
+from secateur.channels.plan import Plan
 from secateur.channels.recording.tracing import trace_calls
 from secateur.channels.rulebook import is_leaf
 from secateur.channels.rules import is_depthwise
 from secateur.channels.runner import GraphRunner, Values, last_uses
 from secateur.channels.selection import selection_of
+from secateur.channels.surgery import prune
 from secateur.channels.traced import Traced
 from secateur.channels.units import Indices
-from secateur.scoring.unlabelled_images import CHUNK, count_of
+from secateur.scoring.unlabelled_images import CHUNK, Images, count_of, gather
 
 
 class Walk:
@@ -123,6 +128,15 @@ class Walk:
             for side in values:
                 for dead in self._free.get(node, ()):
                     side.pop(dead, None)
+
+
+@contextmanager
+def walked(graph: ChannelGraph, plan: Plan, images: Images) -> Iterator[Walk]:
+    """A walk through the original network and a new one pruned by `plan`, both in eval mode inside the block."""
+    inputs = gather(graph, images)
+    pruned = prune(graph, plan)
+    with evaluating(graph.model), evaluating(pruned), generators_kept(), torch.no_grad():
+        yield Walk(graph, pruned, inputs, graph.liveness(graph.keep_of(plan)))
 
 
 def _kept(channels: Indices | None, mask: Mask) -> Tensor | None:

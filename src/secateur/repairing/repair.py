@@ -1,80 +1,55 @@
-"""Accuracy back without a gradient step: a pruned network made to compute what the original one computes.
+"""Recover accuracy without a gradient step: a pruned network is changed to compute what the original computes.
 
-    small = repair(graph, plan, images)              # layers re-solved, front to back
-    small = repair(graph, plan, images, how="bn")    # batch-norm statistics re-estimated
-
-Labels are not needed. Both networks are walked through once, in lock-step: when a layer's turn comes, everything
-before it has been repaired already, and its new weights see the pruned network's real inputs.
+small = repair(graph, plan, images)              # solve the layers' weights again, front to back
+small = repair(graph, plan, images, how="bn")    # correct the batch-norm statistics
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+import inspect
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.channels.surgery import prune
 from secateur.errors import RunError
-from secateur.repairing.batch_norms import reestimate_norms
-from secateur.repairing.layer_solve import Settings, solve_layers
-from secateur.repairing.lockstep import Walk
-from secateur.scoring.unlabelled_images import gather
-
-How = Literal["solve", "bn"]
-Layers = Literal["changed", "cut"]
-Progress = Callable[[int, int], None]  # layers done, layers in all
+from secateur.repairing.methods import REPAIRS, Repair
+from secateur.scoring.unlabelled_images import Images
 
 
-@torch.no_grad()
 def repair(
     graph: ChannelGraph,
     plan: Plan,
-    images: Tensor | Iterable[Any],
+    images: Images | None,
     *,
-    how: How = "solve",
-    layers: Layers = "changed",
-    ridge: float | None = None,
-    positions: int = 64,
+    how: str = "solve",
     seed: int = 0,
     progress: Progress | None = None,
+    **options: Any,
 ) -> nn.Module:
-    """A new model: `graph.model` pruned by `plan` and repaired on unlabelled `images`. `graph.model` is untouched.
+    """A new model: `graph.model` pruned by `plan` and repaired on unlabelled `images`. `graph.model` is not changed.
 
-    images: a tensor [N, C, H, W] as the network takes it, or batches of them; labels in the batches are ignored.
-    how: "solve" gives layers new weights by least squares, so that what they write matches the original network's
-        output on the same images. "bn" corrects the statistics of the batch norms behind a cut.
-    layers: which ones are solved. "changed": every layer behind a cut, which also takes back what earlier layers could
-        not mend. "cut": only those that lost inputs; quicker, and the other weights stay the original's.
-    ridge: weight of the penalty, as a share of the Gram's mean diagonal; chosen on held-out images if not given.
-    positions: so many positions of each feature map are used of each image, drawn at random from `seed`.
-    progress: called with the layers done and the layers in all.
-
-    The activations of all images at the widest point are held in memory, for both networks.
+    images: a tensor [N, C, H, W] as the network takes it, or batches; labels in the batches are ignored. The
+        activations of all images at the widest point are held in memory, for both networks.
+    how: "solve" gives layers new weights by least squares, so that their outputs match the original network's on the
+        same images. "bn" corrects the statistics of the batch norms after a cut. "none" only prunes.
+    progress: called with the number of layers done and the number of layers.
+    options: those of the method. "solve" takes layers="changed" (every layer after a cut) or "cut" (only layers that
+        lost inputs), ridge (None: chosen on held-out images) and positions (64: number of output positions of each
+        image to fit on); see `secateur.repairing.methods.solve`.
     """
-    _check(how, layers, ridge, positions)
-    inputs = gather(graph, images)
-    pruned = prune(graph, plan)
-    with evaluating(graph.model), evaluating(pruned), generators_kept():
-        walk = Walk(graph, pruned, inputs, graph.liveness(graph.keep_of(plan)))
-        if how == "bn":
-            reestimate_norms(walk, progress)
-        else:
-            solve_layers(walk, Settings(layers == "changed", ridge, positions, seed), progress)
-    return pruned
+    method = REPAIRS.find(how)
+    if method.needs_images and images is None:
+        raise RunError(f"repair {how!r} needs images, got None")
+    _check_options(method, options)
+    return method.run(graph, plan, images, seed=seed, progress=progress, **options)
 
 
-def _check(how: str, layers: str, ridge: float | None, positions: int) -> None:
-    if how not in ("solve", "bn"):
-        raise RunError(f'how should be "solve" or "bn", not {how!r}')
-    if layers not in ("changed", "cut"):
-        raise RunError(f'layers should be "changed" or "cut", not {layers!r}')
-    if ridge is not None and not (math.isfinite(ridge) and ridge > 0):
-        raise RunError(f"ridge should be a positive number, or None to choose it on held-out images; not {ridge!r}")
-    if positions < 1:
-        raise RunError(f"positions should be at least 1, not {positions!r}")
+def _check_options(method: Repair, options: dict[str, Any]) -> None:
+    parameters = inspect.signature(method.run).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("seed", "progress")]
+    unknown = sorted(options.keys() - set(known))
+    if unknown:
+        raise RunError(f"repair {method.name!r} has no option {unknown[0]!r}; it has: {', '.join(known) or 'none'}")

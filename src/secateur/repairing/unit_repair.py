@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,12 +19,11 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Reader
 from secateur.channels.zeroing import zeroed
 from secateur.errors import RunError
-from secateur.repairing.layer_solve import few_rows, norm_behind, start_of, warn_of_few
-from secateur.repairing.least_squares import CAREFUL, RIDGES, choose
+from secateur.repairing.layer_solve import few_rows, norm_behind, warn_of_few
+from secateur.repairing.methods import REPAIRS
 from secateur.scoring.layer_rows import rows_of_weight
 from secateur.scoring.reader_inputs import (
     POSITIONS,
-    LayerInputs,
     SeenInputs,
     collect_reader_inputs,
     input_width,
@@ -33,19 +31,22 @@ from secateur.scoring.reader_inputs import (
 )
 from secateur.scoring.unlabelled_images import Images
 
-Change = tuple[Tensor, Tensor]  # a parameter or buffer, and its value while the unit is cut
+if TYPE_CHECKING:
+    from secateur.repairing.methods import Change, ReaderChanges
 
 
 class UnitRepair:
     """`with units(name, kept):` the graph's model computes what it would with that unit cut and its readers repaired.
 
-    how="solve": the readers get new weights on the kept channels, as `repair(layers="cut")` gives them. "bn": the batch
-    norm right after a reader gets new statistics. A reader that comes after another reader of the same unit (dense
-    blocks) is repaired as if it saw the original activations. Weights are restored afterwards, on errors too.
+    how="solve": the readers get new weights on the kept channels, as from `repair(layers="cut")`. "bn": the batch norm
+    right after a reader gets new statistics, as from `repair(how="bn")`. A reader that comes after another
+    reader of the same unit (dense blocks) is repaired as if it saw the original activations. Weights are restored
+    afterwards, on errors too.
     """
 
     def __init__(self, how: str, seen: SeenInputs) -> None:
         self.how, self.seen, self.graph = how, seen, seen.graph
+        self._method = _method(how)
         self._norms = _norms(seen)
         self._known: dict[tuple[str, tuple[int, ...]], list[Change]] = {}
 
@@ -70,7 +71,7 @@ class UnitRepair:
         columns = _columns_left(seen.layer, reader, self.graph.units[key[0]].width, key[1])
         if columns is None:
             return []
-        return _solved(seen, norm, columns) if self.how == "solve" else _normed(seen, norm, columns)
+        return self._method(seen, norm, columns)
 
 
 @torch.no_grad()
@@ -82,13 +83,19 @@ def repair_each(
     images: unlabelled, as for `repair`. They are read once, here. `score(graph, units, metric="rebuilt")` uses what
     this pass has seen.
     """
-    if how not in ("solve", "bn"):
-        raise RunError(f'how must be "solve" or "bn", got {how!r}')
+    _method(how)  # an unknown one is an error before the pass
     seen = collect_reader_inputs(graph, images, positions=positions, seed=seed)
     if how == "solve":
         few = [few_rows(n, weights_per_filter(s.layer), s.rows, seen.num_images) for n, s in seen.layers.items()]
         warn_of_few(seen.num_images, [one for one in few if one is not None], "A larger ridge is used there.")
     return UnitRepair(how, seen)
+
+
+def _method(how: str) -> ReaderChanges:
+    changes = REPAIRS.find(how).reader_changes
+    if changes is None:
+        raise RunError(f"repair {how!r} changes nothing, so it cannot be used for units; use solve or bn")
+    return changes
 
 
 def _norms(seen: SeenInputs) -> dict[str, Any]:
@@ -115,41 +122,3 @@ def _columns_left(layer: Any, reader: Reader, width: int, kept: Sequence[int]) -
     if bool((counts != counts[0]).any()) or not int(counts[0]):
         return None
     return stays.nonzero()[:, 1].view(len(weight), -1).to(weight.device)
-
-
-def _solved(seen: LayerInputs, norm: Any, columns: Tensor) -> list[Change]:
-    layer, whole = seen.layer, start_of(seen.layer, norm)
-    weight, bias = whole.weight, whole.bias
-    fitted, held = (part.narrowed(columns, weight, bias) if part.rows else part for part in (seen.fitted, seen.held))
-    few = few_rows("", columns.shape[1], seen.rows, 1) is not None
-    index = columns[:, None].expand(-1, weight.shape[1], -1)
-    start = replace(whole, weight=weight.gather(2, index))
-    fit = choose(fitted, held, start, CAREFUL if few else RIDGES)
-    if fit is None or not bool(torch.isfinite(fit.weight).all()):
-        return []
-    solved = torch.zeros_like(weight).scatter(2, index, fit.weight)
-    changes = [(layer.weight, solved.reshape(layer.weight.shape).to(layer.weight))]
-    if layer.bias is not None:
-        changes.append((layer.bias, fit.constant.reshape(-1).to(layer.bias)))
-    elif norm is not None:
-        changes.append((norm.running_mean, norm.running_mean - fit.constant.reshape(-1).to(norm.running_mean)))
-    return changes
-
-
-def _normed(seen: LayerInputs, norm: Any, columns: Tensor) -> list[Change]:
-    """Mean and variance of the reader's output before and after the cut, as in `repair(how="bn")`."""
-    if norm is None:
-        return []
-    weight = rows_of_weight(seen.layer)
-    none = torch.zeros_like(weight[:, :, 0])
-    cut = torch.zeros_like(weight)
-    index = columns[:, None].expand(-1, weight.shape[1], -1)
-    cut.scatter_(2, index, weight.gather(2, index))
-    every = torch.arange(weight.shape[2], device=weight.device).expand(len(weight), -1)
-    before, after = (seen.whole.narrowed(every, w, none) for w in (weight, cut))
-    moved = (after.mean() - before.mean()).reshape(-1)
-    ratio = torch.where(before.variance() > 0, after.variance() / before.variance(), 1.0).reshape(-1)
-    return [
-        (norm.running_mean, norm.running_mean + moved.to(norm.running_mean)),
-        (norm.running_var, norm.running_var * ratio.to(norm.running_var)),
-    ]

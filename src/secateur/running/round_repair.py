@@ -29,7 +29,7 @@ def repaired(job: Job, graph: ChannelGraph, plan: Plan, so_far: Plan) -> nn.Modu
     """
     if not job.retrains:
         graph, plan = job.graph, so_far.then(plan)
-    return repair(graph, plan, _images(job), how=job.settings.repair, seed=job.settings.seed)  # type: ignore[arg-type]
+    return repair(graph, plan, _images(job), how=job.settings.repair, seed=job.settings.seed)
 
 
 def unit_repair(job: Job, graph: ChannelGraph) -> UnitRepair:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from secateur.base.batches import call
 from secateur.base.preserve_state import evaluating, generators_kept
@@ -88,7 +89,7 @@ def collect_reader_inputs(
     pass_ = _Pass(graph, positions, seed)
     with evaluating(graph.model), generators_kept(), pass_.hooked():
         for chunk in chunks(graph, images):
-            call(graph.model, chunk)
+            call(graph.model, tree_map(lambda t: t.clone(), chunk))  # the network may write into its input
             pass_.next_chunk(count_of(chunk))
     return SeenInputs(graph, pass_.result(), pass_.images)
 

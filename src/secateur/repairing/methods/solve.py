@@ -1,0 +1,72 @@
+"""Give layers new weights by least squares, so that they match the original network's outputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from secateur.base.options import check
+from secateur.base.progress import Progress
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.plan import Plan
+from secateur.errors import RunError
+from secateur.repairing.layer_solve import SolveSettings, few_rows, solve_layers, start_of
+from secateur.repairing.least_squares import CAREFUL, RIDGES, choose
+from secateur.repairing.lockstep import walked
+from secateur.repairing.methods import Repair
+from secateur.scoring.reader_inputs import POSITIONS, LayerInputs
+from secateur.scoring.unlabelled_images import Images
+
+
+def run(
+    graph: ChannelGraph,
+    plan: Plan,
+    images: Images,
+    *,
+    layers: Literal["changed", "cut"] = "changed",
+    ridge: float | None = None,
+    positions: int = POSITIONS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Front to back, fit the weights of each layer to the output of the original network's layer.
+
+    Everything in front of a layer is repaired before the layer is solved, so the layer is fitted to the inputs that it
+    will really see.
+
+    layers: which layers to solve. "changed": every layer after a cut, which also corrects errors that earlier layers
+        could not. "cut": only layers that lost inputs; faster, and the other weights stay the original's.
+    ridge: weight of the penalty, relative to the Gram matrix's mean diagonal; chosen on held-out images if None.
+    positions: number of output positions of each image to fit on, drawn at random from `seed`.
+    """
+    settings = SolveSettings(layers, ridge, positions, seed)
+    check(settings, RunError)
+    with walked(graph, plan, images) as walk:
+        solve_layers(walk, settings, progress)
+        return walk.models[1]
+
+
+def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """New weights for a reader that keeps `columns`, as `run(layers="cut")` would give them."""
+    layer, whole = seen.layer, start_of(seen.layer, norm)
+    weight, bias = whole.weight, whole.bias
+    fitted, held = (part.narrowed(columns, weight, bias) if part.rows else part for part in (seen.fitted, seen.held))
+    few = few_rows("", columns.shape[1], seen.rows, 1) is not None
+    index = columns[:, None].expand(-1, weight.shape[1], -1)
+    start = replace(whole, weight=weight.gather(2, index))
+    fit = choose(fitted, held, start, CAREFUL if few else RIDGES)
+    if fit is None or not bool(torch.isfinite(fit.weight).all()):
+        return []
+    solved = torch.zeros_like(weight).scatter(2, index, fit.weight)
+    changes = [(layer.weight, solved.reshape(layer.weight.shape).to(layer.weight))]
+    if layer.bias is not None:
+        changes.append((layer.bias, fit.constant.reshape(-1).to(layer.bias)))
+    elif norm is not None:
+        changes.append((norm.running_mean, norm.running_mean - fit.constant.reshape(-1).to(norm.running_mean)))
+    return changes
+
+
+ENTRY = Repair(run=run, reader_changes=reader_changes)
