@@ -250,7 +250,7 @@ def test_a_damaged_folder(damage: str, folder: Path, model: nn.Module) -> None:
     DAMAGES[damage](folder)
     with pytest.raises((FileError, PlanError, TraceError)) as caught:
         sc.load(folder, model)
-    assert "small" in str(caught.value) or "plan" in str(caught.value)
+    assert str(folder) in str(caught.value)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 

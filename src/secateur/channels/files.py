@@ -53,7 +53,7 @@ def load(folder: str | Path, model: nn.Module) -> nn.Module:
             "channels. Take both files from one folder."
         )
     streams: Streams = "coupled" if plan.streams == "coupled" else "select"
-    pruned = prune(trace(model, _example(plan, model), streams), plan)
+    pruned = prune(trace(model, _example(plan, model, folder / PLAN_FILE), streams), plan)
     own = pruned.state_dict()
     missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     other = [
@@ -111,7 +111,7 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, same
 
 
-def _example(plan: Plan, model: nn.Module) -> Any:
+def _example(plan: Plan, model: nn.Module, path: Path) -> Any:
     """Zeros of the shapes that the plan was made with, in the model's own precision and place."""
     tensor = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
 
@@ -125,7 +125,7 @@ def _example(plan: Plan, model: nn.Module) -> Any:
     try:
         return tree_map(build, plan.example, is_leaf=lambda e: isinstance(e, dict) and set(e) == {"shape", "dtype"})
     except (TypeError, ValueError, RuntimeError) as error:
-        raise FileError(f"the plan's example {plan.example!r:.80} cannot be built: {error}") from error
+        raise FileError(f"{path}: the example {plan.example!r:.80} cannot be built: {error}") from error
 
 
 def _few(what: str, names: list[str]) -> str:
