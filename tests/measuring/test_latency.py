@@ -1,4 +1,4 @@
-"""latency() with a clock of our own, so that medians and quartiles are known exactly."""
+"""latency() with a fake clock, so that medians and quartiles are known exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from secateur.measuring.latency import latency
 
 
 class Clock:
-    """Time passes only when a model says so."""
+    """Time passes only when a model advances it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -26,7 +26,7 @@ class Clock:
 
 
 class Slow(nn.Module):
-    """Takes the next of `seconds` (times the batch size) and notes who was called with what."""
+    """Takes the next of `seconds` (times the batch size) and records the call."""
 
     def __init__(self, name: str, seconds: list[float], clock: Clock, calls: list[tuple[str, int]]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Slow(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ours = Clock()
-    module = importlib.import_module("secateur.measuring.latency")  # the name in the package is the function
+    module = importlib.import_module("secateur.measuring.latency")
     monkeypatch.setattr(module, "time", ours)
     return ours
 

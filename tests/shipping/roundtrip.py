@@ -1,4 +1,4 @@
-"""There and back: a network is pruned, repaired and saved; a new process loads it, exports it and runs it in
+"""A network is pruned, repaired and saved; a new process loads it, exports it and runs it in
 onnxruntime. Run by the test beside it and by benchmarks/roundtrip.py.
 
     python -m tests.shipping.roundtrip FOLDER NAME...
@@ -49,7 +49,7 @@ def there(name: str, folder: Path, ratio: float = 0.3) -> dict[str, Any]:
 
 @torch.no_grad()
 def back(name: str, folder: Path) -> dict[str, Any]:
-    """Load what `there` left, export it, and compare what PyTorch and onnxruntime say with what was said there."""
+    """Load what `there` saved, export it, and compare the outputs of PyTorch and onnxruntime with the saved ones."""
     answers = load_file(folder / name / "answers.safetensors")
     images, said = answers["images"], answers["outputs"]
     small = sc.load(folder / name, create(name)).eval()

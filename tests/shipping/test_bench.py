@@ -1,4 +1,4 @@
-"""Timing side by side: every model in every engine, what it costs on paper, and where the time goes."""
+"""Every model in every engine: ratios, notes on what does not run, and the table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import RunError
+from secateur.measuring.engines import ENGINES
 from secateur.measuring.latency import Timing
 from secateur.shipping.bench import Benched, BenchRow, bench
 from secateur.shipping.model_profile import ModelProfile
@@ -20,7 +21,7 @@ PROFILE = ModelProfile(1000, 0, {"Conv2d": 1.0})
 
 
 class Sleepy(nn.Module):
-    """A layer that takes its time."""
+    """A layer that sleeps."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class Sleepy(nn.Module):
 
 
 class Outside(nn.Sequential):
-    """As much again outside of its layers."""
+    """Sleeps 0.01 s outside of its layers."""
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.01)
@@ -60,13 +61,13 @@ def test_ratios_and_shares_of_known_durations() -> None:
 
 
 def test_a_pruned_network_in_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile with its own backend would build C++ for a minute; that it is called is what is tested here."""
+    """torch.compile runs with a trivial backend: building C++ would take a minute."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     original, (small, _) = network(), pruned()
     hooks = [len(m._forward_pre_hooks) for m in small.modules()]
     found = bench({"original": original, "pruned": small}, pictures(1), (1, 3), rounds=2)
     assert {(r.model, r.engine) for r in found.rows} == {
-        (name, engine) for name in ("original", "pruned") for engine in ("eager", "compile", "onnxruntime")
+        (name, engine) for name in ("original", "pruned") for engine in ENGINES
     }
     assert found.notes == ()
     # 64 positions: 6x3x9 + 8x6x9 + 6x8x9 and 4x6; pruned: 6x3x9 + 4x4x9 + 6x4x9 and 4x6
@@ -106,7 +107,7 @@ def test_what_cannot_run_is_noted() -> None:
 
 @pytest.mark.timing
 def test_folded_and_in_processor_seconds() -> None:
-    """Sleeping takes no processor time; folded networks have no norms left to spend any in."""
+    """Sleeping takes no processor time, and a folded network has no norms."""
     slow = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Sleepy(0.05))
     found = bench({"slow": slow}, pictures(1), (1,), ("eager",), rounds=3, fold_bn=True, cpu_time=True)
     waited = bench({"slow": slow}, pictures(1), (1,), ("eager",), rounds=3, fold_bn=True)
@@ -131,7 +132,7 @@ def test_repr_is_a_short_table() -> None:
 
 def test_without_a_compiler_it_says_so() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, about itself
+        warnings.simplefilter("ignore")  # torch warns about itself
         from torch._inductor import config
 
     with config.patch({"cpp.cxx": (None, "no-such-compiler"), "fx_graph_cache": False}):

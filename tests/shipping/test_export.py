@@ -1,4 +1,4 @@
-"""Files that run elsewhere: the same outputs, any number of images, no pickle, and errors in words."""
+"""Exported files: the same outputs, any number of images, no pickle, and clear errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_onnx_with_the_selection_and_any_number_of_images(tmp_path: Path, fold: 
         with torch.no_grad():
             want = model.eval()(pictures(count, seed=9)).numpy()
         np.testing.assert_allclose(run_onnx(done.path, pictures(count, seed=9)), want, rtol=1e-4, atol=1e-5)
-    assert list(tmp_path.iterdir()) == [done.path]  # one file, nothing left over
+    assert list(tmp_path.iterdir()) == [done.path]  # one file and nothing else
 
 
 LOADS = """
@@ -89,27 +89,27 @@ def test_safetensors_alone(tmp_path: Path) -> None:
 
 
 class Pairs(nn.Module):
-    """Always asks for two images."""
+    """Takes two images, no other number."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.reshape(2, -1).sum(1)
 
 
 class Cubic(nn.Module):
-    """Bicubic resizing with antialiasing came with opset 18."""
+    """Bicubic resizing with antialiasing exists since opset 18."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.interpolate(x, size=(4, 4), mode="bicubic", antialias=True)
 
 
 class Spectral(nn.Module):
-    """Eigenvalues are no part of ONNX."""
+    """ONNX has no eigenvalues."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.linalg.eigvals(x[:, 0]).abs()
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_clear_errors_for_what_cannot_be_written(tmp_path: Path) -> None:
     model, _ = pruned()
     for arguments, words in (
         ({"path": tmp_path / "small.bin"}, "onnx, pt2, safetensors"),
@@ -135,7 +135,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["two.pt2"]
 
 
-def test_an_older_opset_where_it_can_be_had(tmp_path: Path) -> None:
+def test_an_older_opset(tmp_path: Path) -> None:
     import onnx
 
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())

@@ -1,4 +1,4 @@
-"""Folding batch norms: exact, by hand and on whole networks, and only where it is."""
+"""Folding batch norms: exact by hand and on whole networks, and skipped where it would not be."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_pruned_network_keeps_its_function_and_its_selection() -> None:
     model, _ = pruned()
     model.eval()
     folded = fold_batch_norm(model, pictures(2))
-    assert norms(folded) == ["before"]  # behind an addition: there is no layer to take it
+    assert norms(folded) == ["before"]  # it follows an addition, so there is no layer to fold it into
     with torch.no_grad():
         want, got = model(pictures(16, seed=1)), folded(pictures(16, seed=1))
     assert (got - want).abs().max() <= 1e-5 * want.abs().max()
@@ -56,7 +56,7 @@ def test_networks_of_the_zoo(name: str) -> None:
     assert len(norms(folded)) == {"resnet20": 0, "vgg16": 0, "preresnet20": 10}[name]
 
 
-def test_what_is_shared_stays() -> None:
+def test_shared_layers_are_not_folded() -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -69,7 +69,7 @@ def test_what_is_shared_stays() -> None:
     assert norms(fold_batch_norm(Shared(), pictures(2))) == ["norm", "other"]
 
 
-def test_a_layer_that_lies_about_its_class_is_found_out() -> None:
+def test_a_layer_that_does_not_behave_like_its_class_is_an_error() -> None:
     class Shifted(nn.Conv2d):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + 1

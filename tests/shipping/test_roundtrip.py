@@ -29,7 +29,7 @@ def test_there_and_back_in_a_new_process(tmp_path: Path) -> None:
 
 
 def test_a_plan_and_weights_that_do_not_belong_together(tmp_path: Path) -> None:
-    """Another choice of as many channels has the same shapes, and would be silently wrong."""
+    """A plan with the same number of other channels has the same shapes, and would be silently wrong."""
     model, plan = pruned()
     sc.save(model, plan, tmp_path / "a")
     graph = sc.trace(network(), torch.zeros(1, 3, 8, 8))

@@ -1,14 +1,18 @@
-"""`secateur bench`: how fast networks are, side by side."""
+"""`secateur bench`: compare the speed of networks."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from secateur.base.options import check, option
 from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import Classes
+from secateur.errors import RunError
 from secateur.measuring.engines import ENGINES
 
 if TYPE_CHECKING:
@@ -16,31 +20,34 @@ if TYPE_CHECKING:
 
     from secateur.cli.networks import Network
     from secateur.shipping.bench import Benched
+    from secateur.shipping.model_profile import ModelProfile
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """How networks are timed."""
+
+    batch: tuple[int, ...] = option((1, 64), "Batch size; repeat for several. Default: 1 and 64.")
+    engine: tuple[str, ...] = option((), f"Engine: {', '.join(ENGINES)}; repeat for several. Default: all.")
+    rounds: int = option(20, "Number of times that each network is timed.", least=1)
+    threads: int | None = option(None, "Number of CPU threads; PyTorch's choice by default.", least=1)
+    fold_bn: bool = option(False, "Fold batch norms into the layers before them, in all networks.")
+    cpu_time: bool = option(False, "Measure processor time, not wall-clock time. For busy machines; use one thread.")
 
 
 @friendly
+@options_from_settings
 def command(
     networks: Annotated[list[str], typer.Argument(help="Folders of pruned networks, names, or NAME=WEIGHTS.")],
-    batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="Batch size; several times for several. 1 and 64.")
+    timing: BenchOptions,
+    model: Annotated[
+        str | None, typer.Option(help="Original network of a folder, if the folder does not name it.")
     ] = None,
-    engine: Annotated[
-        list[str] | None, typer.Option(help=f"Engine, repeatable: {', '.join(ENGINES)}. All by default.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed turns of each network.")] = 20,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine.")] = None,
-    fold_bn: Annotated[
-        bool, typer.Option("--fold-bn", help="Make batch norms part of the layers before them, in all networks.")
-    ] = False,
-    cpu_time: Annotated[
-        bool, typer.Option("--cpu-time", help="Processor seconds, not the clock's: for a busy machine, one thread.")
-    ] = False,
-    model: Annotated[str | None, typer.Option(help="The original network, if a folder does not say.")] = None,
     classes: Classes = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Time networks in turns, in one run. The first is what the others are compared with; a pruned network that comes
-    alone is compared with its original.
+    """Compare the speed of networks. They take turns in one run, and speeds are relative to the first network.
+    A single pruned network is compared with its original.
 
     Examples:
 
@@ -49,29 +56,29 @@ def command(
         secateur bench resnet56 runs/small --engine onnxruntime --batch 64
     """
     from secateur.cli.networks import open_network
-    from secateur.errors import RunError
     from secateur.shipping.bench import bench
 
+    check(timing, RunError)
     opened = [open_network(typed, model=model, classes=classes) for typed in networks]
     if len({network.shape for network in opened}) > 1:
-        raise RunError(f"networks that take images of different sizes cannot be compared: {[n.shape for n in opened]}")
+        raise RunError(f"networks for images of different sizes cannot be compared: {[n.shape for n in opened]}")
     with progress() as bar:
         task = bar.add_task("timing", total=None, note="")
         found = bench(
             _named(opened),
             opened[0].example(),
-            batch or (1, 64),
-            engine,
-            rounds=rounds,
-            threads=threads,
-            fold_bn=fold_bn,
-            cpu_time=cpu_time,
+            timing.batch,
+            timing.engine or None,
+            rounds=timing.rounds,
+            threads=timing.threads,
+            fold_bn=timing.fold_bn,
+            cpu_time=timing.cpu_time,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if as_json:
         console.print_json(json.dumps(_as_dict(found)))
     else:
-        _say(found)
+        _print(found)
     for note in found.notes:
         complaints.print(f"[yellow]note:[/] {note}", soft_wrap=True)
 
@@ -101,14 +108,14 @@ def _as_dict(found: Benched) -> dict[str, Any]:
         }
         for row in found.rows
     ]
-    sizes = {
-        name: {"macs": size.macs, "selections": size.selections, "shares": dict(size.shares)}
-        for name, size in found.profiles.items()
+    networks = {
+        name: {"macs": profile.macs, "selections": profile.selections, "shares": dict(profile.shares)}
+        for name, profile in found.profiles.items()
     }
-    return {"threads": found.threads, "rows": rows, "networks": sizes, "notes": found.notes}
+    return {"threads": found.threads, "rows": rows, "networks": networks, "notes": found.notes}
 
 
-def _say(found: Benched) -> None:
+def _print(found: Benched) -> None:
     from secateur.cli.columns import columns
 
     rows = [
@@ -127,14 +134,15 @@ def _say(found: Benched) -> None:
     console.print(columns(titles, rows, {"batch", "ms", "spread", "images/s", "speed"}), soft_wrap=True)
     console.print()
     first = next(iter(found.profiles.values())).macs
-    rows = []
-    for name, size in found.profiles.items():
-        macs = "not known" if size.macs is None else f"{size.macs:,}"
-        ratio = f"{first / size.macs:.2f}x fewer" if first and size.macs else ""
-        where = ", ".join(
-            f"{kind} {100 * share:.0f}%" for kind, share in list(size.shares.items())[:6] if share >= 0.005
-        )
-        rows.append([name, macs, ratio, str(size.selections), where])
+    rows = [_profile_row(name, profile, first) for name, profile in found.profiles.items()]
     titles = ["network", "MACs", "", "selections", "where the time goes (eager, largest batch)"]
     console.print(columns(titles, rows, {"MACs", "selections"}), soft_wrap=True)
-    console.print(f"{found.threads} threads; the median of the turns, and the quartiles' distance as spread")
+    console.print(f"{found.threads} threads; ms is the median, spread the distance between the quartiles")
+
+
+def _profile_row(name: str, profile: ModelProfile, first: int | None) -> list[str]:
+    macs = "not known" if profile.macs is None else f"{profile.macs:,}"
+    ratio = f"{first / profile.macs:.2f}x fewer" if first and profile.macs else ""
+    largest = list(profile.shares.items())[:6]
+    where = ", ".join(f"{kind} {100 * share:.0f}%" for kind, share in largest if share >= 0.005)
+    return [name, macs, ratio, str(profile.selections), where]

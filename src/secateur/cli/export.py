@@ -1,37 +1,71 @@
-"""`secateur export`: a network as a file that runs without secateur."""
+"""`secateur export`: write a network to a file that runs without secateur."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from secateur.base.options import check, option
 from secateur.cli.common import complaints, console, friendly
-from secateur.cli.options import Classes, DataRoot, Mean, Std
+from secateur.cli.from_settings import options_from_settings
+from secateur.cli.options import Classes
+from secateur.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The file that is written."""
+
+    format: str | None = option(None, "onnx, pt2 or safetensors; by the file's suffix by default.")
+    fold_bn: bool = option(False, "Fold batch norms into the layers before them.")
+    opset: int | None = option(None, "ONNX opset.")
+    fixed_batch: int | None = option(None, "Fixed number of images at a time; any number by default.", least=1)
+
+
+@dataclass(frozen=True)
+class ComparisonData:
+    """Images on which the file is compared with PyTorch."""
+
+    data: str | None = option(None, "Data set to compare on, instead of random images.", group="Comparison")
+    data_root: Path | None = option(None, "Folder that holds the data set.", group="Comparison")
+    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406.", group="Comparison")
+    std: str | None = option(None, "Standard deviation to divide by.", group="Comparison")
+    num_images: int = option(100, "Number of images of --data.", group="Comparison", least=1)
+
+    def images(self, size: int) -> Tensor | None:
+        """Test images of this height and width; None without a data set."""
+        from secateur.cli.opening import numbers
+        from secateur.zoo.data import load
+
+        check(self, DataError)
+        if self.data is None:
+            return None
+        mean, std = numbers(self.mean, "--mean"), numbers(self.std, "--std")
+        found = load(self.data, self.data_root, mean=mean, std=std, size=size)
+        images: Tensor = next(iter(found.loader("test", self.num_images, limit=self.num_images)))[0]
+        return images
 
 
 @friendly
+@options_from_settings
 def command(
     network: Annotated[str, typer.Argument(help="Folder of a pruned network, or a model's NAME or NAME=WEIGHTS.")],
     out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 or .safetensors.")],
-    format: Annotated[str | None, typer.Option(help="onnx, pt2 or safetensors; by the suffix if not given.")] = None,
-    fold_bn: Annotated[
-        bool, typer.Option("--fold-bn", help="Make batch norms part of the layers before them.")
-    ] = False,
-    opset: Annotated[int | None, typer.Option(help="ONNX operator set.")] = None,
-    fixed_batch: Annotated[
-        int | None, typer.Option(min=1, help="Only so many images at a time, instead of any.")
+    file: ExportOptions,
+    comparison: ComparisonData,
+    model: Annotated[
+        str | None, typer.Option(help="Original network of a folder, if the folder does not name it.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The original network, if the folder does not say.")] = None,
     classes: Classes = None,
-    data: Annotated[str | None, typer.Option(help="Compare on images of this data set, not on noise.")] = None,
-    data_root: DataRoot = None,
-    mean: Mean = None,
-    std: Std = None,
-    images: Annotated[int, typer.Option(min=1, help="So many images of --data.")] = 100,
 ) -> None:
-    """Write a network as ONNX, torch.export's .pt2 or safetensors; it is read back and compared with PyTorch.
+    """Write a network as ONNX, as torch.export's .pt2 or as safetensors. The file is read back and compared with
+    PyTorch.
 
     Examples:
 
@@ -40,32 +74,25 @@ def command(
         secateur export resnet56=resnet56.safetensors full.pt2
     """
     from secateur.cli.networks import open_network
-    from secateur.cli.opening import numbers
     from secateur.shipping.export import export
 
+    check(file, ModelError)
     found = open_network(network, model=model, classes=classes)
-    real = None
-    if data is not None:
-        from secateur.zoo.data import load
-
-        pictures = load(data, data_root, mean=numbers(mean, "--mean"), std=numbers(std, "--std"), size=found.shape[-1])
-        real = next(iter(pictures.loader("test", images, limit=images)))[0]
+    images = comparison.images(found.shape[-1])
     done = export(
         found.model,
-        found.example().repeat(fixed_batch or 1, 1, 1, 1),
+        found.example().repeat(file.fixed_batch or 1, 1, 1, 1),
         out,
-        format,  # type: ignore[arg-type]  # export names the choices
-        fold_bn=fold_bn,
-        opset=opset,
-        images=real,
-        dynamic_batch=fixed_batch is None,
+        file.format,  # type: ignore[arg-type]  # export checks it
+        fold_bn=file.fold_bn,
+        opset=file.opset,
+        images=images,
+        dynamic_batch=file.fixed_batch is None,
     )
-    words = f"{done.path}: {done.bytes:,} bytes, {done.format}{f' opset {done.opset}' if done.opset else ''}"
-    console.print(words, soft_wrap=True)
+    opset = f" opset {done.opset}" if done.opset else ""
+    console.print(f"{done.path}: {done.bytes:,} bytes, {done.format}{opset}", soft_wrap=True)
     if done.num_images:
-        what = "images" if real is not None else "images of noise"
-        console.print(
-            f"compared with PyTorch on {done.num_images} {what}: off by {done.error:.1e} of the largest output"
-        )
+        compared = f"{done.num_images} {'images' if images is not None else 'random images'}"
+        console.print(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of the largest output")
     if found.plan is None and "=" not in network:
-        complaints.print("[yellow]note:[/] no weights were given, so this is the network before any training")
+        complaints.print("[yellow]note:[/] no weights were given, so the network is not trained")

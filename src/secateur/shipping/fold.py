@@ -1,4 +1,4 @@
-"""Batch norm folded into the layer in front of it: the same function with fewer operations."""
+"""Batch norms folded into the layers before them: the same function with fewer operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from secateur.errors import ModelError
 from secateur.measuring.program_export import relative_error
 
 FOLDING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-TOLERANCE = 1e-5  # of the largest output
+TOLERANCE = 1e-5  # share of the largest output
 
 
 @torch.no_grad()
@@ -26,9 +26,9 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
 
         W' = W g / sqrt(var + eps),    b' = (b - mean) g / sqrt(var + eps) + beta
 
-    The norm's place is taken by an Identity. It is for inference: the copy is in eval mode. Norms that follow anything
-    else, or layers whose output others read too, stay. Raises ModelError if the outputs on the example differ by more
-    than 1e-5 of the largest one.
+    An Identity replaces the norm. The copy is for inference and is in eval mode. A norm stays if it follows anything
+    else, or a layer whose output is also used elsewhere. Raises ModelError if the outputs on the example differ by
+    more than 1e-5 of the largest one.
     """
     with left_as_found(model):
         traced = trace_calls(model, example, is_leaf)
@@ -36,7 +36,7 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
     folded = copy.deepcopy(model).eval()
     for layer_name, norm_name in _pairs(traced):
         if layer_name in opaque or norm_name in opaque:
-            continue  # its weights are shared or computed: not ours to change
+            continue  # its weights are shared or computed, so they must not change
         _fold(folded.get_submodule(layer_name), folded.get_submodule(norm_name))
         _replace(folded, norm_name, nn.Identity())
     _check(model, folded, example)
@@ -44,15 +44,15 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
 
 
 def _pairs(traced: Traced) -> list[tuple[str, str]]:
-    """Names of layers and the batch norms that alone read their output."""
+    """Pairs of names: a layer, and the batch norm that is the only reader of its output."""
     return [
         (str(node.target), str(user.target))
         for node in traced.graph.nodes
-        if (user := _norm_behind(traced, node)) is not None
+        if (user := _norm_after(traced, node)) is not None
     ]
 
 
-def _norm_behind(traced: Traced, node: fx.Node) -> fx.Node | None:
+def _norm_after(traced: Traced, node: fx.Node) -> fx.Node | None:
     if node.op != "call_module" or len(node.users) != 1:
         return None
     user = next(iter(node.users))
@@ -61,7 +61,7 @@ def _norm_behind(traced: Traced, node: fx.Node) -> fx.Node | None:
     layer, norm = traced.module(node), traced.module(user)
     if not isinstance(layer, FOLDING) or not isinstance(norm, nn.modules.batchnorm._BatchNorm):
         return None
-    # A linear layer has its channels last and a norm on more than two axes its own second: only then are they the same.
+    # Channels are the last axis of a linear layer and the second axis of a norm: the same axis only if there are two.
     flat = not isinstance(layer, nn.Linear) or len(traced.shapes[node.name]) == 2
     hooked = layer._forward_hooks or norm._forward_pre_hooks or norm._forward_hooks
     return user if flat and not hooked and norm.running_mean is not None else None
@@ -93,5 +93,5 @@ def _check(model: nn.Module, folded: nn.Module, example: Example) -> None:
     if not error <= TOLERANCE:
         raise ModelError(
             f"folding the batch norms of {type(model).__name__} changes its output by {error:.1e} of the largest "
-            f"value, more than {TOLERANCE:g}; one of its layers does not act like its class. Export it without folding."
+            f"value; at most {TOLERANCE:g} is accepted. One of its layers does not behave like its class."
         )

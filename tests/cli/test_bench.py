@@ -1,0 +1,48 @@
+"""`secateur bench` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.typed import lines, secateur
+
+SHORT = "--engine", "eager", "--rounds", "1"
+
+
+def test_a_run_folder_beside_its_original(pruned_lenet: Path) -> None:
+    words = "--batch", "1", "--batch", "2", *SHORT
+    result = json.loads("".join(lines(secateur("bench", pruned_lenet, *words, "--json", columns=10_000))))
+    assert [(r["network"], r["batch"]) for r in result["rows"]] == [
+        ("original", 1),
+        ("small", 1),
+        ("original", 2),
+        ("small", 2),
+    ]
+    # LeNet-5: 6x25x784 + 16x6x25x100 + 120x400 + 84x120 + 10x84; half of the first convolution is removed
+    assert result["networks"]["original"]["macs"] == 117_600 + 240_000 + 48_000 + 10_080 + 840
+    assert result["networks"]["small"]["macs"] == 58_800 + 120_000 + 48_000 + 10_080 + 840
+
+
+def test_the_table(pruned_lenet: Path) -> None:
+    shown = "\n".join(lines(secateur("bench", "lenet5", pruned_lenet, "--batch", "1", "--threads", "1", *SHORT)))
+    assert "1.75x fewer" in shown  # 416,520 / 237,720
+    assert "where the time goes" in shown
+    assert "1 threads; ms is the median" in shown
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("lenet5", "resnet20"), "different sizes"),
+        (("lenet5", "--engine", "abacus"), "no engine called 'abacus'"),
+        (("lenet5", "--rounds", "0"), "rounds must be at least 1, got 0"),
+        (("lenet5", "--batch", "0", *SHORT), "batch sizes >= 1"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_1(words: tuple[str, ...], message: str) -> None:
+    found = secateur("bench", *words)
+    assert found.exit_code == 1, found.output
+    assert message in found.stderr

@@ -1,0 +1,45 @@
+"""`secateur export` from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.cli.typed import lines, secateur
+
+
+def test_a_run_folder(pruned_lenet: Path) -> None:
+    out = pruned_lenet.parent / "small.pt2"
+    words = "--fold-bn", "--data", "digits", "--num-images", "7"
+    shown = lines(secateur("export", pruned_lenet, out, *words, columns=200))
+    assert shown[0] == f"{out}: {out.stat().st_size:,} bytes, pt2"
+    assert shown[1].startswith("compared with PyTorch on 8 images: largest difference ")  # all 7 at once, and 1
+    model = torch.export.load(out).module()
+    with torch.no_grad():
+        assert model(torch.zeros(3, 1, 32, 32)).shape == (3, 10)
+
+
+def test_a_fixed_number_of_random_images_and_no_weights(tmp_path: Path) -> None:
+    found = secateur("export", "lenet5", tmp_path / "two.pt2", "--fixed-batch", "2", columns=200)
+    assert "compared with PyTorch on 2 random images" in lines(found)[1]
+    assert "no weights were given, so the network is not trained" in found.stderr
+
+
+def test_mistakes_are_one_line_and_exit_code_1(pruned_lenet: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (pruned_lenet / "config.json").unlink()
+    out = tmp_path / "a.pt2"
+    for words, message in (
+        ((pruned_lenet, out), "--model NAME"),
+        ((tmp_path / "empty", out), "plan.json"),
+        (("lenet5", tmp_path / "a.exe"), "onnx, pt2, safetensors"),
+        (("lenet5", out, "--fixed-batch", "0"), "fixed_batch must be at least 1, got 0"),
+        (("lenet5", out, "--num-images", "0"), "num_images must be at least 1, got 0"),
+        (("no-such-network", out), "no-such-network"),
+        ((pruned_lenet, out, "--model", "lenet5", "--classes", "7"), "another network"),
+    ):
+        found = secateur("export", *words)
+        assert found.exit_code == 1, (words, found.output)
+        assert message in found.stderr
+    assert not out.exists()
