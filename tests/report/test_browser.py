@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from secateur.report.page import write_report
+from secateur.report.run_page import write_report
 from secateur.report.study_page import write_study_report
 from tests.report.runs import read
 from tests.report.test_study_page import make_study

@@ -144,7 +144,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
 
     from secateur.base.processes import best_device, leave, rank_and_world, usable
     from secateur.cli.opening import open_data
-    from secateur.report.page import write_report
+    from secateur.report.run_page import write_report
     from secateur.running.compress import compress
 
     rank, world = rank_and_world(asked["device"])

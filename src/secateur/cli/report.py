@@ -23,7 +23,7 @@ def command(
 
         secateur report runs/study-timing-vgg16-cifar10
     """
-    from secateur.report.page import write_report
+    from secateur.report.run_page import write_report
     from secateur.report.study_page import is_study, write_study_report
 
     write = write_study_report if is_study(run_folder) else write_report

@@ -1,4 +1,4 @@
-"""How to do a run again, and how to load what it made: the command, the call, the three lines."""
+"""The code on the page: the command or call that repeats the run, and the lines that load the pruned network."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from secateur.report.reading import Run
+from secateur.report.finished_run import FinishedRun
 from secateur.running.settings import Settings
 
-# Options of `secateur prune` that are no settings of the run, with their defaults; all others default to None.
+# Options of `secateur prune` that are not settings of the run, with their defaults; the default of all others is None.
 OPTIONS: Mapping[str, Any] = {
     "data": "digits",
     "augment": True,
@@ -21,13 +21,13 @@ OPTIONS: Mapping[str, Any] = {
 
 
 def command(asked: Mapping[str, Any]) -> str:
-    """The command line that asks for the same, without the options that are at their defaults."""
+    """The command line that repeats the run. Options with their default value are left out."""
     plain = Settings()
     words = ["secateur", "prune", str(asked["model"])]
     for key, value in asked.items():
         default = OPTIONS.get(key, getattr(plain, key, None))
         nothing = value in (None, (), []) and default in (None, (), [])
-        # The data set is always spelled out: it is half of what the run is about.
+        # The data set is always written out, because it matters to the reader.
         if key == "model" or ((nothing or value == default) and key != "data"):
             continue
         option = f"--{key.replace('_', '-')}"
@@ -40,25 +40,25 @@ def command(asked: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def call(run: Run) -> str:
-    """The library call that asks for the same; model and loaders are the caller's."""
+def call(run: FinishedRun) -> str:
+    """The library call that repeats the run; the caller has the model and the loaders."""
     changed = [f"{name}={value!r}" for name, value, default in settings_of(run) if value != default]
     return f"secateur.compress({', '.join(['model', 'train', 'holdout', *changed, f'folder={str(run.folder)!r}'])})"
 
 
-def settings_of(run: Run) -> list[tuple[str, Any, Any]]:
+def settings_of(run: FinishedRun) -> list[tuple[str, Any, Any]]:
     """Name, value and default of every setting."""
     plain = Settings()
     return [(f.name, getattr(run.settings, f.name), getattr(plain, f.name)) for f in fields(Settings)]
 
 
-def loading(run: Run) -> str:
+def loading(run: FinishedRun) -> str:
     """Three lines of Python that load the pruned network."""
     folder = repr(str(run.folder))
     if run.command is None:
         return (
             "import secateur\n"
-            f"original = {run.model}(...)  # a fresh network of your class; its weights do not matter\n"
+            f"original = {run.model}(...)  # a new network of this class; its weights do not matter\n"
             f"small = secateur.load({folder}, original)"
         )
     return (
@@ -68,8 +68,8 @@ def loading(run: Run) -> str:
     )
 
 
-def _create_arguments(run: Run) -> list[str]:
-    """What `create` needs to build the original: name, classes, and channels of an image where they are unusual."""
+def _create_arguments(run: FinishedRun) -> list[str]:
+    """Arguments of `create` for the original: name, classes, and the input channels if they are not the default."""
     name = str((run.command or {})["model"])
     arguments = [repr(name)]
     if run.layers:
@@ -86,6 +86,6 @@ def _create_arguments(run: Run) -> list[str]:
 
 
 def _image_channels(example: Any) -> int | None:
-    """Channels of an image, from the example that the plan carries; None where it is more than one tensor."""
+    """Number of channels of an image, from the plan's example input; None if that is not one batch of images."""
     shape = example.get("shape") if isinstance(example, dict) else None
     return int(shape[1]) if isinstance(shape, list) and len(shape) == 4 else None

@@ -1,4 +1,4 @@
-"""The sensitivity of every unit as a picture: bars by unit, or Li et al.'s curves over ratios."""
+"""A figure of the sensitivity of every unit: one value per unit, or Li et al.'s curves over ratios."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from secateur.deciding.sensitivity import Sensitivity
 
-BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"  # told apart by colour-blind readers too
+BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"  # colour-blind readers can distinguish them
 
 
 def draw_sensitivity(found: Sensitivity, chosen: Collection[str], path: str | Path) -> None:
-    """Write a PNG or SVG: what is left of the held-out accuracy (or loss) when each unit has lost its channels."""
+    """Write a PNG or SVG: the held-out accuracy (or loss) when each unit alone loses channels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(7.0, 0.22 * len(found.tried) + 2), 4.4), layout="constrained")
@@ -25,7 +25,7 @@ def draw_sensitivity(found: Sensitivity, chosen: Collection[str], path: str | Pa
 
 
 def _level(found: Sensitivity, value: float) -> float:
-    """Accuracy in per cent; a loss as it is."""
+    """Accuracy in per cent; the loss unchanged."""
     return 100 * value if found.measure == "accuracy" else (-value if found.measure == "loss" else value)
 
 
@@ -34,15 +34,15 @@ def _name(found: Sensitivity) -> str:
 
 
 def _bars(axes: Any, found: Sensitivity, chosen: Collection[str]) -> None:
-    """A stem from the whole network's value to each unit's, with a dot that shows even where nothing is lost."""
+    """A line from the original network's value to each unit's, with a dot that is visible even if nothing is lost."""
     names = list(found.tried)
     base = _level(found, found.base_value)
-    for picked, colour, label in ((True, BLUE, "chosen"), (False, GREY, "left alone")):
+    for picked, colour, label in ((True, BLUE, "chosen"), (False, GREY, "not chosen")):
         places = [i for i, n in enumerate(names) if (n in chosen) == picked]
         values = [_level(found, found.tried[names[i]].value) for i in places]
         axes.vlines(places, base, values, color=colour, linewidth=3)
         axes.scatter(places, values, color=colour, s=28, zorder=3, label=label)
-    axes.axhline(base, color=ORANGE, linewidth=1.2, zorder=1, label="whole network")
+    axes.axhline(base, color=ORANGE, linewidth=1.2, zorder=1, label="original network")
     axes.set_xticks(range(len(names)), [f"{n} (-{found.tried[n].channels})" for n in names], rotation=90, fontsize=7)
     axes.set_xlabel("unit (channels lost)")
     axes.set_ylabel(_name(found))

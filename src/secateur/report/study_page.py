@@ -1,4 +1,4 @@
-"""The page of a study: what was asked, the pictures, the table, and how to do it again, in one file."""
+"""The page of a study: figures, table, settings, and the command that repeats it, in one file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 from secateur.base.atomic_files import write_atomically
 from secateur.errors import FileError
-from secateur.report.document import REPORT, document
 from secateur.report.html import paragraph, section
-from secateur.report.inlining import inline
-from secateur.report.table import sorting_row, sorting_table
+from secateur.report.html_document import REPORT, document
+from secateur.report.inline_svg import inline
+from secateur.report.sorting_table import sorting_row, sorting_table
 from secateur.studies.folder import CONFIG, STUDY, TABLE, read_study
 
 
 def is_study(folder: str | Path) -> bool:
-    """Whether a folder holds a study, finished or not."""
+    """Whether a folder is that of a study, finished or not."""
     path = Path(folder)
     if (path / STUDY).exists():
         return True
@@ -32,9 +32,9 @@ def is_study(folder: str | Path) -> bool:
 
 
 def write_study_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of the finished study in `folder` (to `report.html` in it, unless `out` says where else).
+    """Write the report of the finished study in `folder` to `out`, by default `report.html` in that folder.
 
-    Returns where it is. FileError names a file of the study that is missing or broken; an old report then stays.
+    Returns the path of the report. A FileError names a file that is missing or damaged; an old report is then kept.
     """
     path = Path(folder) / REPORT if out is None else Path(out)
     write_atomically(path, render_study(Path(folder)).encode())
@@ -42,7 +42,7 @@ def write_study_report(folder: str | Path, out: str | Path | None = None) -> Pat
 
 
 def render_study(folder: Path) -> str:
-    """The page as text."""
+    """The page as HTML."""
     if not folder.is_dir():
         raise FileError(f"{folder} is not a folder; give the folder of a study, such as runs/study-timing-vgg16")
     found = read_study(folder)
@@ -57,12 +57,12 @@ def render_study(folder: Path) -> str:
         title = str(found["title"])
     except (KeyError, TypeError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise FileError(f"{folder / STUDY} is not as secateur writes it: {what}") from error
+        raise FileError(f"{folder / STUDY} has unexpected content: {what}") from error
     return document(title, "\n".join(part for part in parts if part))
 
 
 def _pictures(folder: Path, pictures: Sequence[Mapping[str, str]]) -> str:
-    # White paper under them in the dark too: their colours are chosen for white.
+    # They have a white background in dark mode too, because their colours are chosen for white.
     return "\n".join(
         f'<figure><div class="plot">{_embedded(folder / picture["file"], picture["alt"])}</div>'
         f"<figcaption>{escape(picture['caption'])}</figcaption></figure>"
@@ -71,12 +71,12 @@ def _pictures(folder: Path, pictures: Sequence[Mapping[str, str]]) -> str:
 
 
 def _embedded(path: Path, alt: str) -> str:
-    """A picture of the study inside the page: the SVG, or the PNG beside it where that is all there is."""
+    """A figure of the study as part of the page: the SVG, or the PNG if there is no SVG."""
     if path.suffix == ".svg" and path.is_file():
         return inline(path.read_text(encoding="utf-8"), alt)
     picture = path.with_suffix(".png")
     if not picture.is_file():
-        raise FileError(f"{path} is missing, though {STUDY} names it; the same command again draws it")
+        raise FileError(f"{path} is missing, although {STUDY} lists it; run the study's command again to draw it")
     return f'<img src="data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}" alt="{escape(alt)}">'
 
 
@@ -89,20 +89,20 @@ def _notes(notes: Sequence[str]) -> str:
 
 
 def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
-    shown = [key for key in columns if any(_shown(row[key]) != "–" for row in rows)]  # an empty column says nothing
+    shown = [key for key in columns if any(_shown(row[key]) != "–" for row in rows)]  # leave out empty columns
     words = [i for i, key in enumerate(shown) if any(isinstance(row[key], str) for row in rows)]
     ranks = {key: _ranks([row[key] for row in rows]) for key in shown}
     lines = [
         sorting_row(i, [(_shown(row[key]), ranks[key][i], _whole(row[key])) for key in shown], words)
         for i, row in enumerate(rows)
     ]
-    table = sorting_table([columns[key] for key in shown], lines, "All figures", first=False, words=words)
-    hint = f"Press a heading to sort; pointing at a figure shows it unrounded. The same rows are in {TABLE}."
-    return section("All figures", paragraph(hint, "soft"), table)
+    table = sorting_table([columns[key] for key in shown], lines, "All results", first=False, words=words)
+    hint = f"Click a heading to sort. Hover over a number to see all its digits. The same rows are in {TABLE}."
+    return section("All results", paragraph(hint, "soft"), table)
 
 
 def _ranks(values: Sequence[Any]) -> list[float]:
-    """What to sort a column by: its numbers, words in the order of the alphabet, what is absent below everything."""
+    """Values to sort a column by: its numbers, text in alphabetical order, missing values first."""
     words = sorted({str(value) for value in values if not _is_number(value) and value is not None})
     place = {word: float(i) for i, word in enumerate(words)}
     return [-math.inf if v is None or v != v else float(v) if _is_number(v) else place[str(v)] for v in values]
@@ -125,7 +125,7 @@ def _shown(value: Any) -> str:
 
 
 def _whole(value: Any) -> str:
-    """A number with all its digits, where some are not shown."""
+    """A number with all its digits, if some are not shown."""
     return repr(value) if isinstance(value, float) and _shown(value) != repr(value) else ""
 
 
@@ -135,7 +135,7 @@ def _whole(value: Any) -> str:
 def _asked(asked: Mapping[str, Any]) -> str:
     rows = [(key.replace("_", " "), _listed(value)) for key, value in asked.items() if value not in (None, [], "", {})]
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in rows)
-    return section("What was asked", f"<dl>{listed}</dl>") if listed else ""
+    return section("Settings", f"<dl>{listed}</dl>") if listed else ""
 
 
 def _listed(value: Any) -> str:
@@ -149,7 +149,7 @@ def _listed(value: Any) -> str:
 def _again(folder: Path, found: Mapping[str, Any]) -> str:
     command = found["command"]
     code = f'<pre class="wraps"><code>{escape(command)}</code></pre>' if command else ""
-    how = "The same command, data, versions and machine give the same table, but for times." if command else ""
+    how = "The same command, data, versions and machine give the same table, except for times." if command else ""
     versions = ", ".join(f"{name} {number}" for name, number in (found["versions"] or {}).items())
     where = f"Study {found['study']}, run with {versions}. Folder: {folder}."
-    return section("Do it again", paragraph(how) if how else "", code, paragraph(where, "soft"))
+    return section("Repeat this study", paragraph(how) if how else "", code, paragraph(where, "soft"))

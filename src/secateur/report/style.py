@@ -1,9 +1,9 @@
-"""How the page looks (CSS) and the little that it does (JavaScript): nothing is fetched from anywhere."""
+"""Style (CSS) and behaviour (JavaScript) of the pages; nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
-# Blue, orange, green and grey that colour-blind readers tell apart; the page is light, dark as the reader's system
-# asks, and always light on paper.
+# Colour-blind readers can distinguish the blue, orange, green and grey. The page is light or dark as the reader's
+# system asks, and always light in print.
 CSS = """
 :root { --paper: #ffffff; --ink: #1b1b1b; --soft: #5c5c5c; --rule: #d9d9d9; --card: #f5f6f7; --link: #0072B2;
   --blue: #0072B2; --orange: #E69F00; --green: #009E73; --grey: #999999; --pale: #d4d4d4; color-scheme: light; }
@@ -87,7 +87,7 @@ a { color: var(--link); }
   table { font-size: .75rem; } th, td { padding: .2rem .3rem; } }
 """
 
-# Tables sort when a heading is pressed, largest first, then the other way; on paper nothing stays folded.
+# A click on a heading sorts the table, largest first; another click reverses it. In print everything is unfolded.
 JAVASCRIPT = """
 for (const table of document.querySelectorAll("table.sorts")) {
   const heads = [...table.tHead.rows[0].cells];

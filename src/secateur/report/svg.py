@@ -1,6 +1,6 @@
-"""Pieces of inline SVG. Across, places are per cent of the width; down, they are pixels.
+"""Elements of inline SVG. Horizontal positions are in per cent of the width, vertical ones in pixels.
 
-So a chart has no fixed width: on a phone the bars shrink and the letters do not.
+So a chart has no fixed width: on a phone the bars shrink, but the text does not.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-LONGEST_NAME = 22  # letters of a name that fit beside the bars on a phone
+LONGEST_NAME = 22  # number of letters that fit next to the bars on a phone
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from low to high onto places from start to end."""
+    """Maps values in [low, high] linearly to positions in [start, end]."""
 
     low: float
     high: float
@@ -23,13 +23,13 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """The place of a value."""
+        """The position of a value."""
         span = self.high - self.low
         return self.start + (self.end - self.start) * ((value - self.low) / span if span else 0.0)
 
 
 def chart(body: Sequence[str], height: float, label: str, kind: str) -> str:
-    """A whole picture; `label` says in words what it shows, to those who do not see it."""
+    """A complete chart; `label` describes it for screen readers."""
     inside = "\n".join(body)
     return (
         f'<svg class="chart {kind}" role="img" width="100%" height="{height:.0f}" aria-label="{escape(label)}">'
@@ -38,7 +38,7 @@ def chart(body: Sequence[str], height: float, label: str, kind: str) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
-    """A bar, and what it says when pointed at."""
+    """A bar with its tooltip."""
     return (
         f'<rect class="{kind}" x="{x:.2f}%" y="{y:.1f}" width="{max(width, 0):.2f}%" height="{max(height, 0):.1f}">'
         f"{_title(title)}</rect>"
@@ -51,24 +51,24 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str, title: str = "")
 
 
 def dot(x: float, y: float, kind: str, title: str, radius: float = 5) -> str:
-    """A point of a curve."""
+    """A point of a curve with its tooltip."""
     return f'<circle class="{kind}" cx="{x:.2f}%" cy="{y:.1f}" r="{radius:g}">{_title(title)}</circle>'
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    """Words at a place."""
+    """Text at a position."""
     return f'<text class="{kind}" x="{x:.2f}%" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def name(y: float, words: str, kind: str = "") -> str:
-    """A name at the left. A long one is shown without its beginning where the screen is narrow."""
+    """A name on the left. A narrow screen shows only the end of a long name."""
     if len(words) <= LONGEST_NAME:
         return text(0, y, words, f"name {kind}")
     return text(0, y, words, f"name wide {kind}") + text(0, y, "…" + words[1 - LONGEST_NAME :], f"name narrow {kind}")
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that lie within low and high."""
+    """Round numbers between low and high, 1, 2 or 5 times a power of ten apart."""
     if not high > low:
         return [low]
     rough = (high - low) / about

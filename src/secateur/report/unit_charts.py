@@ -1,4 +1,4 @@
-"""The charts of one round, unit by unit: how sensitive each is, and how its channels' scores are spread."""
+"""Charts of one round: the sensitivity of each unit, and a histogram of the scores of its channels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from secateur.deciding.sensitivity import Sensitivity, Tried
 from secateur.report import svg
-from secateur.report.charts import BAR, BARS, END, ROW
-from secateur.report.reading import Round
+from secateur.report.finished_run import Round
+from secateur.report.run_charts import BAR, BARS, END, ROW
 from secateur.scoring.scores import Vector
 
 BINS = 24
@@ -18,7 +18,7 @@ LOG_FROM = 100.0  # positive scores that span this factor are drawn on a logarit
 
 
 def sensitivity_chart(done: Round) -> str:
-    """A bar for each unit: what losing channels costs it, before retraining."""
+    """One bar per unit: what is lost when it loses channels, without retraining."""
     found = done.sensitivity
     return "" if found is None or not found.tried else _bars(found, done)
 
@@ -29,7 +29,7 @@ def lost_of(found: Sensitivity, row: Tried) -> float:
 
 
 def lost_name(found: Sensitivity) -> str:
-    """What `lost_of` counts."""
+    """The unit of `lost_of`."""
     return {"accuracy": "points of accuracy lost", "loss": "loss added"}.get(found.measure, f"{found.measure} lost")
 
 
@@ -46,10 +46,10 @@ def _bars(found: Sensitivity, done: Round) -> str:
         y, lost = i * ROW + 4, losses[name]
         chosen = done.outcome.chosen.get(name, 0)
         title = (
-            f"{name}: {_number(lost)} {lost_name(found)} when {row.channels} of {row.width} channels go, before "
-            f"retraining. " + (f"Chosen: it lost {chosen}." if chosen else "Left alone.")
+            f"{name}: {_number(lost)} {lost_name(found)} when it loses {row.channels} of {row.width} channels, without "
+            f"retraining. " + (f"Chosen: it lost {chosen}." if chosen else "Not chosen.")
         )
-        # A network that a cut breaks altogether has a loss of infinity or nan: a full bar.
+        # A cut that breaks the network gives a loss of inf or nan: draw a full bar.
         left, right = sorted((across(0), across(lost if math.isfinite(lost) else across.high)))
         body.append(svg.name(y + 10, name, "strong" if chosen else ""))
         body.append(svg.rect(left, y, max(right - left, 0.3), BAR, "kept" if chosen else "other", title))
@@ -67,7 +67,7 @@ def _bars(found: Sensitivity, done: Round) -> str:
 
 
 def scores_chart(done: Round, unit: str) -> str:
-    """Histogram of one unit's scores: removed channels orange, kept ones blue, the cut between them dashed."""
+    """Histogram of the scores of one unit: removed channels in orange, kept ones in blue, the cut as a dashed line."""
     values = np.asarray(done.scores.values[unit], dtype=np.float64)  # [channels]
     kept = np.zeros(len(values), dtype=bool)
     kept[list(done.step.keep[unit])] = True
@@ -98,7 +98,7 @@ def scores_chart(done: Round, unit: str) -> str:
 
 
 def bin_edges(low: float, high: float, cut: float | None) -> Vector:
-    """Edges of equal bins that cover low to high. A cut is an edge, so that no bin lies on both sides of it."""
+    """Edges of equal bins from low to high. The cut is an edge, so that no bin lies on both sides of it."""
     if not high > low:
         return np.array([low - 0.5, low + 0.5])
     width = (high - low) / BINS
@@ -130,9 +130,9 @@ def _score_axis(edges: Vector, cut: float | None, across: svg.Scale, bottom: flo
 
 
 def cut_of(places: Vector, kept: npt.NDArray[np.bool_]) -> float | None:
-    """The middle between the strongest removed channel and the weakest kept one; None where they overlap.
+    """The middle between the strongest removed and the weakest kept channel; None if they overlap.
 
-    They overlap where channels must go in groups.
+    They can overlap if channels are removed in groups.
     """
     if kept.all() or not kept.any():
         return None
@@ -141,7 +141,7 @@ def cut_of(places: Vector, kept: npt.NDArray[np.bool_]) -> float | None:
 
 
 def _which(done: Round, unit: str, channels: npt.NDArray[np.int64], most: int = 8) -> str:
-    """Channels by their numbers in the original network."""
+    """The channels by their numbers in the original network."""
     numbers = done.numbers.get(unit, ())
     names = [str(numbers[c]) if len(numbers) > c else str(c) for c in channels]
     more = f", … {len(names) - most} more" if len(names) > most else ""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from secateur.report.page import _retraining, write_report
+from secateur.report.run_page import _retraining, write_report
 from secateur.running.settings import Settings
 from tests.report.runs import CLASSES, SIDE, Page, charts, make_run, read
 
@@ -60,12 +60,12 @@ def test_the_headline_has_the_numbers_of_the_summary(page: str, compressed: Any)
         was, now = summary["before"][part]["top1"], summary["after"][part]["top1"]
         assert f"{100 * now:.2f}% before: {100 * was:.2f}%" in text
     was, now = summary["before"]["macs"], summary["after"]["macs"]
-    assert f"MACs for an image {now / 1e6:.2f} M before: {was / 1e6:.2f} M −{100 * (1 - now / was):.1f}%" in text
+    assert f"MACs per image {now / 1e6:.2f} M before: {was / 1e6:.2f} M −{100 * (1 - now / was):.1f}%" in text
     was, now = summary["before"]["params"], summary["after"]["params"]
     assert f"Weights {now / 1e3:.2f} K before: {was / 1e3:.2f} K −{100 * (1 - now / was):.1f}%" in text
     speed = summary["before"]["latency"]["64"] / summary["after"]["latency"]["64"]
     assert f"{speed:.2f}× the speed" in text
-    assert "What was removed:" in text and "What it cost:" in text and "What was gained:" in text
+    assert "What was removed:" in text and "What was lost:" in text and "What was gained:" in text
 
 
 def test_widths_are_drawn_to_scale(page: str, compressed: Any) -> None:
@@ -220,14 +220,14 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
     assert re.search(
         r"secateur\.compress\(model, train, holdout, ratio=0\.3, metric='l1', epochs=0, folder='.*one'\)", text
     )
-    assert "Decisions looked at these images too." in text and "Test accuracy" not in text
+    assert "These images were also used for decisions." in text and "Test accuracy" not in text
     assert len(charts(page, "rounds")) == 1 and not charts(page, "sensitivity") and not charts(page, "cuts")
 
 
 def test_a_round_that_was_taken_back(run: Path) -> None:
     summary = read(run / "summary.json")
     (run / "summary.json").write_text(json.dumps({**summary, "rounds": summary["rounds"][:1]}))
-    assert "A further round lost more accuracy than was allowed" in write_report(run).read_text()
+    assert "Another round lost more accuracy than allowed" in write_report(run).read_text()
     (run / "summary.json").write_text(json.dumps({**summary, "rounds": []}))
     page = write_report(run).read_text()
     assert not charts(page, "rounds") and len(charts(page, "widths")) == 1

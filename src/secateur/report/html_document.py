@@ -1,4 +1,4 @@
-"""The frame of every page: its head, what it may reach (nothing), and its one script."""
+"""The HTML document around every page: its head, content policy, style and script."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from html import escape
 from secateur.report.style import CSS, JAVASCRIPT
 
 REPORT = "report.html"
-# The page may run and show what is inside it, and reach nothing else.
+# The page may use only what it contains: nothing is loaded from elsewhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def document(title: str, body: str) -> str:
-    """A whole page; `body` is HTML, `title` plain words."""
+    """A complete page; `body` is HTML, `title` is plain text."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>

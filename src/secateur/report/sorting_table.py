@@ -1,12 +1,12 @@
-"""The table of layers. Headings are buttons; the page's script sorts by what they stand over."""
+"""Tables that the reader can sort: headings are buttons, and the page's script sorts by their column."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
-from secateur.report.reading import LayerCost, Pair
-from secateur.report.words import big, percent
+from secateur.report.finished_run import LayerCost, Pair
+from secateur.report.number_formats import big, percent
 
 HEADINGS = (
     "layer",
@@ -21,7 +21,7 @@ HEADINGS = (
 
 
 def layer_table(layers: Mapping[str, LayerCost]) -> str:
-    """One row a layer, in the order of the network."""
+    """One row per layer, in the order of the network."""
     rows = [_row(i, name, layer) for i, (name, layer) in enumerate(layers.items())]
     return sorting_table(HEADINGS, rows, "Layers before and after")
 
@@ -29,9 +29,9 @@ def layer_table(layers: Mapping[str, LayerCost]) -> str:
 def sorting_table(
     headings: Sequence[str], rows: Sequence[str], label: str, *, first: bool = True, words: Collection[int] = ()
 ) -> str:
-    """A table that the page's script sorts; the rows are made by `sorting_row`.
+    """A table that the page's script sorts; `sorting_row` makes the rows.
 
-    first: whether the rows are sorted by the first column already. words: columns that are no numbers.
+    first: whether the rows are already sorted by the first column. words: columns of text instead of numbers.
     """
     heads = []
     for i, heading in enumerate(headings):
@@ -46,7 +46,7 @@ def sorting_table(
 
 
 def sorting_row(place: int, cells: Sequence[tuple[str, float, str]], words: Collection[int] = ()) -> str:
-    """A row from (what is shown, what it is sorted by, what it says when pointed at)."""
+    """A row of (text, value to sort by, tooltip)."""
     inside = []
     for i, (shown, value, title) in enumerate(cells):
         more = f' title="{escape(title)}"' if title else ""

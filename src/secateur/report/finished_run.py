@@ -1,4 +1,4 @@
-"""A finished run, read from its folder and checked: what the report is made of."""
+"""Everything that the report needs, read from the folder of a finished run and checked."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ FORMAT, VERSION = "secateur-summary", 1
 
 
 @dataclass(frozen=True)
-class Side:
-    """The network before or after."""
+class NetworkFigures:
+    """Accuracy, size and speed of a network, before or after pruning."""
 
     holdout: Accuracy
     test: Accuracy | None
     macs: int
     params: int
     bytes: int
-    latency: Mapping[str, float]  # batch size -> median seconds of a forward pass; empty where it was not measured
+    latency: Mapping[str, float]  # batch size -> median seconds of a forward pass; empty if it was not measured
 
 
 @dataclass(frozen=True)
 class UnitWidth:
-    """Channels of a unit."""
+    """Number of channels of a unit, before and after."""
 
     kind: str
     width: int
@@ -56,59 +56,46 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round left in the folder."""
+    """One round, read from its folder."""
 
     outcome: Outcome
     scores: Scores
-    step: Plan  # in the numbering of the network that the round started from
-    numbers: Mapping[str, tuple[int, ...]]  # unit -> the original numbers of the channels the round started from
-    sensitivity: Sensitivity | None  # None where every unit lost the same share
+    step: Plan  # channels are numbered as in the network that the round started from
+    numbers: Mapping[str, tuple[int, ...]]  # unit -> original numbers of the channels that the round started from
+    sensitivity: Sensitivity | None  # None if units were not ranked
 
 
 @dataclass(frozen=True)
-class Run:
-    """All of a finished run."""
+class FinishedRun:
+    """A finished run."""
 
     folder: Path
     model: str  # the class of the network
-    command: Mapping[str, Any] | None  # what was typed; None where the library was called
+    command: Mapping[str, Any] | None  # options of the command line; None if the library was called
     settings: Settings
-    before: Side
-    after: Side
+    before: NetworkFigures
+    after: NetworkFigures
     rounds: tuple[Round, ...]
-    undone: int  # rounds that were made and taken back because they lost too much
+    undone: int  # number of rounds that were undone because they lost too much accuracy
     units: Mapping[str, UnitWidth]
     layers: Mapping[str, LayerCost]
     seconds: Mapping[str, float]
     versions: Mapping[str, str]
     plan: Plan
-    pictures: Pictures | None  # None for runs that kept none
+    pictures: Pictures | None  # None if the run saved none
 
 
-def read_run(folder: str | Path) -> Run:
-    """Read the folder of a finished run; FileError names the file that is missing or broken."""
+def read_run(folder: str | Path) -> FinishedRun:
+    """Read the folder of a finished run. A FileError names the file that is missing or damaged."""
     path = Path(folder)
     files = RunFolder(path, writes=False)
-    if not path.is_dir():
-        raise FileError(f"{path} is not a folder; give the folder of a run, such as runs/prune-resnet8-digits")
-    if not files.has(CONFIG):
-        raise FileError(f"{path} is not the folder of a run: it has no {CONFIG}")
-    if not files.has(SUMMARY):
-        raise FileError(
-            f"{path / SUMMARY} is missing: the run is not finished. Go on with it (secateur prune --resume {path}), "
-            "then ask for the report again."
-        )
-    config, summary = files.read(CONFIG), files.read(SUMMARY)
-    if summary.get("format") != FORMAT or summary.get("version") != VERSION:
-        raise FileError(f'{path / SUMMARY} is not a summary that this secateur can read: "format": "{FORMAT}" expected')
+    config, summary = _read_files(path, files)
     command = config.get("command")
-    if command is not None and not isinstance(command, dict):
-        raise FileError(f"{path / CONFIG}: command should be an object, and is {type(command).__name__}")
     settings = _parsed(path / CONFIG, lambda: _settings(config["settings"]))
     outcomes = _parsed(path / SUMMARY, lambda: [Outcome.from_dict(words) for words in summary["rounds"]])
     return _parsed(
         path / SUMMARY,
-        lambda: Run(
+        lambda: FinishedRun(
             folder=path,
             model=str(summary["model"]),
             command=command,
@@ -127,28 +114,50 @@ def read_run(folder: str | Path) -> Run:
     )
 
 
+def _read_files(path: Path, files: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json and summary.json of a finished run, or a FileError."""
+    if not path.is_dir():
+        raise FileError(f"{path} is not a folder; give the folder of a run, such as runs/prune-resnet8-digits")
+    if not files.has(CONFIG):
+        raise FileError(f"{path} is not the folder of a run: it has no {CONFIG}")
+    if not files.has(SUMMARY):
+        raise FileError(
+            f"{path / SUMMARY} is missing: the run is not finished. Continue it (secateur prune --resume {path}), "
+            "then write the report again."
+        )
+    config, summary = files.read(CONFIG), files.read(SUMMARY)
+    if summary.get("format") != FORMAT or summary.get("version") != VERSION:
+        raise FileError(
+            f'{path / SUMMARY} cannot be read by this version of secateur: expected "format": "{FORMAT}", '
+            f'"version": {VERSION}'
+        )
+    if not isinstance(config.get("command"), dict | None):
+        raise FileError(f"{path / CONFIG}: command should be an object, got {type(config['command']).__name__}")
+    return config, summary
+
+
 def _parsed(path: Path, parse: Callable[[], Found]) -> Found:
-    """What `parse` makes of a file; content of another shape is a FileError that names the file."""
+    """The result of `parse`; unexpected content becomes a FileError that names the file."""
     try:
         return parse()
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise FileError(f"{path} is not as secateur writes it: {what}") from error
+        raise FileError(f"{path} has unexpected content: {what}") from error
 
 
 def _settings(words: Mapping[str, Any]) -> Settings:
-    """Settings; those that a later version has added keep their defaults, and lists are tuples again."""
+    """The settings from JSON. Missing ones get their defaults, and lists become tuples."""
     known = {field.name for field in fields(Settings)}
     unknown = sorted(set(words) - known)
     if unknown:
-        raise ValueError(f"the setting {unknown[0]!r} is not known to this version of secateur")
+        raise ValueError(f"this version of secateur has no setting {unknown[0]!r}")
     values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in words.items()}
     return Settings(**values)
 
 
-def _side(words: Mapping[str, Any]) -> Side:
+def _side(words: Mapping[str, Any]) -> NetworkFigures:
     test = words["test"]
-    return Side(
+    return NetworkFigures(
         Accuracy(**words["holdout"]),
         None if test is None else Accuracy(**test),
         int(words["macs"]),
@@ -170,7 +179,7 @@ def _rounds(files: RunFolder, outcomes: list[Outcome], settings: Settings) -> tu
     for number, outcome in enumerate(outcomes, start=1):
         folder = files.round(number)
         if not (folder / ROUND).exists():
-            raise FileError(f"{folder / ROUND} is missing, though {SUMMARY} counts {len(outcomes)} rounds")
+            raise FileError(f"{folder / ROUND} is missing, although {SUMMARY} lists {len(outcomes)} rounds")
         step = _plan(folder / f"step-{PLAN_FILE}")
         found = None
         if settings.ranks:
@@ -178,7 +187,7 @@ def _rounds(files: RunFolder, outcomes: list[Outcome], settings: Settings) -> tu
             found = _parsed(folder / SENSITIVITY, lambda words=words: read_sensitivity(words))  # type: ignore[misc]
         scores = next(iter(load_scores(folder).values()), None)
         if scores is None:
-            raise FileError(f"{folder / 'scores.json'} names no metric")
+            raise FileError(f"{folder / 'scores.json'} lists no metric")
         _check_agreement(folder, outcome, scores, step)
         first = {name: tuple(range(width)) for name, width in step.widths.items()}
         rounds.append(Round(outcome, scores, step, numbers or first, found))
@@ -187,7 +196,7 @@ def _rounds(files: RunFolder, outcomes: list[Outcome], settings: Settings) -> tu
 
 
 def _check_agreement(folder: Path, outcome: Outcome, scores: Scores, step: Plan) -> None:
-    """Scores and plan speak of the same channels, and the units that lost some are among them."""
+    """Raise a FileError unless scores, plan and summary describe the same channels."""
     wrong = [unit for unit in outcome.chosen if unit not in step.widths]
     wrong += [unit for unit, values in scores.values.items() if len(values) != step.widths.get(unit, len(values))]
     if wrong:
@@ -195,7 +204,7 @@ def _check_agreement(folder: Path, outcome: Outcome, scores: Scores, step: Plan)
 
 
 def read_sensitivity(words: Mapping[str, Any]) -> Sensitivity:
-    """What `Sensitivity.to_dict` gave."""
+    """The inverse of `Sensitivity.to_dict`."""
     tried = {name: Tried(**row) for name, row in words["tried"].items()}
     curves = {name: tuple(Tried(**row) for row in rows) for name, rows in words["curves"].items()}
     return Sensitivity(**{**words, "tried": tried, "curves": curves})
@@ -203,5 +212,5 @@ def read_sensitivity(words: Mapping[str, Any]) -> Sensitivity:
 
 def _plan(path: Path) -> Plan:
     if not path.exists():
-        raise FileError(f"{path} is missing; the report needs it to tell which channels went")
+        raise FileError(f"{path} is missing; the report needs it to list the removed channels")
     return Plan.load(path)

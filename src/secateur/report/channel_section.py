@@ -1,4 +1,4 @@
-"""The part of the page that shows channels: the weakest, which were removed, and the strongest, on a few images."""
+"""The section that shows the weakest channels, which were removed, and the strongest ones, on a few images."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from html import escape
 
 from secateur.pictures.png_strips import image_strip, map_strip
 from secateur.pictures.run_pictures import Pictures, Shown, UnitPictures
+from secateur.report.finished_run import FinishedRun
 from secateur.report.html import paragraph, section
-from secateur.report.reading import Run
 
 
-def channels(run: Run) -> str:
-    """Weakest and strongest channels; "" for a run that kept no pictures, or whose first round was taken back."""
+def channels(run: FinishedRun) -> str:
+    """Weakest and strongest channels; "" if the run saved no pictures, or if its first round was undone."""
     found = run.pictures
     if found is None or not run.rounds:
         return ""
     inputs = image_strip(found.images)
     figures = [_unit(run, unit, found, inputs) for unit in found.units]
     words = (
-        "What a channel sees: its response, pixel by pixel, to a few held-out images. In each unit the weakest "
-        "channels were removed in round 1, and the strongest were kept. Dark blue is the lowest response in the unit "
-        "and yellow the highest, on one scale for all of its channels: a dark row says little about any image."
+        "The response of a channel, pixel by pixel, to a few held-out images. In each unit, the weakest channels were "
+        "removed in round 1 and the strongest were kept. Dark blue is the lowest and yellow the highest response in "
+        "the unit, on the same scale for all its channels: a row that is dark throughout hardly responds to any image."
     )
     return section(
-        "What removed and kept channels see",
+        "Responses of removed and kept channels",
         paragraph(words),
         '<div class="units">' + "".join(figures) + "</div>",
     )
 
 
-def _unit(run: Run, unit: UnitPictures, found: Pictures, inputs: str) -> str:
+def _unit(run: FinishedRun, unit: UnitPictures, found: Pictures, inputs: str) -> str:
     round_one = run.rounds[0]
     lost, width = round_one.outcome.chosen.get(unit.unit, 0), round_one.step.widths.get(unit.unit, 0)
     said = ", ".join(found.labels)

@@ -1,4 +1,4 @@
-"""The charts of a whole run: accuracy against MACs over the rounds, and widths before and after."""
+"""Charts of the whole run: accuracy against MACs in each round, and channels before and after."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from secateur.report import svg
-from secateur.report.reading import Run
-from secateur.report.words import judged, percent
+from secateur.report.finished_run import FinishedRun
+from secateur.report.number_formats import percent
+from secateur.report.sentences import reported_accuracy
 
-MANY_EPOCHS = 40  # more are drawn as smaller points
-LABEL = 11.0  # per cent of the width that a number takes on a phone; closer ones would cover each other
+MANY_EPOCHS = 40  # if there are more, points are smaller
+LABEL = 11.0  # per cent of the width of a phone that a number needs; closer numbers would overlap
 NAMES, BARS, END = 38.0, 40.0, 80.0  # per cent of the width: names end, bars begin, longest bar ends
 ROW, BAR = 21.0, 12.0  # pixels: a row, the bar in it
 
 
 @dataclass(frozen=True)
 class _Quantity:
-    """What an axis counts: in which sign, how far the axis reaches at least, and whether only whole numbers mean it."""
+    """What an axis shows: its name, unit sign, smallest range, and whether it has only whole numbers."""
 
     name: str
     sign: str = ""
@@ -26,13 +27,13 @@ class _Quantity:
     whole: bool = False
 
 
-MACS = _Quantity("share of the MACs removed", "%", least=5.0)
+MACS = _Quantity("MACs removed", "%", least=5.0)
 EPOCHS = _Quantity("epochs of retraining", whole=True)
 
 
 @dataclass(frozen=True)
 class Course:
-    """A run as per cent: MACs gone, accuracy retrained (both from the start on), and as each round's cut left it."""
+    """A run in per cent: MACs removed and accuracy after retraining (from the start on), accuracy after each cut."""
 
     gone: tuple[float, ...]
     retrained: tuple[float, ...]
@@ -40,9 +41,9 @@ class Course:
     tested: tuple[float, ...]  # before and after; empty without test images
 
     @classmethod
-    def of(cls, run: Run) -> Course:
-        """Read off a run."""
-        part, was, now = judged(run)
+    def of(cls, run: FinishedRun) -> Course:
+        """The course of a run."""
+        part, was, now = reported_accuracy(run)
         return cls(
             (0.0, *(100 * (1 - r.outcome.macs / run.before.macs) for r in run.rounds)),
             (100 * run.before.holdout.top1, *(100 * r.outcome.after.top1 for r in run.rounds)),
@@ -51,8 +52,8 @@ class Course:
         )
 
 
-def rounds_chart(run: Run) -> str:
-    """Accuracy over MACs removed, after retraining: held-out as a line, test (before and after) as green points."""
+def rounds_chart(run: FinishedRun) -> str:
+    """Accuracy against MACs removed: held-out accuracy as a line, test accuracy (before and after) as green points."""
     course = Course.of(run)
     axes = _Axes.around([*course.retrained, *course.tested], course.gone, height=270)
     body, labelled = [*axes.grid(), *_limits(run, axes)], axes.apart(course.gone)
@@ -64,7 +65,7 @@ def rounds_chart(run: Run) -> str:
         x, y = axes.at(gone, value)
         body.append(svg.dot(x, y, "kept", f"held-out, {when}: {value:.2f}% with {gone:.1f}% of the MACs removed"))
         if i in labelled:
-            # Clear of the line that leaves the first point, and on the other side of the test accuracy's number.
+            # Away from the line at the first point, and not on the side of the test accuracy's number.
             above = i == 0
             if course.tested and i in (0, len(run.rounds)):
                 above = value > course.tested[-1 if i else 0]
@@ -75,14 +76,14 @@ def rounds_chart(run: Run) -> str:
         above = value >= course.retrained[0 if when == "before" else -1]
         body.append(svg.text(x, y - 10 if above else y + 19, f"{value:.1f}%", "small", "middle"))
     label = (
-        f"Accuracy over the rounds. Held-out accuracy starts at {course.retrained[0]:.2f}% and ends at "
+        f"Accuracy in each round. Held-out accuracy starts at {course.retrained[0]:.2f}% and ends at "
         f"{course.retrained[-1]:.2f}% with {course.gone[-1]:.1f}% of the MACs removed."
     )
     return svg.chart(body, axes.height, label, "rounds")
 
 
-def cuts_chart(run: Run) -> str:
-    """What each cut left of the accuracy, and what retraining brought back; "" where nothing was retrained."""
+def cuts_chart(run: FinishedRun) -> str:
+    """Accuracy after each cut and after retraining; "" if there was no retraining."""
     course = Course.of(run)
     if course.cut == course.retrained[1:]:
         return ""
@@ -91,18 +92,22 @@ def cuts_chart(run: Run) -> str:
     for i, value in enumerate(course.cut, start=1):
         gone, regained = course.gone[i], course.retrained[i]
         (x, y), (_, top) = axes.at(gone, value), axes.at(gone, regained)
-        title = f"round {i}: {value:.2f}% just cut, {regained:.2f}% retrained, {gone:.1f}% of the MACs removed"
+        title = (
+            f"round {i}: {value:.2f}% after the cut, {regained:.2f}% after retraining, {gone:.1f}% of the MACs removed"
+        )
         body += [svg.line(x, y, x, top, "regain", title), svg.dot(x, y, "cut", title), svg.dot(x, top, "kept", title)]
         if i in labelled:
             body.append(svg.text(x - 1.6, y + 4, f"{value:.1f}%", "small", "end"))
     words = "; ".join(
         f"round {i}: {c:.1f}%, then {course.retrained[i]:.1f}%" for i, c in enumerate(course.cut, start=1)
     )
-    return svg.chart(body, axes.height, f"Held-out accuracy just after each cut and after retraining. {words}.", "cuts")
+    return svg.chart(
+        body, axes.height, f"Held-out accuracy directly after each cut and after retraining. {words}.", "cuts"
+    )
 
 
-def epochs_chart(run: Run) -> str:
-    """Held-out accuracy over the epochs of all rounds, each from its cut on; "" with one epoch in all, or none."""
+def epochs_chart(run: FinishedRun) -> str:
+    """Held-out accuracy in each epoch of all rounds, starting after each cut; "" for fewer than two epochs."""
     courses = []  # of each round: (epochs done so far, accuracy), its cut first
     done = 0
     for outcome in (one.outcome for one in run.rounds):
@@ -126,7 +131,7 @@ def epochs_chart(run: Run) -> str:
 
 @dataclass(frozen=True)
 class _Axes:
-    """A quantity across, accuracy down, in per cent."""
+    """Accuracy in per cent (vertical) against another quantity (horizontal)."""
 
     across: svg.Scale
     down: svg.Scale
@@ -137,21 +142,21 @@ class _Axes:
     def around(
         cls, values: Sequence[float], reached: Sequence[float], height: float, counts: _Quantity = MACS
     ) -> _Axes:
-        """Axes that hold all values, with some air for the numbers below and above the points."""
+        """Axes that contain all values, with space for the numbers below and above the points."""
         low, high = min(values), max(values)
         air = max(0.2, 0.12 * (high - low))
-        # An accuracy stays within 0 and 100; a user's own figure may lie anywhere.
+        # An accuracy is between 0 and 100; a user's own measure may be anything.
         bottom = max(0.0, low - 2 * air) if low >= 0 else low - 2 * air
         top = min(100.0, high + air) if high <= 100 else high + air
         down = svg.Scale(bottom, top, height - 54, 34)
         return cls(svg.Scale(0, max(counts.least, *reached), 16, 93), down, height, counts)
 
     def at(self, gone: float, value: float) -> tuple[float, float]:
-        """Per cent across, pixels down."""
+        """Position of a point: per cent of the width, pixels from the top."""
         return self.across(gone), self.down(value)
 
     def apart(self, gone: Sequence[float]) -> set[int]:
-        """Points whose numbers can be written without covering each other: the first, the last, some in between."""
+        """Points whose numbers do not overlap: the first, the last, and some in between."""
         last = len(gone) - 1
         found = [0, last]
         for i in range(1, last):
@@ -160,7 +165,7 @@ class _Axes:
         return set(found)
 
     def grid(self) -> list[str]:
-        """Lines, numbers and what they count."""
+        """Grid lines, numbers and axis titles."""
         bottom = self.down.start
         body = []
         for value in svg.ticks(self.down.low, self.down.high, 4):
@@ -178,8 +183,8 @@ class _Axes:
         return body
 
 
-def _limits(run: Run, axes: _Axes) -> list[str]:
-    """The goal, where it is a share of the MACs; the lowest accuracy allowed."""
+def _limits(run: FinishedRun, axes: _Axes) -> list[str]:
+    """Lines for the goal in MACs and for the lowest accuracy allowed."""
     body = []
     asked = run.settings
     target = asked.target if asked.target is not None else (1 - asked.macs / run.before.macs if asked.macs else None)
@@ -195,8 +200,8 @@ def _limits(run: Run, axes: _Axes) -> list[str]:
     return body
 
 
-def widths_chart(run: Run) -> str:
-    """Channels of each unit: all of them in grey, those kept in blue."""
+def widths_chart(run: FinishedRun) -> str:
+    """Channels of each unit: all in grey, kept ones in blue."""
     across = svg.Scale(0, max(unit.width for unit in run.units.values()), BARS, END)
     body = []
     for i, (name, unit) in enumerate(run.units.items()):

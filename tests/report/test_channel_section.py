@@ -14,7 +14,7 @@ from PIL import Image
 
 from secateur.errors import FileError
 from secateur.pictures.run_pictures import load_pictures
-from secateur.report.page import write_report
+from secateur.report.run_page import write_report
 from tests.report.runs import Page
 
 
@@ -60,7 +60,7 @@ def test_pixels_on_the_page(run: Path) -> None:
 def test_a_run_without_pictures_still_has_a_page(run: Path) -> None:
     (run / "round-01" / "pictures.safetensors").unlink()
     page = write_report(run).read_text(encoding="utf-8")
-    assert "<img" not in page and "What removed and kept channels see" not in page and "Layer by layer" in page
+    assert "<img" not in page and "Responses of removed" not in page and "<h2>Layers</h2>" in page
 
 
 def test_pictures_that_were_cut_off_are_named(run: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from secateur.errors import FileError
-from secateur.report.page import write_report
-from secateur.report.reading import read_run
+from secateur.report.finished_run import read_run
+from secateur.report.run_page import write_report
 from tests.report.runs import read
 
 NEEDED = (
@@ -53,13 +53,13 @@ def test_not_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "value", "words"),
     [
-        ("summary.json", "format", "other", "not a summary"),
-        ("summary.json", "version", 2, "not a summary"),
-        ("summary.json", "units", {"a": {"width": 3}}, "not as secateur writes it"),
+        ("summary.json", "format", "other", "cannot be read by this version"),
+        ("summary.json", "version", 2, "cannot be read by this version"),
+        ("summary.json", "units", {"a": {"width": 3}}, "has unexpected content"),
         ("summary.json", "before", {}, "'test' is missing"),
-        ("summary.json", "layers", [1], "not as secateur writes it"),
+        ("summary.json", "layers", [1], "has unexpected content"),
         ("config.json", "command", "prune", "should be an object"),
-        ("config.json", "settings", {"colour": "blue"}, "'colour' is not known"),
+        ("config.json", "settings", {"colour": "blue"}, "no setting 'colour'"),
     ],
 )
 def test_content_of_another_shape(run: Path, name: str, key: str, value: object, words: str) -> None:

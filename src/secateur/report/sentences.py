@@ -1,0 +1,128 @@
+"""The sentences of the report."""
+
+from __future__ import annotations
+
+from secateur.measuring.accuracy import Accuracy
+from secateur.report.finished_run import FinishedRun
+from secateur.report.number_formats import big, change, count, milliseconds, percent, points
+
+
+def removed_fraction(run: FinishedRun, what: str = "macs") -> float:
+    """Fraction of the MACs (or params, bytes) that was removed."""
+    was, now = getattr(run.before, what), getattr(run.after, what)
+    return 1 - now / was if was else 0.0
+
+
+def reported_accuracy(run: FinishedRun) -> tuple[str, Accuracy, Accuracy]:
+    """The accuracy to report: (name, before, after), on the test images if there are any."""
+    if run.before.test is not None and run.after.test is not None:
+        return "test", run.before.test, run.after.test
+    return "held-out", run.before.holdout, run.after.holdout
+
+
+# -- the sentences at the top
+
+
+def verdict(run: FinishedRun) -> str:
+    """The result in one sentence."""
+    part, was, now = reported_accuracy(run)
+    gone = removed_fraction(run)
+    if gone <= 0:
+        return "Nothing was removed: the network is unchanged."
+    work = f"{percent(gone)} fewer MACs and {percent(removed_fraction(run, 'bytes'))} fewer bytes"
+    change_in_points = 100 * (now.top1 - was.top1)
+    if round(change_in_points, 2) == 0:
+        return f"{work} at the same {part} accuracy, {percent(now.top1, 2)}."
+    if change_in_points > 0:
+        return f"{work}; the {part} accuracy is {change_in_points:.2f} points higher, {percent(now.top1, 2)}."
+    return f"{work}; the {part} accuracy is {-change_in_points:.2f} points lower, {percent(now.top1, 2)}."
+
+
+def what_was_removed(run: FinishedRun) -> str:
+    """The number of removed channels, and the units that lost most of them."""
+    narrowed = sorted(
+        ((unit.width - unit.kept, name, unit) for name, unit in run.units.items() if unit.kept < unit.width),
+        key=lambda row: (-row[0], row[1]),
+    )
+    if not narrowed:
+        return "No channels were removed."
+    most = [f"{name} (from {unit.width} channels to {unit.kept})" for _, name, unit in narrowed[:3]]
+    rest = len(narrowed) - len(most)
+    where = " and ".join(most) if len(most) < 3 else f"{most[0]}, {most[1]} and {most[2]}"
+    more = f"; the others from {count(rest, 'other unit')}" if rest else ""
+    whole = len(run.units) - len(narrowed)
+    left = f" {whole} of {len(run.units)} units kept all channels." if whole else ""
+    lost, width = sum(row[0] for row in narrowed), sum(unit.width for unit in run.units.values())
+    return (
+        f"{lost:,} of {count(width, 'channel')} in {count(len(run.rounds), 'round')}, "
+        f"{'most of them ' if rest else ''}from {where}{more}.{left}"
+    )
+
+
+def what_it_cost(run: FinishedRun) -> str:
+    """The change in accuracy, in points and in number of mistakes, on test and on held-out images."""
+    part, was, now = reported_accuracy(run)
+    mistakes = round((was.top1 - now.top1) * now.num_images)
+    if mistakes == 0:
+        head = f"The {part} accuracy is still {percent(now.top1, 2)}: the same number of mistakes"
+    else:
+        more = "more" if mistakes > 0 else "fewer"
+        word = "mistake" if abs(mistakes) == 1 else "mistakes"
+        head = (
+            f"The {part} accuracy changed from {percent(was.top1, 2)} to {percent(now.top1, 2)} "
+            f"({points(now.top1 - was.top1)}): {abs(mistakes):,} {more} {word}"
+        )
+    head += f" on {count(now.num_images, 'image')}"
+    if part != "test":
+        return f"{head}. These images were also used for decisions."
+    held = f"from {percent(run.before.holdout.top1, 2)} to {percent(run.after.holdout.top1, 2)}"
+    images = count(run.after.holdout.num_images, "held-out image")
+    return f"{head} that were not used for any decision. On the {images}, which were, it changed {held}."
+
+
+def what_was_gained(run: FinishedRun) -> str:
+    """MACs, size and speed."""
+    was, now = run.before, run.after
+    work = (
+        f"One image needs {big(now.macs)} multiply-adds instead of {big(was.macs)} "
+        f"({change(was.macs, now.macs)}), the network has {big(now.params)} weights instead of {big(was.params)} "
+        f"({change(was.params, now.params)}), and its tensors take {big(now.bytes)}B instead of {big(was.bytes)}B."
+    )
+    said = [_faster(size, seconds, now.latency[size]) for size, seconds in was.latency.items()]
+    return work + (f" On this run's machine it is {' and '.join(said)}." if said else "")
+
+
+def _faster(size: str, was: float, now: float) -> str:
+    images = "one image" if size == "1" else f"batches of {size} images"
+    ratio = was / now if now else 1.0
+    times = f"({milliseconds(was)} before, {milliseconds(now)} after)"
+    if abs(ratio - 1) < 0.02:
+        return f"as fast as before on {images} {times}"
+    if ratio < 1:
+        return f"slower on {images} {times}"
+    return f"{ratio:.2f} times as fast on {images} {times}"
+
+
+def goal(run: FinishedRun) -> str:
+    """The goal of the run, and whether it was reached."""
+    asked = run.settings
+    drop = None if asked.max_drop is None else f"{100 * asked.max_drop:g} points of held-out accuracy"
+    limit = f" and lose at most {drop}" if drop else ""
+    if asked.ratio is not None:
+        return f"Remove {percent(asked.ratio, 0)} of the channels of every unit in one round{limit}."
+    if asked.target is not None:
+        reached = _reached(run, "macs", (1 - asked.target) * run.before.macs)
+        return f"Remove {percent(asked.target)} of the MACs{limit}. {reached}"
+    for key, title in (("macs", "MACs"), ("params", "weights")):
+        left = getattr(asked, key)
+        if left is not None:
+            whole = big(getattr(run.before, key))
+            return f"Keep {big(left)} of {whole} {title}{limit}. {_reached(run, key, left)}"
+    return f"Remove as many channels as possible{limit}."
+
+
+def _reached(run: FinishedRun, key: str, left: float) -> str:
+    whole, now = getattr(run.before, key), getattr(run.after, key)
+    gone = percent(1 - now / whole) if whole else "–"
+    # A run ends within 0.5% of the goal, because only whole channels can be removed.
+    return f"Reached: {gone} removed." if now <= left + 0.0051 * whole else f"Not reached: {gone} removed."

@@ -1,0 +1,105 @@
+"""The sentences of the report, against sentences written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from secateur.measuring.accuracy import Accuracy
+from secateur.report import sentences
+from secateur.report.finished_run import FinishedRun, NetworkFigures, UnitWidth, read_run
+
+
+@pytest.fixture
+def told(run: Path) -> FinishedRun:
+    """A run with figures that can be worked out by hand."""
+    units = {
+        "a:out": UnitWidth("private", 16, 6),
+        "b:in": UnitWidth("stream", 8, 8),
+        "c:out": UnitWidth("private", 64, 9),
+    }
+    was = NetworkFigures(
+        Accuracy(0.96, None, 0.1, 50), Accuracy(0.95, None, 0.2, 200), 1000, 400, 2000, {"1": 0.002, "64": 0.03}
+    )
+    now = NetworkFigures(
+        Accuracy(0.94, None, 0.1, 50), Accuracy(0.93, None, 0.2, 200), 500, 100, 600, {"1": 0.004, "64": 0.01}
+    )
+    return replace(read_run(run), units=units, before=was, after=now)
+
+
+def test_the_verdict(told: FinishedRun) -> None:
+    work = "50.0% fewer MACs and 70.0% fewer bytes"
+    assert sentences.verdict(told) == f"{work}; the test accuracy is 2.00 points lower, 93.00%."
+    same = replace(told, after=replace(told.after, test=told.before.test))
+    assert sentences.verdict(same) == f"{work} at the same test accuracy, 95.00%."
+    better = replace(told, after=replace(told.after, test=Accuracy(0.96, None, 0.2, 200)))
+    assert sentences.verdict(better) == f"{work}; the test accuracy is 1.00 points higher, 96.00%."
+    untested = replace(told, before=replace(told.before, test=None))
+    assert sentences.verdict(untested) == f"{work}; the held-out accuracy is 2.00 points lower, 94.00%."
+    whole = replace(told, after=replace(told.after, macs=told.before.macs))
+    assert sentences.verdict(whole) == "Nothing was removed: the network is unchanged."
+
+
+def test_what_was_removed(told: FinishedRun) -> None:
+    assert sentences.what_was_removed(told) == (
+        "65 of 88 channels in 2 rounds, from c:out (from 64 channels to 9) and a:out (from 16 channels to 6). "
+        "1 of 3 units kept all channels."
+    )
+    whole = {name: replace(unit, kept=unit.width) for name, unit in told.units.items()}
+    assert sentences.what_was_removed(replace(told, units=whole)) == "No channels were removed."
+    many = {f"u{i}": UnitWidth("private", 10, 9 - i) for i in range(5)}
+    assert sentences.what_was_removed(replace(told, units=many)) == (
+        "15 of 50 channels in 2 rounds, most of them from u4 (from 10 channels to 5), u3 (from 10 channels to 6) and "
+        "u2 (from 10 channels to 7); the others from 2 other units."
+    )
+
+
+def test_what_it_cost(told: FinishedRun) -> None:
+    held = "On the 50 held-out images, which were, it changed from"
+    assert sentences.what_it_cost(told) == (
+        "The test accuracy changed from 95.00% to 93.00% (−2.00 points): 4 more mistakes on 200 images that were not "
+        f"used for any decision. {held} 96.00% to 94.00%."
+    )
+    untested = replace(told, before=replace(told.before, test=None), after=replace(told.after, test=None))
+    assert sentences.what_it_cost(untested) == (
+        "The held-out accuracy changed from 96.00% to 94.00% (−2.00 points): 1 more mistake on 50 images. "
+        "These images were also used for decisions."
+    )
+    same = replace(told, after=replace(told.after, test=told.before.test))
+    assert sentences.what_it_cost(same) == (
+        "The test accuracy is still 95.00%: the same number of mistakes on 200 images that were not used for any "
+        f"decision. {held} 96.00% to 94.00%."
+    )
+    better = replace(told, before=told.after, after=told.before)
+    assert "(+2.00 points): 4 fewer mistakes on 200 images" in sentences.what_it_cost(better)
+
+
+def test_what_was_gained(told: FinishedRun) -> None:
+    work = (
+        "One image needs 500 multiply-adds instead of 1.00 K (−50.0%), the network has 100 weights instead of 400 "
+        "(−75.0%), and its tensors take 600B instead of 2.00 KB."
+    )
+    assert sentences.what_was_gained(told) == (
+        f"{work} On this run's machine it is slower on one image (2 ms before, 4 ms after) and 3.00 times as fast on "
+        "batches of 64 images (30 ms before, 10 ms after)."
+    )
+    untimed = replace(told, before=replace(told.before, latency={}))
+    assert sentences.what_was_gained(untimed) == work
+
+
+@pytest.mark.parametrize(
+    ("goal", "expected"),
+    [
+        ({"target": 0.5}, "Remove 50.0% of the MACs. Reached: 50.0% removed."),
+        ({"target": 0.6}, "Remove 60.0% of the MACs. Not reached: 50.0% removed."),
+        ({"params": 100.0}, "Keep 100 of 400 weights. Reached: 75.0% removed."),
+        ({"macs": 400.0}, "Keep 400 of 1.00 K MACs. Not reached: 50.0% removed."),
+        ({"ratio": 0.3}, "Remove 30% of the channels of every unit in one round."),
+        ({"max_drop": 0.005}, "Remove as many channels as possible and lose at most 0.5 points of held-out accuracy."),
+    ],
+)
+def test_goals(told: FinishedRun, goal: dict[str, float], expected: str) -> None:
+    settings = replace(told.settings, **{"target": None, **goal})  # type: ignore[arg-type]
+    assert sentences.goal(replace(told, settings=settings)) == expected
