@@ -61,7 +61,9 @@ def discover(model: nn.Module, example: Example) -> Discovery:
 
 def _number(traced: Traced, opaque: Mapping[str, str], record: Record, emit: Emitter) -> Discovery:
     """Unite labels that meet, and number the resulting channels in the order of their first label."""
-    of_label, channels = _components(emit.count, record)
+    a = np.concatenate([np.zeros(0, np.int64), *[u[0] for u in record.unions]])
+    b = np.concatenate([np.zeros(0, np.int64), *[u[1] for u in record.unions]])
+    of_label, channels = components(emit.count, a, b)
     stream = np.zeros(channels, dtype=bool)
     bare = np.zeros(emit.count, dtype=bool)
     for name in emit.bare:
@@ -74,28 +76,29 @@ def _number(traced: Traced, opaque: Mapping[str, str], record: Record, emit: Emi
         for channel in np.unique(of_label[labels]):
             held.setdefault(int(channel), reason)
 
-    def numbered(vectors: Mapping[str, Indices]) -> dict[str, Indices]:
-        return {name: np.where(v >= 0, of_label[np.maximum(v, 0)], v) for name, v in vectors.items()}
+    def numbers(labels: Indices) -> Indices:
+        if labels.min(initial=0) >= 0:
+            return of_label[labels]
+        return np.where(labels >= 0, of_label[np.maximum(labels, 0)], labels)
 
-    balances = tuple(
-        Balance(np.where(b.blocks >= 0, of_label[np.maximum(b.blocks, 0)], b.blocks), b.reader, b.reason)
-        for b in record.balances
-    )
+    def numbered(vectors: Mapping[str, Indices]) -> dict[str, Indices]:
+        return {name: numbers(vector) for name, vector in vectors.items()}
+
+    balances = tuple(Balance(numbers(b.blocks), b.reader, b.reason) for b in record.balances)
     reads, writes, passes = numbered(record.reads), numbered(record.writes), numbered(record.passes)
     return Discovery(traced, opaque, record, channels, of_label, reads, writes, passes, stream, held, balances)
 
 
-def _components(count: int, record: Record) -> tuple[Indices, int]:
+def components(count: int, a: Indices, b: Indices) -> tuple[Indices, int]:
+    """Number the connected components of `count` nodes with edges a[i] - b[i], in the order of their first node."""
     if count == 0:
         return np.zeros(1, dtype=np.int64), 0
-    a = np.concatenate([np.zeros(0, np.int64), *[u[0] for u in record.unions]])
-    b = np.concatenate([np.zeros(0, np.int64), *[u[1] for u in record.unions]])
     links = coo_matrix((np.ones(len(a), np.int8), (a, b)), shape=(count, count))
-    channels, of_label = connected_components(links, directed=False)
-    _, first = np.unique(of_label, return_index=True)
-    order = np.empty(channels, dtype=np.int64)
-    order[np.argsort(first)] = np.arange(channels)
-    return order[of_label], int(channels)
+    found, of_node = connected_components(links, directed=False)
+    _, first = np.unique(of_node, return_index=True)
+    order = np.empty(found, dtype=np.int64)
+    order[np.argsort(first)] = np.arange(found)
+    return order[of_node], int(found)
 
 
 # ------------------------------------------------------------------------------------- what eval mode does not call

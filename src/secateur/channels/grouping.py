@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from secateur.channels.discovery import Discovery
+from secateur.channels.discovery import Discovery, components
 from secateur.channels.label_record import Balance
 from secateur.channels.units import Indices, Kind, Reader, Unit, Writer
 
@@ -72,10 +72,15 @@ def _draft_together(found: Discovery, alone: npt.NDArray[np.bool_], held: dict[i
     fresh = 1
     for vectors in (found.writes, found.reads):
         for vector in vectors.values():
-            met, times = np.unique(vector[vector >= 0], return_counts=True)
-            _, part = np.unique(group[met] * (len(vector) + 1) + times, return_inverse=True)
-            group[met] = fresh + part
-            fresh += int(part.max(initial=-1)) + 1
+            met, times = _distinct(vector)
+            key = group[met] * (len(vector) + 1) + times
+            if (key == key[:1]).all():  # the usual case: nothing is told apart
+                group[met] = fresh
+                fresh += 1
+            else:
+                _, part = np.unique(key, return_inverse=True)
+                group[met] = fresh + part
+                fresh += int(part.max()) + 1
     free = np.flatnonzero(~alone & ~_mask(held, found.channels))
     drafts = []
     order = free[np.argsort(group[free], kind="stable")]
@@ -86,6 +91,14 @@ def _draft_together(found: Discovery, alone: npt.NDArray[np.bool_], held: dict[i
     return drafts
 
 
+def _distinct(vector: Indices) -> tuple[Indices, Indices]:
+    """The channels of a layer's axis in ascending order, and the number of times that each stands there."""
+    met = vector if vector.min(initial=0) >= 0 else vector[vector >= 0]
+    if (met[1:] > met[:-1]).all():
+        return met, np.ones(len(met), np.int64)
+    return np.unique(met, return_counts=True)
+
+
 def _mask(held: dict[int, str], channels: int) -> npt.NDArray[np.bool_]:
     mask = np.zeros(channels, dtype=bool)
     mask[np.fromiter(held, dtype=np.int64, count=len(held))] = True
@@ -94,27 +107,22 @@ def _mask(held: dict[int, str], channels: int) -> npt.NDArray[np.bool_]:
 
 def _draft_alone(found: Discovery, alone: npt.NDArray[np.bool_]) -> list[Draft]:
     """One draft per reader and stream; channels that one layer writes belong to the same stream."""
-    stream_of = np.arange(found.channels)
-    for vector in found.writes.values():
-        mine = np.unique(vector[vector >= 0])
-        mine = mine[alone[mine]]
-        if len(mine):
-            touched = np.unique(stream_of[mine])
-            stream_of[np.isin(stream_of, touched)] = touched[0]
+    if not alone.any():
+        return []
+    empty = np.zeros(0, dtype=np.int64)
+    written = [met[alone[met]] for met, _ in map(_distinct, found.writes.values())]
+    a = np.concatenate([empty, *(mine[:-1] for mine in written)])
+    b = np.concatenate([empty, *(mine[1:] for mine in written)])
+    stream_of, _ = components(found.channels, a, b)
     drafts = []
     for name, vector in found.reads.items():
-        mine = np.unique(vector[vector >= 0])
-        mine = mine[alone[mine]]
-        for stream in np.unique(stream_of[mine]):
-            parts = _by_occurrence(mine[stream_of[mine] == stream], vector)
-            drafts += [Draft(part, name, "stream", np.zeros(len(part), np.int64)) for part in parts]
+        met, times = _distinct(vector)
+        mine, times = met[alone[met]], times[alone[met]]
+        # Channels that arrive equally often, so that a reader's positions form a rectangle.
+        key = stream_of[mine] * (len(vector) + 1) + times
+        parts = [mine] if (key == key[:1]).all() else [mine[key == k] for k in np.unique(key)]
+        drafts += [Draft(part, name, "stream", np.zeros(len(part), np.int64)) for part in parts if len(part)]
     return drafts
-
-
-def _by_occurrence(channels: Indices, vector: Indices) -> list[Indices]:
-    """Channels that arrive equally often; so that a reader's positions form a rectangle."""
-    times = np.bincount(vector[vector >= 0], minlength=int(channels.max()) + 1)[channels]
-    return [channels[times == t] for t in np.unique(times)]
 
 
 def _merge_across(drafts: list[Draft], balances: tuple[Balance, ...], channels: int) -> list[Draft]:
@@ -260,7 +268,7 @@ class _Places:
     """Where the axes of layers carry which channel."""
 
     def __init__(self, vectors: Mapping[str, Indices], channels: int) -> None:
-        self.names = list(vectors)
+        self.vectors, self.names = vectors, list(vectors)
         empty = np.zeros(0, dtype=np.int64)
         layer = np.repeat(np.arange(len(vectors)), [len(v) for v in vectors.values()])
         position = np.concatenate([empty, *(np.arange(len(v)) for v in vectors.values())])
@@ -273,18 +281,33 @@ class _Places:
 
     def of(self, channels: Indices, only: str | None = None) -> list[tuple[str, Indices, Indices]]:
         """(layer, which of `channels` it has, their positions [n, m]), one for each layer and number of times m."""
+        if only is not None:
+            return self._parts(only, *_found_in(self.vectors[only], channels), len(channels))
         lengths = self.end[channels] - self.start[channels]
         rows = np.arange(lengths.sum()) + np.repeat(self.start[channels] - np.cumsum(lengths) + lengths, lengths)
         mine = np.repeat(np.arange(len(channels)), lengths)
         layer, position = self.layer[rows], self.position[rows]
-        wanted = np.unique(layer) if only is None else [self.names.index(only)]
         parts = []
-        for number in wanted:
+        for number in sorted(set(layer.tolist())):
             inside = layer == number
-            count = np.bincount(mine[inside], minlength=len(channels))
-            here = np.flatnonzero(count)
-            times, at = count[here], position[inside]
-            for m in sorted(set(times.tolist())):
-                some = np.repeat(times == m, times)
-                parts.append((self.names[number], here[times == m], at[some].reshape(-1, m)))
+            parts += self._parts(self.names[number], mine[inside], position[inside], len(channels))
         return parts
+
+    @staticmethod
+    def _parts(name: str, mine: Indices, at: Indices, count: int) -> list[tuple[str, Indices, Indices]]:
+        times = np.bincount(mine, minlength=count)
+        here = np.flatnonzero(times)
+        times = times[here]
+        if times.min() == times.max():
+            return [(name, here, at.reshape(len(here), -1))]
+        repeated = np.repeat(times, times)
+        return [(name, here[times == m], at[repeated == m].reshape(-1, m)) for m in np.unique(times).tolist()]
+
+
+def _found_in(vector: Indices, channels: Indices) -> tuple[Indices, Indices]:
+    """Where `channels` (ascending) stand in `vector`: which of them and at which position, by channel."""
+    place = np.minimum(np.searchsorted(channels, vector), len(channels) - 1)
+    at = np.flatnonzero(channels[place] == vector)
+    mine = place[at]
+    order = np.argsort(mine, kind="stable")
+    return mine[order], at[order]

@@ -45,10 +45,8 @@ def compact(labels: Tensor) -> Tensor:
     strides = labels.stride()
     if 0 not in strides:
         return labels
-    for dim, (size, stride) in enumerate(zip(labels.shape, strides, strict=True)):
-        if stride == 0 and size > 1:
-            labels = labels.narrow(dim, 0, 1)
-    return labels
+    sizes = [1 if stride == 0 and size > 1 else size for size, stride in zip(labels.shape, strides, strict=True)]
+    return labels.as_strided(sizes, strides)
 
 
 def varying(labels: Tensor) -> list[int]:
@@ -80,8 +78,15 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def broadcast_shape(a: torch.Size, b: torch.Size) -> torch.Size:
-    """The shape that two tensors have together."""
-    return torch.Size(torch.broadcast_shapes(a, b))  # type: ignore[no-untyped-call]
+    """The shape that two tensors broadcast to; as torch.broadcast_shapes, which takes much longer."""
+    if a == b:
+        return a
+    dims = max(len(a), len(b))
+    pairs = zip((1,) * (dims - len(a)) + a, (1,) * (dims - len(b)) + b, strict=True)
+    sizes = [n if m == 1 else m for m, n in pairs if m == n or 1 in (m, n)]
+    if len(sizes) < dims:
+        raise RuntimeError(f"tensors of shapes {tuple(a)} and {tuple(b)} do not broadcast")
+    return torch.Size(sizes)
 
 
 def broadcast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

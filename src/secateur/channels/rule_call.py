@@ -24,6 +24,7 @@ from secateur.channels.labels import (
     varying,
 )
 from secateur.channels.selection import selection_of
+from secateur.channels.units import Indices
 
 if TYPE_CHECKING:
     from secateur.channels.label_pass import LabelPass
@@ -40,7 +41,7 @@ class Call:
         self.record = labels.record
         values = labels.record.values
         self.args: tuple[Any, ...] = fx.node.map_arg(node.args, lambda n: values[n.name])
-        self.kwargs: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda n: values[n.name])
+        self.kwargs: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda n: values[n.name]) if node.kwargs else {}
         if node.op == "call_module" and self.args and isinstance(self.args[0], Tensor):
             self.args = (self._selected(self.args[0]), *self.args[1:])
 
@@ -91,8 +92,8 @@ class Call:
         """The labels along `dim`, or None if they vary along another dimension too."""
         small = compact(labels)
         for d in range(small.dim()):
-            if d != dim % small.dim():
-                if small.size(d) > 1 and not constant_along(small, d):
+            if d != dim % small.dim() and small.size(d) > 1:
+                if not constant_along(small, d):
                     return None
                 small = small.narrow(d, 0, 1)
         if labels.size(dim) != small.size(dim):  # expanded along dim itself: one label many times
@@ -151,19 +152,22 @@ class Call:
             self.hold(narrow, f"{self.what} spreads it over many channels")
             return wide.expand(broadcast_shape(a.shape, b.shape))
         shape = broadcast_shape(a.shape, b.shape)
-        a, b = broadcast(compact(a), compact(b))
-        united = torch.where(a >= 0, a, b)
-        both = (a >= 0) & (b >= 0) & (a != b)
-        if bool(both.any()):
-            self.record.unions.append((a[both].numpy(), b[both].numpy(), additive, self.node))
-        for one, other in ((a, b), (b, a)):
-            lone = (one >= 0) & (other < 0)
-            if bool(lone.any()):
-                kind = "zero padding" if bool((other[lone] == ZERO).any()) else "channels that cannot go"
-                self.record.holds.append((np.unique(one[lone].numpy()), f"{self.what} joins it with {kind}"))
+        united = self._meet(*(t.numpy() for t in broadcast(compact(a), compact(b))), additive)
+        return torch.from_numpy(united).expand(shape)
+
+    def _meet(self, a: Indices, b: Indices, additive: bool) -> Indices:
+        """Record which channels meet, and return the labels of the result."""
+        a_flows, b_flows = a >= 0, b >= 0
+        both = a_flows & b_flows & (a != b)
+        if both.any():
+            self.record.unions.append((a[both], b[both], additive, self.node))
+        for one, other, lone in ((a, b, a_flows & ~b_flows), (b, a, b_flows & ~a_flows)):
+            if lone.any():
+                kind = "zero padding" if (other[lone] == ZERO).any() else "channels that cannot go"
+                self.record.holds.append((np.unique(one[lone]), f"{self.what} joins it with {kind}"))
                 if additive:  # united with itself: an addition all the same, so the channel belongs to a stream
-                    self.record.unions.append((one[lone].numpy(), one[lone].numpy(), True, self.node))
-        return united.expand(shape)
+                    self.record.unions.append((one[lone], one[lone], True, self.node))
+        return a if a_flows.all() else np.where(a_flows, a, b)
 
     def unite_along(self, labels: Tensor, dim: int) -> None:
         """All channels along `dim` go together."""

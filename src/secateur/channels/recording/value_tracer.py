@@ -20,6 +20,7 @@ from secateur.channels.traced import Shapes, attribute_of
 # Facts of a tensor that do not depend on the number of channels.
 _INDEPENDENT = ("device", "dtype", "ndim", "layout", "is_cuda", "requires_grad", "is_quantized", "is_sparse")
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+_SPECIAL = (torch._C.ScriptMethod, torch._ops.HigherOrderOperator)  # torch.fx treats these in ways of their own
 _call_module = nn.Module.__call__  # before torch.fx patches it
 
 
@@ -32,6 +33,18 @@ class KnownProxy(fx.Proxy):
         if name in _INDEPENDENT:
             return getattr(value_of(self), name)
         return super().__getattr__(name)
+
+    @classmethod
+    def __torch_function__(
+        cls, orig_method: Any, types: Any, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None
+    ) -> fx.Proxy:
+        """As torch.fx does it, without searching all arguments for a tracer if the first one has it."""
+        if not args or type(args[0]) is not cls or isinstance(orig_method, _SPECIAL):
+            return super().__torch_function__(orig_method, types, args, kwargs)
+        tracer, name = args[0].tracer, orig_method.__name__
+        if torch.overrides.is_tensor_method_or_property(orig_method):
+            return tracer.create_proxy("call_method", name, args, kwargs or {})
+        return tracer.create_proxy("call_function", orig_method, args, kwargs or {}, name=name)
 
     def __len__(self) -> int:
         if isinstance(self.value, Tensor):  # a size like any other
@@ -90,8 +103,14 @@ class ValueTracer(fx.Tracer):
         return super().create_arg(a)
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Node:
-        """Without torch.fx's notes about the scope of each call, which take time and which we do not read."""
-        return self.graph.create_node(kind, target, args, kwargs, *rest, **options)
+        """Without torch.fx's record of the scope of each call and its search for symbolic sizes: both take time, and
+        are of no use here."""
+        node = self.graph.create_node(kind, target, (), {}, *rest, **options)
+        if args:
+            node.args = args
+        if kwargs:
+            node.kwargs = kwargs
+        return node
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Proxy:
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **options)
