@@ -15,7 +15,7 @@ from secateur.channels.label_pass import LabelPass
 from secateur.channels.label_record import Balance, Emitter, Record
 from secateur.channels.labels import present, tensors_in
 from secateur.channels.layer_trials import opaque_layers
-from secateur.channels.recording.tracing import trace_calls
+from secateur.channels.recording.tracing import left_as_found, record_calls
 from secateur.channels.rule_call import Call, Rule
 from secateur.channels.rulebook import find_rule, is_leaf
 from secateur.channels.rules import MIXING
@@ -50,12 +50,13 @@ class Discovery:
 
 
 def discover(model: nn.Module, example: Example) -> Discovery:
-    """Trace the network and follow its channels. To be called inside `left_as_found(model)`."""
-    traced = trace_calls(model, example, is_leaf)
-    opaque = opaque_layers(traced)
-    emit = Emitter()
-    record = LabelPass(traced, emit, find_rule, opaque).run()
-    _read_by_training(traced, example, emit, opaque, record)
+    """Trace the network and follow its channels. The model is not changed."""
+    with left_as_found(model):
+        traced = record_calls(model, example, is_leaf)
+        opaque = opaque_layers(traced)
+        emit = Emitter()
+        record = LabelPass(traced, emit, find_rule, opaque).run()
+        _read_by_training(traced, example, emit, opaque, record)
     return _number(traced, opaque, record, emit)
 
 
@@ -111,7 +112,7 @@ def _read_by_training(
     unseen = _unseen_layers(traced)
     if not unseen:
         return
-    training = trace_calls(traced.model, example, is_leaf, training=True)
+    training = record_calls(traced.model, example, is_leaf, training=True)
     extra = Record()  # its reads and writes are dropped: they are those of the first pass again
     LabelPass(training, emit, _rule_for_unseen(unseen), opaque, extra).run()
     record.unions += extra.unions
@@ -127,10 +128,9 @@ def _unseen_layers(traced: Traced) -> set[str]:
     called = set(traced.calls)
     unseen = set()
     for name, module in traced.model.named_modules():
-        if not any(True for _ in module.parameters(recurse=False)) or name in bare:
+        if name in called or name in bare or all(p is None for p in module._parameters.values()):
             continue
-        parents = [name[:i] for i, c in enumerate(name) if c == "."] + [name]
-        if not called.intersection(parents):
+        if not called.intersection(name[:i] for i, c in enumerate(name) if c == "."):
             unseen.add(name)
     return unseen
 

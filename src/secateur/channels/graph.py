@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
@@ -19,7 +18,6 @@ from secateur.channels.cost import Cost, Layer, cost_of, find_layers
 from secateur.channels.discovery import Discovery, discover
 from secateur.channels.grouping import make_units
 from secateur.channels.plan import Plan, checked_indices
-from secateur.channels.recording.tracing import left_as_found
 from secateur.channels.rulebook import find_rule, is_pass_through
 from secateur.channels.traced import Example
 from secateur.channels.units import Indices, Unit
@@ -301,6 +299,4 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select") -> Ch
         raise TraceError(f'streams must be "select" or "coupled", got {streams!r}')
     if not isinstance(model, nn.Module):
         raise TraceError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    with left_as_found(model), torch.no_grad():
-        found = discover(model, example)
-    return prove(ChannelGraph(found, example, streams))
+    return prove(ChannelGraph(discover(model, example), example, streams))

@@ -55,8 +55,10 @@ def opaque_layers(traced: Traced) -> dict[str, str]:
 def _tied_parameters(model: nn.Module) -> dict[str, str]:
     """Names of parameters that are one and the same tensor under two names -> the other name."""
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
     return {
         name: next(other for other in same if other != name)
         for same in names.values()

@@ -152,8 +152,8 @@ class Call:
             self.hold(narrow, f"{self.what} spreads it over many channels")
             return wide.expand(broadcast_shape(a.shape, b.shape))
         shape = broadcast_shape(a.shape, b.shape)
-        united = self._meet(*(t.numpy() for t in broadcast(compact(a), compact(b))), additive)
-        return torch.from_numpy(united).expand(shape)
+        a, b = broadcast(compact(a), compact(b))
+        return torch.from_numpy(self._meet(a.numpy(), b.numpy(), additive)).expand(shape)
 
     def _meet(self, a: Indices, b: Indices, additive: bool) -> Indices:
         """Record which channels meet, and return the labels of the result."""

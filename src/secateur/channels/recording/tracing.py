@@ -20,26 +20,31 @@ from secateur.channels.recording.value_tracer import ValueTracer, shapes_of
 from secateur.channels.traced import Example, Traced, attribute_of
 from secateur.errors import TraceError
 
+_LAZY = (UninitializedParameter, UninitializedBuffer)
 IsLeaf = Callable[[nn.Module], bool]
 
 
-def trace_calls(model: nn.Module, example: Example, is_leaf: IsLeaf, *, training: bool = False) -> Traced:
+def trace_calls(model: nn.Module, example: Example, is_leaf: IsLeaf) -> Traced:
+    """Record `model` in eval mode. The model is not changed: modes, random state, requires_grad and hooks stay."""
+    with left_as_found(model):
+        return record_calls(model, example, is_leaf)
+
+
+def record_calls(model: nn.Module, example: Example, is_leaf: IsLeaf, *, training: bool = False) -> Traced:
     """Record `model` in eval mode. With `training`, record its own code in training mode, with leaves in eval mode,
     up to the point where it cannot be followed.
 
-    The model is not changed: modes, random state, requires_grad and hooks are as they were.
+    Changes the modes of modules: call it inside `left_as_found(model)`.
     """
-    _refuse_lazy(model)
-    with left_as_found(model):
-        evaluate(model)
-        if training:
-            for module in model.modules():
-                module.training = not is_leaf(module)
-        arguments = read_arguments(model, example)
-        with _no_new_attributes(model):
-            tracer = _record(model, is_leaf, arguments, example, training)
-            names = {str(node.target) for node in tracer.graph.nodes if node.op == "get_attr"}
-            attributes = {name: attribute_of(model, name) for name in names}
+    _prepare(model)
+    if training:
+        for module in model.modules():
+            module.training = not is_leaf(module)
+    arguments = read_arguments(model, example)
+    with _no_new_attributes(model):
+        tracer = _record(model, is_leaf, arguments, example, training)
+        names = {str(node.target) for node in tracer.graph.nodes if node.op == "get_attr"}
+        attributes = {name: attribute_of(model, name) for name in names}
     return _traced(model, tracer, attributes)
 
 
@@ -96,9 +101,18 @@ def _run(tracer: ValueTracer, model: nn.Module, arguments: Arguments) -> fx.Grap
     return tracer.trace(model, concrete_args=dict(arguments.constants) or None)
 
 
-def evaluate(model: nn.Module) -> None:
-    """Put the model in eval mode, unless all of it is."""
-    if any(module.training for module in model.modules()):
+def _prepare(model: nn.Module) -> None:
+    """Check that all widths are known, and put the model in eval mode unless all of it is."""
+    training = False
+    for prefix, module in model.named_modules():
+        training |= module.training
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if isinstance(tensor, _LAZY):
+                raise TraceError(
+                    f"{prefix}{'.' if prefix else ''}{name} is not initialised yet: the model has lazy modules, whose "
+                    "widths are unknown. Run the model once on a real batch before tracing it."
+                )
+    if training:
         model.eval()
 
 
@@ -128,13 +142,3 @@ def _no_new_attributes(model: nn.Module) -> Iterator[None]:
             del model.__dict__[name]
         for name in set(model._buffers) - buffers:
             del model._buffers[name]
-
-
-def _refuse_lazy(model: nn.Module) -> None:
-    for prefix, module in model.named_modules():
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-                raise TraceError(
-                    f"{prefix}{'.' if prefix else ''}{name} is not initialised yet: the model has lazy modules, whose "
-                    "widths are unknown. Run the model once on a real batch before tracing it."
-                )
