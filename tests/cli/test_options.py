@@ -33,7 +33,7 @@ def test_how_images_are_divided_and_normalised() -> None:
 @pytest.mark.parametrize(
     "options, complaint",
     [
-        (DataOptions(mean="a,b"), "--mean should be numbers with commas between them, not 'a,b'"),
+        (DataOptions(mean="a,b"), "--mean must be numbers separated by commas, got 'a,b'"),
         (DataOptions(workers=-1), "workers must be at least 0, got -1"),
         (DataOptions(holdout="half"), "half"),
         (RequiredData("cifar10", data_root=Path("nowhere")), "cifar10 was not found in nowhere"),

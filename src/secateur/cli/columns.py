@@ -1,4 +1,4 @@
-"""Plain aligned columns that no terminal's width cuts: a narrow one wraps the lines, and a pipe gets them whole."""
+"""Tables as plain text with aligned columns. They are never truncated: a narrow terminal wraps the lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ GAP = "  "
 
 
 def columns(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = ()) -> str:
-    """Lines of text: the titles, then the rows; the columns in `numbers` are flush right."""
+    """The table as text: titles, then rows. Columns whose title is in `numbers` are right-aligned."""
     table = [list(titles), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in table) for column in range(len(titles))]
     lines = []

@@ -1,4 +1,4 @@
-"""What every verb shares: the console, the progress bar, and errors turned into exit codes."""
+"""What all verbs share: the console, the progress bar, and the exit codes of errors."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ T = TypeVar("T")
 console = Console(highlight=False)
 complaints = Console(stderr=True, highlight=False)
 
-EXIT_ERROR = 1  # something secateur knows to be wrong: bad input, a missing file, a target out of reach
+EXIT_ERROR = 1  # a SecateurError: wrong input, a missing file, a goal that cannot be reached
 EXIT_INTERRUPTED = 130
 
 
 def friendly(verb: Callable[P, T]) -> Callable[P, T]:
-    """Turn a SecateurError into one red line on stderr and exit code 1; let everything unexpected be a traceback."""
+    """Print a SecateurError as one red line on stderr and exit with code 1. Other exceptions give a traceback."""
 
     @functools.wraps(verb)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         columns = os.environ.get("COLUMNS", "")
-        if columns.isdigit():  # as it is now, not as it was when this module was imported
+        if columns.isdigit():  # it may have changed since this module was imported
             console.width = complaints.width = int(columns)
         try:
             return verb(*args, **kwargs)
@@ -60,7 +60,7 @@ def _escape(text: str) -> str:
 
 @contextmanager
 def progress(transient: bool = True) -> Iterator[Progress]:
-    """A progress bar with counts, time spent and time left, on stderr so that stdout stays clean for pipes."""
+    """A progress bar with counts, elapsed and remaining time. It is on stderr, so that stdout can be piped."""
     columns: list[Any] = [
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -75,9 +75,9 @@ def progress(transient: bool = True) -> Iterator[Progress]:
 
 @contextmanager
 def phases(speaks: bool = True) -> Iterator[Callable[[str, int, int, str], None]]:
-    """A bar for each phase, made when it is first heard of: show(phase, done, total, note).
+    """One progress bar per phase, added when the phase first reports: show(phase, done, total, note).
 
-    Of several processes only the one that speaks shows anything.
+    speaks: whether this process shows anything; of several processes only one should.
     """
     with progress() as bar:
         tasks: dict[str, TaskID] = {}
@@ -91,6 +91,11 @@ def phases(speaks: bool = True) -> Iterator[Callable[[str, int, int, str], None]
         yield show
 
 
+def note_untrained() -> None:
+    """Tell the user that the network has its initial weights."""
+    complaints.print("[yellow]note:[/] no --weights were given, so the network is untrained")
+
+
 def names_in(given: Sequence[str]) -> list[str]:
-    """The names of an option that may be repeated, and may hold several with commas between them."""
+    """The names in an option that can be repeated and can contain several names, separated by commas."""
     return [name.strip() for text in given for name in text.split(",") if name.strip()]

@@ -16,7 +16,7 @@ DEMO_MODEL, DEMO_DATA, DEMO_EPOCHS = "resnet8", "digits", 30
 
 
 def demo_network(images: ImageData, seed: int = 0, rank: int = 0) -> nn.Module:
-    """The demo's network: from its weight file, or trained now and saved for the next time."""
+    """The network of the demo: loaded if it was trained before, otherwise trained and saved."""
     from safetensors.torch import save
 
     from secateur.base.atomic_files import write_atomically

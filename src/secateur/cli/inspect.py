@@ -1,4 +1,4 @@
-"""secateur inspect: what a network is made of, what a plan takes from it, and what must stay."""
+"""`secateur inspect`: layers and units of a network, the effect of a plan, and what cannot be pruned."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from secateur.cli.common import console, friendly
+from secateur.cli.options import Classes, Model, Size, Streams
 
 if TYPE_CHECKING:
     from secateur.channels.cost import Cost
@@ -28,16 +29,14 @@ Examples:
 
 @friendly
 def command(
-    model: Annotated[
-        str, typer.Argument(help="A registered name, torchvision:NAME, timm:NAME or package.module:factory.")
-    ],
-    plan: Annotated[Path | None, typer.Option(help="A plan.json: show what it takes from each layer.")] = None,
-    streams: Annotated[str, typer.Option(help='How additions are treated: "select" or "coupled".')] = "select",
-    size: Annotated[int | None, typer.Option(help="Height and width of the input image.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    model: Model,
+    plan: Annotated[Path | None, typer.Option(help="A plan.json: show what it removes from each layer.")] = None,
+    streams: Streams = "select",
+    size: Size = None,
+    classes: Classes = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a network's layers, its prunable units, and what is frozen and why."""
+    """Show a network's layers, its prunable units, and which channels are frozen and why."""
     import torch
 
     from secateur.channels.graph import trace
@@ -68,8 +67,7 @@ command.__doc__ = f"{command.__doc__}\n{EXAMPLES}"
 def _print_head(name: str, graph: ChannelGraph, cost: Cost | None, shape: tuple[int, ...]) -> None:
     image = " x ".join(str(n) for n in shape)
     console.print(
-        f"[bold]{name}[/] on {image}: {_big(graph.macs)} MACs, {_big(graph.params)} weights, {len(graph.units)} units, "
-        f"{len(graph.prunable)} of {sum(not x.depthwise for x in graph.layers.values())} layers prunable",
+        f"[bold]{name}[/] on {image}: {_big(graph.macs)} MACs, {_big(graph.params)} weights, {len(graph.units)} units",
         soft_wrap=True,
     )
     if cost is not None:
@@ -81,7 +79,9 @@ def _print_head(name: str, graph: ChannelGraph, cost: Cost | None, shape: tuple[
 
 
 def _layer_table(graph: ChannelGraph, cost: Cost | None) -> Table:
-    table = Table(title="Layers", title_justify="left", box=None, pad_edge=False)
+    whole = sum(not layer.depthwise for layer in graph.layers.values())
+    title = f"Layers ({len(graph.prunable)} of {whole} can be pruned)"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("layer", overflow="fold")
     for title in ("channels", "weights", "MACs", *(("pruned weights", "pruned MACs", "removed") if cost else ())):
         table.add_column(title, justify="right")
@@ -89,11 +89,8 @@ def _layer_table(graph: ChannelGraph, cost: Cost | None) -> Table:
         row = [name, f"{layer.inputs} → {layer.outputs}", _big(layer.params), _big(layer.macs)]
         if cost is not None:
             now = cost.layers[name]
-            row[1] += (
-                ""
-                if (now.inputs, now.outputs) == (layer.inputs, layer.outputs)
-                else (f"  ⇒  {now.inputs} → {now.outputs}")
-            )
+            if (now.inputs, now.outputs) != (layer.inputs, layer.outputs):
+                row[1] += f"  ⇒  {now.inputs} → {now.outputs}"
             row += [_big(now.params), _big(now.macs), _share(layer.macs, now.macs)]
         table.add_row(*row)
     total = ["[bold]total[/]", "", f"[bold]{_big(graph.params)}[/]", f"[bold]{_big(graph.macs)}[/]"]
@@ -104,18 +101,20 @@ def _layer_table(graph: ChannelGraph, cost: Cost | None) -> Table:
 
 
 def _unit_table(graph: ChannelGraph, removed: dict[str, int] | None) -> Table:
-    table = Table(title="\nUnits (scored and pruned together)", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title="\nUnits (channels that are scored and pruned together)", title_justify="left", box=None, pad_edge=False
+    )
     table.add_column("unit", overflow="fold")
     table.add_column("kind")
     table.add_column("width", justify="right")
-    table.add_column("goes in", justify="right")
+    table.add_column("in steps of", justify="right")
     table.add_column("read by", overflow="ellipsis", no_wrap=True)
     if removed is not None:
         table.add_column("removed", justify="right")
     for unit in graph.units.values():
         readers = list(dict.fromkeys(r.module for r in unit.readers))
         read_by = readers[0] + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
-        row = [unit.name, unit.kind, str(unit.width), f"{unit.granule}s", read_by]
+        row = [unit.name, unit.kind, str(unit.width), str(unit.granule), read_by]
         table.add_row(*row, *([str(removed[unit.name])] if removed is not None else []))
     return table
 
@@ -124,7 +123,7 @@ def _print_frozen(graph: ChannelGraph) -> None:
     reasons: dict[str, list[str]] = {}
     for name, reason in graph.frozen.items():
         reasons.setdefault(reason, []).append(name)
-    console.print(f"\nFrozen ({len(graph.frozen)}): these channels stay")
+    console.print(f"\nFrozen ({len(graph.frozen)}): these channels cannot be removed")
     for reason, names in reasons.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         console.print(f"  {', '.join(names[:3])}{more}: {reason}", markup=False)
@@ -138,10 +137,7 @@ def _facts(name: str, graph: ChannelGraph, cost: Cost | None) -> dict[str, Any]:
         "fingerprint": graph.fingerprint,
         "macs": graph.macs,
         "params": graph.params,
-        "layers": {
-            n: {"inputs": x.inputs, "outputs": x.outputs, "macs": x.macs, "params": x.params, "depthwise": x.depthwise}
-            for n, x in graph.layers.items()
-        },
+        "layers": {n: {**_layer_facts(x), "depthwise": x.depthwise} for n, x in graph.layers.items()},
         "units": {
             u.name: {
                 "kind": u.kind,
@@ -159,16 +155,17 @@ def _facts(name: str, graph: ChannelGraph, cost: Cost | None) -> dict[str, Any]:
         facts["pruned"] = {
             "macs": cost.macs,
             "params": cost.params,
-            "layers": {
-                n: {"inputs": x.inputs, "outputs": x.outputs, "macs": x.macs, "params": x.params}
-                for n, x in cost.layers.items()
-            },
+            "layers": {n: _layer_facts(x) for n, x in cost.layers.items()},
         }
     return facts
 
 
+def _layer_facts(layer: Any) -> dict[str, int]:
+    return {name: getattr(layer, name) for name in ("inputs", "outputs", "macs", "params")}
+
+
 def _big(number: int) -> str:
-    """1234567 -> 1.23 M, as the paper's tables write it."""
+    """1234567 -> 1.23 M, as in the paper's tables."""
     for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
         if number >= unit:
             return f"{number / unit:.2f}{suffix}"

@@ -1,4 +1,4 @@
-"""A network from what was typed: a name, NAME=WEIGHTS, or the folder of a pruned network."""
+"""Networks from the command line: a name, NAME=WEIGHTS, or the folder of a pruned network."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Network:
-    """A network and what is known of it."""
+    """A network and what is known about it."""
 
     name: str
     model: nn.Module
     shape: tuple[int, ...]  # channels, height, width of an image
     plan: Plan | None = None
-    original: nn.Module | None = None  # the unpruned network of the same class, with fresh weights
+    original: nn.Module | None = None  # the unpruned network with initial weights
 
     def example(self) -> Tensor:
         """One image of noise."""
@@ -34,9 +34,9 @@ class Network:
 
 
 def open_network(typed: str, *, model: str | None = None, classes: int | None = None) -> Network:
-    """`typed` is a folder that `secateur prune` or `secateur.save` wrote, a model's name, or NAME=WEIGHTS.
+    """The network that `typed` names: a folder of `secateur prune` or `secateur.save`, a model's name, or NAME=WEIGHTS.
 
-    model, classes: the original network of a folder that does not say it itself.
+    model, classes: name and number of classes of the original network, if the folder does not record them.
     """
     if (Path(typed) / "plan.json").exists():
         return _from_folder(Path(typed), model, classes)
@@ -49,7 +49,7 @@ def open_network(typed: str, *, model: str | None = None, classes: int | None = 
 def trained_networks(
     models: list[str], weights: Path | None, found: ImageData, device: str | None, seed: int
 ) -> dict[str, nn.Module]:
-    """name -> trained network, on the device."""
+    """The trained networks by name, on the device. `models` are NAME or NAME=WEIGHTS."""
     from secateur.cli.opening import open_model
     from secateur.cli.options import DeviceOptions
 
@@ -84,11 +84,11 @@ def _from_folder(folder: Path, model: str | None, classes: int | None) -> Networ
     asked = _asked(folder)
     name = model or asked.get("model")
     if name is None:
-        raise ModelError(f"{folder} does not say which network it was made from: pass --model NAME")
+        raise ModelError(f"{folder} does not record its original network: pass --model NAME")
     plan = Plan.load(folder / "plan.json")
     shape = tuple(plan.example["shape"][1:]) if isinstance(plan.example, dict) and "shape" in plan.example else ()
     if not shape:
-        raise ModelError(f"{folder}: the network takes several inputs; use secateur.load and secateur.export in Python")
+        raise ModelError(f"{folder}: the network has several inputs; use secateur.load and secateur.export in Python")
     arguments: dict[str, Any] = {}
     count = classes or num_classes(str(asked.get("data", "")))
     if count is not None:
@@ -100,7 +100,7 @@ def _from_folder(folder: Path, model: str | None, classes: int | None) -> Networ
 
 
 def _asked(folder: Path) -> dict[str, Any]:
-    """What `secateur prune` was asked for, if it wrote the folder."""
+    """The options of `secateur prune`, if it wrote the folder."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("command")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A model and a data set from what was typed: the same for every verb that takes both."""
+"""Models and data sets from the options of the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from secateur.errors import DataError
 if TYPE_CHECKING:
     from torch import nn
 
-    from secateur.zoo.data import ImageData
+    from secateur.zoo.data import ImageData, Part
 
 
 def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
@@ -20,7 +20,14 @@ def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
     try:
         return tuple(float(word) for word in text.replace(",", " ").split())
     except ValueError as error:
-        raise DataError(f"{option} should be numbers with commas between them, not {text!r}") from error
+        raise DataError(f"{option} must be numbers separated by commas, got {text!r}") from error
+
+
+def checked_part(part: str) -> Part:
+    """`part` as train, holdout or test; anything else is a DataError."""
+    if part not in ("train", "holdout", "test"):
+        raise DataError(f"--part must be train, holdout or test; got {part!r}")
+    return part  # type: ignore[return-value]
 
 
 def open_data(
@@ -34,7 +41,7 @@ def open_data(
     holdout: str = "train:0.1",
     seed: int = 0,
 ) -> ImageData:
-    """The data set, its images of the size that the model takes unless `size` says otherwise."""
+    """The data set, with images of the size that the model takes unless `size` is given."""
     from secateur.zoo.data import load
 
     return load(
@@ -49,7 +56,7 @@ def open_data(
 
 
 def open_model(name: str, data: ImageData, weights: Path | None = None, *, seed: int = 0) -> nn.Module:
-    """The named network for the data's classes and channels, its initial weights drawn from `seed`, or from a file."""
+    """The named network for the data's classes and channels, with weights from a file or drawn with `seed`."""
     from secateur.base.preserve_state import generators_kept
     from secateur.zoo.models import config, create, load_weights
 

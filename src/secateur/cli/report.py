@@ -1,4 +1,4 @@
-"""secateur report: the page of a finished run or study, written again."""
+"""`secateur report`: write the report of a finished run or study again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from secateur.cli.common import console, friendly
 @friendly
 def command(
     run_folder: Annotated[Path, typer.Argument(help="Folder of a finished run or study.")],
-    out: Annotated[Path | None, typer.Option(help="File to write; report.html in that folder by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; by default report.html in that folder.")] = None,
 ) -> None:
-    """Write the report of a finished run or study: one HTML page, complete in itself.
+    """Write the report of a finished run or study: one self-contained HTML page.
 
     Examples:
 
