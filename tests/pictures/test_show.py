@@ -1,4 +1,4 @@
-"""Pictures of channels: projections against numpy and scikit-learn, maps against plain hooks, files as promised."""
+"""Pictures of channels: projections against numpy and scipy, maps against plain hooks, files as promised."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 import typer
 from PIL import Image
 from safetensors.torch import save_file
-from sklearn.decomposition import PCA
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from typer.testing import CliRunner
 
 import secateur as sc
 from secateur import studies
 from secateur.cli import show
 from secateur.errors import DataError, ScoreError
-from secateur.pictures.projections import discriminant_axes, principal_axes, told_apart
-from secateur.pictures.unit_and_images import find_unit, images_of, spread_classes
+from secateur.pictures.image_choice import images_of, spread_classes
+from secateur.pictures.projections import discriminant_axes, nearest_to_own_class, principal_axes
+from secateur.pictures.unit_choice import find_unit
 from secateur.zoo.models import create
 from tests.pictures.test_feature_maps import entering
 from tests.running.toys import HOLDOUT, TRAIN, trained
@@ -53,20 +53,29 @@ def test_principal_components_are_those_of_the_covariance() -> None:
     assert (axes.directions[np.abs(axes.directions).argmax(0), [0, 1]] > 0).all()  # always facing the same way
 
 
-def test_discriminants_are_scikit_learns() -> None:
+def fisher(x: Any, labels: Any) -> Any:
+    """x on the two directions with the largest w^T S_B w / w^T S_W w, by scipy's generalised eigenvectors."""
+    means = np.stack([x[labels == c].mean(0) for c in range(4)])[labels]
+    within, between = np.cov((x - means).T), np.cov(means.T)
+    _, vectors = scipy.linalg.eigh(between, within)
+    return (x - x.mean(0)) @ vectors[:, [-1, -2]]
+
+
+def test_discriminants_maximise_the_ratio_of_scatters() -> None:
     x, labels = blobs(200, 9)
-    expected = LinearDiscriminantAnalysis(solver="svd", tol=1e-9).fit(x, labels).transform(x)[:, :2]
     found = discriminant_axes(x, labels)(x)
+    expected = fisher(np.delete(x, 3, 1), labels)  # without the pixel that never varies, which has no scatter
     same_up_to_sign(found / found.std(0), expected / expected.std(0))
     inside = found - np.stack([found[labels == c].mean(0) for c in range(4)])[labels]
-    assert inside.T @ inside / (200 - 4) == pytest.approx(np.eye(2), abs=1e-9)  # in units of the spread within classes
+    assert np.corrcoef(inside.T) == pytest.approx(np.eye(2), abs=1e-9)
+    assert inside[:, 0].std() == pytest.approx(inside[:, 1].std())  # in units of the spread within classes
 
 
 def test_more_pixels_than_images_are_reduced_first() -> None:
     x, labels = blobs(60, 100)
+    left, spread, _ = np.linalg.svd(x - x.mean(0), full_matrices=False)
     components = (60 - 4) // 4
-    reduced = PCA(components).fit_transform(x)
-    expected = LinearDiscriminantAnalysis(solver="svd", tol=1e-9).fit(reduced, labels).transform(reduced)[:, :2]
+    expected = fisher(left[:, :components] * spread[:components], labels)
     found = discriminant_axes(x, labels)(x)
     same_up_to_sign(found / found.std(0), expected / expected.std(0))
 
@@ -80,7 +89,7 @@ def test_maps_that_never_vary_stay_in_one_point() -> None:
 def test_nearest_to_the_own_class() -> None:
     fitted, labels = np.array([[0.0, 0], [0, 2], [10, 0], [10, 2]]), np.array([3, 3, 8, 8])
     drawn = np.array([[1.0, 1], [9, 1], [4, 1], [6, 9]])
-    assert told_apart(fitted, labels, drawn, np.array([3, 8, 8, 8])) == 0.75
+    assert nearest_to_own_class(fitted, labels, drawn, np.array([3, 8, 8, 8])) == 0.75
 
 
 def test_which_unit_is_meant() -> None:
@@ -89,7 +98,7 @@ def test_which_unit_is_meant() -> None:
     assert find_unit(graph, "conv2") == "conv1:out"  # conv2 writes to the stream: what it reads
     assert find_unit(graph) == "wide:out"  # the second private one
     assert find_unit(sc.trace(create("lenet5"), torch.zeros(1, 1, 32, 32))) == "conv2:out"
-    with pytest.raises(ScoreError, match="'wide_out'; near it: wide:out"):
+    with pytest.raises(ScoreError, match="'wide_out': did you mean wide:out"):
         find_unit(graph, "wide_out")
 
 
@@ -110,7 +119,7 @@ def gsd() -> Any:
 def test_separation_shows_the_maps_and_their_projections(gsd: Any) -> None:
     model = trained()
     found = studies.separation(
-        sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1, 2, 3], unit="conv1", each=2, points=20, images=None
+        sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1, 2, 3], layer="conv1", each=2, points=20, num_images=None
     )
     images, labels = (torch.cat(parts) for parts in zip(*HOLDOUT, strict=True))
     places = [torch.nonzero(labels == c)[:20, 0] for c in range(4)]
@@ -124,23 +133,24 @@ def test_separation_shows_the_maps_and_their_projections(gsd: Any) -> None:
         for c in range(4):
             assert np.array_equal(seen.maps[c], maps[places[c][:2], seen.channel].numpy())
         flat = maps[torch.cat(places), seen.channel].flatten(1).double().numpy()
-        expected = PCA(2, svd_solver="full").fit(flat[::2]).transform(flat[1::2])  # half to fit, half to draw
+        _, _, rows = np.linalg.svd(flat[::2] - flat[::2].mean(0))  # half to fit, half to draw
+        expected = (flat[1::2] - flat[::2].mean(0)) @ rows[:2].T
         same_up_to_sign(seen.projections["PCA"].points, expected)
         assert set(seen.projections) == {"PCA", "LDA"}
     assert np.array_equal(found.labels, np.repeat(np.arange(4), 10))
     given = studies.separation(
-        sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1], unit="conv1", weak=7, strong=7, each=1, points=4
+        sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1], layer="conv1", weak=7, strong=7, each=1, points=4
     )
     assert given.weak.channel == given.strong.channel == 7
     assert set(given.weak.projections) == {"PCA"}  # two classes have one discriminant only
-    with pytest.raises(ScoreError, match="0 to 23, and no channel 24"):
-        studies.separation(sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1], unit="conv1", weak=24)
+    with pytest.raises(ScoreError, match="0 to 23, but not 24"):
+        studies.separation(sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1], layer="conv1", weak=24)
 
 
 def test_averages_are_over_the_strongest(gsd: Any) -> None:
     model = trained()
     graph = sc.trace(model, EXAMPLE)
-    found = studies.channels_shown(graph, TRAIN, HOLDOUT, [3, 1], unit="conv1", top=5, skip=1, images=None)
+    found = studies.channels_shown(graph, TRAIN, HOLDOUT, [3, 1], layer="conv1", top=5, skip=1, num_images=None)
     images, labels = (torch.cat(parts) for parts in zip(*HOLDOUT, strict=True))
     second = [int(torch.nonzero(labels == c)[1, 0]) for c in (3, 1)]
     maps = entering(model, "conv2", images[second]).numpy()  # [2, 24, 6, 6]
@@ -156,7 +166,7 @@ def test_averages_are_over_the_strongest(gsd: Any) -> None:
     assert (found.weak, found.strong) == (loud[0], loud[-1])
     assert np.array_equal(found.weak_maps, maps[:, loud[0]]) and np.array_equal(found.strong_maps, maps[:, loud[-1]])
     assert found.notes == (  # no norm comes between conv1 and conv2 there
-        "These channels go through no batch norm of their own: the filters' L2 norm stands in for it.",
+        "These channels pass through no batch norm of their own: the filters' L2 norm is used instead.",
     )
     assert len(graph.units) == 4  # the view on one unit is not the caller's graph
 
@@ -180,12 +190,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("verb", "words", "text"),
     [
         ("separation", "--points 12 --each 2", "LDA 1"),
-        ("channels", "--rows 3 --metric l1,gsd --top 4", "by L1 norm"),
+        ("channels", "--rows 3 --metrics l1,gsd --top 4", "by L1 norm"),
     ],
 )
 def test_the_verbs(verb: str, words: str, text: str, weights: Path, tmp_path: Path) -> None:
     for folder in ("one", "two"):
-        options = f"--images 100 --device cpu {words}".split()
+        options = f"--num-images 100 --device cpu {words}".split()
         done = secateur(verb, "lenet5", "--weights", weights, *options, "--out", tmp_path / folder)
         assert done.exit_code == 0, done.output
         assert f"written: {tmp_path / folder / verb}.png" in done.output and "conv2:out" in done.output
@@ -205,13 +215,13 @@ def test_without_arguments_the_demos_network(weights: Path, tmp_path: Path, monk
     kept = Path("runs/base-resnet8-digits/model.safetensors")
     kept.parent.mkdir(parents=True)
     save_file(create("resnet8", num_classes=10, in_channels=1).state_dict(), kept)
-    done = secateur("channels", "--images", "40", "--device", "cpu")
+    done = secateur("channels", "--num-images", "40", "--device", "cpu")
     assert done.exit_code == 0, done.output
-    assert "layer2.0.conv1:out: weakest by gsd" in done.output
+    assert "layer2.0.conv1:out: by gsd, channel" in done.output
     assert Path("runs/show-resnet8-digits/channels.png").exists()
 
 
 def test_what_is_wrong_is_said(weights: Path) -> None:
     done = secateur("channels", "lenet5", "--weights", weights, "--layer", "conv9")
-    assert done.exit_code == 1 and "near it: conv" in done.output
+    assert done.exit_code == 1 and "did you mean conv" in done.output
     assert secateur("channels", "lenet5", "--part", "tests").exit_code == 1

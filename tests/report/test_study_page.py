@@ -16,7 +16,7 @@ from secateur.cli import report as verb
 from secateur.errors import FileError
 from secateur.pictures.drawing import COLUMN, figure, legend, line, save
 from secateur.report.study_page import is_study, write_study_report
-from secateur.studies.folder import StudyFolder
+from secateur.studies.folder import Provenance, StudyFolder
 from tests.report.runs import Page
 
 ROWS: list[dict[str, Any]] = [
@@ -41,11 +41,12 @@ ROWS: list[dict[str, Any]] = [
     },
 ]
 ASKED = {"networks": ["resnet8=w & w.safetensors"], "ratios": [0.1, 0.4], "seed": 0, "device": None, "exact": True}
+COMMAND = "secateur study effectiveness 'a <b>' --data digits"
 
 
 def make_study(path: Path, pictures: bool = True) -> Path:
     """A finished study with a picture."""
-    study = StudyFolder(path, "effectiveness", ASKED, "secateur study effectiveness 'a <b>' --data digits")
+    study = StudyFolder(path, "effectiveness", ASKED, Provenance(command=COMMAND))
     study.start()
     drawn = []
     if pictures:
@@ -167,7 +168,7 @@ def test_which_folders_are_studies(study: Path, run: Path, tmp_path: Path) -> No
     assert is_study(study) and not is_study(run) and not is_study(tmp_path) and not is_study(tmp_path / "none")
     (study / "study.json").unlink()
     assert is_study(study)
-    with pytest.raises(FileError, match="not finished; the same command again"):
+    with pytest.raises(FileError, match="not finished; run the same command again"):
         write_study_report(study)
     with pytest.raises(FileError, match="is not a folder"):
         write_study_report(tmp_path / "none")

@@ -12,7 +12,8 @@ from torch import nn
 
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy, evaluate
-from secateur.pictures.run_pictures import load_pictures, some_images
+from secateur.pictures.image_choice import some_images
+from secateur.pictures.run_pictures import load_pictures
 from secateur.running.compress import compress
 from secateur.running.pictures import _names
 from secateur.scoring.scores import load_scores
@@ -66,9 +67,9 @@ def test_small_and_only_in_the_first_round(done: Any) -> None:
 
 
 def test_inputs_that_are_no_images_give_no_pictures() -> None:
-    assert some_images([{"x": {"a": torch.ones(2, 3)}, "y": torch.tensor([0, 1])}], 0) is None
-    assert some_images([(torch.ones(2, 3), torch.tensor([0, 1]))], 0) is None
-    assert some_images([], 0) is None
+    assert some_images([{"x": {"a": torch.ones(2, 3)}, "y": torch.tensor([0, 1])}], 0, 4) is None
+    assert some_images([(torch.ones(2, 3), torch.tensor([0, 1]))], 0, 4) is None
+    assert some_images([], 0, 4) is None
 
 
 def test_another_class_may_come_in_a_later_batch() -> None:

@@ -18,8 +18,8 @@ from secateur.scoring.metrics import METRICS
 from secateur.scoring.sampling import sampled
 from secateur.studies import read_study
 from secateur.studies.contenders import contenders
-from secateur.studies.effectiveness_study import study as effectiveness_study
-from secateur.studies.fast_evaluate import accuracy_of, held
+from secateur.studies.effectiveness_study import comparison
+from secateur.studies.fast_evaluate import accuracy_of, in_memory
 from secateur.studies.work_sharing import wait_until
 from tests.cli.typed import lines, secateur
 from tests.processes import torchrun
@@ -57,7 +57,7 @@ def test_accuracy_is_that_of_weights_zeroed_by_hand(tmp_path: Path) -> None:
 
 
 def test_ratio_nought_is_the_base_and_all_points_are_there(tmp_path: Path) -> None:
-    rows = compared(tmp_path, metrics=["all"], ratios=(0.25,), images=96, map_images=40)
+    rows = compared(tmp_path, metrics=["all"], ratios=(0.25,), num_images=96, num_map_images=40)
     assert [(row["metric"], row["ratio"]) for row in rows] == [(m, r) for m in METRICS for r in (0.0, 0.25)]
     (base,) = {row["accuracy"] for row in rows if row["ratio"] == 0}
     assert_accuracy(base / 100, trained(), TEST, printed=ROUNDED)
@@ -73,15 +73,15 @@ def test_ratio_nought_is_the_base_and_all_points_are_there(tmp_path: Path) -> No
 def test_pruned_for_speed_and_zeroed_agree(tmp_path: Path) -> None:
     graph = sc.trace(trained(), TEST[0][0][:1])
     plan = sc.uniform(graph, sc.score(graph, None, "l2"), 0.4)
-    quick = accuracy_of(sc.prune(graph, plan), graph, held(TEST))
+    quick = accuracy_of(sc.prune(graph, plan), graph, in_memory(TEST))
     with sc.zeroed(graph, plan):
         slow = sc.evaluate(graph.model, TEST)
         assert_accuracy(quick.top1, graph.model, TEST)
-    assert quick.images == slow.images and quick.loss == pytest.approx(slow.loss, rel=1e-5)
+    assert quick.num_images == slow.num_images and quick.loss == pytest.approx(slow.loss, rel=1e-5)
 
 
 def test_same_seed_same_table_and_seeds_have_a_spread(tmp_path: Path) -> None:
-    words: dict[str, Any] = {"metrics": ["random", "l1"], "seeds": (0, 1, 2)}
+    words: dict[str, Any] = {"metrics": ["random", "l1"], "num_seeds": 3}
     rows = compared(tmp_path / "a", **words)
     assert compared(tmp_path / "b", **words) == rows
     assert (tmp_path / "a" / "table.csv").read_bytes() == (tmp_path / "b" / "table.csv").read_bytes()
@@ -97,7 +97,7 @@ def test_same_seed_same_table_and_seeds_have_a_spread(tmp_path: Path) -> None:
 def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = compared(tmp_path / "whole", metrics=["gsd", "random"])
     cuts, passes = [], []
-    cut, score = effectiveness_study.pruned_or_same, effectiveness_study.scored
+    cut, score = comparison.pruned_or_same, comparison.scored
 
     def counted(*words: Any) -> nn.Module:
         cuts.append(words)
@@ -105,8 +105,8 @@ def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypat
             raise KeyboardInterrupt
         return cut(*words)
 
-    monkeypatch.setattr(effectiveness_study, "pruned_or_same", counted)
-    monkeypatch.setattr(effectiveness_study, "scored", lambda *words: passes.append(words) or score(*words))
+    monkeypatch.setattr(comparison, "pruned_or_same", counted)
+    monkeypatch.setattr(comparison, "scored", lambda *words: passes.append(words) or score(*words))
     with pytest.raises(KeyboardInterrupt):
         compared(tmp_path / "stopped", metrics=["gsd", "random"])
     assert len(list((tmp_path / "stopped" / "rows").iterdir())) == 4  # gsd's three, and random's 0 without a cut
@@ -120,23 +120,23 @@ def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypat
 
 def test_more_ratios_and_seeds_are_added_to_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random channels differ from seed to seed, so that no row can stand in for another."""
-    words: dict[str, Any] = {"metrics": ["random"], "images": 32}
-    whole = compared(tmp_path / "whole", ratios=(0.1, 0.25, 0.5), seeds=(0, 1), **words)
-    compared(tmp_path / "some", ratios=(0.25, 0.5), seeds=(0,), **words)
+    words: dict[str, Any] = {"metrics": ["random"], "num_images": 32}
+    whole = compared(tmp_path / "whole", ratios=(0.1, 0.25, 0.5), num_seeds=2, **words)
+    compared(tmp_path / "some", ratios=(0.25, 0.5), num_seeds=1, **words)
     measured: list[tuple[float, int]] = []
-    real = effectiveness_study._Study._measure
+    real = comparison.MetricComparison._measure
 
     def counted(self: Any, piece: Any, *rest: Any) -> Any:
         measured.append((piece.ratio, piece.seed))
         return real(self, piece, *rest)
 
-    monkeypatch.setattr(effectiveness_study._Study, "_measure", counted)
-    more = compared(tmp_path / "some", ratios=(0.1, 0.25, 0.5), seeds=(0, 1), **words)
+    monkeypatch.setattr(comparison.MetricComparison, "_measure", counted)
+    more = compared(tmp_path / "some", ratios=(0.1, 0.25, 0.5), num_seeds=2, **words)
     assert sorted(measured) == [(0.1, 0), (0.1, 1), (0.25, 1), (0.5, 1)]  # ratio 0 is the same network for all
     assert more == whole
     assert read_study(tmp_path / "some")["asked"]["ratios"] == [0.1, 0.25, 0.5]
-    with pytest.raises(RunError, match="images was 32 and is 48 now"):
-        compared(tmp_path / "some", ratios=(0.1,), seeds=(0, 1), **{**words, "images": 48})
+    with pytest.raises(RunError, match="num_images was 32 and is 48 now"):
+        compared(tmp_path / "some", ratios=(0.1,), num_seeds=2, **{**words, "num_images": 48})
 
 
 def test_one_pass_serves_all_moment_metrics_and_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +161,8 @@ def test_inner_leaves_the_stream_and_all_does_not(tmp_path: Path) -> None:
 
 
 def test_repaired_and_retrained_beside_the_cut(tmp_path: Path) -> None:
-    rows = compared(
-        tmp_path, metrics=["l1"], ratios=(0.5,), repair="solve", repair_images=64, epochs=1, preset="cosine", lr=0.01
-    )
+    words: dict[str, Any] = {"repair": "solve", "num_repair_images": 64, "epochs": 1, "preset": "cosine", "lr": 0.01}
+    rows = compared(tmp_path, metrics=["l1"], ratios=(0.5,), **words)
     assert rows[0]["repaired"] == rows[0]["accuracy"]  # nothing was cut, and nothing is mended
     graph = sc.trace(trained(), TEST[0][0][:1])
     inner = [name for name, unit in graph.units.items() if unit.kind == "private"]
@@ -179,7 +178,7 @@ def test_repaired_and_retrained_beside_the_cut(tmp_path: Path) -> None:
 def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(DecideError, match="fractions removed"):
         compared(tmp_path, ratios=(1.0,))
-    with pytest.raises(DecideError, match="units must be one of inner, all"):
+    with pytest.raises(DecideError, match="inner, all"):
         compared(tmp_path, units="outer")
     with pytest.raises(ScoreError, match="there is no metric called 'g-sd': did you mean gsd"):
         compared(tmp_path, metrics=["g-sd"])
@@ -198,7 +197,8 @@ def test_own_functions_and_options_are_contenders() -> None:
     assert [one.shares for one in found] == ["moments-reader", "moments-before_activation", "moments-reader"]
 
 
-DIGITS = ["--data", "digits", "--metric", "gsd,l1,own_metric:spread_of_means", "--ratios", "0.2,0.4", "--images", "200"]
+DIGITS = ["--data", "digits", "--metrics", "gsd,l1,own_metric:spread_of_means", "--ratios", "0.2,0.4"]
+DIGITS += ["--num-images", "200"]
 
 
 def test_on_digits_by_one_process_and_by_two(lenet_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_a_process_that_comes_late_does_its_own_share(tmp_path: Path, monkeypatc
         if not there():
             raise Waits
 
-    monkeypatch.setattr(effectiveness_study, "wait_until", at_once)
+    monkeypatch.setattr(comparison, "wait_until", at_once)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(Waits):
@@ -243,10 +243,10 @@ def test_a_process_that_comes_late_does_its_own_share(tmp_path: Path, monkeypatc
 def test_a_process_gives_up_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     parents = iter([100, 100, 1])
     monkeypatch.setattr("secateur.studies.work_sharing.os.getppid", lambda: next(parents))
-    with pytest.raises(RunError, match="the process that started this one and others is gone"):
+    with pytest.raises(RunError, match="the process that started this one has ended"):
         wait_until(lambda: False)
 
 
 def test_a_network_without_weights_is_refused() -> None:
     result = secateur("study", "effectiveness", "lenet5", "--data", "digits")
-    assert result.exit_code == 1 and "say where the weights of lenet5 are, as lenet5=FILE" in result.stderr
+    assert result.exit_code == 1 and "give the weight file of lenet5 as lenet5=FILE" in result.stderr

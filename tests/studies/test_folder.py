@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from secateur.errors import FileError, RunError
-from secateur.studies.folder import StudyFolder, read_study
+from secateur.studies.folder import Provenance, StudyFolder, read_study
 
 
 def started(path: Path, **asked: object) -> StudyFolder:
-    folder = StudyFolder(path, "trial", asked, command="secateur study trial")
+    folder = StudyFolder(path, "trial", asked, Provenance(command="secateur study trial"))
     folder.start()
     return folder
 
@@ -65,7 +65,7 @@ def test_rows_of_different_shape_and_broken_files_are_errors(tmp_path: Path) -> 
         folder.finish("t", [])
     folder.keep("k", {"n": 1})
     (folder.path / "rows" / "k.json").write_text(json.dumps({"key": "other", "row": {}}))
-    with pytest.raises(FileError, match="computed again"):
+    with pytest.raises(FileError, match="to compute it again"):
         folder.row("k")
     (folder.path / "rows" / "k.json").write_text("{")
     with pytest.raises(FileError, match="cannot be read"):

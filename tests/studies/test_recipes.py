@@ -99,10 +99,10 @@ def test_figures() -> None:
     assert four["ratios"] == "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4" and four["epochs"] == 0
     two = check(commands(load_recipe("fig2-resnet38-cifar100"), Path("runs"), weights=Path("w"))[0])
     assert (two["ratios"], two["epochs"], two["preset"]) == ("0.1,0.2,0.3,0.4", 150, "effectiveness")
-    assert set(",".join(two["metric"]).split(",")) == {"gsd", "di", "mmd", "ttest", "abs_snr", "fdr", "random"}
+    assert set(two["metrics"].split(",")) == {"gsd", "di", "mmd", "ttest", "abs_snr", "fdr", "random"}
     five = check(commands(load_recipe("fig5-resnet56-cifar10"), Path("runs"), weights=Path("w"))[0])
     assert (five["start"], five["iterations"], five["metric"], five["epochs"]) == ("0.31", 5, "gsd", 200)
-    assert load_recipe("fig6-vgg16-imagenet").run["images"] == 3000
+    assert load_recipe("fig6-vgg16-imagenet").run["num_images"] == 3000
 
 
 def test_the_wheel_has_every_file_that_is_no_code() -> None:

@@ -13,8 +13,8 @@ from torch import nn
 import secateur as sc
 from secateur.errors import DecideError, RunError
 from secateur.studies import read_study
-from secateur.studies.sensitivity_study import study as sensitivity_study
-from secateur.studies.sensitivity_study.study import ratio_for
+from secateur.studies.sensitivity_study import arms
+from secateur.studies.sensitivity_study.arms import ratio_for
 from tests.cli.typed import lines, secateur
 from tests.proof import assert_accuracy
 from tests.running.toys import HOLDOUT, TEST, TRAIN, trained
@@ -76,7 +76,7 @@ def test_a_stopped_study_goes_on_and_ends_the_same(
     study: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    compress = sensitivity_study.compress
+    compress = arms.compress
 
     def stopping(*words: Any, **named: Any) -> Any:
         calls.append(named["folder"].name)
@@ -84,7 +84,7 @@ def test_a_stopped_study_goes_on_and_ends_the_same(
             raise KeyboardInterrupt
         return compress(*words, **named)
 
-    monkeypatch.setattr(sensitivity_study, "compress", stopping)
+    monkeypatch.setattr(arms, "compress", stopping)
     with pytest.raises(KeyboardInterrupt):
         compared(tmp_path / "s")
     assert calls == ["start", "flops", "ratio"]
@@ -100,7 +100,7 @@ def test_a_finished_run_can_be_the_start(study: tuple[Path, list[dict[str, Any]]
     assert rows[0]["holdout"] == study[1][0]["holdout"] and rows[0]["test"] is None
     assert all(row["cut"] == row["holdout"] for row in rows)  # nothing is retrained
     assert "held-out accuracy" in read_study(tmp_path)["notes"][0]
-    with pytest.raises(DecideError, match=r"has lost .* already; end should be above that"):
+    with pytest.raises(DecideError, match=r"has already lost .*; end must be above that"):
         compared(tmp_path / "late", start=study[0] / "start", end=0.1)
 
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
         ({"start": 0.6}, "0 < start < end < 1"),
         ({"iterations": 0}, "at least 1"),
         ({"target": 0.5}, "leave target out"),
-        ({"epoch": 1}, "the settings are"),
+        ({"epoch": 1}, "no setting called 'epoch': did you mean epochs"),
     ):
         with pytest.raises(DecideError, match=message):
             compared(tmp_path, **words)
@@ -129,7 +129,8 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
 
 def test_on_digits(lenet_run: Path, tmp_path: Path) -> None:
     weights = lenet_run.parent / "base" / "model.safetensors"
-    words = ["--images", "150", "--epochs", "1", "--lr", "0.02", "--iterations", "2", "--start", "0.2", "--end", "0.5"]
+    words = ["--num-images", "150", "--epochs", "1", "--lr", "0.02"]
+    words += ["--iterations", "2", "--start", "0.2", "--end", "0.5"]
     command = ["study", "sensitivity", f"lenet5={weights}", "--data", "digits", "--device", "cpu", *words]
     said = lines(secateur(*command, "--no-augment", "--out", tmp_path / "s"))
     assert said[0].split() == ["method", "iteration", "MACs", "removed", "as", "cut", "held-out", "test"]

@@ -106,11 +106,11 @@ def test_resnet50_by_block_as_in_the_supplement() -> None:
 def test_widths_that_cannot_be(vgg16: sc.ChannelGraph) -> None:
     with pytest.raises(PlanError, match="20 widths for 15 units"):
         plan_of_widths(vgg16, [1] * 20)
-    with pytest.raises(PlanError, match="no unit is called 'nothing'"):
+    with pytest.raises(PlanError, match="there is no unit called 'nothing'"):
         plan_of_widths(vgg16, {"nothing": 3})
-    with pytest.raises(PlanError, match="has 64 channels; 65 of them cannot be left"):
+    with pytest.raises(PlanError, match="has 64 channels and cannot keep 65"):
         plan_of_widths(vgg16, [65])
-    with pytest.raises(PlanError, match="by should be one of layer, block, not 'stage'"):
+    with pytest.raises(PlanError, match="by must be one of layer, block, got 'stage'"):
         structure(vgg16, plan_of_widths(vgg16, []), "stage")  # type: ignore[arg-type]
 
 
@@ -124,7 +124,7 @@ def test_the_command_on_a_run(lenet_run: Path, tmp_path: Path) -> None:
         name: layer["macs"] for name, layer in summary["layers"].items()
     }
     assert [total["params"], total["params_pruned"]] == [summary[side]["params"] for side in ("before", "after")]
-    assert f"{summary['after']['params']:,} weights and {summary['after']['macs']:,} MACs are left" in said
+    assert f"{summary['after']['params']:,} weights and {summary['after']['macs']:,} MACs remain" in said
     picture = tmp_path / "study" / study["pictures"][0]["file"]
     assert ">conv2<" in picture.read_text() and picture.with_suffix(".png").stat().st_size > 5000
 
@@ -137,9 +137,9 @@ def test_the_command_with_widths(tmp_path: Path) -> None:
     assert rows["layer1.0"]["params"] == 2 * 16 * 16 * 9 and rows["layer1.0"]["params_pruned"] == 2 * 16 * 4 * 9
     assert rows["layer1.0"]["macs_removed"] == 75.0 and rows["layer2.0"]["macs_removed"] == 0.0
     wrong = secateur("study", "structure", "resnet8", *words)
-    assert wrong.exit_code == 1 and "not both, not neither" in wrong.stderr
+    assert wrong.exit_code == 1 and "either the folder of a pruned network, or" in wrong.stderr
     wrong = secateur("study", "structure", "resnet8", "--widths", "a,b", *words)
-    assert wrong.exit_code == 1 and "--widths should be 11,39,..." in wrong.stderr
+    assert wrong.exit_code == 1 and "--widths must be 11,39,..." in wrong.stderr
 
 
 def test_a_layer_outside_of_blocks_stands_alone() -> None:

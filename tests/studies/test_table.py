@@ -15,8 +15,9 @@ import pytest
 import secateur as sc
 from secateur.errors import FileError, RunError
 from secateur.pictures.drawing import PAGE, figure
+from secateur.studies.table_study.formats import as_csv, short
 from secateur.studies.table_study.picture import label
-from secateur.studies.table_study.table import COLUMNS, as_csv, short, table
+from secateur.studies.table_study.table import COLUMNS, table
 from tests.cli.typed import lines, secateur
 
 
@@ -83,7 +84,7 @@ def test_without_test_images_the_note_says_so(run: Path, tmp_path: Path) -> None
     found = table([folder])
     held = json.loads((run / "summary.json").read_text())["after"]["holdout"]
     assert next(row for row in found.rows if row["method"] == "mine")["top1"] == round(100 * held["top1"], 2)
-    assert any("held-out images that decisions were made on" in note for note in found.notes)
+    assert any("held-out images that decisions used" in note for note in found.notes)
     assert any(note.startswith("Table 1, VGG-16, L1") for note in found.notes)  # this group's oddity is told
 
 
@@ -130,7 +131,7 @@ def test_formats(run: Path, tmp_path: Path) -> None:
     )
     assert max(map(len, text[:7])) <= 100
     wrong = secateur("study", "table", folder, "--format", "xml")
-    assert wrong.exit_code == 1 and "text, csv, json, markdown, not 'xml'" in wrong.stderr
+    assert wrong.exit_code == 1 and "text, csv, json, markdown, got 'xml'" in wrong.stderr
 
 
 def test_a_folder_with_a_picture(run: Path, tmp_path: Path) -> None:

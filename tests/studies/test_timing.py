@@ -15,10 +15,13 @@ from torch import nn
 import secateur as sc
 from secateur.errors import ScoreError
 from secateur.scoring.evidence import Maps
+from secateur.scoring.map_pass import GIB
 from secateur.scoring.metrics import METRICS
 from secateur.studies.folder import StudyFolder
-from secateur.studies.timing_study import timing as layer_timing
-from secateur.studies.timing_study.timing import COLUMNS, INVERSE, di_by_inverse, inverse_bytes, map_seconds, timing
+from secateur.studies.timing_study import timing as timing_module
+from secateur.studies.timing_study.clocks import map_seconds, median_seconds
+from secateur.studies.timing_study.layer_work import INVERSE, di_by_inverse, inverse_bytes
+from secateur.studies.timing_study.timing import COLUMNS, timing
 from tests.cli.typed import lines, secateur
 
 
@@ -38,7 +41,7 @@ def graph() -> sc.ChannelGraph:
 
 
 def test_every_layer_and_metric_has_a_row(graph: sc.ChannelGraph) -> None:
-    found = timing(graph, batches(), ["gsd", "di", "mmd", "reader_energy", "l1", "random"], images=30)
+    found = timing(graph, batches(), metrics=("gsd", "di", "mmd", "reader_energy", "l1", "random"), num_images=30)
     assert [(row["layer"], row["metric"]) for row in found.rows] == [
         (unit, metric)
         for unit in ("0:out", "3:out")
@@ -53,7 +56,7 @@ def test_every_layer_and_metric_has_a_row(graph: sc.ChannelGraph) -> None:
         assert row["seconds"] > 0 and row["total_seconds"] == row["seconds"] + row["maps_seconds"]
         assert (row["maps_seconds"] > 0) == (row["metric"] not in ("l1", "random"))
     text = " ".join(found.notes)
-    assert "30 images of 3 classes" in text and "1 channel of each layer timed" in text
+    assert "30 images of 3 classes" in text and "1 channel per layer timed" in text
 
 
 def test_the_explicit_inverse_is_di() -> None:
@@ -76,12 +79,13 @@ def test_the_explicit_inverse_is_di() -> None:
 
 
 def test_an_inverse_that_does_not_fit_is_left_out(graph: sc.ChannelGraph) -> None:
-    memory = inverse_bytes(25)  # enough for the second unit's maps of 5x5 pixels, not for 7x7
-    found = timing(graph, batches(), ["gsd", "di"], images=12, memory=memory)
+    memory = inverse_bytes(25) / GIB  # enough for the second unit's maps of 5x5 pixels, not for 7x7
+    found = timing(graph, batches(), metrics=("gsd", "di"), num_images=12, memory_gib=memory)
     assert [r["layer"] for r in found.rows if r["metric"] == INVERSE] == ["3:out"]
-    assert any("di_inverse of 0:out is left out: maps of 49 pixels need" in note for note in found.notes)
-    assert any("Going by the cube of the pixels from 3:out:" in note for note in found.notes)
-    assert not [r for r in timing(graph, batches(), ["di"], images=12, inverse_channels=0).rows if r["metric"] != "di"]
+    assert any("di_inverse of 0:out was not timed: maps of 49 pixels need" in note for note in found.notes)
+    assert any("Estimate from 3:out, as the cube of the pixels:" in note for note in found.notes)
+    found = timing(graph, batches(), metrics=("di",), num_images=12, inverse_channels=0)
+    assert {row["metric"] for row in found.rows} == {"di"}
 
 
 def test_maps_of_later_layers_take_longer(graph: sc.ChannelGraph) -> None:
@@ -93,31 +97,31 @@ def test_maps_of_later_layers_take_longer(graph: sc.ChannelGraph) -> None:
 
 def test_metrics_that_have_no_time_of_a_layer(graph: sc.ChannelGraph) -> None:
     with pytest.raises(ScoreError, match="taylor needs a pass through the whole network"):
-        timing(graph, batches(), ["taylor"])
+        timing(graph, batches(), metrics=("taylor",))
     with pytest.raises(ScoreError, match="there is no metric called 'nothing': Available: abs_snr"):
-        timing(graph, batches(), ["nothing"])
-    with pytest.raises(ScoreError, match="one of wall, cpu, not 'sun'"):
-        timing(graph, batches(), ["gsd"], clock="sun")
+        timing(graph, batches(), metrics=("nothing",))
+    with pytest.raises(ScoreError, match="wall, cpu"):
+        timing(graph, batches(), metrics=("gsd",), clock="sun")
 
 
 @pytest.mark.timing
 def test_processor_time_leaves_out_waiting(graph: sc.ChannelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = lambda: time.sleep(0.03)
-    assert layer_timing._seconds(wait, "cpu") < layer_timing._seconds(wait, "wall") / 2
-    found = timing(graph, batches(), ["gsd"], images=12, clock="cpu")
+    assert median_seconds(wait, "cpu") < median_seconds(wait, "wall") / 2
+    found = timing(graph, batches(), metrics=("gsd",), num_images=12, clock="cpu")
     assert "processor time of the process" in found.notes[0] and found.clock == "cpu"
 
 
 def test_what_is_finished_is_not_timed_again(
     graph: sc.ChannelGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = StudyFolder(tmp_path / "study", "timing", {"images": 12})
+    folder = StudyFolder(tmp_path / "study", "timing", {"num_images": 12})
     folder.start()
-    first = timing(graph, batches(), ["gsd", "di"], images=12, folder=folder)
+    first = timing(graph, batches(), metrics=("gsd", "di"), num_images=12, folder=folder)
     (next((tmp_path / "study" / "rows").glob("3-out-gsd*"))).unlink()
     count: list[float] = []
-    monkeypatch.setattr(layer_timing, "_seconds", lambda *_: count.append(1.0) or 5.0)  # type: ignore[func-returns-value]
-    again = timing(graph, batches(), ["gsd", "di"], images=12, folder=folder)
+    monkeypatch.setattr(timing_module, "median_seconds", lambda *_: count.append(1.0) or 5.0)  # type: ignore[func-returns-value]
+    again = timing(graph, batches(), metrics=("gsd", "di"), num_images=12, folder=folder)
     assert len(count) == 1
     assert [r for r in again.rows if (r["layer"], r["metric"]) != ("3:out", "gsd")] == [
         r for r in first.rows if (r["layer"], r["metric"]) != ("3:out", "gsd")
@@ -126,16 +130,16 @@ def test_what_is_finished_is_not_timed_again(
 
 
 def test_the_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    words = ["lenet5", "--images", "40", "--inverse", "1", "--memory", "0.5", "--threads", "1"]
+    words = ["lenet5", "--num-images", "40", "--inverse-channels", "1", "--memory-gib", "0.5", "--threads", "1"]
     with caplog.at_level(logging.ERROR):
         said = lines(secateur("study", "timing", *words, "--out", tmp_path / "study", columns=200))
     study = json.loads((tmp_path / "study" / "study.json").read_text())
-    assert study["asked"]["images"] == 40 and study["columns"]["seconds"] == "seconds, maps given"
+    assert study["asked"]["num_images"] == 40 and study["columns"]["seconds"] == "seconds, maps given"
     # Maps that enter conv2 (14x14), conv3 (5x5), fc1 and fc2 (1 pixel each).
     sizes = {row["layer"]: (row["channels"], row["pixels"]) for row in study["rows"]}
     assert sizes == {"conv1:out": (6, 196), "conv2:out": (16, 25), "conv3:out": (120, 1), "fc1:out": (84, 1)}
     assert said[0].split() == ["layer", "channels", "pixels", "gsd", "di", "di_inverse", "maps"]
-    for picture, words in zip(study["pictures"], ("maps given", "maps included"), strict=True):
+    for picture, words in zip(study["pictures"], ("feature maps not included", "feature maps included"), strict=True):
         drawn = (tmp_path / "study" / picture["file"]).read_text()
         assert words in drawn and "40 images of 32x32 pixels, CPU, 1 thread" in drawn and "conv3:out" in drawn
-        assert "explicit inverse: 1 channel timed, times the number of channels" in drawn
+        assert "explicit inverse: 1 channel timed, multiplied by the number of channels" in drawn

@@ -76,6 +76,21 @@ def describe(settings: Any, *, changed_only: bool = False) -> Mapping[str, Mappi
     return groups
 
 
+def replaced(settings: Any, changes: Mapping[str, Any], error: type[SecateurError]) -> Any:
+    """`settings` with some fields changed; a name that is no field raises `error` with the nearest names."""
+    names = [field.name for field in dataclasses.fields(settings)]
+    for name in changes:
+        if name not in names:
+            raise error(unknown("setting", name, names))
+    return dataclasses.replace(settings, **changes)
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """The settings as plain values for JSON; functions become their names."""
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {name: getattr(value, "__name__", "own") if callable(value) else value for name, value in values.items()}
+
+
 def _bounds(about: Option) -> str:
     words = {"at least": about.least, "above": about.above, "at most": about.most, "below": about.below}
     return " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)

@@ -1,4 +1,7 @@
-"""Weak and strong channels on images, and the average response of the strongest by several metrics (Figs. 3 and 7)."""
+"""The weakest and the strongest channel on images, and the mean response of the strongest by several metrics.
+
+These are the paper's Figs. 3 and 7. `channels_picture` draws them.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,34 @@ import numpy.typing as npt
 from torch import Tensor
 
 from secateur.base.batches import Batches
+from secateur.base.options import replaced
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import DataError
-from secateur.pictures.feature_maps import as_pixels, feature_maps
-from secateur.pictures.unit_and_images import find_unit, images_of, scores_of_unit, silent_channels, speaking
+from secateur.pictures.feature_maps import feature_maps
+from secateur.pictures.image_choice import Normalisation, as_pixels, images_of
+from secateur.pictures.settings import ChannelsFigureSettings
+from secateur.pictures.unit_choice import find_unit, not_silent, scores_of_unit, silent_channels
 from secateur.scoring.weights import scales
 
-METRICS = ("l1", "bn_scale", "fpgm", "di", "gsd")  # the columns of the paper's Fig. 3
-Maps = npt.NDArray[np.float32]  # [N, height, width]
+FloatMaps = npt.NDArray[np.float32]  # [N, height, width]
 
 
 @dataclass(frozen=True, eq=False)
-class ChannelsShown:
+class ChannelsFigure:
     """Channels of one unit on some images."""
 
     unit: str
-    by: str  # the metric that says which channel is weak
+    by: str  # the metric that finds the weakest and the strongest channel
     images: npt.NDArray[np.uint8]  # [N, height, width, 1 or 3]
     labels: tuple[int, ...]
     weak: int
     strong: int
-    weak_maps: Maps
-    strong_maps: Maps
-    strongest: Mapping[str, tuple[int, ...]]  # metric -> its strongest channels, the strongest first
-    averages: Mapping[str, Maps]  # metric -> mean over those channels
+    weak_maps: FloatMaps
+    strong_maps: FloatMaps
+    strongest: Mapping[str, tuple[int, ...]]  # metric -> its strongest channels, strongest first
+    averages: Mapping[str, FloatMaps]  # metric -> mean over those channels
     scores: Mapping[str, tuple[float, ...]]  # metric -> score of every channel
-    silent: tuple[int, ...]  # channels passed over as the weakest because they answer every image shown alike
+    silent: tuple[int, ...]  # channels that cannot be the weakest because they respond alike to every image shown
     notes: tuple[str, ...]
 
     def numbers(self) -> dict[str, Any]:
@@ -60,62 +65,56 @@ def channels_shown(
     show: Batches,
     classes: Sequence[int],
     *,
-    unit: str | None = None,
-    by: str = "gsd",
-    metrics: Sequence[str] = METRICS,
-    top: int = 10,
-    skip: int = 0,
-    images: int | None = 2000,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    seed: int = 0,
-) -> ChannelsShown:
-    """The weakest and the strongest channel by `by`, and the mean map of the `top` strongest by each of `metrics`.
+    normalised: Normalisation | None = None,
+    settings: ChannelsFigureSettings | None = None,
+    **changes: Any,
+) -> ChannelsFigure:
+    """The weakest and the strongest channel by one metric, and the mean map of the strongest by each of several.
 
-    score_on: labelled images to score on, `images` of them. show: labelled images to draw, one of each of `classes`;
-        `skip` passes over so many of each class first, for further pictures.
-    unit: name of a unit or layer (`find_unit`). mean, std: what the images were normalised with.
-    Channels that are one value everywhere on the images shown are passed over as the weakest.
+    score_on: labelled images to score on. show: labelled images to draw, one of each of `classes`.
+    normalised: how the images were normalised, to draw them in their own colours.
+    settings, changes: `ChannelsFigureSettings`, or its fields by name (layer=, by=, metrics=, top=, skip=, ...).
+    Channels with one value everywhere on the images shown cannot be the weakest or the strongest.
     """
-    if top < 1 or skip < 0:
-        raise DataError(f"top should be at least 1 and skip not negative, not {top} and {skip}")
-    name = find_unit(graph, unit)
-    found = scores_of_unit(graph, name, score_on, [*metrics, by], images, seed=seed)
-    order = {metric: [int(c) for c in scores.order(name)] for metric, scores in found.items()}
-    strongest = {metric: tuple(order[metric][::-1][:top]) for metric in metrics}
-    pixels, labels = _one_of_each(show, classes, skip)
-    maps = feature_maps(graph, pixels, {name: range(graph.units[name].width)})[name].numpy()  # [N, width, h, w]
-    silent = silent_channels(graph, pixels, name)
-    alive = speaking(order[by], silent)
+    chosen: ChannelsFigureSettings = replaced(settings or ChannelsFigureSettings(), changes, DataError)
+    chosen.check()
+    unit = find_unit(graph, chosen.layer)
+    found = scores_of_unit(graph, unit, score_on, [*chosen.metrics, chosen.by], chosen.num_images, chosen.seed)
+    order = {metric: [int(c) for c in scores.order(unit)] for metric, scores in found.items()}
+    strongest = {metric: tuple(order[metric][::-1][: chosen.top]) for metric in chosen.metrics}
+    pixels = _one_of_each(show, classes, chosen.skip)
+    maps = feature_maps(graph, pixels, {unit: range(graph.units[unit].width)})[unit].numpy()  # [N, width, h, w]
+    silent = silent_channels(graph, pixels, unit)
+    alive = not_silent(order[chosen.by], silent)
     weak, strong = alive[0], alive[-1]
-    return ChannelsShown(
-        unit=name,
-        by=by,
-        images=as_pixels(pixels, mean, std),
-        labels=labels,
+    return ChannelsFigure(
+        unit=unit,
+        by=chosen.by,
+        images=as_pixels(pixels, normalised),
+        labels=tuple(classes),
         weak=weak,
         strong=strong,
         weak_maps=maps[:, weak],
         strong_maps=maps[:, strong],
         strongest=strongest,
         averages={metric: maps[:, list(channels)].mean(1) for metric, channels in strongest.items()},
-        scores={metric: tuple(map(float, scores.values[name])) for metric, scores in found.items()},
+        scores={metric: tuple(map(float, scores.values[unit])) for metric, scores in found.items()},
         silent=silent,
-        notes=tuple(_notes(graph, name, metrics, top)),
+        notes=tuple(_notes(graph, unit, chosen)),
     )
 
 
-def _one_of_each(show: Batches, classes: Sequence[int], skip: int) -> tuple[Tensor, tuple[int, ...]]:
+def _one_of_each(show: Batches, classes: Sequence[int], skip: int) -> Tensor:
+    """One image of each class, after skipping `skip` images of it (the last one of a class that has fewer)."""
     pixels, labels = images_of(show, classes, skip + 1)
     numbers = labels.tolist()
-    last = [len(numbers) - 1 - numbers[::-1].index(label) for label in classes]
-    return pixels[last], tuple(classes)
+    return pixels[[len(numbers) - 1 - numbers[::-1].index(label) for label in classes]]
 
 
-def _notes(graph: ChannelGraph, unit: str, metrics: Sequence[str], top: int) -> list[str]:
-    notes = []
-    if "bn_scale" in metrics and scales(graph, graph.units[unit]) is None:
-        notes.append("These channels go through no batch norm of their own: the filters' L2 norm stands in for it.")
-    if top >= graph.units[unit].width:
-        notes.append(f"The unit has {graph.units[unit].width} channels, so each average is over all of them.")
+def _notes(graph: ChannelGraph, unit: str, settings: ChannelsFigureSettings) -> list[str]:
+    notes, width = [], graph.units[unit].width
+    if "bn_scale" in settings.metrics and scales(graph, graph.units[unit]) is None:
+        notes.append("These channels pass through no batch norm of their own: the filters' L2 norm is used instead.")
+    if settings.top >= width:
+        notes.append(f"The unit has {width} channels, so each average is over all of them.")
     return notes

@@ -1,9 +1,9 @@
-"""How the studies' pictures look: sizes that fit a paper, one palette, and files as PNG and SVG.
+"""Style of all figures: sizes that fit a paper, one palette, and files as PNG and SVG.
 
 fig, axes = figure(COLUMN, 3.0)
 axes.plot(x, y, label="gsd", **line(0))
 legend(fig, axes)
-name = save(fig, folder, "accuracy")            # accuracy.svg, and accuracy.png beside it
+name = save(fig, folder, "accuracy")            # accuracy.svg and accuracy.png
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from secateur.base.atomic_files import atomic
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMN, PAGE = 3.5, 7.0  # inches: one column of a paper, and both
+COLUMN, PAGE = 3.5, 7.0  # width in inches: one column of a paper, and both
 DPI = 200
 INK, RULE = "#222222", "#d9d9d9"
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; yellow is left out, it is too faint for lines.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is too faint for lines.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999999")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":")
@@ -49,13 +49,13 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "lines.linewidth": 1.5,
     "lines.markersize": 4.5,
-    "svg.fonttype": "none",  # text stays text: it can be searched, and a page's reader can select it
+    "svg.fonttype": "none",  # text stays text, so that it can be searched and selected
 }
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Within the block matplotlib draws in the studies' style; its settings are put back afterwards."""
+    """Inside the block matplotlib uses this style. Its settings are restored afterwards."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
@@ -63,7 +63,7 @@ def styled() -> Iterator[None]:
 
 
 def figure(width: float = PAGE, height: float = 3.6, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Figure, Any]:
-    """A figure of so many inches, and its axes: one, or an array of them. `how` goes to matplotlib's `subplots`."""
+    """A figure of this size in inches, and its axes (one, or an array). `how` is passed to matplotlib's `subplots`."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -75,7 +75,7 @@ def figure(width: float = PAGE, height: float = 3.6, rows: int = 1, columns: int
 
 
 def line(number: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the n-th line: 24 that can be told apart, also without colours."""
+    """Colour, marker and dashes of the n-th line: 24 styles that can be distinguished, also without colours."""
     place, again = number % len(COLOURS), number // len(COLOURS)
     return {
         "color": COLOURS[place],
@@ -87,7 +87,7 @@ def line(number: int) -> dict[str, Any]:
 
 
 def legend(fig: Figure, axes: Any, *, where: str = "right", columns: int = 1) -> None:
-    """One legend beside (`right`) or below (`below`) the axes, never over the lines."""
+    """One legend to the right of the axes (`right`) or below them (`below`), never over the lines."""
     place: Any = {"right": "outside right center", "below": "outside lower center"}[where]
     handles, labels = axes.get_legend_handles_labels()
     with styled():
@@ -95,16 +95,16 @@ def legend(fig: Figure, axes: Any, *, where: str = "right", columns: int = 1) ->
 
 
 def save(fig: Figure, folder: str | Path, name: str) -> str:
-    """Write NAME.png and NAME.svg, each whole or not at all; the name of the SVG, for `StudyFolder.finish`.
+    """Write NAME.png and NAME.svg atomically. Returns the name of the SVG, for `StudyFolder.finish`.
 
-    In the SVG labelled lines with markers, and bars, say their numbers when pointed at.
+    In the SVG, bars and labelled lines with markers have tooltips with their numbers.
     """
     import matplotlib
 
     from secateur.pictures.svg_tooltips import mark_points, with_titles
 
     titles = mark_points(fig)
-    # The same picture gives the same bytes, and two pictures in one page share no ids.
+    # The same figure gives the same bytes, and two figures in one page have different ids.
     settings: Any = {**_STYLE, "svg.hashsalt": name}
     for ending in ("png", "svg"):
         with atomic(Path(folder) / f"{name}.{ending}") as spare, matplotlib.rc_context(settings):

@@ -1,4 +1,4 @@
-"""Feature maps of chosen channels on a handful of images: what pictures are made of."""
+"""Feature maps of chosen channels on a few images, for pictures."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from secateur.base.batches import call, device_of, move
 from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.registry import unknown
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Reader
 from secateur.errors import ScoreError
@@ -22,18 +22,18 @@ from secateur.scoring.tap_hooks import Slot, channels_first, gather
 
 
 def feature_maps(graph: ChannelGraph, images: Any, wanted: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """Unit -> maps [N, channels, height, width] of its wanted channels, in that order, float32 on the CPU.
+    """unit -> maps [N, channels, height, width] of its wanted channels, in that order, float32 on the CPU.
 
-    images: what the model takes, all of it in one forward pass. The maps are what is scored: the tensor that enters
-    the unit's readers. Where a flatten comes before a linear reader, its pixels are put back into a square if they
-    fill one. The model, its mode and hooks and the random generators are as they were, on errors too.
+    images: the model's input, in one forward pass. The maps are the tensors that metrics score: those that enter the
+    unit's readers. If a flatten precedes a linear reader, the pixels are arranged as a square if possible. The model,
+    its mode, its hooks and the random generators are left unchanged, also after an error.
     """
     for name, channels in wanted.items():
         if name not in graph.units:
-            raise ScoreError(f"no unit is called {name!r}; `secateur inspect` lists them")
+            raise ScoreError(unknown("unit", name, list(graph.units)))
         wrong = [c for c in channels if not 0 <= c < graph.units[name].width]
         if wrong:
-            raise ScoreError(f"unit {name} has channels 0 to {graph.units[name].width - 1}, and no channel {wrong[0]}")
+            raise ScoreError(f"unit {name} has channels 0 to {graph.units[name].width - 1}, but not {wrong[0]}")
     found: dict[str, dict[int, Tensor]] = {name: {} for name in wanted}  # unit -> channel -> [N, height, width]
     with evaluating(graph.model), generators_kept(), torch.no_grad(), _watched(graph, wanted, found):
         call(graph.model, move(images, device_of(graph.model)))
@@ -44,7 +44,7 @@ def feature_maps(graph: ChannelGraph, images: Any, wanted: Mapping[str, Sequence
 def _watched(
     graph: ChannelGraph, wanted: Mapping[str, Sequence[int]], found: dict[str, dict[int, Tensor]]
 ) -> Iterator[None]:
-    """Hooks on the readers of the wanted units. They come after a selection of channels, and are taken off again."""
+    """Hooks on the readers of the wanted units, called after the hooks that select channels, and removed at the end."""
     handles = []
 
     def look(unit: str, reader: Reader, layer: nn.Module, args: tuple[Any, ...]) -> None:
@@ -79,24 +79,7 @@ def _as_maps(x: Tensor, slot: Slot) -> Tensor:
 
 
 def _stacked(maps: Sequence[Tensor]) -> Tensor:
-    """[N, channels, height, width]; a map that another reader saw at another size gets the first one's."""
+    """Maps as [N, channels, height, width]. Maps of other sizes, from other readers, are resized to the first one's."""
     size = maps[0].shape[1:]
     same = [m if m.shape[1:] == size else F.interpolate(m[:, None], size, mode="area")[:, 0] for m in maps]
     return torch.stack(same, 1)
-
-
-def as_pixels(images: Tensor, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Any:
-    """Images [N, C, H, W] as uint8 [N, H, W, 1 or 3].
-
-    mean, std: what the images were normalised with, to undo it exactly. Without them each image is stretched from its
-    darkest to its brightest value. Of images with other numbers of channels the first is taken.
-    """
-    images = images.detach().float().cpu()
-    if mean is not None and std is not None:
-        images = images * torch.tensor(std).view(1, -1, 1, 1) + torch.tensor(mean).view(1, -1, 1, 1)
-    images = images if images.shape[1] in (1, 3) else images[:, :1]
-    if mean is None or std is None:
-        low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-        images = (images - low) / (high - low).clamp(min=1e-12)
-    pixels: Any = (images * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
-    return np.ascontiguousarray(pixels)

@@ -1,4 +1,4 @@
-"""Metrics as a paper writes them."""
+"""Names of metrics in pictures, as in the paper."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def metric_name(metric: str) -> str:
-    """How a metric is called in a picture."""
+    """The name of a metric in pictures."""
     return NAMES.get(metric, metric.replace("_", " "))

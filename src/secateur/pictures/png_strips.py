@@ -1,4 +1,4 @@
-"""Small PNGs inside a page: maps and images side by side, as data URIs."""
+"""Small PNGs for a page: maps and images side by side, as data URIs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-CELL = 64  # pixels that a cell has at least, so that browsers need not enlarge it much
-GAP = 16  # a gap is this part of a cell
-CLEAR = 255  # colour number of what is see-through
+CELL = 64  # smallest size of a cell in pixels, so that browsers do not enlarge it much
+GAP = 16  # a cell is this many times as wide as a gap
+CLEAR = 255  # index of the transparent colour
 
 
 @cache
 def ramp() -> Bytes:
-    """[256, 3] the colours of a map's bytes, from dark blue to yellow: their brightness grows evenly (viridis)."""
+    """[256, 3] the colours of a map's bytes, from dark blue to yellow (viridis): brightness grows evenly."""
     from matplotlib import colormaps
 
     colours = colormaps["viridis"](np.linspace(0, 1, CLEAR))[:, :3]
@@ -27,7 +27,7 @@ def ramp() -> Bytes:
 
 
 def map_strip(maps: Bytes) -> str:
-    """Maps [N, height, width] side by side as a data URI; a byte is a colour of `ramp`, the brightest two are one."""
+    """Maps [N, height, width] side by side as a data URI. A byte is an index of `ramp`; 254 and 255 are one colour."""
     from PIL import Image
 
     cells = [np.minimum(_enlarged(each), CLEAR - 1) for each in maps]
@@ -49,7 +49,7 @@ def image_strip(images: Bytes) -> str:
 
 
 def _enlarged(cell: Bytes) -> Bytes:
-    """Every pixel as a square of pixels."""
+    """The cell with each pixel repeated, so that it is at least CELL pixels high or wide."""
     times = -(-CELL // max(cell.shape[:2]))
     return cell.repeat(times, 0).repeat(times, 1)
 
@@ -61,7 +61,7 @@ def _side_by_side(cells: Sequence[Bytes], between: int) -> Bytes:
     return np.concatenate(parts, 1)
 
 
-def _uri(picture: Any, **how: Any) -> str:
+def _uri(picture: Any, **options: Any) -> str:
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True, **how)
+    picture.save(file, "PNG", optimize=True, **options)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,4 +1,4 @@
-"""Flattened feature maps in two dimensions: principal components and linear discriminants."""
+"""Flattened feature maps in two dimensions: principal components and linear discriminants, by scikit-learn."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.decomposition import PCA
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
-TINY = 1e-7  # directions whose spread is below this part of the largest are noise of the arithmetic
+TINY = 1e-7  # directions whose spread is below this fraction of the largest are rounding noise
 
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Directions to look along: x -> (x - centre) @ directions."""
+    """Directions to project on: x -> (x - centre) @ directions."""
 
     centre: Array  # [d]
     directions: Array  # [d, count]
@@ -26,53 +28,49 @@ class Axes:
 
 
 def principal_axes(x: Array, count: int = 2) -> Axes:
-    """The directions of the largest variance of x [N, d]: the first right singular vectors of the centred x.
+    """The directions of the largest variance of x [N, d].
 
-    Where x has fewer dimensions than `count`, the rest of the directions is zero.
+    If x varies in fewer than `count` directions, the other directions are zero.
     """
     centre = x.mean(0)
-    _, spread, rows = np.linalg.svd(x - centre, full_matrices=False)
-    real = int((spread > TINY * max(spread[0], 1e-30)).sum())
-    directions = np.zeros((x.shape[1], count))
-    directions[:, : min(count, real)] = _facing(rows[: min(count, real)].T)
-    return Axes(centre, directions)
+    if not np.any(x - centre):  # scikit-learn would divide 0 by 0
+        return Axes(centre, np.zeros((x.shape[1], count)))
+    found = PCA(min(count, *x.shape), svd_solver="full").fit(x)
+    real = found.singular_values_ > TINY * found.singular_values_[0]
+    return Axes(found.mean_, _padded(found.components_[real].T, count))
 
 
 def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Axes:
-    """Fisher's directions: those along which class means lie farthest apart, in units of the spread within classes.
+    """Fisher's directions: class means are farthest apart along them, relative to the spread within classes.
 
-    They maximise w^T S_B w / w^T S_W w, found by whitening with S_W and a singular value decomposition of the weighted
-    class means there. Maps of more pixels than the images can tell apart are first reduced to a quarter as many
-    principal components as there are images to spare; with fewer pixels that changes nothing.
+    They maximise w^T S_B w / w^T S_W w, with w^T S_W w = 1. Maps with many pixels are first reduced to (N - K) / 4
+    principal components (N images of K classes), because otherwise any N points of so many dimensions can be separated.
     """
     classes, of_class = np.unique(labels, return_inverse=True)
-    spare = max(count, (len(x) - len(classes)) // 4)
-    reduced = principal_axes(x, min(spare, *x.shape))
-    z = reduced(x)  # [N, r]
+    components = min(max(count, (len(x) - len(classes)) // 4), *x.shape)
+    reduced = principal_axes(x, components)
+    real = np.abs(reduced.directions).max(0) > 0
+    z = reduced(x)[:, real]  # [N, r]
     means = np.stack([z[of_class == c].mean(0) for c in range(len(classes))])  # [K, r]
-    inside = (z - means[of_class]) / np.sqrt(max(1, len(x) - len(classes)))
-    _, spread, rows = np.linalg.svd(inside, full_matrices=False)
-    real = spread > TINY * max(spread[0], 1e-30)
-    white = rows[real].T / spread[real]  # [r, n]
-    weight = np.sqrt(np.bincount(of_class) / len(x))[:, None]
-    _, _, between = np.linalg.svd(weight * (means @ white), full_matrices=False)
-    found = min(count, len(between), len(classes) - 1)
-    directions = np.zeros((x.shape[1], count))
-    directions[:, :found] = _facing(reduced.directions @ white @ between[:found].T)
-    return Axes(reduced.centre, directions)
+    if not np.any(z - means[of_class]):  # no spread within classes to compare with
+        return Axes(reduced.centre, np.zeros((x.shape[1], count)))
+    found = LinearDiscriminantAnalysis(solver="svd", tol=TINY).fit(z, of_class)
+    wanted = min(count, found.scalings_.shape[1], len(classes) - 1)
+    return Axes(reduced.centre, _padded(reduced.directions[:, real] @ found.scalings_[:, :wanted], count))
 
 
-def _facing(directions: Array) -> Array:
-    """The same directions, each facing so that its largest part is positive: a picture does not flip by chance."""
-    if directions.shape[1] == 0:
-        return directions
+def _padded(directions: Array, count: int) -> Array:
+    """`count` directions [d, count], with zeros if there are fewer.
+
+    Each has the sign that makes its largest component positive, so that a picture does not flip by chance.
+    """
     largest = np.abs(directions).argmax(0)
-    turned: Any = directions * np.sign(directions[largest, np.arange(directions.shape[1])])
-    return np.asarray(turned)
+    signed: Any = directions * np.sign(directions[largest, np.arange(directions.shape[1])])
+    return np.pad(signed, ((0, 0), (0, count - directions.shape[1])))
 
 
-def told_apart(fitted: Array, its_labels: Labels, drawn: Array, labels: Labels) -> float:
-    """Share of the `drawn` points that lie nearest to the mean of their own class among `fitted` points."""
+def nearest_to_own_class(fitted: Array, its_labels: Labels, drawn: Array, labels: Labels) -> float:
+    """Fraction of the `drawn` points that are nearest to the mean of their own class among the `fitted` points."""
     classes = np.unique(its_labels)
     means = np.stack([fitted[its_labels == c].mean(0) for c in classes])  # [K, 2]
     distances = ((drawn[:, None] - means) ** 2).sum(2)  # [M, K]

@@ -1,4 +1,4 @@
-"""Two channels of a layer, a weak and a strong one: their maps by class, and the maps in two dimensions (Fig. 1)."""
+"""A weak and a strong channel of a layer: their maps by class, and the maps in two dimensions (Fig. 1)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from secateur.base.batches import Batches
+from secateur.base.options import replaced
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import DataError
-from secateur.pictures.feature_maps import as_pixels, feature_maps
-from secateur.pictures.projections import Array, Axes, Labels, discriminant_axes, principal_axes, told_apart
-from secateur.pictures.unit_and_images import find_unit, images_of, scores_of_unit, silent_channels, speaking
+from secateur.pictures.feature_maps import feature_maps
+from secateur.pictures.image_choice import Normalisation, as_pixels, images_of
+from secateur.pictures.projections import Array, Axes, Labels, discriminant_axes, nearest_to_own_class, principal_axes
+from secateur.pictures.settings import SeparationSettings
+from secateur.pictures.unit_choice import find_unit, not_silent, scores_of_unit, silent_channels
 
 BATCH = 128  # images in a forward pass
 
@@ -26,17 +29,17 @@ class Projection:
     """A channel's flattened maps in two dimensions."""
 
     points: Array  # [M, 2]
-    told_apart: float  # share of them that lie nearest to the mean of their own class
+    own_class: float  # fraction of them that are nearest to the mean of their own class
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SeenChannel:
     """One channel."""
 
     channel: int
     score: float
     maps: npt.NDArray[np.float32]  # [classes, each, height, width]
-    projections: Mapping[str, Projection]  # "PCA", and "LDA" where there are three classes or more
+    projections: Mapping[str, Projection]  # "PCA", and "LDA" if there are at least three classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +51,9 @@ class Separation:
     classes: tuple[int, ...]
     images: npt.NDArray[np.uint8]  # [classes, each, height, width, 1 or 3]
     labels: Labels  # [M] of the points
-    weak: Seen
-    strong: Seen
-    silent: tuple[int, ...]  # channels passed over because they answer every image shown alike
+    weak: SeenChannel
+    strong: SeenChannel
+    silent: tuple[int, ...]  # channels that were not chosen because they respond alike to every image shown
 
     def numbers(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -70,81 +73,74 @@ def separation(
     show: Batches,
     classes: Sequence[int],
     *,
-    unit: str | None = None,
-    metric: str = "gsd",
-    weak: int | None = None,
-    strong: int | None = None,
-    each: int = 4,
-    points: int = 100,
-    images: int | None = 2000,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    seed: int = 0,
+    normalised: Normalisation | None = None,
+    settings: SeparationSettings | None = None,
+    **changes: Any,
 ) -> Separation:
-    """How well a weak and a strong channel of a unit tell classes apart (Fig. 1 of the paper).
+    """How well a weak and a strong channel of a unit separate classes (Fig. 1 of the paper).
 
-    score_on: labelled images to score on, `images` of them. show: labelled images to draw; of each of the `classes`
-        the first `each` as maps, the first `points` in two dimensions.
-    unit: name of a unit or layer (`find_unit`). weak, strong: channels by number; by default the weakest and the
-        strongest. Channels that are one value everywhere on the images shown are passed over.
-    mean, std: what the images were normalised with, so that they are drawn in their own colours.
-    The directions of both projections are fitted on every other image, and the rest is drawn: otherwise LDA would seem
-    to separate maps of many pixels whatever they show.
+    score_on: labelled images to score on. show: labelled images to draw: of each of the `classes`, the first `each` as
+        maps and the first `points` in two dimensions.
+    normalised: how the images were normalised, to draw them in their own colours.
+    settings, changes: `SeparationSettings`, or its fields by name (layer=, metric=, weak=, each=, points=, ...).
+    Channels with one value everywhere on the images shown are not chosen as weak or strong.
+    Both projections are fitted on every other image and drawn for the rest. Otherwise LDA would seem to separate maps
+    with many pixels, whatever they show.
     """
-    if each < 1 or points < max(2, each):
-        raise DataError(f"each should be at least 1 and points at least {max(2, each)}, not {each} and {points}")
-    name = find_unit(graph, unit)
-    scores = scores_of_unit(graph, name, score_on, [metric], images, seed=seed)[metric]
-    pixels, labels = images_of(show, classes, points)
-    first = _first_of_each(labels, classes, each)  # [classes, each]
-    silent = silent_channels(graph, pixels[first.flatten()], name)
-    order = speaking(scores.order(name), silent)
-    chosen = [order[0] if weak is None else weak, order[-1] if strong is None else strong]
-    maps = _maps(graph, pixels, name, chosen)  # [M, 2, height, width]
-    drawn, numbers = as_pixels(pixels[first.flatten()], mean, std), labels.numpy()
-    seen = [
-        Seen(
+    chosen: SeparationSettings = replaced(settings or SeparationSettings(), changes, DataError)
+    chosen.check()
+    unit = find_unit(graph, chosen.layer)
+    scores = scores_of_unit(graph, unit, score_on, [chosen.metric], chosen.num_images, chosen.seed)[chosen.metric]
+    pixels, labels = images_of(show, classes, chosen.points)
+    first = _first_of_each(labels, classes, chosen.each)  # [classes, each]
+    silent = silent_channels(graph, pixels[first.flatten()], unit)
+    order = not_silent(scores.order(unit), silent)
+    channels = [order[0] if chosen.weak is None else chosen.weak, order[-1] if chosen.strong is None else chosen.strong]
+    maps = _maps(graph, pixels, unit, channels)  # [M, 2, height, width]
+    drawn, numbers = as_pixels(pixels[first.flatten()], normalised), labels.numpy()
+    weak, strong = (
+        SeenChannel(
             channel,
-            float(scores.values[name][channel]),
+            float(scores.values[unit][channel]),
             maps[first, i].numpy(),
             _projections(maps[:, i].flatten(1).double().numpy(), numbers),
         )
-        for i, channel in enumerate(chosen)
-    ]
-    shape = (len(classes), each, *drawn.shape[1:])
-    return Separation(name, metric, tuple(classes), drawn.reshape(shape), numbers[1::2], seen[0], seen[1], silent)
+        for i, channel in enumerate(channels)
+    )
+    shape = (len(classes), chosen.each, *drawn.shape[1:])
+    return Separation(unit, chosen.metric, tuple(classes), drawn.reshape(shape), numbers[1::2], weak, strong, silent)
 
 
 def _maps(graph: ChannelGraph, images: Tensor, unit: str, channels: list[int]) -> Tensor:
-    # A channel may be asked for twice, and each is looked at once.
+    # The same channel may be wanted twice.
     unique = list(dict.fromkeys(channels))
     parts = [feature_maps(graph, few, {unit: unique})[unit] for few in torch.split(images, BATCH)]
     return torch.cat(parts)[:, [unique.index(channel) for channel in channels]]
 
 
 def _first_of_each(labels: Tensor, classes: Sequence[int], each: int) -> Tensor:
-    """[classes, each] places of the first images of every class."""
+    """[classes, each] positions of the first images of every class."""
     rows = []
     for label in classes:
         places = torch.nonzero(labels == label)[:each, 0]
         if len(places) < each:
-            raise DataError(f"class {label} has {len(places)} of the {each} images to show; take more images")
+            raise DataError(f"class {label} has {len(places)} of the {each} images to show; use more images")
         rows.append(places)
     return torch.stack(rows)
 
 
 def _projections(x: Array, labels: Labels) -> dict[str, Projection]:
-    """Fitted on the images 0, 2, 4, ..., drawn for the others; x [M, pixels]."""
+    """Fitted on the images 0, 2, 4, ... of x [M, pixels], drawn for the others."""
     fit, its_labels, drawn, rest = x[::2], labels[::2], x[1::2], labels[1::2]
     kinds: dict[str, Axes] = {"PCA": principal_axes(fit)}
     if len(np.unique(its_labels)) > 2:  # K classes have K - 1 discriminants
         kinds["LDA"] = discriminant_axes(fit, its_labels)
     return {
-        name: Projection(axes(drawn), told_apart(axes(fit), its_labels, axes(drawn), rest))
+        name: Projection(axes(drawn), nearest_to_own_class(axes(fit), its_labels, axes(drawn), rest))
         for name, axes in kinds.items()
     }
 
 
-def _numbers(seen: Seen) -> dict[str, Any]:
-    told = {name: projection.told_apart for name, projection in seen.projections.items()}
-    return {"channel": seen.channel, "score": seen.score, "told_apart": told}
+def _numbers(seen: SeenChannel) -> dict[str, Any]:
+    own_class = {name: projection.own_class for name, projection in seen.projections.items()}
+    return {"channel": seen.channel, "score": seen.score, "nearest_to_own_class": own_class}

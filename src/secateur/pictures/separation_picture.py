@@ -9,34 +9,34 @@ import numpy as np
 
 from secateur.pictures.drawing import INK, MARKERS, PAGE, styled
 from secateur.pictures.metric_names import metric_name
-from secateur.pictures.separation_figure import Seen, Separation
+from secateur.pictures.separation_figure import SeenChannel, Separation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GAP = 0.12  # between tiles, as a part of one
-# Ten of Paul Tol's colours for points (his palest one is black here), which colour-blind readers tell apart; each class
-# has a mark of its own besides.
+GAP = 0.12  # between tiles, as a fraction of a tile
+# Ten of Paul Tol's colours, which colour-blind readers can distinguish (his palest one is black here). Each class also
+# has its own marker.
 POINTS = ["#332288", "#88CCEE", "#117733", "#CC6677", "#DDCC77", "#AA4499", "#44AA99", "#882255", "#999933", "#000000"]
-PASSES = 6  # in which points are drawn, some of every class in each, so that no class covers the others
-LONG = 3  # letters of a class's name that fit over a tile of ten
+PASSES = 6  # each draws some points of every class, so that no class covers the others
+LONG = 3  # letters of a class name that fit above a tile, with ten classes
 
 
 def draw_separation(found: Separation, names: Sequence[str] | None = None) -> Figure:
-    """Above: the images. Below, for the weak and the strong channel: maps of those images, and projections.
+    """Top: the images. Below, for the weak and the strong channel: maps of those images, and projections.
 
-    names: of all classes; their numbers without it. Both channels' maps share one scale of colours.
+    names: of all classes; without it, classes are shown by number. The maps of both channels share one colour scale.
     """
     from matplotlib.figure import Figure
 
-    said = [str(c) if names is None else names[c] for c in found.classes]
+    labels = [str(c) if names is None else names[c] for c in found.classes]
     kinds = list(found.weak.projections)
     with styled():
-        height = 1.45 + 2 * 1.95 + (0.35 if max(map(len, said)) > LONG else 0)
+        height = 1.45 + 2 * 1.95 + (0.35 if max(map(len, labels)) > LONG else 0)
         fig = Figure(figsize=(PAGE, height), layout="constrained")
         grid = fig.add_gridspec(3, 1 + len(kinds), width_ratios=[2.2, *[1.25] * len(kinds)], height_ratios=[0.82, 1, 1])
-        _tiles(fig.add_subplot(grid[0, 0]), found.images, said)
-        _legend(fig.add_subplot(grid[0, 1:]), said)
+        _tiles(fig.add_subplot(grid[0, 0]), found.images, labels)
+        _legend(fig.add_subplot(grid[0, 1:]), labels)
         both = np.concatenate([found.weak.maps.ravel(), found.strong.maps.ravel()])
         for row, (word, seen) in enumerate((("weak", found.weak), ("strong", found.strong)), start=1):
             axes = fig.add_subplot(grid[row, 0])
@@ -46,18 +46,18 @@ def draw_separation(found: Separation, names: Sequence[str] | None = None) -> Fi
     return fig
 
 
-def _title(word: str, seen: Seen, metric: str) -> str:
+def _title(word: str, seen: SeenChannel, metric: str) -> str:
     return f"{word}: channel {seen.channel}\n{metric_name(metric)} {seen.score:.3g}"
 
 
 def _tiles(
     axes: Any,
     tiles: Any,
-    said: Sequence[str] | None,
+    labels: Sequence[str] | None,
     title: str = "",
     scale: tuple[float, float] | None = None,
 ) -> None:
-    """Tiles [classes, each, height, width(, colours)]: classes side by side, images of a class one below the other."""
+    """Tiles [classes, each, height, width(, colours)]: classes side by side, images of a class below each other."""
     classes, each, height, width = tiles.shape[:4]
     for column in range(classes):
         for row in range(each):
@@ -74,21 +74,21 @@ def _tiles(
     axes.set_ylim((each * (1 + GAP) - GAP) * height / width, 0)
     axes.set_axis_off()
     axes.set_anchor("NW")
-    if said is not None:
-        turned = {"rotation": 40, "ha": "left"} if max(map(len, said)) > LONG else {"ha": "center"}
-        for column, words in enumerate(said):
-            axes.text(column * (1 + GAP) + 0.4, -0.08, words, va="bottom", fontsize=7.5, **turned)
+    if labels is not None:
+        rotation = {"rotation": 40, "ha": "left"} if max(map(len, labels)) > LONG else {"ha": "center"}
+        for column, words in enumerate(labels):
+            axes.text(column * (1 + GAP) + 0.4, -0.08, words, va="bottom", fontsize=7.5, **rotation)
     else:
         axes.set_title(title, fontsize=8.5, loc="left")
 
 
-def _scatter(axes: Any, found: Separation, seen: Seen, kind: str) -> None:
+def _scatter(axes: Any, found: Separation, seen: SeenChannel, kind: str) -> None:
     projection = seen.projections[kind]
     for part in range(PASSES):
         for number, label in enumerate(found.classes):
             mine = projection.points[found.labels == label][part::PASSES]
-            axes.scatter(*mine.T, s=8, linewidths=0, alpha=0.8, **_look(number))
-    axes.set_title(f"{kind}: {100 * projection.told_apart:.0f}% nearest to own class", fontsize=8)
+            axes.scatter(*mine.T, s=8, linewidths=0, alpha=0.8, **_marker(number))
+    axes.set_title(f"{kind}: {100 * projection.own_class:.0f}% nearest to own class", fontsize=8)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.grid(False)
@@ -96,19 +96,19 @@ def _scatter(axes: Any, found: Separation, seen: Seen, kind: str) -> None:
     axes.set_ylabel(f"{kind} 2", fontsize=8)
 
 
-def _look(number: int) -> dict[str, Any]:
+def _marker(number: int) -> dict[str, Any]:
     return {"color": POINTS[number % len(POINTS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def _legend(axes: Any, said: Sequence[str]) -> None:
-    """Colour and mark of each class, beside the images and over no point."""
+def _legend(axes: Any, labels: Sequence[str]) -> None:
+    """Colour and marker of each class, next to the images."""
     from matplotlib.lines import Line2D
 
     axes.set_axis_off()
     handles = [
-        Line2D([], [], linestyle="none", markersize=5, label=words, **_look(number))
-        for number, words in enumerate(said)
+        Line2D([], [], linestyle="none", markersize=5, label=words, **_marker(number))
+        for number, words in enumerate(labels)
     ]
-    columns = 5 if max(map(len, said)) <= LONG else 3
+    columns = 5 if max(map(len, labels)) <= LONG else 3
     axes.legend(handles=handles, loc="center", ncols=columns, title="class", handletextpad=0.2, columnspacing=1.0)
     axes.get_legend().get_title().set_color(INK)

@@ -1,4 +1,4 @@
-"""Numbers in a picture: an SVG's points and bars say what they are when pointed at."""
+"""Tooltips in SVG figures: the numbers of points and bars."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Titles = Mapping[str, Sequence[str]]  # id of a group in the SVG -> what its marks say, in their order
+Titles = Mapping[str, Sequence[str]]  # id of a group in the SVG -> tooltips of its marks, in their order
 
 
 def mark_points(fig: Figure) -> dict[str, list[str]]:
-    """Give every labelled line and bar of a figure an id in its SVG, and say what its points are."""
+    """Give every labelled line and bar of a figure an id in its SVG. Returns the tooltips by id."""
     titles: dict[str, list[str]] = {}
     for number, (artist, said) in enumerate(_marks(fig)):
         key = f"points-{number}"
@@ -26,7 +26,7 @@ def mark_points(fig: Figure) -> dict[str, list[str]]:
 
 
 def with_titles(svg: str, titles: Titles) -> str:
-    """The SVG with a <title> in each mark. A group with more or fewer marks than titles is left as it is."""
+    """The SVG with a <title> in each mark. A group whose number of marks differs from its titles is not changed."""
     for key, said in titles.items():
         start = svg.find(f'<g id="{key}">')
         if start < 0:
@@ -45,7 +45,7 @@ def with_titles(svg: str, titles: Titles) -> str:
 
 
 def _marks(fig: Figure) -> Iterator[tuple[Any, list[str]]]:
-    """Lines with markers and bars, and what each of their marks says."""
+    """Lines with markers, and bars, with the tooltips of their marks."""
     from matplotlib.container import BarContainer, ErrorbarContainer
 
     for axes in fig.axes:
@@ -69,8 +69,8 @@ def _point(axes: Any, label: str, x: float, y: float) -> str:
     return f"{label}: {_value(axes.xaxis, x)}; {_value(axes.yaxis, y)}"
 
 
-def _bar(axes: Any, bar: Any, label: str, lying: bool) -> str:
-    if lying:
+def _bar(axes: Any, bar: Any, label: str, horizontal: bool) -> str:
+    if horizontal:
         place, size = (axes.yaxis, bar.get_y() + bar.get_height() / 2), (axes.xaxis, bar.get_width())
     else:
         place, size = (axes.xaxis, bar.get_x() + bar.get_width() / 2), (axes.yaxis, bar.get_height())
@@ -78,10 +78,10 @@ def _bar(axes: Any, bar: Any, label: str, lying: bool) -> str:
 
 
 def _value(axis: Any, value: float) -> str:
-    """A place on an axis: the name that stands there, or what is counted and how much of it."""
+    """A value on an axis in words: the name of its tick if it has one, or the axis label and the number."""
     from matplotlib.ticker import FixedFormatter, FuncFormatter
 
-    if isinstance(axis.get_major_formatter(), (FixedFormatter, FuncFormatter)):  # names were given to the ticks
+    if isinstance(axis.get_major_formatter(), (FixedFormatter, FuncFormatter)):  # the ticks have names
         for tick, words in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False):
             if abs(tick - value) < 1e-6 and words.get_text():
                 return str(words.get_text())

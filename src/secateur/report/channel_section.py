@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from secateur.pictures.png_strips import image_strip, map_strip
-from secateur.pictures.run_pictures import Pictures, Shown, UnitPictures
+from secateur.pictures.run_pictures import RunPictures, ShownChannel, UnitPictures
 from secateur.report.finished_run import FinishedRun
 from secateur.report.html import paragraph, section
 
@@ -29,7 +29,7 @@ def channels(run: FinishedRun) -> str:
     )
 
 
-def _unit(run: FinishedRun, unit: UnitPictures, found: Pictures, inputs: str) -> str:
+def _unit(run: FinishedRun, unit: UnitPictures, found: RunPictures, inputs: str) -> str:
     round_one = run.rounds[0]
     lost, width = round_one.outcome.chosen.get(unit.unit, 0), round_one.step.widths.get(unit.unit, 0)
     said = ", ".join(found.labels)
@@ -48,11 +48,11 @@ def _unit(run: FinishedRun, unit: UnitPictures, found: Pictures, inputs: str) ->
     return f'<figure class="maps"><figcaption>{caption}</figcaption>{"".join(rows)}</figure>'
 
 
-def _fate(shown: Shown) -> str:
+def _fate(shown: ShownChannel) -> str:
     return "removed" if shown.removed else "kept"
 
 
-def _means(shown: Shown) -> str:
+def _means(shown: ShownChannel) -> str:
     return ", ".join(f"{mean:.2g}" for mean in shown.means)
 
 

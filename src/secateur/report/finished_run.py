@@ -12,7 +12,7 @@ from secateur.channels.plan import Plan
 from secateur.deciding.sensitivity import Sensitivity, Tried
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy
-from secateur.pictures.run_pictures import PICTURES, Pictures, load_pictures
+from secateur.pictures.run_pictures import PICTURES, RunPictures, load_pictures
 from secateur.running.folder import CONFIG, ROUND, SENSITIVITY, SUMMARY, RunFolder
 from secateur.running.rounds import Outcome
 from secateur.running.settings import Settings
@@ -82,7 +82,7 @@ class FinishedRun:
     seconds: Mapping[str, float]
     versions: Mapping[str, str]
     plan: Plan
-    pictures: Pictures | None  # None if the run saved none
+    pictures: RunPictures | None  # None if the run saved none
 
 
 def read_run(folder: str | Path) -> FinishedRun:

@@ -10,7 +10,8 @@ from secateur.base.batches import Batches
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.errors import DataError
-from secateur.pictures.run_pictures import PICTURES, some_images, take_pictures, to_bytes
+from secateur.pictures.image_choice import some_images
+from secateur.pictures.run_pictures import NUM_IMAGES, PICTURES, take_pictures, to_bytes
 from secateur.running.run_context import Job
 from secateur.scoring.scores import Scores
 
@@ -23,7 +24,7 @@ def keep_pictures(job: Job, number: int, graph: ChannelGraph, scores: Scores, pl
     if number != 1 or not job.run.writes or path.exists():
         return
     try:
-        few = some_images(job.tools.holdout, job.settings.seed)
+        few = some_images(job.tools.holdout, job.settings.seed, NUM_IMAGES)
     except DataError as error:  # batches that only the user's own evaluate function can read
         logger.info("no pictures for the report: %s", error)
         return

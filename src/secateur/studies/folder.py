@@ -1,7 +1,7 @@
-"""A study's folder: what was asked, every finished piece as it comes, and at the end the table and the pictures.
+"""A study's folder: its settings, every finished row, and at the end the table and the pictures.
 
 config.json             {"study", "asked", "versions", "command"}
-rows/KEY.json           one finished piece each, so that a killed study goes on and several processes can share it
+rows/KEY.json           one finished row per file, so that a stopped study can continue and processes can share it
 study.json, table.csv   the result: {"study", "title", "asked", "command", "versions", "rows", "columns",
                         "pictures", "notes"}
 NAME.svg, NAME.png      the pictures
@@ -15,6 +15,7 @@ import io
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,17 @@ from secateur.base.processes import rank_and_world
 from secateur.errors import FileError, RunError
 
 CONFIG, STUDY, TABLE, ROWS = "config.json", "study.json", "table.csv", "rows"
-LONGEST_NAME = 120  # of a row's file, without the hash that long and odd keys get
+LONGEST_NAME = 120  # characters of a row's file name; longer keys, and keys with other characters, get a hash
 
-Row = dict[str, Any]
+StudyRow = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a study comes from: facts such as the data set, and the command line if there was one."""
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    command: str | None = None
 
 
 class StudyFolder:
@@ -45,34 +54,35 @@ class StudyFolder:
         path: str | Path,
         name: str,
         asked: Mapping[str, Any],
-        command: str | None = None,
+        provenance: Provenance | None = None,
         only_names_rows: Sequence[str] = (),
     ) -> None:
+        known = provenance or Provenance()
         self.path = Path(path)
         self.name = name
-        self.asked = _plain(dict(asked))
-        self.command = command  # what was typed, where it was a command
-        self.only_names_rows = only_names_rows  # settings that say which rows there are, and nothing of what is in them
+        self.asked = _plain({**known.about, **asked})
+        self.command = known.command
+        self.only_names_rows = only_names_rows  # settings that add or leave out rows, and do not change any row
 
     def start(self) -> None:
-        """Make the folder, or go on with the same study, or with more rows of it; another one's folder is a RunError.
+        """Create the folder, or continue the study in it, also with more rows. Raises RunError for any other folder.
 
-        Under torchrun all processes call it, and the first one writes.
+        Under torchrun all processes call this, and the first one writes.
         """
         all_or_none(lambda: self._start() if rank_and_world()[0] == 0 else None)
 
-    def row(self, key: str) -> Row | None:
-        """A finished piece, or None."""
+    def row(self, key: str) -> StudyRow | None:
+        """A finished row, or None."""
         path = self._row_path(key)
         if not path.exists():
             return None
         found = read_object(path)
         if found.get("key") != key or not isinstance(found.get("row"), dict):
-            raise FileError(f"{path} is not the row {key!r} that secateur wrote; delete it, and it is computed again")
+            raise FileError(f"{path} is not the row {key!r} that secateur wrote; delete it to compute it again")
         return dict(found["row"])
 
     def keep(self, key: str, row: Mapping[str, Any]) -> None:
-        """Write a finished piece; any process may."""
+        """Write a finished row. Every process may do this."""
         self._write(self._row_path(key), {"key": key, "row": dict(row)})
 
     def finish(
@@ -86,8 +96,8 @@ class StudyFolder:
     ) -> Path:
         """Write study.json and table.csv.
 
-        rows: flat dicts with the same keys; columns: key -> heading, where the key itself is none.
-        pictures: {"file" (the SVG, with a PNG of the same name beside it), "alt", "caption"}; notes: plain sentences.
+        rows: flat dicts with the same keys. columns: key -> heading; the key itself by default.
+        pictures: {"file" (the SVG; a PNG of the same name is next to it), "alt", "caption"}. notes: sentences.
         Only the first process writes. Returns the folder.
         """
         keys = _keys(rows)
@@ -141,12 +151,12 @@ def read_study(folder: str | Path) -> dict[str, Any]:
     """The result of a finished study: what `StudyFolder.finish` wrote."""
     path = Path(folder) / STUDY
     if not path.exists() and (Path(folder) / CONFIG).exists():
-        raise FileError(f"{path} is missing: the study is not finished; the same command again goes on with it")
+        raise FileError(f"{path} is missing: the study is not finished; run the same command again to continue it")
     return read_object(path)
 
 
 def versions() -> dict[str, str]:
-    """Of what the figures depend on."""
+    """Versions of the software that the figures depend on."""
     import torch
 
     return {"secateur": version("secateur"), "python": platform.python_version(), "torch": torch.__version__}
@@ -156,7 +166,7 @@ def _check_same(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) 
     different = sorted(key for key in {*found, *asked} if found.get(key) != asked.get(key))
     if different:
         words = "; ".join(f"{key} was {found.get(key)!r} and is {asked.get(key)!r} now" for key in different)
-        raise RunError(f"{path} holds a study with other settings: {words}. Use another folder, or the same settings.")
+        raise RunError(f"{path} holds a study with other settings: {words}. Use another folder or the same settings")
 
 
 def _keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -166,7 +176,7 @@ def _keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for number, row in enumerate(rows):
         if set(row) != set(keys):
             odd = ", ".join(sorted(set(row) ^ set(keys)))
-            raise RunError(f"all rows of a study should have the same keys; row {number} differs in {odd}")
+            raise RunError(f"all rows of a study must have the same keys; row {number} differs in {odd}")
     return keys
 
 
@@ -179,5 +189,5 @@ def _csv(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, keys and paths as text: what JSON gives back."""
+    """The value after a round trip through JSON: tuples become lists, keys and paths become text."""
     return json.loads(json.dumps(value, default=str))

@@ -1,7 +1,7 @@
-"""A study's pieces shared among the processes that torchrun starts: each works on its own, and they meet in the folder.
+"""The processes that torchrun starts share the rows of a study: each works alone, and they meet in the study's folder.
 
-Pieces are independent of each other (one metric, one ratio, one seed), so that nothing is gained by all processes
-working on each of them; and a table that one process fills is the same, bit for bit, as one that ten have filled.
+Rows are independent of each other (one metric, one ratio, one seed), so there is no gain from several processes working
+on the same row. A table computed by one process is the same, bit for bit, as a table computed by ten.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from contextlib import contextmanager
 from secateur.base.distributed import processes
 from secateur.errors import RunError
 
-TOGETHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torchrun's words; Accelerate joins by them
-SECONDS_BETWEEN_LOOKS = 0.2
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # variables by which Accelerate finds the others
+SECONDS_BETWEEN_CHECKS = 0.2
 
 
 @contextmanager
-def on_its_own() -> Iterator[tuple[int, int]]:
-    """(number of this process, how many there are); within the block scoring and training do not know of the others."""
+def processes_apart() -> Iterator[tuple[int, int]]:
+    """(rank of this process, number of processes). Inside the block, scoring and training see only this process."""
     if processes() > 1:
         raise RunError(
-            "this study shares its pieces among processes by itself, and each works on its own: call it under torchrun "
-            "without setting up torch.distributed first"
+            "this study shares its rows among processes, and each process works alone: call it under torchrun without "
+            "initialising torch.distributed first"
         )
-    found = {name: os.environ.pop(name) for name in TOGETHER if name in os.environ}
+    found = {name: os.environ.pop(name) for name in TORCHRUN if name in os.environ}
     try:
         yield int(found.get("RANK", 0)), int(found.get("WORLD_SIZE", 1))
     finally:
         os.environ.update(found)
 
 
-def wait_until(there: Callable[[], bool]) -> None:
-    """Look again and again; torchrun ends this process if the one that it waits for fails.
+def wait_until(ready: Callable[[], bool]) -> None:
+    """Wait until `ready()` is true. If another process fails, torchrun ends this one.
 
-    A torchrun that was killed itself cannot: a process that has lost its parent gives up.
+    If torchrun itself was killed, this process notices that its parent has changed and raises RunError.
     """
     parent = os.getppid()
-    while not there():
+    while not ready():
         if os.getppid() != parent:
-            raise RunError("the process that started this one and others is gone, so nobody does the others' share")
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+            raise RunError("the process that started this one has ended, so the other processes' rows will not come")
+        time.sleep(SECONDS_BETWEEN_CHECKS)

@@ -1,39 +1,66 @@
-"""What the studies' commands share: the folder's name, what was typed, and the last lines on the screen."""
+"""What the commands of the studies share: options, the study's folder, and the last lines of their output."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secateur.base.options import check, option
 from secateur.cli.common import console
+from secateur.cli.options import DataOptions
+from secateur.errors import DataError
 
 if TYPE_CHECKING:
+    from secateur.studies.folder import Provenance
     from secateur.zoo.data import ImageData
 
 
-def study_folder(out: Path | None, study: str, model: str, data: str) -> Path:
-    """The folder as asked for, or runs/study-NAME-MODEL-DATA."""
-    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"study-{study}-{model}-{data}")
-    return out or Path("runs") / plain
+@dataclass(frozen=True)
+class StudyImages:
+    """How a study reads images, in addition to `DataOptions`."""
+
+    augment: bool = option(True, "Random crops and flips in retraining", group="Retraining")
+    batch_size: int = option(128, "Images per training step", group="Retraining", least=1)
+    limit: int | None = option(None, "Largest number of held-out and of test images", group="Data", least=1)
+
+    def provenance(self, data: DataOptions, found: ImageData, **more: Any) -> Provenance:
+        """The command line, and everything that is needed to get the same images again."""
+        from secateur.studies.folder import Provenance
+
+        check(self, DataError)
+        about = {"data": data.data, "mean": found.mean, "std": found.std, "size": found.shape[-1]}
+        about |= {"holdout": data.holdout, "limit": self.limit, "augment": self.augment, "batch_size": self.batch_size}
+        return Provenance({**about, **more}, command_line())
 
 
-def about_images(
-    data: str, found: ImageData, holdout: str, limit: int | None, augment: bool, batch_size: int
-) -> dict[str, Any]:
-    """What one needs to get the same images again."""
-    taken = {"data": data, "mean": found.mean, "std": found.std, "size": found.shape[-1], "holdout": holdout}
-    return {**taken, "limit": limit, "augment": augment, "batch_size": batch_size}
+@dataclass(frozen=True)
+class StudyOutput:
+    """Where a study is written."""
+
+    out: Path | None = option(None, "Study folder; runs/study-NAME-MODEL-DATA by default", group="Output")
+
+    def folder(self, study: str, model: str, data: str) -> Path:
+        """The folder that was asked for, or runs/study-NAME-MODEL-DATA."""
+        plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"study-{study}-{model}-{data}")
+        return self.out or Path("runs") / plain
 
 
-def typed() -> str:
-    """The command as it was typed, for the study's folder."""
+def command_line() -> str:
+    """The command as the user typed it."""
     return shlex.join(["secateur", *sys.argv[1:]])
 
 
-def say_where(folder: Path) -> None:
-    """Write the study's page, and say where everything is."""
+def is_first_process() -> bool:
+    """Whether this is the only process, or the first one that torchrun started: the one that prints."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def print_results(folder: Path) -> None:
+    """Write the study's page, and print where the results are."""
     from secateur.report.study_page import write_study_report
 
     console.print(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from secateur.cli.common import console, friendly
-from secateur.cli.options import Classes
+from secateur.cli.from_settings import options_from_settings
+from secateur.cli.options import Classes, Streams
+from secateur.cli.studies.common import StudyOutput, command_line, print_results
 
 if TYPE_CHECKING:
     from secateur.channels.graph import ChannelGraph
@@ -16,18 +17,21 @@ if TYPE_CHECKING:
 
 
 @friendly
+@options_from_settings
 def command(
     network: Annotated[str, typer.Argument(help="Folder of a pruned network, or a model's name with --widths.")],
-    by: Annotated[str, typer.Option(help="layer or block.")] = "layer",
+    output: StudyOutput,
+    by: Annotated[str, typer.Option(help="One row per layer or per block.")] = "layer",
     widths: Annotated[
-        str | None, typer.Option(help="Channels left: 11,39,... in the order of the units, or UNIT=11,UNIT=39.")
+        str | None, typer.Option(help="Channels to keep: 11,39,... in the order of the units, or UNIT=11,UNIT=39.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The original network, if a folder does not say.")] = None,
+    model: Annotated[str | None, typer.Option(help="The original network, if the folder does not record it.")] = None,
     classes: Classes = None,
-    streams: Annotated[str, typer.Option(help="Additions, with --widths: select or coupled.")] = "select",
-    out: Annotated[Path | None, typer.Option(help="Study folder; runs/study-structure-NETWORK by default.")] = None,
+    streams: Streams = "select",
 ) -> None:
-    """Show what each part of a network costs before and after pruning, as the paper's supplement does.
+    """Show the cost of each part of a network before and after pruning, as in the paper's supplement.
+
+    With a folder, --streams is what the network was pruned with.
 
     Examples:
 
@@ -38,39 +42,38 @@ def command(
     from secateur.channels.graph import trace
     from secateur.cli.columns import columns
     from secateur.cli.networks import open_network
-    from secateur.cli.studies.common import say_where, study_folder, typed
     from secateur.errors import PlanError
-    from secateur.studies.folder import StudyFolder
-    from secateur.studies.structure_study.structure import COLUMNS, structure, write_structure
+    from secateur.studies.folder import Provenance, StudyFolder
+    from secateur.studies.structure_study.picture import write_structure
+    from secateur.studies.structure_study.structure import COLUMNS, structure
 
     opened = open_network(network, model=model, classes=classes)
     plan = opened.plan
     if (plan is None) == (widths is None):
-        raise PlanError("give the folder of a pruned network, or a network's name and --widths; not both, not neither")
+        raise PlanError("give either the folder of a pruned network, or a network's name and --widths")
     whole = opened.model if opened.original is None else opened.original
     graph = trace(whole, opened.example(), streams if plan is None else plan.streams)  # type: ignore[arg-type]
     if plan is None:
-        plan = _planned(graph, str(widths))
+        plan = _plan_of_text(graph, str(widths))
     rows = structure(graph, plan, by)  # type: ignore[arg-type]
     cells = [[_cell(key, value) for key, value in row.items()] for row in rows]
-    console.print(
-        columns(list(COLUMNS.values()), cells, set(COLUMNS.values()) - {"part"}), markup=False, soft_wrap=True
-    )
+    titles = list(COLUMNS.values())
+    console.print(columns(titles, cells, set(titles) - {"part"}), markup=False, soft_wrap=True)
     total = rows[-1]
-    console.print(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs are left", soft_wrap=True)
+    console.print(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain", soft_wrap=True)
     asked = {"network": network, "by": by, "widths": widths, "model": model, "classes": classes, "streams": streams}
-    title = f"{opened.name}: what each {by} costs"
-    folder = study_folder(out, "structure", opened.name, by)
-    say_where(write_structure(rows, title, StudyFolder(folder, "structure", asked, typed())))
+    folder = output.folder("structure", opened.name, by)
+    place = StudyFolder(folder, "structure", asked, Provenance(command=command_line()))
+    print_results(write_structure(rows, f"{opened.name}: cost of each {by}", place))
 
 
 def _cell(key: str, value: Any) -> str:
-    from secateur.studies.table_study.table import short
+    from secateur.studies.table_study.formats import short
 
     return short(value) if key in ("params", "params_pruned", "macs", "macs_pruned") else str(value)
 
 
-def _planned(graph: ChannelGraph, text: str) -> Plan:
+def _plan_of_text(graph: ChannelGraph, text: str) -> Plan:
     """The plan of --widths."""
     from secateur.errors import PlanError
     from secateur.studies.structure_study.structure import plan_of_widths
@@ -82,4 +85,4 @@ def _planned(graph: ChannelGraph, text: str) -> Plan:
             return plan_of_widths(graph, {unit: int(width) for unit, _, width in pairs})
         return plan_of_widths(graph, [int(word) for word in words])
     except ValueError as error:
-        raise PlanError(f"--widths should be 11,39,... or UNIT=11,UNIT=39; got {text!r}") from error
+        raise PlanError(f"--widths must be 11,39,... or UNIT=11,UNIT=39; got {text!r}") from error

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from secateur.cli.common import console, friendly
+from secateur.cli.studies.common import command_line, print_results
+
+if TYPE_CHECKING:
+    from secateur.studies.table_study.table import ResultsTable
 
 FORMATS = ("text", "csv", "json", "markdown")
 TITLES = {  # short ones, so that a line fits a terminal
@@ -16,13 +20,13 @@ TITLES = {  # short ones, so that a line fits a terminal
     "by": "by",
     "base_top1": "before",
     "top1": "top-1",
-    "top1_drop": "lost",
+    "top1_drop": "drop",
     "top5": "top-5",
-    "top5_drop": "lost",
+    "top5_drop": "drop",
     "macs": "MACs",
-    "macs_removed": "gone",
+    "macs_removed": "cut",
     "params": "weights",
-    "params_removed": "gone",
+    "params_removed": "cut",
     "source": "",
 }
 
@@ -30,14 +34,18 @@ TITLES = {  # short ones, so that a line fits a terminal
 @friendly
 def command(
     runs: Annotated[list[Path] | None, typer.Argument(help="Folders of finished `secateur prune` runs.")] = None,
-    model: Annotated[str | None, typer.Option(help="The network, if a folder does not say; or whose rows.")] = None,
-    data: Annotated[str | None, typer.Option(help="The data set, if a folder does not say; or whose rows.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Network, if a folder does not record it; without folders, the rows to print.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Data set, if a folder does not record it; without folders, the rows to print.")
+    ] = None,
     form: Annotated[str, typer.Option("--format", help="text, csv, json or markdown.")] = "text",
-    out: Annotated[Path | None, typer.Option(help="Also write a study folder with a picture here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write a study folder with a picture.")] = None,
 ) -> None:
-    """Print runs as rows among the paper's published rows of that network and data set.
+    """Print runs as rows among the paper's published rows of their network and data set.
 
-    Published figures are marked "as published"; without runs only they are printed.
+    Published figures are marked "as published". Without runs, only published rows are printed.
 
     Examples:
 
@@ -45,34 +53,48 @@ def command(
 
         secateur study table --model resnet56 --data cifar10 --format markdown
     """
-    from secateur.cli.columns import columns
     from secateur.errors import RunError
-    from secateur.studies.folder import StudyFolder
-    from secateur.studies.table_study.table import OWN, as_cells, as_csv, as_json, as_markdown, table, write_table
+    from secateur.studies.folder import Provenance, StudyFolder
+    from secateur.studies.table_study.picture import write_table
+    from secateur.studies.table_study.table import table
 
     if form not in FORMATS:
-        raise RunError(f"--format should be one of {', '.join(FORMATS)}, not {form!r}")
+        raise RunError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
     found = table(runs or (), model=model, data=data)
+    _print_table(found, form)
+    if out is not None:
+        asked = {"runs": [str(run) for run in runs or ()], "model": model, "data": data}
+        print_results(write_table(found, StudyFolder(out, "table", asked, Provenance(command=command_line()))))
+
+
+def _print_table(found: ResultsTable, form: str) -> None:
+    from secateur.studies.table_study.formats import as_csv, as_json, as_markdown
+
     if form == "csv":
         console.print(as_csv(found.rows), end="", markup=False, soft_wrap=True)
     elif form == "json":
         console.print(as_json(found), markup=False, soft_wrap=True)
-    elif form == "markdown":
-        console.print(as_markdown(found.rows), markup=False, soft_wrap=True)
     else:
-        for (network, images), rows in groupby(found.rows, key=lambda row: (row["network"], row["data"])):
-            own = [row if row["source"] == OWN else {**row, "source": ""} for row in rows]
-            titles, cells = as_cells(own, TITLES)
-            console.print(
-                f"{network} on {images}, as published unless marked; accuracies and shares in %", markup=False
-            )
-            console.print(columns(titles, cells, set(titles) - {"method", "by", ""}), markup=False, soft_wrap=True)
-    if form in ("text", "markdown"):
+        if form == "markdown":
+            console.print(as_markdown(found.rows), markup=False, soft_wrap=True)
+        else:
+            _print_text(found)
         console.print()
         for note in found.notes:
             console.print(note if form == "text" else f"- {note}", markup=False, soft_wrap=True)
-    if out is not None:
-        from secateur.cli.studies.common import say_where, typed
 
-        asked = {"runs": [str(run) for run in runs or ()], "model": model, "data": data}
-        say_where(write_table(found, StudyFolder(out, "table", asked, typed())))
+
+def _print_text(found: ResultsTable) -> None:
+    from secateur.cli.columns import columns
+    from secateur.studies.table_study.formats import as_cells
+    from secateur.studies.table_study.table import OWN
+
+    for (network, images), rows in groupby(found.rows, key=lambda row: (row["network"], row["data"])):
+        own = [row if row["source"] == OWN else {**row, "source": ""} for row in rows]
+        titles, cells = as_cells(own, TITLES)
+        console.print(
+            f"{network} on {images}, as published unless marked; accuracies and cuts in %",
+            soft_wrap=True,
+            markup=False,
+        )
+        console.print(columns(titles, cells, set(titles) - {"method", "by", ""}), markup=False, soft_wrap=True)

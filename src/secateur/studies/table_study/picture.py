@@ -1,66 +1,77 @@
-"""The picture of a table: accuracy lost against MACs removed, published methods and runs."""
+"""The picture of the table study: change of accuracy against MACs removed, for published methods and runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from secateur.pictures.drawing import COLOURS, INK, PAGE, figure, save, styled
+from secateur.studies.folder import StudyFolder, StudyRow
+from secateur.studies.recipes.published_rows import STATUS
+from secateur.studies.table_study.table import COLUMNS, ResultsTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Annotation
 
-    from secateur.studies.table_study.table import Table
-
-PUBLISHED, OURS, OWN_RUN = COLOURS[7], COLOURS[0], COLOURS[3]  # others' methods, the paper's own, runs
+PUBLISHED, PAPER, OWN_RUN = COLOURS[7], COLOURS[0], COLOURS[3]  # other methods, the paper's own, runs
 SIDES = ((6, 4, "left"), (6, -10, "left"), (-6, 4, "right"), (-6, -10, "right"), (6, 12, "left"))  # points; alignment
-MARKER = 4  # pixels from a point's middle to its edge, at the size of the screen
+MARKER = 4  # pixels from the centre of a point to its edge, at the figure's own resolution
 
 
-def draw_table(found: Table, folder: Path) -> list[dict[str, str]]:
-    """One picture for each network and data set in the table, as `StudyFolder.finish` wants them."""
+def write_table(found: ResultsTable, folder: StudyFolder) -> Path:
+    """Write study.json, table.csv and a picture of the change of accuracy against MACs removed."""
+    folder.start()
+    pictures = draw_table(found, folder.path)
+    return folder.finish("Runs compared with the paper's tables", found.rows, pictures, found.notes, columns=COLUMNS)
+
+
+def draw_table(found: ResultsTable, folder: Path) -> list[dict[str, str]]:
+    """One picture for each network and data set in the table, for `StudyFolder.finish`."""
     pictures = []
-    places = list(dict.fromkeys((row["network"], row["data"]) for row in found.rows))
-    for network, data in places:
+    for network, data in dict.fromkeys((row["network"], row["data"]) for row in found.rows):
         rows = [row for row in found.rows if (row["network"], row["data"]) == (network, data)]
         key = "top1" if all(row["top1"] is not None for row in rows) else "top5"
         rows = [row for row in rows if row[f"{key}_drop"] is not None]
-        if not rows:
-            continue
-        fig, axes = figure(PAGE, 3.4)
-        with styled():
-            axes.axhline(0, color=INK, linewidth=0.8)
-            for row in rows:
-                own = row["source"] != "as published"
-                colour = OWN_RUN if own else OURS if row["method"].startswith("G-SD") else PUBLISHED
-                marker = "D" if own else "s" if colour == OURS else "o"
-                point = (row["macs_removed"], -row[f"{key}_drop"])
-                axes.plot(*point, marker=marker, color=colour, linestyle="none", markersize=6)
-            name = {"top1": "top-1", "top5": "top-5"}[key]
-            axes.set(xlabel="MACs removed (%)", ylabel=f"change of {name} accuracy (points)")
-            axes.set_title(f"{network} on {data}: squares G-SD and circles others, as published; diamonds runs")
-            axes.margins(x=0.12, y=0.15)
-            label(fig, axes, [(row["method"], (row["macs_removed"], -row[f"{key}_drop"])) for row in rows])
-        alt = f"Change of {name} accuracy against MACs removed, {network} on {data}: {len(rows)} methods and runs"
-        plain = "".join(c if c.isalnum() else "-" for c in f"{network}-{data}".lower())
-        pictures.append(
-            {
-                "file": save(fig, folder, f"table-{plain}"),
-                "alt": alt,
-                "caption": f"{network} on {data}. Above 0: better than before pruning.",
-            }
-        )
+        if rows:
+            pictures.append(_draw(rows, key, f"{network} on {data}", folder))
     return pictures
 
 
+def _draw(rows: Sequence[StudyRow], key: str, title: str, folder: Path) -> dict[str, str]:
+    """key: top1 or top5."""
+    name = {"top1": "top-1", "top5": "top-5"}[key]
+    fig, axes = figure(PAGE, 3.4)
+    with styled():
+        axes.axhline(0, color=INK, linewidth=0.8)
+        for row in rows:
+            axes.plot(row["macs_removed"], -row[f"{key}_drop"], linestyle="none", markersize=6, **_marker(row))
+        axes.set(xlabel="MACs removed (%)", ylabel=f"change of {name} accuracy (points)")
+        axes.set_title(f"{title}: published results (squares: G-SD, circles: others) and runs (diamonds)")
+        axes.margins(x=0.12, y=0.15)
+        label(fig, axes, [(row["method"], (row["macs_removed"], -row[f"{key}_drop"])) for row in rows])
+    plain = "".join(c if c.isalnum() else "-" for c in title.replace(" on ", "-").lower())
+    return {
+        "file": save(fig, folder, f"table-{plain}"),
+        "alt": f"Change of {name} accuracy against MACs removed, {title}: {len(rows)} methods and runs",
+        "caption": f"{title}. Above 0: better than before pruning.",
+    }
+
+
+def _marker(row: StudyRow) -> dict[str, Any]:
+    if row["source"] != STATUS:
+        return {"marker": "D", "color": OWN_RUN}
+    own = row["method"].startswith("G-SD")
+    return {"marker": "s", "color": PAPER} if own else {"marker": "o", "color": PUBLISHED}
+
+
 def label(fig: Figure, axes: Axes, names: Sequence[tuple[str, tuple[float, float]]]) -> list[Annotation]:
-    """Write each name beside its point: on the side where it covers no other name or point and stays in the picture."""
+    """Write each name next to its point, on a side where it covers no other name or point and stays inside the axes."""
     from matplotlib.transforms import Bbox
 
-    fig.draw_without_rendering()  # limits and layout are settled by drawing only
+    fig.draw_without_rendering()  # sets limits and layout
     spots = [axes.transData.transform(point) for _, point in names]
     taken = [Bbox.from_extents(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in spots]
     found = []

@@ -1,0 +1,235 @@
+"""Every network is cut by every metric, at every ratio and with every seed; each cut is measured once and stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from secateur.base.batches import Batches, device_of, unpack
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.plan import Plan
+from secateur.deciding.amounts import candidates
+from secateur.deciding.uniform import uniform
+from secateur.errors import DecideError
+from secateur.measuring.accuracy import Accuracy
+from secateur.repairing.repair import repair
+from secateur.running.run_context import Phase as PhaseProgress
+from secateur.scoring.sampling import sampled
+from secateur.scoring.scores import Scores, load_scores, save_scores
+from secateur.studies.contenders import Contender, Sampling, scored
+from secateur.studies.effectiveness_study.settings import EffectivenessSettings, Units
+from secateur.studies.effectiveness_study.table import MEASURED
+from secateur.studies.fast_evaluate import accuracy_of, pruned_or_same
+from secateur.studies.folder import StudyFolder, StudyRow
+from secateur.studies.work_sharing import wait_until
+from secateur.training.fit import fit
+from secateur.training.presets import preset_of
+
+RetrainOn = Batches | Callable[[int], Batches]  # batches, or a function of the seed that returns them
+
+
+@dataclass(frozen=True)
+class ComparisonImages:
+    """The images of the study: to score and repair on, to retrain on, and to measure on."""
+
+    train: Batches
+    retrain_on: RetrainOn
+    test: Batches
+
+
+@dataclass(frozen=True)
+class UniformCut:
+    """One row of the study: a network cut by a metric at a ratio, with a seed."""
+
+    network: str
+    contender: Contender
+    ratio: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Its name in the folder."""
+        return f"{self.network},{self.contender.name},{self.ratio:g},{self.seed}"
+
+
+@dataclass
+class MetricComparison:
+    """The study while it runs."""
+
+    folder: StudyFolder
+    settings: EffectivenessSettings
+    contenders: Sequence[Contender]
+    graphs: Mapping[str, ChannelGraph]
+    images: ComparisonImages
+    progress: PhaseProgress | None
+    measured: dict[str, StudyRow] = field(default_factory=dict)  # measurements of plans that were seen before
+    scores: dict[Path, dict[str, Scores]] = field(default_factory=dict)
+    samples: dict[int, list[Any]] = field(default_factory=dict)  # seed -> images for the repair
+
+    def cuts(self) -> list[UniformCut]:
+        """All rows of the study, including ratio 0, the unpruned network."""
+        ratios = sorted({0.0, *self.settings.ratios})
+        return [
+            UniformCut(network, contender, ratio, seed)
+            for network in self.graphs
+            for seed in self.settings.seeds
+            for contender in self.contenders
+            for ratio in ratios
+        ]
+
+    def finished_rows(self) -> list[StudyRow]:
+        """The rows that are in the folder."""
+        return [row for row in map(self._finished, self.cuts()) if row is not None]
+
+    def run(self, rank: int, world: int) -> None:
+        """Compute this process's share of the missing rows, and wait for the other processes."""
+        cuts = self.cuts()
+        for cut in cuts:
+            row = self._finished(cut)
+            if row is not None:
+                self.measured[self._same_measurement(cut, row["plan"])] = row
+        # Passes and rows are assigned by their position among all of them, not among the missing ones: a process that
+        # starts late would count differently, and some rows would belong to no process.
+        for path in list(dict.fromkeys(map(self._scores_path, cuts)))[rank::world]:
+            waiting = [cut for cut in cuts if self._scores_path(cut) == path and self._finished(cut) is None]
+            if waiting and not (path / "scores.json").exists():
+                self._score(waiting[0])
+        mine = [cut for cut in cuts[rank::world] if self._finished(cut) is None]
+        for number, cut in enumerate(mine):
+            self.folder.keep(cut.key, self._row(cut, number, len(mine)))
+        wait_until(lambda: all(self._finished(cut) is not None for cut in cuts))
+
+    def _finished(self, cut: UniformCut) -> StudyRow | None:
+        return self.folder.row(cut.key)
+
+    def _score(self, first: UniformCut) -> None:
+        """One pass over the images for all metrics that share it."""
+        group = [one for one in self.contenders if one.shares == first.contender.shares]
+        phase = f"score {first.network}, {first.contender.shares}"
+        found = scored(
+            self.graphs[first.network],
+            self.images.train,
+            group,
+            Sampling(self.settings.num_images, self.settings.num_map_images, first.seed),
+            lambda done, total: self._say(phase, done, total or done),
+        )
+        save_scores(found, self._scores_path(first))
+
+    def _scores_path(self, cut: UniformCut) -> Path:
+        shares = cut.contender.shares
+        # A pass over all images is the same for all seeds.
+        seedless = self.settings.num_images is None and shares.startswith(("moments", "gradients"))
+        seed = self.settings.seed if seedless else cut.seed
+        name = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in f"{cut.network}-{shares}-{seed}")
+        return self.folder.path / "scores" / name
+
+    def _scores_of(self, cut: UniformCut) -> Scores:
+        path = self._scores_path(cut)
+        if path not in self.scores:
+            wait_until((path / "scores.json").exists)
+            self.scores[path] = load_scores(path)
+        return self.scores[path][cut.contender.name]
+
+    def _row(self, cut: UniformCut, number: int, total: int) -> StudyRow:
+        started = time.perf_counter()
+        graph, scores = self.graphs[cut.network], self._scores_of(cut)
+        plan = uniform(graph, scores, cut.ratio, units=units_to_prune(graph, self.settings.units))
+        cost, name = graph.cost(plan), _digest(plan)
+        same = self._same_measurement(cut, name)
+        if same not in self.measured:
+            self.measured[same] = self._measure(cut, plan, number, total)
+        found = self.measured[same]
+        return {
+            "network": cut.network,
+            "metric": cut.contender.name,
+            "ratio": cut.ratio,
+            "seed": cut.seed,
+            "images": scores.images,
+            "macs_removed": round(1 - cost.macs / graph.macs, 6),
+            "params_removed": round(1 - cost.params / graph.params, 6),
+            **{key: found[key] for key in MEASURED if key in found},
+            "plan": name,
+            "seconds": round(time.perf_counter() - started, 2),
+        }
+
+    def _measure(self, cut: UniformCut, plan: Plan, number: int, total: int) -> StudyRow:
+        """Accuracy as cut and, if asked for, repaired and retrained."""
+        graph, settings = self.graphs[cut.network], self.settings
+        note = f"row {number + 1} of {total}: {cut.network}, {cut.contender.name}, {cut.ratio:.0%} removed"
+
+        def say(done: int, of: int | None) -> None:
+            if of:
+                self._say("evaluate", number * of + done, total * of, note)
+
+        def top1(model: nn.Module) -> float:
+            return round(100 * accuracy_of(model, graph, self.images.test, say).top1, 4)
+
+        model = pruned_or_same(graph, plan)
+        row = _as_cut(accuracy_of(model, graph, self.images.test, say))
+        if settings.repair != "none":
+            model = repair(graph, plan, self._repair_images(cut.seed), how=settings.repair, seed=cut.seed)
+            row["repaired"] = top1(model)
+        if settings.epochs:
+            row["retrained"] = top1(self._retrained(cut, model))
+        return row
+
+    def _retrained(self, cut: UniformCut, model: nn.Module) -> nn.Module:
+        checkpoint = self.folder.path / "checkpoints" / _digest(cut.key)
+        batches = self.images.retrain_on
+        phase = f"retrain {cut.key}"
+        fitted = fit(
+            model,
+            batches(cut.seed) if callable(batches) else batches,
+            preset=preset_of(self.settings.preset, epochs=self.settings.epochs, lr=self.settings.lr),
+            device=device_of(model),
+            seed=cut.seed,
+            checkpoint_dir=checkpoint,
+            progress=lambda news: self._say(phase, (news.epoch - 1) * news.steps + news.step, news.epochs * news.steps),
+        )
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        return fitted.model
+
+    def _repair_images(self, seed: int) -> list[Any]:
+        if seed not in self.samples:
+            some = sampled(self.images.train, self.settings.num_repair_images, seed)
+            self.samples[seed] = [unpack(batch, number)[0] for number, batch in enumerate(some)]
+        return self.samples[seed]
+
+    def _same_measurement(self, cut: UniformCut, plan: str) -> str:
+        """Key that rows with equal measurements share. Repair and retraining depend on the seed, a cut does not."""
+        seeded = self.settings.repair != "none" or self.settings.epochs > 0
+        return f"{cut.network},{plan},{cut.seed if seeded else ''}"
+
+    def _say(self, phase: str, done: int, total: int, note: str = "") -> None:
+        if self.progress is not None:
+            self.progress(phase, done, total, note)
+
+
+def units_to_prune(graph: ChannelGraph, which: Units) -> list[str]:
+    """The names of the inner (private) units, or of all units that can be pruned."""
+    found = [name for name in candidates(graph) if which == "all" or graph.units[name].kind == "private"]
+    if not found:
+        raise DecideError("the network has no inner units: all of its channels pass through additions; use units='all'")
+    return found
+
+
+def _as_cut(found: Accuracy) -> StudyRow:
+    return {
+        "accuracy": round(100 * found.top1, 4),
+        "top5": None if found.top5 is None else round(100 * found.top5, 4),
+        "loss": round(found.loss, 6),
+        "test_images": found.num_images,
+    }
+
+
+def _digest(what: Plan | str) -> str:
+    text = what if isinstance(what, str) else json.dumps(sorted((name, list(kept)) for name, kept in what.keep.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,148 @@
+"""The two arms of the sensitivity study, and the network that both start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from secateur.base.batches import Batches
+from secateur.channels.files import load
+from secateur.channels.graph import ChannelGraph, trace
+from secateur.deciding.uniform import uniform
+from secateur.errors import DecideError
+from secateur.measuring.accuracy import Accuracy, evaluate
+from secateur.running.compress import Compressed, compress
+from secateur.running.folder import SUMMARY, RunFolder
+from secateur.running.run_context import Phase as PhaseProgress
+from secateur.running.settings import USUAL_RANKS, Settings
+from secateur.scoring.score import score
+from secateur.studies.effectiveness_study.comparison import units_to_prune
+from secateur.studies.folder import StudyFolder, StudyRow
+from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
+from secateur.studies.sensitivity_study.table import METHODS
+from secateur.studies.work_sharing import wait_until
+
+STEP = 0.005  # between the uniform ratios that are tried for the start
+TOLERANCE = 0.02  # fraction of the network's MACs by which the start may differ from the wanted share
+
+
+@dataclass(frozen=True)
+class StudyLoaders:
+    """The images: to retrain on, to decide on, to report on and to score on."""
+
+    train: Batches
+    holdout: Batches
+    test: Batches | None
+    score_on: Batches
+
+
+@dataclass(frozen=True)
+class SensitivityArms:
+    """The study while it runs: the unpruned network, the start of both arms, and the arms."""
+
+    place: StudyFolder
+    graph: ChannelGraph  # of the unpruned network
+    study: SensitivityStudySettings
+    settings: Settings
+    images: StudyLoaders
+    progress: PhaseProgress | None
+
+    def base(self, rank: int) -> StudyRow:
+        """Accuracy of the unpruned network."""
+        if rank == 0 and self.place.row("base") is None:
+            self.place.keep("base", self._scored(self.graph.model))
+        wait_until(lambda: self.place.row("base") is not None)
+        return self.place.row("base") or {}
+
+    def start(self, share: float, rank: int) -> nn.Module:
+        """The network without `share` of its MACs: the same ratio of every inner unit, retrained like the arms."""
+        folder = self.place.path / "start"
+        inner = units_to_prune(self.graph, "inner")
+        if rank == 0:
+            ratio = ratio_for(self.graph, inner, share)
+            self._compress("start", self.graph.model, ratio=ratio, only=tuple(inner), **USUAL_RANKS)
+        wait_until((folder / SUMMARY).exists)
+        return load(folder, self.graph.model)
+
+    def run_arm(self, method: str, first: nn.Module) -> None:
+        """All iterations of one method. Writes their rows."""
+        if self.place.row(method) is not None:
+            return
+        begin = trace(first, self.graph.example, self.settings.streams)
+        target = 1 - (1 - self.study.end) * self.graph.macs / begin.macs
+        if not 0 < target < 1:
+            removed = 1 - begin.macs / self.graph.macs
+            raise DecideError(f"the start has already lost {removed:.1%} of the MACs; end must be above that")
+        result = self._compress(method, first, target=target, rounds=self.study.iterations, method=method)
+        found = self._scored(first)
+        self._keep(method, 0, begin.macs, begin.params, {"units": 0, "channels": 0, "cut": found["holdout"], **found})
+        rounds = result.rounds[: self.study.iterations]
+        for number, outcome in enumerate(rounds, start=1):
+            network, _ = RunFolder(self.place.path / method).load_model(first, number)
+            lost = {"units": len(outcome.chosen), "channels": sum(outcome.chosen.values())}
+            found = {"cut": _percent(outcome.pruned), "holdout": _percent(outcome.after), "test": self._test(network)}
+            self._keep(method, number, outcome.macs, outcome.params, {**lost, **found})
+        self.place.keep(method, {"iterations": len(rounds)})  # fewer than asked for if no channels are left to remove
+
+    def finished(self) -> bool:
+        """Whether both arms are finished."""
+        return all(self.place.row(method) is not None for method in METHODS)
+
+    def rows(self) -> list[StudyRow]:
+        """All rows, one method after the other."""
+        counts = {method: (self.place.row(method) or {}).get("iterations", 0) for method in METHODS}
+        found = [self.place.row(f"{method},{n}") for method in METHODS for n in range(counts[method] + 1)]
+        return [row for row in found if row is not None]
+
+    def _keep(self, method: str, number: int, macs: int, params: int, found: StudyRow) -> None:
+        row = {
+            "method": method,
+            "iteration": number,
+            "macs_removed": round(1 - macs / self.graph.macs, 6),
+            "params_removed": round(1 - params / self.graph.params, 6),
+            **found,
+        }
+        self.place.keep(f"{method},{number}", row)
+
+    def _compress(self, name: str, model: nn.Module, **goal: Any) -> Compressed:
+        def tell(phase: str, done: int, total: int, note: str) -> None:
+            if self.progress is not None:
+                self.progress(f"{name}, {phase}", done, total, note)
+
+        return compress(
+            model,
+            self.images.train,
+            self.images.holdout,
+            score_on=self.images.score_on,
+            example=self.graph.example,
+            settings=self.settings,
+            folder=self.place.path / name,
+            progress=tell,
+            **goal,
+        )
+
+    def _scored(self, model: nn.Module) -> StudyRow:
+        return {"holdout": _percent(evaluate(model, self.images.holdout)), "test": self._test(model)}
+
+    def _test(self, model: nn.Module) -> float | None:
+        return None if self.images.test is None else _percent(evaluate(model, self.images.test))
+
+
+def ratio_for(graph: ChannelGraph, units: list[str], share: float) -> float:
+    """The uniform ratio of these units that comes closest to removing `share` of the MACs."""
+    scores = score(graph, None, "l1")  # only the number of channels matters here
+    tries = [round(STEP * number, 6) for number in range(1, round(1 / STEP))]
+    removed = {r: 1 - graph.cost(uniform(graph, scores, r, units=units)).macs / graph.macs for r in tries}
+    best = min(tries, key=lambda ratio: abs(removed[ratio] - share))
+    if abs(removed[best] - share) > TOLERANCE:
+        raise DecideError(
+            f"no uniform ratio of the inner units removes {share:.1%} of the MACs; the nearest, {best:.1%}, removes "
+            f"{removed[best]:.1%}. Use that as the start, or the folder of a finished run"
+        )
+    return best
+
+
+def _percent(found: Accuracy) -> float:
+    return round(100 * found.top1, 4)
