@@ -6,7 +6,9 @@ before the import, which is enough for its classifiers and for timm.
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from typing import Any
 
 import torch
@@ -55,14 +57,16 @@ BRANCH_SCALES = ("gamma", "layer_scale", "skipinit_gain", "ls")
 
 
 def torchvision_models() -> Any:
-    """torchvision.models, on a PyTorch that lacks the compiled operators too."""
+    """torchvision.models, also where its compiled operators (built for CUDA) do not fit a PyTorch without CUDA."""
+    try:
+        return importlib.import_module("torchvision.models")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        for module in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[module]
     schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     for operator in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, operator):
-            torch.library.define(f"torchvision::{operator}", schema)
-    import torchvision
-
-    return torchvision.models
+        torch.library.define(f"torchvision::{operator}", schema)
+    return importlib.import_module("torchvision.models")
 
 
 def timm_models() -> Any:
