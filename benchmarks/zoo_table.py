@@ -10,13 +10,13 @@ FLAGS = ("macs_right", "copies", "loads", "trains")
 
 HEAD = """# The zoo
 
-Written by `make zoo`, with one thread. Every network has random weights and statistics, and 25% to 50% of every unit is
-removed at once. *error*: the largest relative difference between the outputs of the pruned and the zeroed network, in
-float64, for the worse of the two ways of handling streams (selected / coupled). *layers*: convolutions (without depthwise
-ones) and linear layers that can shrink, out of all layers of the network, including auxiliary heads that are not called.
-*checks*: MACs by formula equal half of PyTorch's own flop count before and after; the pruned network can be deep-copied,
-saved and loaded with equal results, and trained for a step. *seconds*: trace + prune. *frozen*: layers that cannot be
-pruned, each with a reason.
+Written by `make zoo`, with one thread. Every network has random weights and statistics, and 25% to 50% of every unit
+is removed at once. *error*: the largest relative difference between the outputs of the pruned and the zeroed network,
+in float64, for the worse of the two ways of handling streams (selected / coupled). *layers*: convolutions (without
+depthwise ones) and linear layers that can shrink, out of all layers of the network, including auxiliary heads that
+are not called. *checks*: MACs by formula equal half of PyTorch's own flop count before and after; the pruned network
+can be deep-copied, saved and loaded with equal results, and trained for a step. *seconds*: trace + prune. *frozen*:
+layers that cannot be pruned, each with a reason.
 """
 
 
