@@ -12,9 +12,7 @@ import typer
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from secateur import Plan, prune, save, trace
 from secateur.cli import evaluate, train
-from secateur.measuring.accuracy import evaluate as evaluate_
 from secateur.zoo.data import load
 from secateur.zoo.models import create
 from tests.processes import torchrun
@@ -103,37 +101,9 @@ def test_distillation_presets_and_own_normalisation(tmp_path: Path) -> None:
         (["train", *SHORT, "--mean", "a,b"], "--mean must be numbers"),
         (["train", "--model", "lenet6", "--data", "digits"], "there is no model called 'lenet6'"),
         (["train", "--model", "lenet5", "--data", "digit"], "there is no data set called 'digit'"),
-        (["evaluate", "lenet5", "--data", "digits", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
-        (["evaluate", "lenet5", "--data", "digits", "--part", "validation"], "--part must be train, holdout or test"),
-        (["evaluate", "lenet5", "--data", "digits", "--device", "abacus"], "device 'abacus' cannot be used"),
-        (["evaluate", "lenet5", "--data", "folder:nowhere"], "nowhere"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(tmp_path: Path, words: list[str], complaint: str) -> None:
-    out = ["--out", str(tmp_path / "run")] if words[0] == "train" else []
-    result = secateur(*words, *out)
+    result = secateur(*words, "--out", tmp_path / "run")
     assert result.exit_code == 1 and complaint in result.stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_a_pruned_network_is_evaluated_from_its_folder(tmp_path: Path) -> None:
-    """On digits, which a network for colour images reads as one channel of 32x32."""
-    with torch.random.fork_rng():
-        torch.manual_seed(4)
-        model = create("resnet20", num_classes=10, in_channels=1)
-    graph = trace(model, torch.zeros(1, 1, 32, 32))
-    name, unit = next((name, unit) for name, unit in graph.units.items() if unit.kind == "private")
-    plan = Plan.of(graph, {name: range(unit.width // 2)})
-    small = prune(graph, plan)
-    save(small, plan, tmp_path)
-    words = ["evaluate", "resnet20", "--data", "digits", "--limit", "50", "--json"]
-    found = json.loads(secateur(*words, "--pruned", tmp_path).stdout)
-    digits = load("digits", size=32).loader("test", 50, limit=50)
-    assert found["loss"] == pytest.approx(evaluate_(small, digits).loss, rel=1e-5)
-    both = secateur(*words, "--pruned", tmp_path, "--weights", tmp_path / "model.safetensors")
-    assert both.exit_code == 1 and "either --weights or --pruned" in both.stderr
-
-
-def test_an_untrained_network_is_pointed_out() -> None:
-    result = secateur("evaluate", "lenet5", "--data", "digits", "--limit", "20")
-    assert result.exit_code == 0 and "no --weights were given" in result.stderr
