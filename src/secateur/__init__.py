@@ -35,9 +35,12 @@ if TYPE_CHECKING:
     from secateur.running.compress import Compressed, compress
     from secateur.running.settings import Settings
     from secateur.scoring.collect import collect
+    from secateur.scoring.evidence import Channels
+    from secateur.scoring.metrics import METRICS
     from secateur.scoring.moments import ClassMoments
     from secateur.scoring.score import score
     from secateur.scoring.scores import Scores
+    from secateur.scoring.statistics import Statistics
     from secateur.shipping.bench import Benched, bench
     from secateur.shipping.export import Exported, export
     from secateur.shipping.fold import fold_batch_norm
@@ -47,9 +50,11 @@ if TYPE_CHECKING:
 
 # Where the public names live. They are imported when first asked for: `secateur --help` need not wait for torch.
 _HOMES = {
+    "METRICS": "secateur.scoring.metrics",
     "Accuracy": "secateur.measuring.accuracy",
     "Benched": "secateur.shipping.bench",
     "ChannelGraph": "secateur.channels.graph",
+    "Channels": "secateur.scoring.evidence",
     "ClassMoments": "secateur.scoring.moments",
     "Compressed": "secateur.running.compress",
     "Distillation": "secateur.training.distillation",
@@ -61,6 +66,7 @@ _HOMES = {
     "Scores": "secateur.scoring.scores",
     "Sensitivity": "secateur.deciding.sensitivity",
     "Settings": "secateur.running.settings",
+    "Statistics": "secateur.scoring.statistics",
     "Timing": "secateur.measuring.latency",
     "Unit": "secateur.channels.units",
     "Writer": "secateur.channels.units",
@@ -89,9 +95,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "METRICS",
     "Accuracy",
     "Benched",
     "ChannelGraph",
+    "Channels",
     "ClassMoments",
     "Compressed",
     "Distillation",
@@ -103,6 +111,7 @@ __all__ = [
     "Scores",
     "Sensitivity",
     "Settings",
+    "Statistics",
     "Timing",
     "Unit",
     "Writer",

@@ -170,7 +170,7 @@ def test_channels_go_in_the_order_in_which_re_solved_readers_miss_them_least() -
         want[gone] = error(left)
     scores = sc.score(graph, sc.repair_each(graph, images), "rebuilt")
     np.testing.assert_allclose(scores.values["0:out"], want, rtol=1e-8)
-    assert scores.images == 40
+    assert scores.num_images == 40
 
 
 def test_a_channel_that_another_one_can_stand_for_goes_first() -> None:

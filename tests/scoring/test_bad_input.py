@@ -108,7 +108,7 @@ def test_one_class_is_too_few(metric: str, counts: list[int]) -> None:
 
 def test_an_error_of_ours_is_always_a_secateur_error() -> None:
     graph = graph_of()
-    with pytest.raises(SecateurError, match="gsd cannot be computed without images"):
+    with pytest.raises(SecateurError, match="gsd_reader cannot be computed without images"):
         score(graph)
     with pytest.raises(SecateurError, match="read twice, not a generator"):
-        score(graph, (b for b in batches()), images=10)
+        score(graph, (b for b in batches()), num_images=10)

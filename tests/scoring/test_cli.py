@@ -20,7 +20,7 @@ from secateur.zoo.data import load
 from tests.processes import torchrun
 
 runner = CliRunner()
-BASE = ["score", "lenet5", "--data", "digits", "--images", "100", "--size", "32", "--device", "cpu"]
+BASE = ["score", "lenet5", "--data", "digits", "--num-images", "100", "--size", "32", "--device", "cpu"]
 
 
 def run(*more: str) -> tuple[int, str, str]:
@@ -40,7 +40,7 @@ def test_a_table_and_files(tmp_path: Path) -> None:
     order = kept["gsd"].order("conv1:out")
     assert [int(cell.split(":")[0]) for cell in row[3:]] == [order[0], order[1], order[-1], order[-2]]
     assert "rank correlation (Spearman, mean over units)" in out
-    assert "before any training" in complaints
+    assert "the network is untrained" in complaints
 
 
 def test_the_same_as_the_library(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_same_as_the_library(tmp_path: Path) -> None:
     graph = sc.trace(open_model("lenet5", images), torch.zeros(1, *images.shape))
     wanted = score(graph, images.loader("train", 128, limit=100, seed=0), "gsd", ridge=0.5)
     found = load_scores(tmp_path)["gsd"]
-    assert found.options == {"ridge": 0.5} and found.images == 100
+    assert found.options == {"ridge": 0.5} and found.num_images == 100
     assert list(found.values) == list(graph.units)
     for unit, values in wanted.values.items():
         np.testing.assert_allclose(found.values[unit], values, rtol=1e-6)
@@ -61,7 +61,7 @@ def test_all_metrics_as_json() -> None:
     assert code == 0
     found = json.loads(out)
     assert set(found["scores"]) == set(METRICS)
-    assert found["images"] == 100
+    assert found["num_images"] == 100
     assert found["rank_correlation"]["gsd"]["gsd"] == pytest.approx(1)
     assert found["rank_correlation"]["gsd"]["l1"] == found["rank_correlation"]["l1"]["gsd"]
 
@@ -70,10 +70,10 @@ def test_all_metrics_as_json() -> None:
     ("more", "words"),
     [
         (["--metric", "gds"], "there is no metric called 'gds'"),
-        (["--option", "ridge"], "--option should be NAME=VALUE"),
-        (["--option", "rho=1"], "gsd has no option 'rho'"),
-        (["--part", "all"], "--part should be train, holdout or test"),
-        (["--tap", "writer"], 'tap should be "reader" or "before_activation"'),
+        (["--option", "ridge"], "an option of a metric must be NAME=VALUE"),
+        (["--option", "rho=1"], "gsd_reader has no option 'rho'"),
+        (["--part", "all"], "--part must be train, holdout or test"),
+        (["--tap", "writer"], "there is no tap called 'writer'"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_1(more: list[str], words: str) -> None:
@@ -87,7 +87,7 @@ def test_torchrun_gives_the_same(tmp_path: Path) -> None:
     code, _, _ = run("--out", str(tmp_path / "one"))
     assert code == 0
     torchrun("secateur", *BASE, "--out", tmp_path / "two")
-    one, two = load_scores(tmp_path / "one")["gsd"], load_scores(tmp_path / "two")["gsd"]
-    assert two.images == 100
+    one, two = (load_scores(tmp_path / name)["gsd_reader"] for name in ("one", "two"))
+    assert two.num_images == 100
     for unit, values in one.values.items():
         np.testing.assert_allclose(two.values[unit], values, rtol=1e-5)

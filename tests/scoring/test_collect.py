@@ -45,7 +45,7 @@ def test_moments_of_every_unit_at_every_tap(name: str, dtype: torch.dtype) -> No
     labels = naive.labels_of(images)
     modules = sorted({r.module for u in graph.units.values() for r in u.readers})
     stored = naive.inputs_of(graph.model, modules, images)
-    assert found.images == 30 and found.classes == (0, 1, 2, 3, 4)
+    assert found.num_images == 30 and found.classes == (0, 1, 2, 3, 4)
     assert list(found.units) == list(graph.units)
     rtol = 1e-9 if dtype == torch.float64 else 1e-4
     for unit in graph.units.values():
@@ -60,7 +60,7 @@ def test_moments_of_every_unit_at_every_tap(name: str, dtype: torch.dtype) -> No
                     mine = values[int(np.flatnonzero(reader.channels == channel)[0])]
                     for k in range(5):
                         part = mine[labels == k]
-                        assert tap.moments.images[k] == len(part)
+                        assert tap.moments.num_images[k] == len(part)
                         assert tap.moments.count[k] == part.size
                         assert tap.moments.mean[k, i] == pytest.approx(part.mean(), rel=rtol, abs=rtol)
                         assert tap.moments.variance[k, i] == pytest.approx(part.var(), rel=rtol, abs=1e-12)

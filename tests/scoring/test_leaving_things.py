@@ -93,7 +93,7 @@ def test_after_an_error_in_the_network_everything_is_as_found(metric: str) -> No
     before = snapshot(graph.model)
     wrong = [(torch.zeros(4, 2, 8, 8, dtype=torch.float64), torch.arange(4) % 2)]
     with pytest.raises(RuntimeError):
-        score(graph, wrong, metric, sample=None)
+        score(graph, wrong, metric, num_map_images=None)
     assert same(snapshot(graph.model), before)
 
 

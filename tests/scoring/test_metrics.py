@@ -89,7 +89,7 @@ def test_reader_metrics() -> None:
 
 
 def moved(moments: ClassMoments, scale: float, shift: float) -> ClassMoments:
-    return ClassMoments(moments.images, moments.count, moments.mean * scale + shift, moments.m2 * scale**2)
+    return ClassMoments(moments.num_images, moments.count, moments.mean * scale + shift, moments.m2 * scale**2)
 
 
 @pytest.mark.parametrize("name", ["gsd", "fdr", "abs_snr", "ttest"])
@@ -197,7 +197,7 @@ def test_gradient_metrics_by_hand() -> None:
         weights=torch.tensor([[1.0, 2.0], [3.0, -1.0]]),
         weight_gradients=torch.tensor([[0.5, -0.25], [1.0, 1.0]]),
         effect_squares=torch.tensor([8.0, 2.0]),
-        images=4,
+        num_images=4,
     )
     assert METRICS["taylor"].score(gradients).tolist() == [1.0, 4.0]  # 0.5 + 0.5, 3 + 1
     assert METRICS["fisher"].score(gradients).tolist() == [1.0, 0.25]  # 8 / (2 x 4), 2 / (2 x 4)

@@ -35,7 +35,7 @@ def streamed(x: Tensor, labels: Tensor, sizes: list[int]) -> ClassMoments:
 def check(moments: ClassMoments, x: Tensor, labels: Tensor) -> None:
     for k in range(K):
         mine = x[labels == k].numpy()
-        assert moments.images[k] == len(mine)
+        assert moments.num_images[k] == len(mine)
         assert moments.count[k] == len(mine) * 10
         if len(mine):
             np.testing.assert_allclose(moments.mean[k], mine.mean((0, 2, 3)), rtol=1e-12)
@@ -60,10 +60,10 @@ def test_shuffled_and_merged_are_the_same() -> None:
 def test_update_and_merge_leave_their_arguments_alone() -> None:
     x, labels = data()
     before = streamed(x[:20], labels[:20], [20])
-    kept = [t.clone() for t in (before.images, before.count, before.mean, before.m2)]
+    kept = [t.clone() for t in (before.num_images, before.count, before.mean, before.m2)]
     update(before, image_sums(x[20:]), labels[20:])
     before.merge(before)
-    for now, then in zip((before.images, before.count, before.mean, before.m2), kept, strict=True):
+    for now, then in zip((before.num_images, before.count, before.mean, before.m2), kept, strict=True):
         assert torch.equal(now, then)
 
 
@@ -71,7 +71,7 @@ def test_a_class_without_images_stays_empty() -> None:
     x, labels = data()
     labels = labels.clamp(max=2)
     moments = streamed(x, labels, [40])
-    assert moments.images[3] == moments.count[3] == 0
+    assert moments.num_images[3] == moments.count[3] == 0
     assert torch.equal(moments.variance[3], torch.zeros(C, dtype=torch.float64))
     check(moments, x, labels)
 
@@ -87,7 +87,7 @@ def test_total_and_rest_against_numpy() -> None:
     rest = moments.rest
     for k in range(K):
         others = x[labels != k].numpy()
-        assert rest.images[k] == len(others)
+        assert rest.num_images[k] == len(others)
         np.testing.assert_allclose(rest.mean[k], others.mean((0, 2, 3)), rtol=1e-11)
         np.testing.assert_allclose(rest.variance[k], others.var((0, 2, 3)), rtol=1e-11)
 

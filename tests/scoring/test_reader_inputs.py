@@ -64,7 +64,7 @@ def test_a_loader_and_a_repair_of_each_unit_give_the_same_scores(monkeypatch: py
     by_loader = sc.score(graph, labelled(images, 32), "rebuilt")
     monkeypatch.setattr(model, "forward", None)  # no further pass
     by_units = sc.score(graph, units, "rebuilt")
-    assert by_units.images == by_loader.images == 90 and list(by_units.values) == list(graph.units)
+    assert by_units.num_images == by_loader.num_images == 90 and list(by_units.values) == list(graph.units)
     for unit, values in by_units.values.items():
         assert np.array_equal(values, by_loader.values[unit])
 
@@ -72,8 +72,8 @@ def test_a_loader_and_a_repair_of_each_unit_give_the_same_scores(monkeypatch: py
 def test_scores_add_up_and_a_sample_is_taken() -> None:
     assert METRICS["rebuilt"].adds_up and [n for n, metric in METRICS.items() if metric.adds_up] == ["rebuilt"]
     graph = sc.trace(network(), pictures(1))
-    assert sc.score(graph, labelled(pictures(90), 30), "rebuilt", sample=40, seed=0).images == 40
-    assert sc.score(graph, labelled(pictures(90), 30), "rebuilt", images=30, seed=0).images == 30
+    assert sc.score(graph, labelled(pictures(90), 30), "rebuilt", num_map_images=40, seed=0).num_images == 40
+    assert sc.score(graph, labelled(pictures(90), 30), "rebuilt", num_images=30, seed=0).num_images == 30
 
 
 def test_what_cannot_be_scored_is_an_error() -> None:

@@ -116,6 +116,6 @@ def test_a_sharded_loader_is_sampled_within_its_share() -> None:
 
 def test_collect_takes_a_sample() -> None:
     graph = sc.trace(settled(nets.Chain()), torch.zeros(1, 3, 8, 8, dtype=torch.float64))
-    found = collect(graph, batches(60), images=20, seed=0)
-    assert found.images == 20
-    assert found.units["a:out"][0].moments.images.tolist() == [4] * 5
+    found = collect(graph, batches(60), num_images=20, seed=0)
+    assert found.num_images == 20
+    assert found.units["a:out"][0].moments.num_images.tolist() == [4] * 5

@@ -17,6 +17,7 @@ from secateur.scoring.collect import collect
 from secateur.scoring.evidence import Channels
 from secateur.scoring.metrics import METRICS, Metric
 from secateur.scoring.score import score, score_by
+from secateur.scoring.settings import GIB
 from tests import nets
 from tests.scoring import naive
 from tests.scoring.toys import batches, settled
@@ -175,7 +176,7 @@ def test_scales_of_the_norm_behind_the_writer() -> None:
     found = score(graph, metric="bn_scale")
     np.testing.assert_array_equal(found.values["a:out"], norm)
     np.testing.assert_allclose(found.values["b:out"], score(graph, metric="l2").values["b:out"])  # no norm there
-    assert found.images == 0
+    assert found.num_images == 0
 
 
 def test_scales_of_a_norm_in_front_of_the_reader() -> None:
@@ -218,7 +219,7 @@ def test_statistics_serve_any_number_of_metrics() -> None:
     statistics = collect(graph, batches())
     for ridge in (0.05, 0.5):
         a, b = score(graph, statistics, "gsd", ridge=ridge), score(graph, batches(), "gsd", ridge=ridge)
-        assert a.options == {"ridge": ridge} and a.images == 30
+        assert a.options == {"ridge": ridge} and a.num_images == 30
         for unit in graph.units:
             np.testing.assert_array_equal(a.values[unit], b.values[unit])
     with pytest.raises(ScoreError, match="mmd cannot be computed without images"):
@@ -244,7 +245,7 @@ def test_a_metric_of_ones_own() -> None:
 def test_filter_metrics_need_no_data() -> None:
     graph = graph_of(nets.Chain)
     for name in ("l1", "l2", "fpgm", "bn_scale", "random"):
-        assert score(graph, metric=name).images == 0
+        assert score(graph, metric=name).num_images == 0
     assert np.array_equal(
         score(graph, metric="random").values["a:out"], score(graph, metric="random", seed=0).values["a:out"]
     )
@@ -257,12 +258,12 @@ def test_filter_metrics_need_no_data() -> None:
     ("metric", "options", "words"),
     [
         ("gds", {}, "there is no metric called 'gds': did you mean gsd"),
-        ("gsd", {"rigde": 1}, "gsd has no option 'rigde'; its own are: ridge="),
-        (3, {}, "metric should be a name or a function, not int"),
-        (lambda c: [1.0, 2.0], {}, "should give 4 scores for unit a:out"),
+        ("gsd", {"rigde": 1}, "gsd has no option 'rigde'; available: ridge, tap"),
+        (3, {}, "a metric must be a name or a function, got int"),
+        (lambda c: [1.0, 2.0], {}, "must give unit a:out 4 scores"),
         (lambda c: c.moments.mean[0] * float("nan"), {}, "the score nan"),
-        ("gsd", {"tap": "after"}, 'tap should be "reader" or "before_activation"'),
-        ("gsd", {"images": 1}, "at least 2 images"),
+        ("gsd", {"tap": "after"}, "there is no tap called 'after'"),
+        ("gsd", {"num_images": 1}, "at least 2 images"),
     ],
 )
 def test_what_it_refuses(metric: Any, options: dict[str, Any], words: str) -> None:
@@ -288,17 +289,17 @@ def test_memory_for_maps_is_bounded_by_more_passes_and_then_by_fewer_images(capl
     handle = graph.model.register_forward_hook(lambda *_: forwards.append(1))
     one_unit = 30 * 4 * 64 * 8  # a:out: 30 images, 4 channels, 64 pixels of 8 bytes
     with caplog.at_level("INFO"):
-        split = score(graph, batches(), "mmd", memory=one_unit)
+        split = score(graph, batches(), "mmd", memory_gib=one_unit / GIB)
     assert len(forwards) == 2 * len(batches()) + 1  # a pass for each unit, and one forward of the example
     assert "maps of 30 images need 0.00 GiB, in 2 passes" in caplog.text
     for unit in graph.units:
         np.testing.assert_allclose(split.values[unit], whole.values[unit], rtol=1e-12)
     with caplog.at_level("WARNING"):
-        fewer = score(graph, batches(), "mmd", memory=one_unit // 2, seed=0)
+        fewer = score(graph, batches(), "mmd", memory_gib=one_unit // 2 / GIB, seed=0)
     assert "maps of 30 images do not fit into 0.00 GiB: taking 15" in caplog.text
     assert np.isfinite(fewer.values["a:out"]).all()
     with pytest.raises(ScoreError, match="maps of two images a class need more than"):
-        score(graph, batches(), "mmd", memory=2000)
+        score(graph, batches(), "mmd", memory_gib=2000 / GIB)
     handle.remove()
 
 
@@ -307,7 +308,7 @@ def test_di_alone_streams_where_maps_are_small() -> None:
     alone, beside = score(graph, batches(), "di"), score_by(graph, batches(), ["di", "mmd"])["di"]
     for unit in graph.units:
         np.testing.assert_allclose(alone.values[unit], beside.values[unit], rtol=1e-7)
-    assert alone.images == 30
+    assert alone.num_images == 30
 
 
 def test_a_registered_metric_can_be_passed_as_it_is() -> None:

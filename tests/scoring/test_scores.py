@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from secateur.errors import FileError, ScoreError
 from secateur.scoring.scores import Scores, load_scores, rank_correlation, save_scores
@@ -28,19 +27,32 @@ def test_some_units_only() -> None:
 
 
 def test_rank_correlation_is_spearmans_mean_over_units() -> None:
-    wanted = np.mean([scipy.stats.spearmanr(A.values[u], B.values[u]).statistic for u in A.values])
-    assert rank_correlation(A, B) == pytest.approx(wanted, rel=1e-12)
-    assert rank_correlation(A, A) == pytest.approx(1)
-    ties = Scores("flat", {"x:out": np.ones(3), "y:out": -A.values["y:out"]})
-    assert rank_correlation(A, ties) == pytest.approx(-1)
-    assert np.isnan(rank_correlation(A, Scores("flat", {"x:out": np.ones(3)})))
+    """By hand. x: ranks 3 1 2 and 1 2 3, 1 - 6 (4 + 1 + 1) / 24. y: ranks 2.5 2.5 1 4 and 1 2.5 2.5 4, 2.25 / 4.5."""
+    assert rank_correlation(A.of_units(["x:out"]), B) == pytest.approx(-0.5)
+    assert rank_correlation(A.of_units(["y:out"]), B) == pytest.approx(0.5)
+    assert rank_correlation(A, B) == pytest.approx(0.0) and rank_correlation(A, A) == pytest.approx(1.0)
+    flat = Scores("flat", {"x:out": np.ones(3), "y:out": np.array([1.0, 2.0, 3.0, 4.0])})
+    assert rank_correlation(A, flat) == pytest.approx(rank_correlation(A.of_units(["y:out"]), flat))
+    assert np.isnan(rank_correlation(flat.of_units(["x:out"]), A))
+
+
+def test_a_short_table_is_shown() -> None:
+    assert repr(A).splitlines() == [
+        "Scores by gsd: 2 units, 30 images; higher means keep",
+        "unit   channels  lowest  median  highest",
+        "x:out         3       1       2        3",
+        "y:out         4      -1     0.5        4",
+    ]
+    many = Scores("l1", {f"layer{i}:out": np.arange(200.0) for i in range(50)})
+    assert len(repr(many).splitlines()) == 11 and repr(many).endswith("... and 42 more units")
+    assert repr(Scores("l1", {})).splitlines()[0] == "Scores by l1: 0 units; higher means keep"
 
 
 def test_files_there_and_back(tmp_path: Path) -> None:
     save_scores({"gsd": A, "l1": B}, tmp_path / "deep" / "folder")
     found = load_scores(tmp_path / "deep" / "folder")
     assert list(found) == ["gsd", "l1"]
-    assert found["gsd"].options == {"ridge": 0.05} and found["gsd"].images == 30
+    assert found["gsd"].options == {"ridge": 0.05} and found["gsd"].num_images == 30
     for name, scores in (("gsd", A), ("l1", B)):
         assert found[name].values.keys() == scores.values.keys()
         for unit in scores.values:
@@ -65,7 +77,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"has scores by 'gsd', which scores\.json does not name"):
         load_scores(tmp_path)
     (tmp_path / "scores.json").write_text(json.dumps({**about, "format": "other"}))
-    with pytest.raises(FileError, match="is not a list of scores"):
+    with pytest.raises(FileError, match="in a format that this version can read"):
         load_scores(tmp_path)
     (tmp_path / "scores.json").write_text(json.dumps(about))
     whole = (tmp_path / "scores.safetensors").read_bytes()

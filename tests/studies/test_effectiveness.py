@@ -17,7 +17,6 @@ from secateur.errors import DecideError, RunError, ScoreError
 from secateur.scoring.metrics import METRICS
 from secateur.scoring.sampling import sampled
 from secateur.studies import read_study
-from secateur.studies.contenders import contenders
 from secateur.studies.effectiveness_study import comparison
 from secateur.studies.fast_evaluate import accuracy_of, in_memory
 from secateur.studies.work_sharing import wait_until
@@ -97,7 +96,7 @@ def test_same_seed_same_table_and_seeds_have_a_spread(tmp_path: Path) -> None:
 def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = compared(tmp_path / "whole", metrics=["gsd", "random"])
     cuts, passes = [], []
-    cut, score = comparison.pruned_or_same, comparison.scored
+    cut, score = comparison.pruned_or_same, comparison.score_by
 
     def counted(*words: Any) -> nn.Module:
         cuts.append(words)
@@ -106,7 +105,7 @@ def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypat
         return cut(*words)
 
     monkeypatch.setattr(comparison, "pruned_or_same", counted)
-    monkeypatch.setattr(comparison, "scored", lambda *words: passes.append(words) or score(*words))
+    monkeypatch.setattr(comparison, "score_by", lambda *words, **rest: passes.append(words) or score(*words, **rest))
     with pytest.raises(KeyboardInterrupt):
         compared(tmp_path / "stopped", metrics=["gsd", "random"])
     assert len(list((tmp_path / "stopped" / "rows").iterdir())) == 4  # gsd's three, and random's 0 without a cut
@@ -182,19 +181,9 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
         compared(tmp_path, units="outer")
     with pytest.raises(ScoreError, match="there is no metric called 'g-sd': did you mean gsd"):
         compared(tmp_path, metrics=["g-sd"])
-    with pytest.raises(ScoreError, match="gsd has no option 'rigde'; its own are: ridge, tap"):
+    with pytest.raises(ScoreError, match="gsd has no option 'rigde'; available: ridge, tap"):
         compared(tmp_path, metrics=["gsd:rigde=1"])
     assert not list(tmp_path.iterdir())
-
-
-def test_own_functions_and_options_are_contenders() -> None:
-    def largest(channels: Any) -> Any:
-        return channels.moments.mean.max(0).values
-
-    found = contenders(["gsd", "gsd:ridge=0.5:tap=before_activation", largest, "gsd"])
-    assert [one.name for one in found] == ["gsd", "gsd:ridge=0.5:tap=before_activation", "largest"]
-    assert found[1].options == {"ridge": 0.5, "tap": "before_activation"}
-    assert [one.shares for one in found] == ["moments-reader", "moments-before_activation", "moments-reader"]
 
 
 DIGITS = ["--data", "digits", "--metrics", "gsd,l1,own_metric:spread_of_means", "--ratios", "0.2,0.4"]

@@ -59,7 +59,7 @@ def command(
     from secateur.errors import DecideError
     from secateur.repairing.unit_repair import repair_each
     from secateur.report.sensitivity_picture import draw_sensitivity
-    from secateur.running.settings import USUAL_METRIC
+    from secateur.scoring.metrics import DEFAULT_METRIC
     from secateur.scoring.score import score
 
     if repair not in ("none", "bn", "solve"):
@@ -72,8 +72,8 @@ def command(
         scores = score(
             graph,
             found_data.loader("train", 256),
-            metric=metric or USUAL_METRIC,
-            images=images,
+            metric=metric or DEFAULT_METRIC,
+            num_images=images,
             seed=seed,
             progress=lambda done, total: bar.update(scoring, completed=done, total=total),
         )

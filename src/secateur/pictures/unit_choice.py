@@ -15,6 +15,7 @@ from secateur.errors import ScoreError
 from secateur.pictures.feature_maps import feature_maps
 from secateur.scoring.score import score_by
 from secateur.scoring.scores import Scores
+from secateur.scoring.settings import ScoreSettings
 
 SECOND = 1
 
@@ -47,7 +48,7 @@ def scores_of_unit(
     """Scores of one unit by several metrics. Other units are not scored."""
     alone = copy.copy(graph)
     alone.units = {unit: graph.units[unit]}
-    return score_by(alone, loader, list(dict.fromkeys(metrics)), num_images, seed=seed)
+    return score_by(alone, loader, metrics, ScoreSettings(num_images, seed=seed))
 
 
 def silent_channels(graph: ChannelGraph, images: Tensor, unit: str) -> tuple[int, ...]:

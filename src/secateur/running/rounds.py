@@ -110,7 +110,7 @@ def _by_statistics(job: Job, number: int, graph: ChannelGraph, metric: Any) -> S
             graph,
             job.tools.score_on,
             metric=metric,
-            images=settings.images,
+            num_images=settings.images,
             seed=settings.seed + number,
             progress=lambda done, total: job.tools.say(f"round {number}: score", done, total or done),
             **settings.metric_options,

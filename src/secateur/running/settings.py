@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from secateur.channels.graph import ChannelGraph, Streams
 from secateur.errors import DecideError
+from secateur.scoring.metrics import DEFAULT_METRIC
 from secateur.training.presets import preset_of
 
 Repair = Literal["none", "bn", "solve"]
 REBUILT = "rebuilt"
-USUAL_METRIC = "gsd_reader"  # the best of ours on CIFAR-10 where little goes at a time (docs/results.md)
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
 SMALL = 64 * 64  # pixels
 WITHOUT_RANKS = ("alike", "errors")
@@ -87,7 +87,7 @@ def filled(settings: Settings, pixels: int = 0) -> Settings:
     pixels: of one image.
     """
     solved = only_solved(settings)
-    settings = replace(settings, metric=settings.metric or (REBUILT if solved else USUAL_METRIC))
+    settings = replace(settings, metric=settings.metric or (REBUILT if solved else DEFAULT_METRIC))
     if settings.repair == "none":
         return settings
     judge: Literal["cut", "repaired"] = "repaired" if solved else "cut"

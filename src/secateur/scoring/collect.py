@@ -10,15 +10,17 @@ from torch import Tensor
 
 from secateur.base.batches import Batches
 from secateur.base.distributed import add_up, all_or_none, check_even, processes
+from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
 from secateur.scoring.channel_sums import RowSums, reduce, to_sums
-from secateur.scoring.data_pass import Progress, walk
+from secateur.scoring.data_pass import walk
 from secateur.scoring.moments import Accumulator, BatchMoments, ClassMoments, by_class
 from secateur.scoring.sampling import sampled
+from secateur.scoring.settings import Where
 from secateur.scoring.statistics import Statistics, TapMoments, usable_classes
 from secateur.scoring.tap_hooks import Slot, Tap, gather
-from secateur.scoring.tap_location import Where, find_places, watched
+from secateur.scoring.tap_location import find_places, watched
 
 Part = tuple[str, bytes]  # tap, and what is reduced there: Slot.key
 
@@ -27,7 +29,7 @@ def collect(
     graph: ChannelGraph,
     loader: Batches,
     *,
-    images: int | None = None,
+    num_images: int | None = None,
     tap: Where = "reader",
     seed: int | None = None,
     progress: Progress | None = None,
@@ -43,7 +45,7 @@ def collect(
     places = find_places(graph, tap)
     gatherer = _Gatherer(places.taps)
     with watched(graph, places, gatherer.see) as sharing:
-        batches = sampled(loader, images, seed)
+        batches = sampled(loader, num_images, seed)
         total = all_or_none(lambda: walk(graph, batches, gatherer.after, progress=progress))
     check_even(total)
     classes, found = gatherer.finish()
@@ -52,7 +54,7 @@ def collect(
         for slot in place.slots:
             units[slot.unit].append(TapMoments(slot.channels, slot.readers, _of_slot(found[name, slot.key], slot)))
     taps = {name: tuple(parts) for name, parts in units.items()}
-    return Statistics(gatherer.images, classes, taps, places.notes)
+    return Statistics(gatherer.num_images, classes, taps, places.notes)
 
 
 class _Gatherer:
@@ -84,16 +86,16 @@ class _Gatherer:
         self._moments.add(moments)
 
     @property
-    def images(self) -> int:
+    def num_images(self) -> int:
         """How many images have been added, in all processes once it is finished."""
-        return 0 if self._moments is None else int(self._moments.images.sum())
+        return 0 if self._moments is None else int(self._moments.num_images.sum())
 
     def finish(self) -> tuple[tuple[int, ...], dict[Part, ClassMoments]]:
         """The classes that can be used, and the moments of each part, merged over all processes."""
         assert self._moments is not None  # the walk has seen an image
         if processes() > 1:
             self._moments.sum_over(add_up)
-        classes = usable_classes([int(n) for n in self._moments.images])
+        classes = usable_classes([int(n) for n in self._moments.num_images])
         return classes, dict(zip(self._parts, self._moments.result(classes), strict=True))
 
     def _check_finite(self, moments: BatchMoments, parts: Mapping[Part, RowSums], batch: int) -> None:

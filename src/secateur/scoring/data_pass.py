@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from secateur.base.batches import Batches, call, check_range, device_of, logits_of, move, unpack
 from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import DataError
 
-Progress = Callable[[int, int | None], None]  # batches done, batches in all (None if the loader has no length)
 After = Callable[[int, Tensor, Tensor], None]  # batch number, labels [N] on the CPU, logits [N, K]
 
 
@@ -67,8 +67,3 @@ def _leaves(images: object) -> object:
     if isinstance(images, Tensor) and images.is_floating_point():
         return images.detach().clone().requires_grad_()
     return images
-
-
-def columns_of(mask: Tensor) -> Iterator[int]:
-    """The columns of a [N, C] mask in which something is set."""
-    yield from mask.any(0).nonzero()[:, 0].tolist()

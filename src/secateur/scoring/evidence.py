@@ -56,7 +56,7 @@ class Gradients:
     weights: Tensor  # [n, everything]
     weight_gradients: Tensor  # [n, everything] of the mean loss
     effect_squares: Tensor  # [n] sum over images of (sum over positions of activation x gradient)^2
-    images: int
+    num_images: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from secateur.base.batches import Batches
 from secateur.base.distributed import add_up, all_or_none, check_even
+from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
-from secateur.scoring.data_pass import Progress, walk
+from secateur.scoring.data_pass import walk
 from secateur.scoring.evidence import Gradients
 from secateur.scoring.sampling import sampled
 from secateur.scoring.tap_hooks import Tap, channels_first, reading_taps
@@ -33,7 +34,7 @@ def collect_gradients(
     graph: ChannelGraph,
     loader: Batches,
     *,
-    images: int | None = None,
+    num_images: int | None = None,
     seed: int | None = None,
     loss: Loss = summed_cross_entropy,
     progress: Progress | None = None,
@@ -44,7 +45,7 @@ def collect_gradients(
     weights = {name: graph.model.get_submodule(name).weight for name in names}
     effects = _Effects(graph, taps, weights, loss)  # type: ignore[arg-type]
     with _requiring(list(weights.values())), effects.hooked():  # type: ignore[arg-type]
-        batches = sampled(loader, images, seed)
+        batches = sampled(loader, num_images, seed)
         total = all_or_none(lambda: walk(graph, batches, effects.after, gradients=True, progress=progress))
     check_even(total)
     total = int(add_up(torch.tensor(float(total))))

@@ -10,30 +10,29 @@ import torch
 from torch import Tensor
 
 from secateur.base.batches import Batches
-from secateur.base.distributed import processes
 from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.traced import as_call
 from secateur.channels.units import Indices
 from secateur.errors import ScoreError
-from secateur.scoring.data_pass import Progress, walk
+from secateur.scoring.data_pass import walk
 from secateur.scoring.evidence import Maps
 from secateur.scoring.map_accumulators import Keeper, ScatterKeeper, WholeKeeper
 from secateur.scoring.sampling import Sample
+from secateur.scoring.settings import GIB, Where
 from secateur.scoring.statistics import usable_classes
 from secateur.scoring.tap_hooks import Slot, Tap, gather
-from secateur.scoring.tap_location import Places, Where, find_places, watched
+from secateur.scoring.tap_location import Places, find_places, watched
 
 log = logging.getLogger(__name__)
 
-GIB = 1 << 30
-
 
 @dataclass(frozen=True)
-class Request:
+class MapRequest:
     """What is wanted of the maps."""
 
-    sample: int | None = 2000  # images, as many of each class; None: all
+    num_images: int | None = 2000  # as many of each class; None: all
     memory: int = 2 * GIB  # bytes for maps and scatters, and once more for the matrices made of them
     whole: bool = True  # MMD needs whole maps; DI alone is content with scatters where they are smaller
     tap: Where = "reader"
@@ -72,15 +71,13 @@ class Want:
 Found = Iterator[tuple[str, list[MapsAt]]]  # unit after unit, what was gathered at each of its taps
 
 
-def collect_maps(graph: ChannelGraph, loader: Batches, request: Request) -> tuple[int, Found]:
+def collect_maps(graph: ChannelGraph, loader: Batches, request: MapRequest) -> tuple[int, Found]:
     """How many images are taken, and the maps of one unit after the other, read as they are asked for.
 
     What a group of units needs is freed before the next group is read.
     The log says how much is needed, and in how many passes, before the first begins. Where a unit alone would not fit
-    into `memory`, the sample is made smaller. Several processes cannot merge maps, so they are refused.
+    into `memory`, the sample is made smaller.
     """
-    if processes() > 1:
-        raise ScoreError("di and mmd need all images in one process; score by them without torchrun")
     places = find_places(graph, request.tap)
     taps, wants = _wants(graph, places)
     sample = _fitting(loader, wants, request)
@@ -104,7 +101,7 @@ def collect_maps(graph: ChannelGraph, loader: Batches, request: Request) -> tupl
 
 
 def _gathered(
-    graph: ChannelGraph, sample: Sample, kept: list[int], places: Places, group: Sequence[Want], request: Request
+    graph: ChannelGraph, sample: Sample, kept: list[int], places: Places, group: Sequence[Want], request: MapRequest
 ) -> Found:
     """One pass, for the wants of one group."""
     number = torch.full((len(sample.quotas),), -1)  # [K] class -> its number among those kept
@@ -163,9 +160,9 @@ def _by_unit(wants: Sequence[Want], sizes: Sequence[int]) -> list[tuple[list[Wan
     return list(units.values())
 
 
-def _fitting(loader: Batches, wants: Sequence[Want], request: Request) -> Sample:
+def _fitting(loader: Batches, wants: Sequence[Want], request: MapRequest) -> Sample:
     """The sample that was asked for, or the largest one whose maps of any one unit fit into the memory."""
-    sample = Sample(loader, request.sample, request.seed, balanced=True)
+    sample = Sample(loader, request.num_images, request.seed, balanced=True)
     asked = images = int(sample.quotas.sum())
     classes = len(sample.quotas)
 
@@ -180,7 +177,7 @@ def _fitting(loader: Batches, wants: Sequence[Want], request: Request) -> Sample
     if images < 2 * int((sample.sizes > 1).sum()):
         raise ScoreError(
             f"maps of two images a class need more than the {request.memory / GIB:.2f} GiB allowed for one unit; "
-            "raise memory=, or score by a moment metric such as gsd, which needs no maps"
+            "raise memory_gib, or score by a moment metric such as gsd, which needs no maps"
         )
     log.warning("maps of %d images do not fit into %.2f GiB: taking %d", asked, request.memory / GIB, images)
     return Sample(loader, images, request.seed, balanced=True)

@@ -36,7 +36,7 @@ def combine(a: Triple, b: Triple) -> Triple:
 class ClassMoments:
     """Statistics of a tensor's channels, one row a class. Population variance is `m2 / count`."""
 
-    images: Tensor  # [K] how many images of each class
+    num_images: Tensor  # [K] how many images of each class
     count: Tensor  # [K] how many activations of a channel: images x positions
     mean: Tensor  # [K, C]
     m2: Tensor  # [K, C] sum of squared deviations from the mean
@@ -60,7 +60,7 @@ class ClassMoments:
         """The moments of both sets of images together."""
         mine, its = self._triple(), other._triple()
         count, mean, m2 = combine(mine, its)
-        return ClassMoments(self.images + other.images, count[:, 0], mean, m2)
+        return ClassMoments(self.num_images + other.num_images, count[:, 0], mean, m2)
 
     def total(self) -> Triple:
         """(count [], mean [C], m2 [C]) of all classes together."""
@@ -82,16 +82,16 @@ class ClassMoments:
         offset = self.mean - grand  # [K, C]
         shift = -offset * (self.count / count.clamp(min=1))[:, None]  # [K, C]
         spread = _others(self.count[:, None] * offset.square()) - count[:, None] * shift.square()
-        return ClassMoments(_others(self.images), count, grand + shift, _others(self.m2) + spread.clamp(min=0))
+        return ClassMoments(_others(self.num_images), count, grand + shift, _others(self.m2) + spread.clamp(min=0))
 
     def select(self, channels: Tensor) -> ClassMoments:
         """The moments of some of the channels."""
-        return ClassMoments(self.images, self.count, self.mean[:, channels], self.m2[:, channels])
+        return ClassMoments(self.num_images, self.count, self.mean[:, channels], self.m2[:, channels])
 
     def of_classes(self, classes: Sequence[int]) -> ClassMoments:
         """The moments of some of the classes."""
         rows = torch.as_tensor(classes)
-        return ClassMoments(self.images[rows], self.count[rows], self.mean[rows], self.m2[rows])
+        return ClassMoments(self.num_images[rows], self.count[rows], self.mean[rows], self.m2[rows])
 
     def _triple(self) -> Triple:
         return self.count[:, None], self.mean, self.m2
@@ -120,7 +120,7 @@ class BatchMoments:
     """The moments of one batch: only of the k classes that occur in it."""
 
     classes: Tensor  # [k]
-    images: Tensor  # [k]
+    num_images: Tensor  # [k]
     positions: Tensor  # [C]
     mean: Tensor  # [k, C]
     m2: Tensor  # [k, C]
@@ -145,8 +145,8 @@ def by_class(images: ImageSums, labels: Tensor) -> BatchMoments:
 def update(moments: ClassMoments, images: ImageSums, labels: Tensor) -> ClassMoments:
     """The moments with a batch added, all of whose channels have as many positions; `moments` stays as it is."""
     batch, fresh = by_class(images, labels), empty(moments.classes, moments.channels)
-    fresh.images[batch.classes] = batch.images
-    fresh.count[batch.classes] = batch.images * images.positions[0]
+    fresh.num_images[batch.classes] = batch.num_images
+    fresh.count[batch.classes] = batch.num_images * images.positions[0]
     fresh.mean[batch.classes] = batch.mean
     fresh.m2[batch.classes] = batch.m2
     return moments.merge(fresh)
@@ -171,7 +171,7 @@ class Accumulator:
         self._m2 = torch.empty(classes, columns, dtype=torch.float64)
 
     @property
-    def images(self) -> Tensor:
+    def num_images(self) -> Tensor:
         """[K] images of each class so far."""
         return self._images.clone()
 
@@ -181,12 +181,12 @@ class Accumulator:
             raise ScoreError(f"expected {len(self._owner)} channels in all, not {len(batch.positions)}")
         rows = batch.classes
         self._clear(rows)
-        fresh = batch.images[:, None] * batch.positions[self._first]  # [k, T]
+        fresh = batch.num_images[:, None] * batch.positions[self._first]  # [k, T]
         before = self._count[rows]  # [k, T]
         mine = (before[:, self._owner], self._mean[rows], self._m2[rows])
         _, self._mean[rows], self._m2[rows] = combine(mine, (fresh[:, self._owner], batch.mean, batch.m2))
         self._count[rows] = before + fresh
-        self._images[rows] += batch.images
+        self._images[rows] += batch.num_images
 
     def sum_over(self, all_reduce: Callable[[Tensor], Tensor]) -> None:
         """Merge with the other processes: `all_reduce` adds up a tensor over all of them.
@@ -209,7 +209,7 @@ class Accumulator:
         whole = ClassMoments(self._images, self._count, self._mean, self._m2)
         part = whole if chosen == everything else whole.of_classes(chosen)
         means, m2s = torch.split(part.mean, self._widths, 1), torch.split(part.m2, self._widths, 1)
-        return [ClassMoments(part.images, *triple) for triple in zip(part.count.unbind(1), means, m2s, strict=True)]
+        return [ClassMoments(part.num_images, *triple) for triple in zip(part.count.unbind(1), means, m2s, strict=True)]
 
     def _clear(self, classes: Tensor) -> None:
         """Zero the rows of classes that have no images yet."""

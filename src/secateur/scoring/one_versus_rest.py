@@ -17,8 +17,8 @@ class Partition:
     gap: Tensor  # [K, C] mean of the class - mean of the rest
     variance: Tensor  # [K, C] population variance of the class
     rest_variance: Tensor  # [K, C]
-    images: Tensor  # [K, 1]
-    rest_images: Tensor  # [K, 1]
+    num_images: Tensor  # [K, 1]
+    num_rest_images: Tensor  # [K, 1]
 
 
 def one_versus_rest(moments: ClassMoments, measure: Callable[[Partition], Tensor]) -> Tensor:
@@ -28,7 +28,7 @@ def one_versus_rest(moments: ClassMoments, measure: Callable[[Partition], Tensor
         moments.mean - rest.mean,
         moments.variance,
         rest.variance,
-        moments.images[:, None],
-        rest.images[:, None],
+        moments.num_images[:, None],
+        rest.num_images[:, None],
     )
     return measure(partition).mean(0)

@@ -26,36 +26,38 @@ log = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 
 
-def sampled(loader: Batches, images: int | None, seed: int | None = None) -> Batches:
-    """Batches of a stratified sample of `images` images; the loader itself if `images` is None.
+def sampled(loader: Batches, num_images: int | None, seed: int | None = None) -> Batches:
+    """Batches of a stratified sample of `num_images` images; the loader itself if `num_images` is None.
 
-    Under several processes each draws its part of `images` from its own share.
+    Under several processes each draws its part of them from its own share.
     """
-    return loader if images is None else Sample(loader, images // processes(), seed).batches()
+    return loader if num_images is None else Sample(loader, num_images // processes(), seed).batches()
 
 
 class Sample:
-    """A choice of `images` images of a loader, all if None: `sizes` images of each class there, `quotas` chosen.
+    """A choice of `num_images` images of a loader, all if None: `sizes` images of each class there, `quotas` chosen.
 
     `balanced` chooses as many of every class instead of each class's share; small classes then give all they have.
     `seed` None draws afresh; within one Sample every reading draws the same way.
     """
 
-    def __init__(self, loader: Batches, images: int | None, seed: int | None = None, *, balanced: bool = False) -> None:
-        if images is not None and images < 2:
-            raise DataError(f"a sample should have at least 2 images for each process, not {images}")
+    def __init__(
+        self, loader: Batches, num_images: int | None, seed: int | None = None, *, balanced: bool = False
+    ) -> None:
+        if num_images is not None and num_images < 2:
+            raise DataError(f"a sample must have at least 2 images for each process, got {num_images}")
         if isinstance(loader, Iterator):
             raise DataError(
                 "a sample needs a loader that can be read twice, not a generator: pass a list of batches or a "
-                "DataLoader, or images=None to take all that it gives"
+                "DataLoader, or num_images=None to use all of its images"
             )
-        self._loader, self._all = loader, images is None
+        self._loader, self._all = loader, num_images is None
         self._entropy = np.random.SeedSequence(seed).entropy
         self._places, self._labels = _places_and_labels(loader)
         self.sizes = _count(loader) if self._labels is None else np.bincount(self._labels)
         if self.sizes.sum() == 0:
             raise DataError("there is nothing to sample from: the loader gave no images; check the part and limit")
-        self.quotas = self.sizes if images is None else quotas(self.sizes, images, balanced)
+        self.quotas = self.sizes if num_images is None else quotas(self.sizes, num_images, balanced)
 
     def batches(self) -> Batches:
         """The chosen images; only they are read where the labels can be had without them."""
@@ -68,15 +70,15 @@ class Sample:
         return Picked(self._loader, self.sizes, self.quotas, random)
 
 
-def quotas(sizes: Ints, images: int, balanced: bool = False) -> Ints:
+def quotas(sizes: Ints, num_images: int, balanced: bool = False) -> Ints:
     """How many images of each class to take: shares by largest remainder, or equal numbers as far as they reach."""
-    images = min(images, int(sizes.sum()))
+    num_images = min(num_images, int(sizes.sum()))
     if not balanced:
-        whole, remainder = np.divmod(sizes * images, max(1, int(sizes.sum())))
-        whole[np.argsort(-remainder, kind="stable")[: images - int(whole.sum())]] += 1
+        whole, remainder = np.divmod(sizes * num_images, max(1, int(sizes.sum())))
+        whole[np.argsort(-remainder, kind="stable")[: num_images - int(whole.sum())]] += 1
         return whole
     taken = np.zeros_like(sizes)
-    while (left := images - int(taken.sum())) > 0:
+    while (left := num_images - int(taken.sum())) > 0:
         open_classes = np.flatnonzero(taken < sizes)
         if left < len(open_classes):
             taken[open_classes[:left]] += 1

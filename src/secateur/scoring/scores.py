@@ -1,4 +1,4 @@
-"""Scores: one number for every channel of every unit, higher means keep. Files, and how alike two metrics are."""
+"""Scores: one number for every channel of every unit, higher means keep. Files, and correlation of two metrics."""
 
 from __future__ import annotations
 
@@ -18,60 +18,75 @@ from secateur.errors import FileError, ScoreError
 
 Vector = npt.NDArray[np.float64]
 FORMAT = "secateur-scores"
-VERSION = 1
+VERSION = 2
+SHOWN = 8  # units in the repr
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """`values[unit][i]` is what channel i of that unit is worth by `metric`."""
+    """`values[unit][i]` is the score of channel i of that unit by `metric`."""
 
     metric: str
     values: Mapping[str, Vector]
-    images: int = 0  # how many images they come from; 0 where none were needed
+    num_images: int = 0  # images that they were computed on; 0 if none were needed
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """A short table: lowest, median and highest score of the first units."""
+        images = f", {self.num_images:,} images" if self.num_images else ""
+        rows = [("unit", "channels", "lowest", "median", "highest")]
+        for unit, vector in list(self.values.items())[:SHOWN]:
+            figures = (f"{f(vector):.4g}" for f in (np.min, np.median, np.max))
+            rows.append((unit, str(len(vector)), *figures))  # type: ignore[arg-type]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [f"Scores by {self.metric}: {len(self.values)} units{images}; higher means keep"]
+        for name, *cells in rows:
+            lines.append("  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]))
+        more = len(self.values) - SHOWN
+        return "\n".join([*lines, f"... and {more} more units"] if more > 0 else lines)
+
     def of_units(self, names: Iterable[str]) -> Scores:
-        """The scores of some units only; a plan made of them leaves all others as they are."""
+        """The scores of some units only; a plan made from them leaves all other units as they are."""
         wanted = list(names)
         unknown = [name for name in wanted if name not in self.values]
         if unknown:
-            raise ScoreError(f"these scores have no unit {unknown[0]!r}; they have {_some(list(self.values))}")
-        return Scores(self.metric, {n: self.values[n] for n in wanted}, self.images, self.options, self.notes)
+            raise ScoreError(f"the scores have no unit {unknown[0]!r}; they have {_some(list(self.values))}")
+        return Scores(self.metric, {n: self.values[n] for n in wanted}, self.num_images, self.options, self.notes)
 
     def order(self, unit: str) -> npt.NDArray[np.int64]:
-        """The unit's channels from the weakest to the strongest; equal ones in the order of their numbers."""
+        """The unit's channels from the lowest to the highest score; ties in the order of their numbers."""
         return np.argsort(self.values[unit], kind="stable")
 
 
 def rank_correlation(a: Scores, b: Scores) -> float:
-    """Spearman's rank correlation, the mean over the units that both have scored and that are not all ties."""
-    found = []
-    for unit in a.values.keys() & b.values.keys():
-        x, y = _ranks(a.values[unit]), _ranks(b.values[unit])
-        x, y = x - x.mean(), y - y.mean()
-        size = np.sqrt((x @ x) * (y @ y))
-        if size > 0:
-            found.append(float(x @ y / size))
+    """Spearman's rank correlation, averaged over the units that both have scored.
+
+    Units whose channels all have the same score are left out; nan if no unit is left.
+    """
+    from scipy.stats import spearmanr
+
+    common = [(a.values[unit], b.values[unit]) for unit in a.values.keys() & b.values.keys()]
+    found = [float(spearmanr(x, y).statistic) for x, y in common if np.ptp(x) > 0 and np.ptp(y) > 0]
     return float(np.mean(found)) if found else float("nan")
 
 
 def save_scores(scores: Mapping[str, Scores], folder: str | Path) -> None:
-    """Write scores.safetensors (`metric/unit` -> vector) and scores.json (what they are) into a folder."""
+    """Write scores.safetensors (`metric/unit` -> vector) and scores.json (metrics and options) into a folder."""
     folder = Path(folder)
     tensors = {f"{name}/{unit}": v for name, each in scores.items() for unit, v in each.values.items()}
     about = {
         "format": FORMAT,
         "version": VERSION,
         "metrics": {
-            name: {"images": each.images, "options": dict(each.options), "notes": list(each.notes)}
+            name: {"num_images": each.num_images, "options": dict(each.options), "notes": list(each.notes)}
             for name, each in scores.items()
         },
     }
     try:
         text = json.dumps(about, indent=2)
     except TypeError as error:
-        raise FileError(f"an option of these scores cannot be written as JSON: {error}") from error
+        raise FileError(f"an option of the scores cannot be written as JSON: {error}") from error
     write_atomically(folder / "scores.safetensors", save(tensors))
     write_atomically(folder / "scores.json", (text + "\n").encode())
 
@@ -85,7 +100,7 @@ def load_scores(folder: str | Path) -> dict[str, Scores]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
         raise FileError(f"cannot read scores from {folder}: {error}") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT or about.get("version") != VERSION:
-        raise FileError(f"{folder / 'scores.json'} is not a list of scores that this secateur can read")
+        raise FileError(f"{folder / 'scores.json'} does not have scores in a format that this version can read")
     values: dict[str, dict[str, Vector]] = {name: {} for name in about["metrics"]}
     for key, vector in tensors.items():
         metric, _, unit = key.partition("/")
@@ -95,17 +110,18 @@ def load_scores(folder: str | Path) -> dict[str, Scores]:
             )
         values[metric][unit] = vector
     return {
-        name: Scores(name, values[name], int(each["images"]), each["options"], tuple(each["notes"]))
+        name: Scores(name, values[name], int(each["num_images"]), each["options"], tuple(each["notes"]))
         for name, each in about["metrics"].items()
     }
 
 
 def checked(values: Mapping[str, Vector], metric: str, widths: Mapping[str, int]) -> dict[str, Vector]:
-    """The same scores, once it is sure that they are finite and one a channel."""
+    """The scores themselves; an error unless they are finite and one per channel."""
     for unit, vector in values.items():
         if vector.shape != (widths[unit],):
             raise ScoreError(
-                f"{metric} should give unit {unit} {widths[unit]} scores, one a channel, and gives {list(vector.shape)}"
+                f"{metric} must give unit {unit} {widths[unit]} scores, one per channel, got the shape "
+                f"{list(vector.shape)}"
             )
         if not np.isfinite(vector).all():
             channel = int(np.flatnonzero(~np.isfinite(vector))[0])
@@ -114,13 +130,6 @@ def checked(values: Mapping[str, Vector], metric: str, widths: Mapping[str, int]
                 "a ridge above 0 keeps metrics that divide by variances finite"
             )
     return dict(values)
-
-
-def _ranks(values: Vector) -> Vector:
-    """Ranks from 0, ties sharing their mean."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return ((last - counts + last - 1) / 2)[place]
 
 
 def _some(names: list[str], limit: int = 6) -> str:

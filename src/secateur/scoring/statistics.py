@@ -27,7 +27,7 @@ class TapMoments:
 class Statistics:
     """Class moments of every unit, at each of its taps. Classes with fewer than two images are left out."""
 
-    images: int
+    num_images: int
     classes: tuple[int, ...]
     units: Mapping[str, tuple[TapMoments, ...]]
     notes: tuple[str, ...] = ()

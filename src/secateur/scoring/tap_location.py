@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +18,10 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.traced import as_call
 from secateur.errors import ScoreError
 from secateur.scoring.activations import Follow, Look, Origin
+from secateur.scoring.settings import Where
 from secateur.scoring.tap_hooks import See, Sharing, Slot, Tap, reading_taps, tapped
 
 log = logging.getLogger(__name__)
-
-Where = Literal["reader", "before_activation"]
 
 
 @dataclass(frozen=True)

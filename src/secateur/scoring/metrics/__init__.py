@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # The evidence that a metric's function takes, see `secateur.scoring.evidence`:
-# moments:   Channels, at each tap; a unit's score is the maximum over its taps
-# maps:      Maps of a sample of images, at each tap; the maximum over taps as well
-# filters:   Filters of the whole unit
-# gradients: Gradients of the whole unit, from a pass with backward
-# reader_inputs: ReaderInputs of the whole unit, from a pass over unlabelled images
-# nothing:   Bare, the unit's name and width
+# moments:       Channels, at each tap; a unit's score is the maximum over its taps
+# maps:          Maps of a sample of images, at each tap; the maximum over taps as well
+# filters:       Filters of the whole unit
+# gradients:     Gradients of the whole unit, from a pass with backward
+# reader_inputs: ReaderInputs of the whole unit, from a pass that needs no labels
+# nothing:       Bare, the unit's name and width
 Need = Literal["moments", "maps", "filters", "gradients", "reader_inputs", "nothing"]
+UNMERGED = ("maps", "reader_inputs")  # evidence that several processes cannot merge
+
+# The default of `score`, `sensitivity` and `compress`: best in our tests on CIFAR-10 for small cuts (docs/results.md).
+DEFAULT_METRIC = "gsd_reader"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,7 @@ class Metric(Entry):
 
     needs: Need
     score: Callable[..., Tensor]
+    takes_scatter: bool = False  # needs="maps": a scatter is enough, where it is smaller than whole maps
     adds_up: bool = False  # scores are errors that add up when channels are removed from the lowest score upwards
 
 

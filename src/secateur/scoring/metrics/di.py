@@ -87,4 +87,4 @@ def _cholesky(matrix: Tensor, rho: float) -> Tensor:
     return factor
 
 
-ENTRY = Metric(needs="maps", score=di)
+ENTRY = Metric(needs="maps", score=di, takes_scatter=True)

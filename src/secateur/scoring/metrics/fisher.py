@@ -12,7 +12,7 @@ def fisher(gradients: Gradients) -> Tensor:
     The second-order change of the loss if the channel were gone, with the Fisher matrix for the Hessian. Activation
     and gradient are those that the unit's readers see; a channel with several readers adds them up.
     """
-    return gradients.effect_squares / (2 * gradients.images)
+    return gradients.effect_squares / (2 * gradients.num_images)
 
 
 ENTRY = Metric(needs="gradients", score=fisher)

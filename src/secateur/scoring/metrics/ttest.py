@@ -14,7 +14,7 @@ def ttest(channels: Channels, ridge: float = 1e-4) -> Tensor:
     """
 
     def statistic(p: Partition) -> Tensor:
-        noise = p.variance / p.images + p.rest_variance / p.rest_images
+        noise = p.variance / p.num_images + p.rest_variance / p.num_rest_images
         return p.gap.abs() / (noise + ridge).sqrt()
 
     return one_versus_rest(channels.moments, statistic)

@@ -22,9 +22,11 @@ from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy
 from secateur.repairing.repair import repair
 from secateur.running.run_context import Phase as PhaseProgress
+from secateur.scoring.metric_choice import ChosenMetric
 from secateur.scoring.sampling import sampled
+from secateur.scoring.score import score_by
 from secateur.scoring.scores import Scores, load_scores, save_scores
-from secateur.studies.contenders import Contender, Sampling, scored
+from secateur.scoring.settings import ScoreSettings
 from secateur.studies.effectiveness_study.settings import EffectivenessSettings, Units
 from secateur.studies.effectiveness_study.table import MEASURED
 from secateur.studies.fast_evaluate import accuracy_of, pruned_or_same
@@ -50,7 +52,7 @@ class UniformCut:
     """One row of the study: a network cut by a metric at a ratio, with a seed."""
 
     network: str
-    contender: Contender
+    contender: ChosenMetric
     ratio: float
     seed: int
 
@@ -66,7 +68,7 @@ class MetricComparison:
 
     folder: StudyFolder
     settings: EffectivenessSettings
-    contenders: Sequence[Contender]
+    contenders: Sequence[ChosenMetric]
     graphs: Mapping[str, ChannelGraph]
     images: ComparisonImages
     progress: PhaseProgress | None
@@ -114,19 +116,20 @@ class MetricComparison:
         """One pass over the images for all metrics that share it."""
         group = [one for one in self.contenders if one.shares == first.contender.shares]
         phase = f"score {first.network}, {first.contender.shares}"
-        found = scored(
+        settings = self.settings
+        found = score_by(
             self.graphs[first.network],
             self.images.train,
             group,
-            Sampling(self.settings.num_images, self.settings.num_map_images, first.seed),
-            lambda done, total: self._say(phase, done, total or done),
+            ScoreSettings(settings.num_images, num_map_images=settings.num_map_images, seed=first.seed),
+            progress=lambda done, total: self._say(phase, done, total or done),
         )
         save_scores(found, self._scores_path(first))
 
     def _scores_path(self, cut: UniformCut) -> Path:
         shares = cut.contender.shares
         # A pass over all images is the same for all seeds.
-        seedless = self.settings.num_images is None and shares.startswith(("moments", "gradients"))
+        seedless = self.settings.num_images is None and not cut.contender.is_sampled
         seed = self.settings.seed if seedless else cut.seed
         name = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in f"{cut.network}-{shares}-{seed}")
         return self.folder.path / "scores" / name
@@ -152,7 +155,7 @@ class MetricComparison:
             "metric": cut.contender.name,
             "ratio": cut.ratio,
             "seed": cut.seed,
-            "images": scores.images,
+            "images": scores.num_images,
             "macs_removed": round(1 - cost.macs / graph.macs, 6),
             "params_removed": round(1 - cost.params / graph.params, 6),
             **{key: found[key] for key in MEASURED if key in found},

@@ -19,7 +19,8 @@ from secateur.channels.graph import trace
 from secateur.errors import DecideError
 from secateur.running.compress import first_image
 from secateur.running.run_context import Phase as PhaseProgress
-from secateur.studies.contenders import contenders
+from secateur.scoring.metric_choice import ALL, choose_metrics
+from secateur.scoring.metrics import METRICS
 from secateur.studies.effectiveness_study.comparison import ComparisonImages, MetricComparison, RetrainOn
 from secateur.studies.effectiveness_study.picture import draw_effectiveness
 from secateur.studies.effectiveness_study.settings import EffectivenessSettings
@@ -59,7 +60,7 @@ def effectiveness(
     chosen: EffectivenessSettings = replaced(settings or EffectivenessSettings(), changes, DecideError)
     chosen.check()
     named = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
-    compared = contenders(chosen.metrics)
+    compared = choose_metrics([name for each in chosen.metrics for name in (METRICS if each == ALL else [each])])
     asked = {**asdict(chosen), "metrics": [one.name for one in compared]}
     asked["networks"] = {name: digest(model) for name, model in named.items()}
     place = StudyFolder(folder, "effectiveness", asked, provenance, only_names_rows=("ratios", "num_seeds"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from secateur.scoring.map_pass import GIB
+from secateur.scoring.settings import GIB
 from secateur.studies.folder import StudyRow
 from secateur.studies.timing_study.layer_work import INVERSE, inverse_bytes
 

@@ -13,9 +13,10 @@ from secateur.base.options import replaced
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
-from secateur.scoring.map_pass import GIB, MapsAt, Request, collect_maps
+from secateur.scoring.map_pass import MapRequest, MapsAt, collect_maps
 from secateur.scoring.metrics import METRICS
 from secateur.scoring.sampling import Sample
+from secateur.scoring.settings import GIB
 from secateur.studies.folder import StudyFolder, StudyRow
 from secateur.studies.timing_study.clocks import map_seconds, median_seconds
 from secateur.studies.timing_study.layer_work import INVERSE, layer_work
@@ -92,7 +93,7 @@ def _time_missing(
 ) -> None:
     """Add the rows that are missing to `kept` and to the folder."""
     memory = int(settings.memory_gib * GIB)
-    request = Request(settings.num_images, memory, True, "reader", settings.seed, progress)
+    request = MapRequest(settings.num_images, memory, True, "reader", settings.seed, progress)
     taken, units = collect_maps(graph, loader, request)
     sample = Sample(loader, taken, settings.seed, balanced=True)
     forward = map_seconds(graph, sample.batches(), settings.clock)

@@ -1,0 +1,148 @@
+"""Where the evidence of the metrics comes from: one function for each kind that a metric can need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from secateur.base.batches import Batches
+from secateur.base.distributed import processes
+from secateur.base.progress import Progress
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.units import Indices
+from secateur.errors import ScoreError
+from secateur.scoring.collect import collect
+from secateur.scoring.evidence import Bare, Channels, Filters
+from secateur.scoring.gradients import collect_gradients
+from secateur.scoring.map_pass import MapRequest, collect_maps
+from secateur.scoring.metric_choice import ChosenMetric
+from secateur.scoring.metrics import UNMERGED, Need
+from secateur.scoring.reader_inputs import HasSeenInputs, collect_reader_inputs
+from secateur.scoring.sampling import Sample
+from secateur.scoring.settings import GIB, ScoreSettings
+from secateur.scoring.statistics import Statistics
+from secateur.scoring.weights import filters, reader_norms, scales
+
+Source = Batches | Statistics | HasSeenInputs  # what scores are computed from
+Part = tuple[str, Indices | None, Any]  # unit, which of its channels (None: all), the evidence on them
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """What a pass needs to know."""
+
+    graph: ChannelGraph
+    source: Source | None
+    settings: ScoreSettings
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Evidence unit by unit, and what it was computed from."""
+
+    parts: Iterator[Part]
+    num_images: int = 0
+    units: Sequence[str] | None = None  # the units that have evidence; None: all
+    notes: tuple[str, ...] = ()
+
+
+def gather_evidence(need: Need, request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
+    """Evidence for metrics that share a pass, which `need` the same kind."""
+    reuses = need == "reader_inputs" and isinstance(request.source, HasSeenInputs)
+    if need in UNMERGED and processes() > 1 and not reuses:
+        verb = "needs" if len(metrics) == 1 else "need"
+        raise ScoreError(f"{_names(metrics)} {verb} all images in one process; score without torchrun")
+    return _SOURCES[need](request, metrics)
+
+
+def _from_moments(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
+    graph, settings = request.graph, request.settings
+    statistics = request.source
+    if not isinstance(statistics, Statistics):
+        statistics = collect(
+            graph,
+            _batches(request, metrics),
+            num_images=settings.num_images,
+            tap=metrics[0].tap,
+            seed=settings.seed,
+            progress=request.progress,
+        )
+
+    def parts() -> Iterator[Part]:
+        for name, taps in statistics.units.items():
+            for tap in taps:
+                norms = reader_norms(graph, tap.readers, graph.units[name].width)[tap.channels]
+                yield name, tap.channels, Channels(name, tap.moments, norms)
+
+    return Gathered(parts(), statistics.num_images, notes=statistics.notes)
+
+
+def _from_maps(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
+    settings = request.settings
+    wanted = MapRequest(
+        settings.sample_size,
+        int(settings.memory_gib * GIB),
+        whole=not all(one.metric.takes_scatter for one in metrics),
+        tap=metrics[0].tap,
+        seed=settings.seed,
+        progress=request.progress,
+    )
+    num_images, units = collect_maps(request.graph, _batches(request, metrics), wanted)
+    return Gathered(((name, part.channels, part.maps) for name, found in units for part in found), num_images)
+
+
+def _from_gradients(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
+    found = collect_gradients(
+        request.graph,
+        _batches(request, metrics),
+        num_images=request.settings.num_images,
+        seed=request.settings.seed,
+        progress=request.progress,
+    )
+    num_images = next(iter(found.values())).num_images if found else 0
+    return Gathered(((name, None, gradients) for name, gradients in found.items()), num_images)
+
+
+def _from_reader_inputs(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
+    if isinstance(request.source, HasSeenInputs):
+        seen = request.source.seen
+        if seen.graph is not request.graph:
+            raise ScoreError("the inputs were seen in another graph: pass the graph that was given to repair_each")
+    else:
+        settings = request.settings
+        sample = Sample(_batches(request, metrics), settings.sample_size, settings.seed)
+        seen = collect_reader_inputs(request.graph, sample.batches(), seed=settings.seed or 0)
+    return Gathered(((each.unit, None, each) for each in seen.evidence()), seen.num_images, list(seen.units()))
+
+
+def _from_filters(request: ScoreRequest, _: Sequence[ChosenMetric]) -> Gathered:
+    graph = request.graph
+    units = graph.units.items()
+    return Gathered((name, None, Filters(name, filters(graph, unit), scales(graph, unit))) for name, unit in units)
+
+
+def _from_nothing(request: ScoreRequest, _: Sequence[ChosenMetric]) -> Gathered:
+    return Gathered((name, None, Bare(name, unit.width)) for name, unit in request.graph.units.items())
+
+
+_SOURCES: Mapping[Need, Callable[[ScoreRequest, Sequence[ChosenMetric]], Gathered]] = {
+    "filters": _from_filters,
+    "nothing": _from_nothing,
+    "moments": _from_moments,
+    "gradients": _from_gradients,
+    "maps": _from_maps,
+    "reader_inputs": _from_reader_inputs,
+}
+
+
+def _batches(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Batches:
+    """The loader; an error that names the metrics if there is none."""
+    if request.source is None or isinstance(request.source, Statistics | HasSeenInputs):
+        raise ScoreError(f"{_names(metrics)} cannot be computed without images: pass a loader of (images, labels)")
+    return request.source
+
+
+def _names(metrics: Sequence[ChosenMetric]) -> str:
+    return ", ".join(one.name for one in metrics)
