@@ -28,7 +28,7 @@ from torch.nn import functional as F
 import secateur as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from secateur.measuring.accuracy import evaluate
-from secateur.training import fit
+from secateur.training.fit import fit
 from secateur.training.presets import preset_of
 from secateur.zoo.data import ImageData
 

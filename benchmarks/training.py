@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from benchmarks.ratios import Row, row, say, turn_about
 from secateur.measuring.accuracy import evaluate
-from secateur.training import Preset, fit
+from secateur.training.fit import fit
+from secateur.training.presets import Preset
 from secateur.zoo.data.augment import pad_crop_mirror
 from secateur.zoo.data.images import MemoryImages
 from secateur.zoo.data.loader import MemoryLoader, Order

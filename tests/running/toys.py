@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.running.compress import Compressed, compress
-from secateur.training import Preset, fit
+from secateur.training.fit import fit
+from secateur.training.presets import Preset
 
 CLASSES = 4
 QUICK: dict[str, Any] = {"epochs": 1, "lr": 0.02, "alpha": 1.0}

@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 from secateur.base.processes import accelerating
-from secateur.training import Preset, fit
 from secateur.training.checkpoint import NAME, digest
+from secateur.training.fit import fit
+from secateur.training.presets import Preset
 from tests.training.toys import batches, network
 
 KILLS = 12

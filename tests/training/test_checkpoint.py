@@ -13,8 +13,10 @@ from torch import nn
 
 from secateur.base.atomic_files import write_atomically
 from secateur.errors import FileError, RunError
-from secateur.training import Epoch, Preset, fit
 from secateur.training.checkpoint import NAME, digest
+from secateur.training.fit import fit
+from secateur.training.history import Epoch
+from secateur.training.presets import Preset
 from tests.processes import python
 from tests.training.toys import batches, bits, network, same
 

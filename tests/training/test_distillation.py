@@ -9,7 +9,7 @@ from scipy.special import log_softmax, softmax
 from torch.nn import functional as F
 
 from secateur.errors import RunError
-from secateur.training import Distillation
+from secateur.training.distillation import Distillation
 
 DRAW = np.random.default_rng(0)
 STUDENT, TEACHER, LABELS = DRAW.normal(size=(6, 4)), DRAW.normal(size=(6, 4)), DRAW.integers(0, 4, 6)

@@ -21,7 +21,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from secateur import Plan, prune, trace
 from secateur.errors import DataError, RunError
 from secateur.measuring.accuracy import Accuracy, evaluate
-from secateur.training import Distillation, Epoch, Preset, Progress, fit
+from secateur.training.distillation import Distillation
+from secateur.training.fit import fit
+from secateur.training.history import Epoch
+from secateur.training.meter import Progress
+from secateur.training.presets import Preset
 from secateur.zoo.models import create
 from tests.processes import python
 from tests.training.toys import CLASSES, batches, bits, network, same
@@ -250,7 +254,7 @@ def test_runs_that_cannot_go_on() -> None:
 
 
 BF16 = """
-from secateur.training import fit
+from secateur.training.fit import fit
 from secateur.zoo.models import create
 from tests.training.toys import batches, network
 runs = [fit(network(), batches(8), preset="cosine", epochs=6, mixed_precision=name) for name in ("no", "bf16")]

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from secateur.errors import RunError
-from secateur.training import PRESETS, Preset, preset_of
+from secateur.training.presets import PRESETS, Preset, preset_of
 
 
 @pytest.mark.parametrize(

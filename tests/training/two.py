@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from secateur.base.processes import leave, rank_and_world
 from secateur.measuring.accuracy import evaluate
-from secateur.training import Preset, fit
 from secateur.training.checkpoint import digest
+from secateur.training.fit import fit
+from secateur.training.presets import Preset
 from tests.proof import accuracy_bounds
 from tests.training.toys import batches, network
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secateur.cli.options import DeviceOptions
 from secateur.errors import FileError, ModelError
 
 if TYPE_CHECKING:
@@ -47,13 +48,12 @@ def open_network(typed: str, *, model: str | None = None, classes: int | None = 
 
 
 def trained_networks(
-    models: list[str], weights: Path | None, found: ImageData, device: str | None, seed: int
+    models: list[str], weights: Path | None, found: ImageData, device: DeviceOptions, seed: int
 ) -> dict[str, nn.Module]:
     """The trained networks by name, on the device. `models` are NAME or NAME=WEIGHTS."""
     from secateur.cli.opening import open_model
-    from secateur.cli.options import DeviceOptions
 
-    home = DeviceOptions(device).pick()
+    home = device.pick()
     networks = {}
     for text in models:
         name, _, own = text.partition("=")

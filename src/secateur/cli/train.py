@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-    from secateur.training import Epoch, Fitted, Progress
+    from secateur.training.fit import Fitted
+    from secateur.training.history import Epoch
+    from secateur.training.meter import Progress
 
 WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
 
@@ -62,7 +64,9 @@ def command(
     """
     from secateur.base.processes import leave, rank_and_world
     from secateur.cli.opening import open_data, open_model
-    from secateur.training import Distillation, fit, preset_of
+    from secateur.training.distillation import Distillation
+    from secateur.training.fit import fit
+    from secateur.training.presets import preset_of
 
     folder = out or Path("runs") / _plain(f"train-{model}-{data}")
     schedule = preset_of(preset, epochs=epochs, lr=lr)

@@ -48,7 +48,7 @@ def command(
 
     names = [name.partition("=")[0] for name in models]
     found = data.open(names[0], settings.seed)
-    networks = trained_networks(models, weights, found, device.device, settings.seed)
+    networks = trained_networks(models, weights, found, device, settings.seed)
     batch = BATCH if device_of(next(iter(networks.values()))).type == "cpu" else 256
     folder = output.folder("effectiveness", "-".join(names), data.data)
 

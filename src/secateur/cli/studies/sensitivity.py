@@ -57,7 +57,7 @@ def command(
 
     name = model.partition("=")[0]
     found = data.open(name, seed)
-    network = next(iter(trained_networks([model], weights, found, device.device, seed).values()))
+    network = next(iter(trained_networks([model], weights, found, device, seed).values()))
     folder = output.folder("sensitivity", name, data.data)
     with phases(is_first_process()) as show:
         rows = sensitivity(
