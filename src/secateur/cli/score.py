@@ -55,7 +55,7 @@ def command(
 
         secateur score resnet56 --weights w.pt --data cifar10 --metric gsd,l1,di
 
-        secateur score resnet56 --weights w.pt --data cifar10 --metric gsd:ridge=0.5
+        secateur score resnet56 --weights w.pt --data cifar10 --metric gsd:ridge=1
     """
     import torch
 
