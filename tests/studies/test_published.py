@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from secateur.studies.recipes.published_rows import Group, Result, group_of, published
+from secateur.studies.recipes.published_rows import PublishedGroup, PublishedRow, group_of, published
 from secateur.zoo import models
 from secateur.zoo.models.totals import totals
 
 GROUPS = published().groups
 
 
-def rows(model: str, data: str) -> dict[str, Result]:
+def rows(model: str, data: str) -> dict[str, PublishedRow]:
     group = group_of(model, data)
     assert group is not None
     return {row.method: row for row in group.rows}
@@ -35,9 +35,11 @@ def test_every_row_of_both_tables_is_there() -> None:
 
 def test_some_rows_as_the_paper_prints_them() -> None:
     ours = rows("resnet56", "cifar10")["G-SD-B"]
-    assert ours == Result("G-SD-B", "the paper", 93.40, 93.84, -0.44, None, None, None, 46_000_000, 63.0, 407_000, 52.4)
+    assert ours == PublishedRow(
+        "G-SD-B", "the paper", 93.40, 93.84, -0.44, None, None, None, 46_000_000, 63.0, 407_000, 52.4
+    )
     thinet = rows("resnet50", "imagenet:some/folder")["ThiNet"]
-    assert thinet == Result(
+    assert thinet == PublishedRow(
         "ThiNet", "Luo et al. 2017", 72.88, 72.04, 0.84, 91.14, 90.67, 0.47, 2_440_000_000, 40.3, 16_940_000, 33.6
     )
     fpgm = rows("resnet110", "cifar10")["FPGM"]
@@ -50,7 +52,7 @@ def test_some_rows_as_the_paper_prints_them() -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: f"{group.table}-{group.network}")
-def test_drops_are_the_differences(group: Group) -> None:
+def test_drops_are_the_differences(group: PublishedGroup) -> None:
     """To the printed two digits, but for the one row that the notes name."""
     for row in group.rows:
         for base, after, drop in (
@@ -64,7 +66,7 @@ def test_drops_are_the_differences(group: Group) -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: f"{group.table}-{group.network}")
-def test_shares_belong_to_the_network(group: Group) -> None:
+def test_shares_belong_to_the_network(group: PublishedGroup) -> None:
     """What is left and the share removed give the cost of secateur's own network of that name, to printed digits."""
     classes = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}[group.data]
     whole = totals(group.models[0], classes)

@@ -141,7 +141,7 @@ def test_changes_are_told() -> None:
     assert [str(change) for change in changes] == [
         "run: epochs 5 -> 1",
         "run: rounds the default -> 2",
-        "run: alpha 3.0 -> solved for, so that the rounds reach the target",
+        "run: alpha 3.0 -> solved so that the rounds reach the target",
     ]
     assert recipe.run["epochs"] == 5 and at_budget(recipe, "full") == (recipe, ())
     other, more = changed(smaller, "train", {"epochs": 2, "augment": False})
@@ -160,7 +160,7 @@ def test_changes_are_told() -> None:
             *("--weights", "here/base/model.safetensors", "--out", "here/mine"),
         ],
     ]
-    with pytest.raises(RunError, match="one of smoke, cpu, full, not 'huge'"):
+    with pytest.raises(RunError, match="one of smoke, cpu, full; got 'huge'"):
         at_budget(recipe, "huge")
 
 
@@ -170,7 +170,7 @@ def test_files_that_are_not_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyError, match=r"budget.cpu.test; a budget"):
         recipe_of("mine", {"budget": {"cpu": {"test": {}}}})
     monkeypatch.setattr(recipes.tomllib, "loads", lambda text: {"title": "t", "nonsense": 1})
-    with pytest.raises(FileError, match=r"the recipe vgg16-cifar10.toml is not as it should be: .*nonsense"):
+    with pytest.raises(FileError, match=r"the recipe file vgg16-cifar10.toml is not valid: .*nonsense"):
         load_recipe("vgg16-cifar10")
 
 
@@ -215,12 +215,12 @@ def test_a_dry_run_prints_what_changes_and_runs_nothing(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["nothing"], "no recipe is called 'nothing'; there are fig1"),
-        (["vgg16-imagenet-a"], "needs the folder of the images: pass --data imagenet:FOLDER"),
+        (["nothing"], "there is no recipe called 'nothing': Available: fig1"),
+        (["vgg16-imagenet-a"], "needs a folder of images: pass --data imagenet:FOLDER"),
         (["vgg16-imagenet-a", "--data", "imagenet:x"], "needs a trained network: pass --weights FILE"),
         (["vgg16-imagenet-a", "--set", "train.epochs=3"], "trains no network at this budget"),
         (["vgg16-imagenet-a", "--set", "epochs"], "--set takes KEY=VALUE"),
-        (["vgg16-cifar10", "--budget", "tiny"], "one of smoke, cpu, full, not 'tiny'"),
+        (["vgg16-cifar10", "--budget", "tiny"], "one of smoke, cpu, full; got 'tiny'"),
     ],
 )
 def test_what_cannot_run(words: list[str], complaint: str) -> None:

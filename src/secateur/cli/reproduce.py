@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 
 @friendly
 def command(
-    name: Annotated[str | None, typer.Argument(help="A recipe; without one, all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a recipe; without it, all recipes are listed.")] = None,
     budget: Annotated[str, typer.Option(help="smoke (seconds), cpu (hours) or full (as in the paper).")] = "full",
-    weights: Annotated[Path | None, typer.Option(help="The trained network, instead of training one first.")] = None,
-    data: Annotated[str | None, typer.Option(help="Where ILSVRC-2012 is, as in imagenet:FOLDER.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weight file, instead of training a network first.")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder of ILSVRC-2012, as imagenet:FOLDER.")] = None,
     data_root: DataRoot = None,
     device: Device = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE, as in epochs=5 or train.epochs=5. Repeat it.")
+        list[str] | None,
+        typer.Option("--set", help="Change a setting, as in epochs=5 or train.epochs=5. Can be repeated."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; runs/NAME-BUDGET by default.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the commands.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands without running them.")] = False,
 ) -> None:
-    """Run one of the paper's experiments. Every setting that is not the paper's is printed, with what it was.
+    """Run one of the paper's experiments. Every setting that differs from the paper's is printed.
 
-    The same command again goes on where it stopped.
+    The same command continues an experiment that was stopped.
 
     Examples:
 
@@ -58,14 +59,14 @@ def command(
         return
     lacking = missing(told)
     if lacking is not None:
-        raise RunError(f"{name} needs {lacking}; or take --budget smoke, which needs nothing")
+        raise RunError(f"{name} needs {lacking}; or use --budget smoke, which needs nothing")
     for words in told:
         console.print(f"\n[bold]{shlex.join(['secateur', *words])}[/]", soft_wrap=True)
         _run(words)
 
 
 def check(words: list[str]) -> dict[str, Any]:
-    """Parse a command without running it: a wrong option is found before hours are spent on the steps before it."""
+    """Parse a command without running it, so that a wrong option is found before the first step runs for hours."""
     found = _parser()
     context = found.context_class(found, info_name="secateur")
     rest = list(words)
@@ -78,7 +79,7 @@ def check(words: list[str]) -> dict[str, Any]:
 
 @cache
 def _parser() -> Any:
-    """The command line as click sees it."""
+    """The command line as a click command."""
     from typer.main import get_command
 
     from secateur.cli import build
@@ -89,7 +90,7 @@ def _parser() -> Any:
 def _run(words: list[str]) -> None:
     from secateur.cli import build
 
-    build()(args=words, standalone_mode=False)  # a SecateurError in it has said what is wrong, and exits
+    build()(args=words, standalone_mode=False)  # a SecateurError prints its message and exits
 
 
 def _as_asked(recipe: Recipe, data: str | None, given: list[str]) -> tuple[Recipe, tuple[Change, ...]]:
@@ -103,9 +104,9 @@ def _as_asked(recipe: Recipe, data: str | None, given: list[str]) -> tuple[Recip
         key, equals, value = text.partition("=")
         step, dot, inner = key.partition(".")
         if not equals or (dot and step not in ("train", "run")):
-            raise RunError(f"--set takes KEY=VALUE, run.KEY=VALUE or train.KEY=VALUE, not {text!r}")
+            raise RunError(f"--set takes KEY=VALUE, run.KEY=VALUE or train.KEY=VALUE; got {text!r}")
         if step == "train" and dot and recipe.train is None:
-            raise RunError(f"{recipe.name} trains no network at this budget, so {text!r} has no meaning")
+            raise RunError(f"{recipe.name} trains no network at this budget, so {text!r} would have no effect")
         recipe, more = changed(recipe, step if dot else "run", {inner if dot else key: value_of(value)})
         changes += more
     return recipe, changes
@@ -116,17 +117,19 @@ def _list() -> None:
     from secateur.studies.recipes.recipe import load_recipe, recipe_names
 
     rows = [[r.name, r.paper, r.title] for r in map(load_recipe, recipe_names())]
-    console.print(columns(("name", "in the paper", "what"), rows), markup=False, soft_wrap=True)
-    console.print("\nsecateur reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands", soft_wrap=True)
+    console.print(columns(("name", "in the paper", "title"), rows), markup=False, soft_wrap=True)
+    console.print(
+        "\nsecateur reproduce NAME --budget smoke|cpu|full; --dry-run only prints the commands", soft_wrap=True
+    )
 
 
 def _say(recipe: Recipe, budget: str, changes: list[Change], told: list[list[str]]) -> None:
     console.print(f"{recipe.title} ({recipe.paper})", markup=False, soft_wrap=True)
     _published(recipe)
     for text in recipe.open:
-        console.print(f"open in the paper: {text}", markup=False, soft_wrap=True)
+        console.print(f"left open in the paper: {text}", markup=False, soft_wrap=True)
     if changes:
-        console.print(f"\nnot as in the paper (budget {budget}):", soft_wrap=True)
+        console.print(f"\ndifferent from the paper (budget {budget}):", soft_wrap=True)
         for change in changes:
             console.print(f"  {change}", markup=False, soft_wrap=True)
     else:
@@ -137,11 +140,11 @@ def _say(recipe: Recipe, budget: str, changes: list[Change], told: list[list[str
 
 
 def _published(recipe: Recipe) -> None:
-    """The row of the paper that the recipe aims at."""
+    """Print the row of the paper to compare with."""
     from secateur.studies.recipes.published_rows import published
     from secateur.studies.recipes.recipe import load_recipe
 
-    asked = load_recipe(recipe.name).run  # the paper's network, whatever the budget makes of it
+    asked = load_recipe(recipe.name).run  # the paper's network, which a budget may replace
     for group in published().groups:
         for row in group.rows:
             if (row.method, group.data) == (recipe.published, str(asked.get("data")).partition(":")[0]) and (

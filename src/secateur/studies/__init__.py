@@ -1,4 +1,4 @@
-"""The paper's experiments, each a function on a network and loaders that writes a table and pictures to a folder."""
+"""The paper's experiments: functions that take networks and loaders, and write a table and pictures to a folder."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from secateur.studies.table_study.table import table
     from secateur.studies.timing_study.timing import timing
 
-# Where the names live. They are imported when first asked for, as in secateur itself.
+# Modules of the public names, imported on first use as in secateur itself.
 _HOMES = {
     "StudyFolder": "secateur.studies.folder",
     "channels_shown": "secateur.pictures.channels_figure",
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from the module it lives in."""
+    """A public name, from its module."""
     if name not in _HOMES:
         raise AttributeError(f"module 'secateur.studies' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""`secateur study NAME`: the paper's experiments as commands. One file per study, which defines `command`."""
+"""`secateur study NAME`: the paper's experiments as commands. Each study is a file that defines `command`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(
 def root() -> None:
     """The paper's experiments, on any network and data set: a table, pictures and a page in one folder.
 
-    A study that was stopped goes on when the same command is given again.
+    The same command continues a study that was stopped.
 
     Example:
 

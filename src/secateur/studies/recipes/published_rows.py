@@ -1,4 +1,4 @@
-"""The rows of the paper's Tables 1 and 2, as published: not one of these figures was measured by secateur."""
+"""The rows of the paper's Tables 1 and 2, as published. Secateur did not measure these figures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ STATUS = "as published"
 
 
 @dataclass(frozen=True)
-class Result:
-    """A pruned network in a table: percent, multiply-adds and weights. None where it was not reported."""
+class PublishedRow:
+    """A pruned network in a table: accuracies in percent, MACs and weights. None if a figure was not reported."""
 
     method: str
-    by: str  # whose method it is
+    by: str  # the authors of the method
     base_top1: float | None
     top1: float | None
     top1_drop: float | None  # as printed; below 0 where the pruned network is better
@@ -31,14 +31,14 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Group:
+class PublishedGroup:
     """The rows of one network and data set."""
 
     table: str  # 1a, 1b or 2
-    network: str  # as the paper writes it
+    network: str  # as written in the paper
     data: str
-    models: tuple[str, ...]  # names by which secateur knows the network
-    rows: tuple[Result, ...]
+    models: tuple[str, ...]  # secateur's names of the network
+    rows: tuple[PublishedRow, ...]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Published:
 
     source: str
     notes: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[PublishedGroup, ...]
 
 
 @cache
@@ -57,13 +57,13 @@ def published() -> Published:
     return Published(found["source"], tuple(found["notes"]), tuple(_group(words) for words in found["groups"]))
 
 
-def group_of(model: str, data: str) -> Group | None:
-    """The rows for a network and a data set as they are named on the command line; None where the paper has none."""
+def group_of(model: str, data: str) -> PublishedGroup | None:
+    """The rows of a network and a data set, named as on the command line; None if the paper has none."""
     name = data.partition(":")[0]
     return next((group for group in published().groups if model in group.models and group.data == name), None)
 
 
-def _group(words: dict[str, Any]) -> Group:
-    known = {field.name for field in fields(Group)} - {"models", "rows"}
-    rows = tuple(Result(**row) for row in words["rows"])
-    return Group(**{key: words[key] for key in known}, models=tuple(words["models"]), rows=rows)
+def _group(words: dict[str, Any]) -> PublishedGroup:
+    known = {field.name for field in fields(PublishedGroup)} - {"models", "rows"}
+    rows = tuple(PublishedRow(**row) for row in words["rows"])
+    return PublishedGroup(**{key: words[key] for key in known}, models=tuple(words["models"]), rows=rows)

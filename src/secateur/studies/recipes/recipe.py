@@ -1,13 +1,13 @@
-"""The paper's experiments as config files: what each asks of which command, and how a budget scales it.
+"""The paper's experiments as recipe files: a command, its options, and how a budget changes them.
 
 title = "..."                 paper = "Table 1a, ..."          command = "prune"
-open = ["what the paper does not say, and what is taken here"]
-published = "G-SD-B"          the row of the paper's table that it aims at
-[train]                       options of `secateur train`: the network to start from, unless weights are given
+open = ["what the paper leaves open, and what is used here"]
+published = "G-SD-B"          the row of the paper's table to compare with
+[train]                       options of `secateur train`, to train the network unless weights are given
 [run]                         options of the command
-[budget.cpu.run]              what a budget changes; [budget.cpu.train] too
+[budget.cpu.run]              options that a budget changes; [budget.cpu.train] likewise
 
-Options are spelled as on the command line, with _ for -. The files are in the package: `files/NAME.toml`.
+Options are written as on the command line, with _ instead of -. The files are in the package: `files/NAME.toml`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from secateur.base.registry import unknown
 from secateur.errors import FileError, RunError
 
 FOLDER = "files"
 BUDGETS = ("smoke", "cpu", "full")
-FULL = "full"  # the paper's own settings: nothing is changed
-WEIGHTS, PATH = "WEIGHTS", "PATH"  # what the user has to bring, as it stands in commands that are only printed
+FULL = "full"  # the paper's own settings, unchanged
+WEIGHTS, PATH = "WEIGHTS", "PATH"  # placeholders in printed commands for what the user must provide
 UNTRAINED = ("study timing", "study structure")  # commands that need no trained network
 
 Options = Mapping[str, Any]
@@ -40,14 +41,14 @@ class Recipe:
     command: str  # without `secateur`: "prune", "study effectiveness"
     run: Options
     train: Options | None = None
-    published: str | None = None  # the method's name in the paper's tables
+    published: str | None = None  # name of the method in the paper's tables
     open: tuple[str, ...] = ()  # what the paper leaves open
     budgets: Mapping[str, Mapping[str, Options]] = field(default_factory=dict)  # budget -> step -> options
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that is not as the recipe says."""
+    """A setting that differs from the recipe."""
 
     step: str  # "train" or "run"
     key: str
@@ -60,20 +61,20 @@ class Change:
 
 
 def recipe_names() -> tuple[str, ...]:
-    """All recipes, sorted."""
+    """The names of all recipes, sorted."""
     found = (files("secateur.studies.recipes") / FOLDER).iterdir()
     return tuple(sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml")))
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe of a name; its file is checked for keys that mean nothing."""
+    """The recipe of this name. Raises FileError if its file has unknown keys."""
     if name not in recipe_names():
-        raise RunError(f"no recipe is called {name!r}; there are {', '.join(recipe_names())}")
+        raise RunError(unknown("recipe", name, recipe_names()))
     text = (files("secateur.studies.recipes") / FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     try:
         return recipe_of(name, tomllib.loads(text))
     except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:
-        raise FileError(f"the recipe {name}.toml is not as it should be: {error}") from error
+        raise FileError(f"the recipe file {name}.toml is not valid: {error}") from error
 
 
 def recipe_of(name: str, words: Mapping[str, Any]) -> Recipe:
@@ -88,9 +89,9 @@ def recipe_of(name: str, words: Mapping[str, Any]) -> Recipe:
 
 
 def at_budget(recipe: Recipe, budget: str) -> tuple[Recipe, tuple[Change, ...]]:
-    """The recipe as a budget scales it, and every setting that this changes."""
+    """The recipe at a budget, and every setting that the budget changes."""
     if budget not in BUDGETS:
-        raise RunError(f"the budget should be one of {', '.join(BUDGETS)}, not {budget!r}")
+        raise RunError(f"the budget must be one of {', '.join(BUDGETS)}; got {budget!r}")
     changes: tuple[Change, ...] = ()
     for step, options in recipe.budgets.get(budget, {}).items():
         recipe, more = changed(recipe, step, options)
@@ -99,17 +100,17 @@ def at_budget(recipe: Recipe, budget: str) -> tuple[Recipe, tuple[Change, ...]]:
 
 
 def changed(recipe: Recipe, step: str, options: Options) -> tuple[Recipe, tuple[Change, ...]]:
-    """The recipe with other options in a step, and what is different now."""
+    """The recipe with other options in a step, and what has changed."""
     before: Options = (recipe.train or {}) if step == "train" else recipe.run
     changes = tuple(Change(step, key, before.get(key), now) for key, now in options.items() if before.get(key) != now)
-    if "rounds" in options and "alpha" in before:  # what `secateur prune` makes of a number of rounds
-        changes += (Change(step, "alpha", before["alpha"], "solved for, so that the rounds reach the target"),)
+    if "rounds" in options and "alpha" in before:  # `secateur prune` solves alpha for a number of rounds
+        changes += (Change(step, "alpha", before["alpha"], "solved so that the rounds reach the target"),)
     after = {**before, **options}
     return (replace(recipe, train=after) if step == "train" else replace(recipe, run=after)), changes
 
 
 def merged(changes: Sequence[Change]) -> list[Change]:
-    """A setting that was changed twice is told once, from what the recipe says to what it is in the end."""
+    """Changes of one setting as one change, from the recipe's value to the last one."""
     last: dict[tuple[str, str], Change] = {}
     for change in changes:
         first = last.get((change.step, change.key), change)
@@ -120,7 +121,7 @@ def merged(changes: Sequence[Change]) -> list[Change]:
 def commands(
     recipe: Recipe, folder: Path, *, weights: Path | None = None, device: str | None = None, root: Path | None = None
 ) -> list[list[str]]:
-    """What is to be typed after `secateur`, one command after the other; results below `folder`."""
+    """The commands to run, without `secateur`, in order. Results are written below `folder`."""
     where = {key: str(value) for key, value in (("device", device), ("data_root", root)) if value is not None}
     told: list[list[str]] = []
     trained = str(weights) if weights else None
@@ -131,7 +132,7 @@ def commands(
     if trained is None and recipe.command not in UNTRAINED:
         trained = WEIGHTS
     options = dict(recipe.run)
-    model, result = str(options.pop("model")), folder / recipe.name  # a name that tells in a table of runs
+    model, result = str(options.pop("model")), folder / recipe.name  # the name of the run in a table
     if trained is not None and "data" in options:
         options["weights"] = trained
     if "data" in options:
@@ -143,17 +144,17 @@ def commands(
 
 
 def missing(told: list[list[str]]) -> str | None:
-    """What the user still has to bring before the commands can run, in words."""
+    """What the user must provide before the commands can run, in words; None if nothing."""
     words = [word for one in told for word in one]
     if any(word.endswith(f":{PATH}") for word in words):
-        return "the folder of the images: pass --data imagenet:FOLDER"
+        return "a folder of images: pass --data imagenet:FOLDER"
     if WEIGHTS in words:
         return "a trained network: pass --weights FILE (torchvision's weights fit the ImageNet networks)"
     return None
 
 
 def value_of(text: str) -> Any:
-    """'3', '0.5', 'true', '["a"]' as what TOML makes of them; anything else as text."""
+    """The value of a TOML literal such as '3', '0.5', 'true' or '["a"]'; any other text as it is."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -10,7 +10,7 @@ from typing import Any
 from secateur.errors import RunError
 from secateur.running.folder import CONFIG, SUMMARY, RunFolder
 from secateur.studies.folder import StudyRow
-from secateur.studies.recipes.published_rows import STATUS, Group, Result, group_of, published
+from secateur.studies.recipes.published_rows import STATUS, PublishedGroup, PublishedRow, group_of, published
 
 COLUMNS: Mapping[str, str] = {
     "network": "network",
@@ -75,7 +75,7 @@ def _only_published(model: str | None, data: str | None) -> ResultsTable:
     return ResultsTable(tuple(rows), _notes(groups))
 
 
-def _published_row(group: Group, result: Result) -> StudyRow:
+def _published_row(group: PublishedGroup, result: PublishedRow) -> StudyRow:
     words = {"network": group.network, "data": group.data, **asdict(result), "source": STATUS}
     return {key: words[key] for key in COLUMNS}
 
@@ -127,7 +127,7 @@ def _accuracies(key: str, before: float | None, after: float | None) -> StudyRow
     return {f"base_{key}": old, key: new, f"{key}_drop": drop}
 
 
-def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
+def _notes(groups: Sequence[PublishedGroup]) -> tuple[str, ...]:
     """The published notes on these groups: the first one always, the others by table and network."""
     everywhere, *others = published().notes
     starts = {f"Table {group.table[0]}, {group.network}," for group in groups}
