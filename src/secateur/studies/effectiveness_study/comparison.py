@@ -52,14 +52,14 @@ class UniformCut:
     """One row of the study: a network cut by a metric at a ratio, with a seed."""
 
     network: str
-    contender: ChosenMetric
+    metric: ChosenMetric
     ratio: float
     seed: int
 
     @property
     def key(self) -> str:
         """Its name in the folder."""
-        return f"{self.network},{self.contender.name},{self.ratio:g},{self.seed}"
+        return f"{self.network},{self.metric.name},{self.ratio:g},{self.seed}"
 
 
 @dataclass
@@ -68,7 +68,7 @@ class MetricComparison:
 
     folder: StudyFolder
     settings: EffectivenessSettings
-    contenders: Sequence[ChosenMetric]
+    metrics: Sequence[ChosenMetric]
     graphs: Mapping[str, ChannelGraph]
     images: ComparisonImages
     progress: PhaseProgress | None
@@ -80,10 +80,10 @@ class MetricComparison:
         """All rows of the study, including ratio 0, the unpruned network."""
         ratios = sorted({0.0, *self.settings.ratios})
         return [
-            UniformCut(network, contender, ratio, seed)
+            UniformCut(network, metric, ratio, seed)
             for network in self.graphs
             for seed in self.settings.seeds
-            for contender in self.contenders
+            for metric in self.metrics
             for ratio in ratios
         ]
 
@@ -114,8 +114,8 @@ class MetricComparison:
 
     def _score(self, first: UniformCut) -> None:
         """One pass over the images for all metrics that share it."""
-        group = [one for one in self.contenders if one.shares == first.contender.shares]
-        phase = f"score {first.network}, {first.contender.shares}"
+        group = [one for one in self.metrics if one.shares == first.metric.shares]
+        phase = f"score {first.network}, {first.metric.shares}"
         settings = self.settings
         found = score_by(
             self.graphs[first.network],
@@ -127,9 +127,9 @@ class MetricComparison:
         save_scores(found, self._scores_path(first))
 
     def _scores_path(self, cut: UniformCut) -> Path:
-        shares = cut.contender.shares
+        shares = cut.metric.shares
         # A pass over all images is the same for all seeds.
-        seedless = self.settings.num_images is None and not cut.contender.is_sampled
+        seedless = self.settings.num_images is None and not cut.metric.is_sampled
         seed = self.settings.seed if seedless else cut.seed
         name = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in f"{cut.network}-{shares}-{seed}")
         return self.folder.path / "scores" / name
@@ -139,7 +139,7 @@ class MetricComparison:
         if path not in self.scores:
             wait_until((path / "scores.json").exists)
             self.scores[path] = load_scores(path)
-        return self.scores[path][cut.contender.name]
+        return self.scores[path][cut.metric.name]
 
     def _row(self, cut: UniformCut, number: int, total: int) -> StudyRow:
         started = time.perf_counter()
@@ -152,7 +152,7 @@ class MetricComparison:
         found = self.measured[same]
         return {
             "network": cut.network,
-            "metric": cut.contender.name,
+            "metric": cut.metric.name,
             "ratio": cut.ratio,
             "seed": cut.seed,
             "images": scores.num_images,
@@ -166,7 +166,7 @@ class MetricComparison:
     def _measure(self, cut: UniformCut, plan: Plan, number: int, total: int) -> StudyRow:
         """Accuracy as cut and, if asked for, repaired and retrained."""
         graph, settings = self.graphs[cut.network], self.settings
-        note = f"row {number + 1} of {total}: {cut.network}, {cut.contender.name}, {cut.ratio:.0%} removed"
+        note = f"row {number + 1} of {total}: {cut.network}, {cut.metric.name}, {cut.ratio:.0%} removed"
 
         def say(done: int, of: int | None) -> None:
             if of:
