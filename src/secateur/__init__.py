@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from secateur.channels.files import load, save
     from secateur.channels.graph import ChannelGraph, trace
     from secateur.channels.plan import Plan
-    from secateur.channels.rulebook import register_rule
+    from secateur.channels.rules.rulebook import register_rule
     from secateur.channels.surgery import prune
     from secateur.channels.units import Reader, Unit, Writer
     from secateur.channels.zeroing import zeroed
@@ -81,7 +81,7 @@ _HOMES = {
     "latency": "secateur.measuring.latency",
     "load": "secateur.channels.files",
     "prune": "secateur.channels.surgery",
-    "register_rule": "secateur.channels.rulebook",
+    "register_rule": "secateur.channels.rules.rulebook",
     "repair": "secateur.repairing.repair",
     "repair_each": "secateur.repairing.unit_repair",
     "rules": "secateur.channels.rules",

@@ -64,7 +64,7 @@ class Twisted(Through):
 @pytest.fixture
 def rulebook(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registered rules hold for the process; here they end with the test."""
-    from secateur.channels import rulebook
+    from secateur.channels.rules import rulebook
 
     monkeypatch.setattr(rulebook, "_OWN", dict(rulebook._OWN))
 

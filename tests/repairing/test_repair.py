@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from secateur.base.batches import call
-from secateur.channels.graph import ChannelGraph, Streams, trace
+from secateur.channels.graph import ChannelGraph, trace
 from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
-from secateur.channels.units import Unit
+from secateur.channels.units import Streams, Unit
 from secateur.errors import DataError, PlanError, RunError
 from secateur.repairing.methods import REPAIRS, Repair
 from secateur.repairing.repair import repair

@@ -1,12 +1,12 @@
-"""What a network costs under a plan, in closed form.
+"""The cost of a network under a plan, in closed form: no model is built.
 
-One multiply-add is one MAC; convolutions and linear layers count; biases, norms and activations do not, as in the
-paper.
+One multiply-add is one MAC. As in the paper, only convolutions and linear layers count; biases, norms and activations
+do not.
 
     params(layer) = outputs * inputs / groups * kernel    (weights only; depthwise: outputs * kernel)
     MACs(layer)   = params(layer) * positions
 
-with the outputs that still live and the inputs that are still read. Per image of the example.
+with the outputs that are still alive and the inputs that are still read, for one image of the example.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from secateur.channels.rules import CONVOLUTIONS, MIXING, TRANSPOSED, is_depthwise
+from secateur.channels.discovery.discover import Discovery
+from secateur.channels.layer_kinds import CONVOLUTIONS, MIXING, TRANSPOSED, is_depthwise
+from secateur.channels.liveness import Liveness
 from secateur.channels.traced import Traced
+from secateur.channels.units import Indices, Mask
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A conv or linear layer of the network and what it costs whole."""
+    """A conv or linear layer of the network, and its cost before pruning."""
 
     name: str
     kind: str  # "conv", "linear" or "functional"
@@ -35,7 +38,7 @@ class Layer:
     kernel: int  # weights per pair of channels
     positions: int  # per image
     depthwise: bool
-    tied: bool = False  # its weights are another layer's, and counted there
+    tied: bool = False  # its weights belong to another layer and are counted there
 
     @property
     def params(self) -> int:
@@ -50,7 +53,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer costs under a plan."""
+    """The cost of one layer under a plan."""
 
     inputs: int
     outputs: int
@@ -60,7 +63,7 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a network costs under a plan: totals, and layer by layer."""
+    """The cost of a network under a plan: totals, and layer by layer."""
 
     macs: int
     params: int
@@ -68,16 +71,38 @@ class Cost:
 
 
 def cost_of(layer: Layer, inputs: int, outputs: int) -> LayerCost:
-    """The cost of a layer that keeps so many inputs and outputs."""
+    """The cost of a layer that keeps this number of inputs and outputs."""
     weights = outputs * layer.kernel if layer.depthwise else outputs * inputs // layer.groups * layer.kernel
     return LayerCost(inputs, outputs, weights * layer.positions, 0 if layer.tied else weights)
+
+
+def cost_under(layers: Mapping[str, Layer], found: Discovery, live: Liveness, reader_of: Mapping[str, str]) -> Cost:
+    """The cost of the channels that are left. `reader_of`: module behind a selection -> the reader that selects."""
+    costs = {}
+    for name, layer in layers.items():
+        if layer.depthwise:
+            seen = live.read.get(reader_of.get(name, ""), live.alive)
+            kept = _count(found.passes.get(name), seen, layer.inputs)
+            costs[name] = cost_of(layer, kept, kept * (layer.outputs // layer.inputs))
+        else:
+            inputs = _count(found.reads.get(name), live.read.get(name, live.alive), layer.inputs)
+            outputs = _count(found.writes.get(name), live.alive, layer.outputs)
+            costs[name] = cost_of(layer, inputs, outputs)
+    return Cost(sum(c.macs for c in costs.values()), sum(c.params for c in costs.values()), costs)
+
+
+def _count(vector: Indices | None, mask: Mask, default: int) -> int:
+    """Number of positions that stay: fixed ones, and those whose channel is in the mask."""
+    if vector is None:
+        return default
+    return int((vector < 0).sum() + mask[vector[vector >= 0]].sum())
 
 
 def find_layers(traced: Traced) -> dict[str, Layer]:
     """All conv and linear layers that the network calls, in the order of their first call."""
     batch = _batch(traced)
     layers: dict[str, Layer] = {}
-    owners: dict[int, str] = {}  # whose a weight is
+    owners: dict[int, str] = {}  # id of a weight -> the layer it belongs to
     for node in traced.graph.nodes:
         layer = None
         if node.op == "call_module":
@@ -90,7 +115,7 @@ def find_layers(traced: Traced) -> dict[str, Layer]:
             layer = _functional_layer(traced, node, batch)
         if layer is not None:
             again = layers.get(layer.name)
-            if again is not None:  # the same weights at work again: as many more positions
+            if again is not None:  # the same weights are used again, at more positions
                 layer = replace(layer, positions=layer.positions + again.positions)
             layers[layer.name] = layer
     return layers
@@ -100,7 +125,7 @@ _FUNCTIONAL = (F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.c
 
 
 def _batch(traced: Traced) -> int:
-    """Images in the example; 1 where the network takes a single image without a batch dimension."""
+    """Number of images in the example; 1 if the network takes a single image without a batch dimension."""
     for node in traced.graph.nodes:
         if node.op == "call_module" and isinstance(module := traced.module(node), CONVOLUTIONS):
             if len(_input_shape(traced, node)) < module.weight.dim():

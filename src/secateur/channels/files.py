@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from secateur.base.atomic_files import atomic, write_atomically
-from secateur.channels.graph import Streams, trace
+from secateur.channels.graph import trace
 from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
+from secateur.channels.units import Streams
 from secateur.errors import FileError
 
 PLAN_FILE = "plan.json"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.rules import CONVOLUTIONS, DEPTHWISE, TRANSPOSED
+from secateur.channels.layer_kinds import CONVOLUTIONS, DEPTHWISE, TRANSPOSED
 from secateur.channels.units import Indices
 
 

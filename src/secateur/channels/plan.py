@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from secateur.channels.units import Unit
+from secateur.channels.kept_channels import checked_indices, checked_kept, some
+from secateur.channels.units import Keep
 from secateur.errors import FileError, PlanError
 
 if TYPE_CHECKING:
@@ -18,29 +17,30 @@ if TYPE_CHECKING:
 
 FORMAT = "secateur-plan"
 VERSION = 1
+SHOWN = 10  # units in the text of a plan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """Kept channels per unit. Units that are not touched keep everything, and are listed all the same."""
+    """The channels that each unit keeps. Units that are not pruned are listed too, and keep all their channels."""
 
     fingerprint: str  # of the structure of the network it belongs to
     streams: str  # how streams are treated: "select" or "coupled"
     example: Any  # shapes and types of the example input, so that the network can be traced again
-    widths: Mapping[str, int]  # unit -> channels it has in that network
+    widths: Mapping[str, int]  # unit -> its number of channels in that network
     keep: Mapping[str, tuple[int, ...]]  # unit -> kept channels, ascending
 
     @classmethod
-    def of(cls, graph: ChannelGraph, keep: Mapping[str, Sequence[int]]) -> Plan:
-        """A plan for `graph` that keeps `keep[unit]` of each unit named, and all of the others."""
+    def of(cls, graph: ChannelGraph, keep: Keep) -> Plan:
+        """A plan for `graph` in which each unit in `keep` keeps these channels, and other units keep all of theirs."""
         unknown = [name for name in keep if name not in graph.units]
         if unknown:
             raise PlanError(
-                f"no unit is called {unknown[0]!r}. The network's units are: {_some(list(graph.units))}. "
+                f"no unit is called {unknown[0]!r}. The network's units are: {some(list(graph.units))}. "
                 f"{_why_frozen(graph, unknown[0])}"
             )
         kept = {
-            name: _checked(unit, keep[name]) if name in keep else tuple(range(unit.width))
+            name: checked_kept(unit, keep[name]) if name in keep else tuple(range(unit.width))
             for name, unit in graph.units.items()
         }
         graph.check(kept)
@@ -48,12 +48,14 @@ class Plan:
         return cls(graph.fingerprint, graph.streams, graph.example_shapes, widths, kept)
 
     def then(self, later: Plan) -> Plan:
-        """The plan from this plan's network to where `later` leads, which speaks the numbering of the pruned one."""
+        """Both plans in one, for the network of this plan. `later` is a plan for the network that this plan gives."""
         if self.streams != later.streams:
-            raise PlanError(f"a plan with streams={self.streams!r} cannot go on with one with {later.streams!r}")
+            raise PlanError(
+                f"a plan with streams={self.streams!r} cannot be followed by one with streams={later.streams!r}"
+            )
         for name, width in later.widths.items():
             if name not in self.keep:
-                raise PlanError(f"the later plan has a unit {name!r} that the first plan does not know")
+                raise PlanError(f"the later plan has a unit {name!r} that the first plan does not have")
             if width != len(self.keep[name]):
                 raise PlanError(
                     f"the first plan leaves {len(self.keep[name])} channels in {name!r}, but the later plan is for a "
@@ -66,8 +68,19 @@ class Plan:
         return Plan(self.fingerprint, self.streams, self.example, dict(self.widths), keep)
 
     def removed(self) -> dict[str, int]:
-        """unit -> how many channels it loses."""
+        """unit -> number of channels that it loses."""
         return {name: self.widths[name] - len(kept) for name, kept in self.keep.items()}
+
+    def __repr__(self) -> str:
+        """A short table: the channels that each pruned unit keeps, of those that it has."""
+        kept, width = sum(map(len, self.keep.values())), sum(self.widths.values())
+        pruned = [name for name, lost in self.removed().items() if lost]
+        head = f"Plan: {len(pruned)} of {len(self.keep)} units pruned, {kept:,} of {width:,} channels kept"
+        names = pruned[:SHOWN]
+        longest = max(map(len, names), default=0)
+        rows = [f"  {name:{longest}}  {len(self.keep[name]):5} of {self.widths[name]}" for name in names]
+        more = [f"  and {len(pruned) - SHOWN} more units"] if len(pruned) > SHOWN else []
+        return "\n".join([head, *rows, *more])
 
     # -- files
 
@@ -86,7 +99,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read back what `to_json` wrote."""
+        """Read the text that `to_json` returns."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -108,7 +121,7 @@ class Plan:
                 },
             )
         except (KeyError, TypeError, AttributeError, ValueError, PlanError) as error:
-            raise FileError(f"not a whole plan: something is missing or wrong in it ({error})") from error
+            raise FileError(f"not a complete plan: something in it is missing or wrong ({error})") from error
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -119,43 +132,6 @@ class Plan:
             raise FileError(f"cannot read the plan {path}: {error}") from error
         except FileError as error:
             raise FileError(f"{path}: {error}") from error
-
-
-def _checked(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
-    indices = checked_indices(unit.name, unit.width, kept)
-    counts = np.bincount(unit.blocks[list(indices)], minlength=unit.granule)
-    if len(set(counts.tolist())) > 1:
-        fewest, most = int(counts.argmin()), int(counts.argmax())
-        raise PlanError(
-            f"unit {unit.name!r} has {unit.granule} blocks, and as many channels must be kept in each: channels "
-            f"{_run(unit, fewest)} keep {counts[fewest]}, channels {_run(unit, most)} keep {counts[most]}. "
-            "graph.balance(keep) mends that."
-        )
-    return indices
-
-
-def checked_indices(name: str, width: int, kept: Sequence[int]) -> tuple[int, ...]:
-    """Kept channels as an ascending tuple, once it is sure that they are channels of the unit, each named once."""
-    array = np.asarray(kept)
-    if array.size == 0:
-        raise PlanError(f"unit {name!r} would keep none of its {width} channels; keep at least one")
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise PlanError(f"unit {name!r}: kept channels must be a list of whole numbers, got {kept!r:.80}")
-    if array.min() < 0 or array.max() >= width:
-        wrong = int(array.min()) if array.min() < 0 else int(array.max())
-        raise PlanError(f"unit {name!r} has channels 0 to {width - 1}; {wrong} is out of range")
-    unique, counts = np.unique(array, return_counts=True)
-    if (counts > 1).any():
-        raise PlanError(f"unit {name!r}: channel {int(unique[counts > 1][0])} is kept twice; name each channel once")
-    return tuple(unique.tolist())
-
-
-def _run(unit: Unit, block: int) -> str:
-    return _some([str(i) for i in np.flatnonzero(unit.blocks == block)], limit=4)
-
-
-def _some(names: Sequence[str], limit: int = 6) -> str:
-    return ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")
 
 
 def _why_frozen(graph: ChannelGraph, name: str) -> str:

@@ -1,7 +1,8 @@
-"""What is scored and pruned together: units, and who reads and writes their channels."""
+"""Units: channels that are scored and pruned together, and the layers that read and write them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,25 +10,28 @@ import numpy as np
 import numpy.typing as npt
 
 Kind = Literal["private", "stream"]
+Streams = Literal["select", "coupled"]
 Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Keep = Mapping[str, Sequence[int]]  # unit -> channels to keep
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A conv or linear layer that mixes the unit's channels.
+    """A conv or linear layer that mixes the channels of a unit.
 
-    `inputs[i, j]` is the position on the layer's input-channel axis that carries channel `channels[i]` of the
-    unit for the j-th time (flatten -> linear: one position per pixel; most often there is just one).
+    `inputs[i, j]` is the position on the layer's input-channel axis that carries channel `channels[i]` of the unit for
+    the j-th time. There is usually one; flatten -> linear gives one position per pixel.
     """
 
     module: str
-    channels: Indices  # [n] which of the unit's channels this layer reads; most often all of them
+    channels: Indices  # [n] which of the unit's channels this layer reads, usually all
     inputs: Indices  # [n, m]
 
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """A conv or linear layer whose filters make the unit's channels: `outputs[i, j]` is one filter's index."""
+    """A conv or linear layer whose filters produce the channels of a unit: `outputs[i, j]` is the index of a filter."""
 
     module: str
     channels: Indices  # [n]
@@ -39,9 +43,11 @@ class Unit:
     """Channels that have the same writers and the same readers.
 
     private: all readers drop a channel together, so the writers lose the filter.
-    stream: the channels also go through an addition; with streams="select" each reader is a unit of its own.
-    `blocks[i]` is the block channel i lies in; as many channels must be kept in each block as in any other
-    (grouped convolutions, shuffles). `granule` is the number of blocks: channels go in multiples of it.
+    stream: the channels also go through an addition. With streams="select" each reader is a unit of its own.
+
+    Grouped convolutions and channel shuffles divide the channels into blocks, and the same number of channels must be
+    kept in each block. `blocks[i]` is the block of channel i. `granule` is the number of blocks, so channels can only
+    be removed in multiples of it.
     """
 
     name: str

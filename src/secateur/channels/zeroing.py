@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from secateur.channels import layer_surgery
-from secateur.channels.graph import ChannelGraph, Keep
+from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.channels.units import Indices
+from secateur.channels.units import Indices, Keep
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import nn
 
-from secateur.channels.graph import ChannelGraph, Keep
-from secateur.channels.units import Indices, Unit
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.units import Indices, Keep, Unit
 from secateur.errors import DecideError
 from secateur.scoring.scores import Scores, Vector
 

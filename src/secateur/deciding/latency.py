@@ -27,10 +27,10 @@ from torch import Tensor, fx, nn
 from secateur.base.batches import device_of
 from secateur.base.preserve_state import generators_kept
 from secateur.channels import layer_surgery
-from secateur.channels.graph import ChannelGraph, Keep
-from secateur.channels.rules import is_depthwise
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.layer_kinds import is_depthwise
 from secateur.channels.selection import selection_of, unselect
-from secateur.channels.units import Indices
+from secateur.channels.units import Indices, Keep
 
 ROUNDS = 5
 BATCH = 16

@@ -15,17 +15,18 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from secateur.base.preserve_state import evaluating, generators_kept
-from secateur.channels.graph import ChannelGraph, Liveness, Mask
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.layer_kinds import is_depthwise
 from secateur.channels.layer_surgery import depthwise_filters
+from secateur.channels.liveness import Liveness
 from secateur.channels.plan import Plan
 from secateur.channels.recording.tracing import trace_calls
-from secateur.channels.rulebook import is_leaf
-from secateur.channels.rules import is_depthwise
+from secateur.channels.rules.rulebook import is_leaf
 from secateur.channels.runner import GraphRunner, Values, last_uses
 from secateur.channels.selection import selection_of
 from secateur.channels.surgery import prune
 from secateur.channels.traced import Traced
-from secateur.channels.units import Indices
+from secateur.channels.units import Indices, Mask
 from secateur.scoring.unlabelled_images import CHUNK, Images, count_of, gather
 
 
@@ -43,7 +44,7 @@ class Walk:
         self.traced: Traced = trace_calls(graph.model, chunks[0], is_leaf) if guarded else graph.found.traced
         self.found = graph.found
         self._live = live
-        self._owners = graph.selections_by_member
+        self._owners = graph.selections.readers
         self.nodes: list[fx.Node] = list(self.traced.graph.nodes)
         self.models = (graph.model, pruned)
         self.images = count

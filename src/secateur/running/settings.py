@@ -6,7 +6,8 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from secateur.channels.graph import ChannelGraph, Streams
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.units import Streams
 from secateur.errors import DecideError
 from secateur.scoring.metrics import DEFAULT_METRIC
 from secateur.training.presets import preset_of

@@ -98,7 +98,7 @@ def scales(graph: ChannelGraph, unit: Unit) -> Tensor | None:
 
     For a stream whose readers decide alone only norms that belong to the unit's own reader count.
     """
-    numbers = graph.channels_of[unit.name]
+    numbers = graph.grouped.channels[unit.name]
     place = np.full(graph.found.channels, -1)
     place[numbers] = np.arange(unit.width)
     alone = unit.kind == "stream" and graph.streams == "select"
@@ -107,7 +107,7 @@ def scales(graph: ChannelGraph, unit: Unit) -> Tensor | None:
         norm = graph.model.get_submodule(name)
         if not isinstance(norm, _BatchNorm) or norm.weight is None:
             continue
-        if alone and graph.selections_by_member.get(name) != unit.readers[0].module:
+        if alone and graph.selections.readers.get(name) != unit.readers[0].module:
             continue
         at = np.where(vector >= 0, place[np.maximum(vector, 0)], -1)  # [C] position -> the unit's channel
         mine = torch.from_numpy(np.flatnonzero(at >= 0))

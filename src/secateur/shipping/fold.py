@@ -9,9 +9,9 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_flatten
 
-from secateur.channels.layer_trials import opaque_layers
+from secateur.channels.discovery.layer_trials import opaque_layers
 from secateur.channels.recording.tracing import left_as_found, trace_calls
-from secateur.channels.rulebook import is_leaf
+from secateur.channels.rules.rulebook import is_leaf
 from secateur.channels.traced import Example, Traced, as_call
 from secateur.errors import ModelError
 from secateur.measuring.program_export import relative_error

@@ -1,4 +1,4 @@
-"""What a pass of labels over a network writes down, and what a plan changes for it."""
+"""What a label pass over a network records, and how a plan changes the pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from secateur.channels.units import Indices
 
 
 class Mismatch(Exception):
-    """A replay that does not come out: the plan's widths do not fit what the network does at `node`."""
+    """A replay that fails: the widths of the plan do not fit what the network does at `node`."""
 
     def __init__(self, node: fx.Node, message: str) -> None:
         super().__init__(message)
@@ -23,16 +23,16 @@ class Mismatch(Exception):
 
 @dataclass
 class Balance:
-    """As many channels must be kept in each row of `blocks` as in any other."""
+    """The same number of channels must be kept in each row of `blocks`."""
 
     blocks: Indices  # [blocks, positions] labels
-    reader: str | None  # the grouped layer that asks for it, or None when the tensor itself is cut in equal parts
+    reader: str | None  # the grouped layer that needs it, or None if the tensor itself is split into equal parts
     reason: str
 
 
 @dataclass(frozen=True)
 class Selected:
-    """What a module's selection takes of the `arriving` channels on axis `dim`."""
+    """The channels that a module selects among the `arriving` ones on axis `dim`."""
 
     index: Indices
     dim: int
@@ -40,31 +40,31 @@ class Selected:
 
     @property
     def everything(self) -> bool:
-        """Whether all that arrives is taken in its order, so that nothing needs to be selected."""
+        """Whether all arriving channels are taken in order, so that no selection is needed."""
         return len(self.index) == self.arriving and bool((self.index == np.arange(self.arriving)).all())
 
 
 @dataclass
 class Record:
-    """What one pass saw."""
+    """What one pass found."""
 
     reads: dict[str, Indices] = field(default_factory=dict)  # reader -> labels on its input-channel axis
     writes: dict[str, Indices] = field(default_factory=dict)  # writer -> labels on its output-channel axis
     passes: dict[str, Indices] = field(default_factory=dict)  # batch norm, depthwise ... -> labels on its channels
     parameters: dict[str, Indices] = field(default_factory=dict)  # bare parameter -> labels on its one long axis
     unions: list[tuple[Indices, Indices, bool, fx.Node]] = field(default_factory=list)  # a, b, additive, where
-    holds: list[tuple[Indices, str]] = field(default_factory=list)  # labels that must stay, and why
+    holds: list[tuple[Indices, str]] = field(default_factory=list)  # labels that must be kept, and why
     balances: list[Balance] = field(default_factory=list)
-    opaque: dict[str, str] = field(default_factory=dict)  # conv or linear layers without a rule that fits, and why
+    opaque: dict[str, str] = field(default_factory=dict)  # called modules that no rule fits -> reason
     values: dict[str, Any] = field(default_factory=dict)  # node name -> its value: labels or plain Python
-    selected: dict[str, Selected] = field(default_factory=dict)  # module -> what its selection takes (replay)
-    spread: dict[str, int] = field(default_factory=dict)  # node name -> operand broadcast over many channels
+    selected: dict[str, Selected] = field(default_factory=dict)  # module -> what it selects (replay)
+    spread: dict[str, int] = field(default_factory=dict)  # node name -> operand that is broadcast over many channels
     axes: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (node, "in" or "out") -> axes of channels
     failed: dict[str, str] = field(default_factory=dict)  # node name -> why its rule could not follow the channels
 
 
 class Emitter:
-    """Hands out labels. Discovering, each writer gets a fresh range, the same one every time it is asked."""
+    """Gives out labels when channels are discovered: each writer gets a new range, always the same one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -80,15 +80,15 @@ class Emitter:
 
 @dataclass
 class Replay:
-    """What a plan changes for a pass: who still emits what, and which labels selections let through.
+    """How a plan changes a pass: which labels each writer still emits, and which labels pass each selection.
 
-    Decisions that must not depend on the pruned widths (a tensor pruned to one channel must not look like a gate of
-    size 1) are those of the first pass.
+    Decisions that must not depend on the pruned widths are taken from the first pass: a tensor pruned to one channel
+    must not look like a gate of size 1.
     """
 
-    emit: Mapping[str, Tensor]  # writer -> labels that live on, in the order of its filters
-    wanted: Mapping[str, Indices]  # module that selects -> labels it hands on, in order
-    first: Record  # what the discovering pass saw
+    emit: Mapping[str, Tensor]  # writer -> labels that are still alive, in the order of its filters
+    wanted: Mapping[str, Indices]  # module that selects -> labels it passes on, in order
+    first: Record  # of the pass that discovered the channels
 
     def __call__(self, writer: str, width: int) -> Tensor:
         return self.emit[writer]

@@ -1,52 +1,44 @@
-"""Channels followed by labels: the traced graph run once on label tensors instead of activations.
+"""Follow channels by labels: run a traced graph once on label tensors instead of activations.
 
-Operations that only move elements simply execute. The same walk is done twice. To *discover*, every writer emits a
-fresh label per filter, and the walk records who meets whom. To *replay* a plan, writers emit only the labels that live
-on, selections are applied, and what arrives at each layer says which slices of its weights stay, in which order:
-surgery needs no rules of its own, and a plan that the network's own reshapes and splits cannot carry out is found out
-here, not in a wrong result.
+Operations that only move elements simply execute. The same pass serves two purposes. To *discover* channels, every
+writer emits a new label for each filter, and the pass records which labels meet. To *replay* a plan, writers emit only
+the labels that are still alive, selections are applied, and the labels that arrive at each layer give the slices of its
+weights to keep, in order. So surgery needs no rules of its own, and a plan that the network's own reshapes and splits
+cannot carry out is found here, instead of giving a wrong result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, fx
 
-from secateur.channels.label_record import Emitter, Mismatch, Record, Replay
-from secateur.channels.labels import along, compact, constant, constant_along, fixed_like, tensors_in
-from secateur.channels.rule_call import Call, Rule
-from secateur.channels.traced import Traced
+from secateur.channels.labels.call import Call
+from secateur.channels.labels.label_tensors import along, compact, constant, constant_along, fixed_like, tensors_in
+from secateur.channels.labels.record import Emitter, Mismatch, Record, Replay
+from secateur.channels.rules.rulebook import RuleFinder
 
 
 class LabelPass:
-    """Runs a traced graph on labels, by the rules of `secateur.channels.rules`."""
+    """Runs a traced graph on labels, by the rules that `find_rule` gives for its nodes."""
 
-    def __init__(
-        self,
-        traced: Traced,
-        emit: Emitter | Replay,
-        find_rule: Callable[[LabelPass, fx.Node], Rule],
-        opaque: Mapping[str, str],
-        record: Record | None = None,
-    ) -> None:
-        self.traced = traced
-        self.emit = emit
+    def __init__(self, find_rule: RuleFinder, emit: Emitter | Replay) -> None:
+        self.traced = find_rule.traced
+        self.opaque = find_rule.opaque
         self.find_rule = find_rule
-        self.opaque = opaque
-        self.record = record if record is not None else Record()
+        self.emit = emit
+        self.record = Record()
         self.replaying = isinstance(emit, Replay)
 
     def run(self) -> Record:
-        """One walk through the graph."""
+        """Run all nodes."""
         for node in self.traced.graph.nodes:
             try:
                 value = self.record.values[node.name] = self._value(node)
                 if isinstance(self.emit, Replay):
                     self._check_replay(node, value, self.emit.first)
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-                if isinstance(self.emit, Replay):  # what fails on labels fails on the pruned activations too
+                if isinstance(self.emit, Replay):  # what fails on labels would fail on the pruned activations too
                     raise Mismatch(node, str(error)) from error
                 call = Call(self, node)
                 self.record.failed[node.name] = f"the rule for {call.what} cannot follow it ({error})"
@@ -54,7 +46,7 @@ class LabelPass:
         return self.record
 
     def _check_replay(self, node: fx.Node, value: Any, first: Record) -> None:
-        """Nothing but the number of channels on channel axes may have changed."""
+        """Raise Mismatch if anything but the size of channel axes has changed."""
         before = first.values[node.name]
         if node.name in self.traced.guards and value != before:
             raise Mismatch(node, "the code would take another path with fewer channels")
@@ -62,7 +54,7 @@ class LabelPass:
         for now, then in zip(tensors, tensors_in(before), strict=True):
             if now.shape != then.shape and not _only_channels_changed(now, then):
                 raise Mismatch(node, "an axis that carries no channels would change its size")
-        if tensors and node.op.startswith("call") and not getattr(self.find_rule(self, node), "takes_sizes", False):
+        if tensors and node.op.startswith("call") and not getattr(self.find_rule(node), "takes_sizes", False):
             for used in node.all_input_nodes:
                 plain = self.record.values[used.name]
                 if not isinstance(plain, Tensor) and not tensors_in(plain) and plain != first.values[used.name]:
@@ -75,11 +67,11 @@ class LabelPass:
             return self._attribute(node)
         call = Call(self, node)
         if node.op == "output":
-            call.hold(call.args, "they are outputs of the network")
+            call.hold(call.args, "it is an output of the network")
             return None
         if isinstance(self.emit, Replay) and node.name in self.emit.first.failed:
             return call.unknown(self.emit.first.failed[node.name])
-        return self.find_rule(self, node)(call)
+        return self.find_rule(node)(call)
 
     def _input(self, node: fx.Node) -> Any:
         if node.name in self.traced.constants:
@@ -87,7 +79,7 @@ class LabelPass:
         return fixed_like(self.traced.shapes[node.name])
 
     def _is_state(self, name: str) -> bool:
-        """Whether a tensor is a parameter or buffer, which surgery can replace, and not just an attribute."""
+        """Whether a tensor is a parameter or buffer, which surgery can replace, and not a plain attribute."""
         owner_name, _, attribute = name.rpartition(".")
         if name in self.traced.literals:
             return False
@@ -95,7 +87,7 @@ class LabelPass:
         return attribute in owner._parameters or attribute in owner._buffers
 
     def _attribute(self, node: fx.Node) -> Any:
-        """A bare parameter or buffer: along its one long axis it is a writer of channels, else it is fixed."""
+        """A bare parameter or buffer. It writes channels along its only axis longer than 1; otherwise it is fixed."""
         name = str(node.target)
         value = self.traced.attributes[name]
         if not isinstance(value, Tensor):
@@ -111,7 +103,7 @@ class LabelPass:
 
 
 def _only_channels_changed(now: Tensor, then: Tensor) -> bool:
-    """Whether two label tensors differ in size along axes of channels only."""
+    """Whether two label tensors differ in size only along axes of channels."""
     if now.dim() != then.dim():
         return False
     changed = [d for d in range(now.dim()) if now.size(d) != then.size(d)]

@@ -1,4 +1,4 @@
-"""One call in the graph, as a rule sees it: what is called on which labels, and ways to say what happens to them."""
+"""One call of the graph as a rule sees it: what is called with which labels, and methods to record what happens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from secateur.channels.label_record import Balance, Mismatch, Replay, Selected
-from secateur.channels.labels import (
+from secateur.channels.labels.label_tensors import (
     ZERO,
     broadcast,
     broadcast_shape,
@@ -23,17 +22,18 @@ from secateur.channels.labels import (
     tensors_in,
     varying,
 )
+from secateur.channels.labels.record import Balance, Mismatch, Replay, Selected
 from secateur.channels.selection import selection_of
 from secateur.channels.units import Indices
 
 if TYPE_CHECKING:
-    from secateur.channels.label_pass import LabelPass
+    from secateur.channels.labels.label_pass import LabelPass
 
 Rule = Callable[["Call"], Any]
 
 
 class Call:
-    """One call in the graph, as a rule sees it."""
+    """One call of the graph, as a rule sees it."""
 
     def __init__(self, labels: LabelPass, node: fx.Node) -> None:
         self.labels = labels
@@ -49,17 +49,17 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The dotted name of the module called."""
+        """The dotted name of the called module."""
         return str(self.node.target)
 
     @property
     def module(self) -> nn.Module:
-        """The module called."""
+        """The called module."""
         return self.labels.traced.module(self.node)
 
     @property
     def what(self) -> str:
-        """The call in words, for reasons."""
+        """The call in words, for reasons and messages."""
         if self.node.op == "call_module":
             return f"{type(self.module).__name__} {self.name}"
         target = self.node.target
@@ -67,7 +67,7 @@ class Call:
 
     @property
     def x(self) -> Tensor:
-        """The first argument, which most rules are about."""
+        """The first argument, a tensor."""
         first = self.args[0] if self.args else next(iter(self.kwargs.values()))
         if not isinstance(first, Tensor):
             raise TypeError(f"{self.what} got {type(first).__name__} where a tensor was expected")
@@ -75,7 +75,7 @@ class Call:
 
     @property
     def shape(self) -> Any:
-        """The shape that this call returned in the real forward."""
+        """The shape that this call returned when the network was traced."""
         return self.labels.traced.shapes.get(self.node.name)
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
@@ -83,10 +83,10 @@ class Call:
         return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
 
     def literal(self, index: int, name: str) -> Any:
-        """The same argument as the graph spells it: an fx.Node where it is computed from sizes."""
+        """The same argument in the graph: an fx.Node if it is computed from sizes."""
         return self.node.args[index] if len(self.node.args) > index else self.node.kwargs.get(name)
 
-    # -- what happens to the channels
+    # -- where the channels are
 
     def vector(self, labels: Tensor, dim: int) -> Tensor | None:
         """The labels along `dim`, or None if they vary along another dimension too."""
@@ -101,36 +101,38 @@ class Call:
         return small.reshape(-1)
 
     def axes(self, labels: Tensor, side: str = "in") -> list[int]:
-        """The dimensions along which the channels of this call's input (or output) lie."""
+        """The dimensions along which the channels of this call's input (or output) vary."""
         key = (self.node.name, side)
         if isinstance(self.labels.emit, Replay):
             return self.labels.emit.first.axes[key]
         self.record.axes[key] = varying(labels)
         return self.record.axes[key]
 
+    # -- what happens to the channels
+
     def reads(self, vector: Tensor) -> None:
-        """This layer mixes the channels `vector` on its input axis."""
+        """This layer mixes the channels `vector` of its input axis."""
         self.record.reads[self.name] = vector.numpy()
 
     def writes(self, width: int) -> Tensor:
-        """Labels of the channels that this layer makes."""
+        """Labels of the channels that this layer produces."""
         vector = self.labels.emit(self.name, width)
         self.record.writes[self.name] = vector.numpy()
         return vector
 
     def passes(self, vector: Tensor) -> None:
-        """This layer has parameters per channel, and hands each channel on by itself."""
+        """This layer has parameters per channel and passes each channel on."""
         self.record.passes[self.name] = vector.numpy()
 
     def hold(self, value: Any, reason: str) -> None:
-        """These channels must stay."""
+        """These channels must be kept."""
         for labels in tensors_in(value):
             found = present(labels)
             if len(found):
                 self.record.holds.append((found, reason))
 
     def unknown(self, reason: str | None = None) -> Any:
-        """The channels that come in stay, and so does what comes out."""
+        """The channels of all arguments must be kept, and the result is fixed."""
         reason = reason or f"{self.what} has no rule"
         self.hold((self.args, self.kwargs), reason)
         if self.node.op == "call_module" and not self.labels.replaying:
@@ -138,18 +140,18 @@ class Call:
         return fixed_like(self.shape)
 
     def balance(self, blocks: Tensor, reason: str, reader: str | None = None) -> None:
-        """As many channels must be kept in each row as in any other."""
+        """The same number of channels must be kept in each row of `blocks`."""
         if len(present(blocks)):
             self.record.balances.append(Balance(blocks.numpy(), reader, reason))
 
     def unite(self, a: Tensor, b: Tensor, *, additive: bool) -> Tensor:
-        """Channels of `a` and `b` that meet at the same position go together; broadcasting as torch does."""
+        """Channels of `a` and `b` that meet at the same position are pruned together. Broadcasts as torch does."""
         dims = max(a.dim(), b.dim())
         a, b = a.reshape((1,) * (dims - a.dim()) + a.shape), b.reshape((1,) * (dims - b.dim()) + b.shape)
         spread = self._spread(a, b)
         if spread is not None:
             narrow, wide = (a, b) if spread == 0 else (b, a)
-            self.hold(narrow, f"{self.what} spreads it over many channels")
+            self.hold(narrow, f"{self.what} broadcasts it over many channels")
             return wide.expand(broadcast_shape(a.shape, b.shape))
         shape = broadcast_shape(a.shape, b.shape)
         a, b = broadcast(compact(a), compact(b))
@@ -163,19 +165,19 @@ class Call:
             self.record.unions.append((a[both], b[both], additive, self.node))
         for one, other, lone in ((a, b, a_flows & ~b_flows), (b, a, b_flows & ~a_flows)):
             if lone.any():
-                kind = "zero padding" if (other[lone] == ZERO).any() else "channels that cannot go"
+                kind = "zero padding" if (other[lone] == ZERO).any() else "channels that must be kept"
                 self.record.holds.append((np.unique(one[lone]), f"{self.what} joins it with {kind}"))
-                if additive:  # united with itself: an addition all the same, so the channel belongs to a stream
+                if additive:  # united with itself: it is an addition, so the channel belongs to a stream
                     self.record.unions.append((one[lone], one[lone], True, self.node))
         return a if a_flows.all() else np.where(a_flows, a, b)
 
     def unite_along(self, labels: Tensor, dim: int) -> None:
-        """All channels along `dim` go together."""
+        """All channels along `dim` are pruned together."""
         first, rest = broadcast(labels.narrow(dim, 0, 1), labels)
         self.unite(first, rest, additive=False)
 
     def _spread(self, a: Tensor, b: Tensor) -> int | None:
-        """Which operand has size 1 where the other carries different channels (a spatial gate), if any."""
+        """The operand that has size 1 where the other carries different channels (a spatial gate), if any."""
         if isinstance(self.labels.emit, Replay):  # a tensor pruned to one channel must not look like a gate
             return self.labels.emit.first.spread.get(self.node.name)
         for dim in range(a.dim()):
@@ -191,7 +193,7 @@ class Call:
     # -- channel selection in front of a layer
 
     def _selected(self, x: Tensor) -> Tensor:
-        """What is left of the input behind the layer's channel selection, if it has one."""
+        """The input after the layer's channel selection, if it has one."""
         emit = self.labels.emit
         selection = selection_of(self.module)
         if isinstance(emit, Replay):
@@ -203,7 +205,7 @@ class Call:
                 raise Mismatch(self.node, f"channels of {self.name} arrive on more than one axis")
             index = match(arriving.numpy(), emit.wanted[self.name])
             if index is None:
-                raise Mismatch(self.node, f"channels that {self.name} selects do not arrive there")
+                raise Mismatch(self.node, f"channels that {self.name} selects do not arrive at it")
             self.record.selected[self.name] = Selected(index, dim, len(arriving))
             return pick(x, dim, torch.from_numpy(index))
         return x if selection is None else pick(x, selection.dim, selection.index.cpu())

@@ -1,8 +1,8 @@
 """Label tensors: integers that say which channel each position of an activation carries.
 
 A label tensor has the shape of the activation it stands for, but is expanded (stride 0) wherever labels do not vary,
-so that it costs a few integers, not an activation. A label >= 0 is one filter of one writer; FIXED is a position that
-nobody may remove; ZERO is a position that zero padding made.
+so it takes a few integers of memory. A label >= 0 is one filter of one writer; FIXED is a position that must not be
+removed; ZERO is a position that zero padding added.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def broadcast_shape(a: torch.Size, b: torch.Size) -> torch.Size:
-    """The shape that two tensors broadcast to; as torch.broadcast_shapes, which takes much longer."""
+    """The shape that two tensors broadcast to. Much faster than torch.broadcast_shapes."""
     if a == b:
         return a
     dims = max(len(a), len(b))
@@ -90,13 +90,13 @@ def broadcast_shape(a: torch.Size, b: torch.Size) -> torch.Size:
 
 
 def broadcast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both tensors in the shape that they have together."""
+    """Both tensors, expanded to their common shape."""
     shape = broadcast_shape(a.shape, b.shape)
     return a.expand(shape), b.expand(shape)
 
 
 def pick(labels: Tensor, dim: int, index: Tensor) -> Tensor:
-    """index_select along `dim` that keeps what is expanded expanded."""
+    """index_select along `dim`; expanded dimensions stay expanded."""
     shape = [*labels.shape]
     shape[dim] = len(index)
     small = compact(labels)
@@ -104,7 +104,7 @@ def pick(labels: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def match(have: Indices, want: Indices) -> Indices | None:
-    """Positions in `have` of the labels `want`, the k-th occurrence of a label to its k-th; None if some is missing."""
+    """Positions in `have` of the labels `want`; the k-th occurrence matches the k-th. None if a label is missing."""
     have_order = np.argsort(have, kind="stable")
     want_order = np.argsort(want, kind="stable")
     sorted_have, sorted_want = have[have_order], want[want_order]

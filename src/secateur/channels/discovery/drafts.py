@@ -1,0 +1,168 @@
+"""Drafts of units: channels that no reader or writer tells apart, and the blocks in which they can be removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from secateur.channels.discovery.discover import Discovery, components
+from secateur.channels.labels.record import Balance
+from secateur.channels.units import Indices, Kind
+
+
+@dataclass
+class Draft:
+    """A unit in the making."""
+
+    channels: Indices  # channel numbers, ascending
+    reader: str | None  # the reader that selects these channels on its own; None: all readers drop them together
+    kind: Kind
+    blocks: Indices  # [channels] the block that each channel belongs to
+    name: str = ""
+
+    @property
+    def granule(self) -> int:
+        """The number of blocks."""
+        return int(self.blocks.max(initial=0)) + 1
+
+
+def draft_together(found: Discovery, alone: npt.NDArray[np.bool_], held: dict[int, str]) -> list[Draft]:
+    """Split the set of all channels by each reader and writer: channels that are never told apart form one draft."""
+    group = np.zeros(found.channels, dtype=np.int64)
+    fresh = 1
+    for vectors in (found.writes, found.reads):
+        for vector in vectors.values():
+            met, times = _distinct(vector)
+            key = group[met] * (len(vector) + 1) + times
+            if (key == key[:1]).all():  # the usual case: no channels are told apart
+                group[met] = fresh
+                fresh += 1
+            else:
+                _, part = np.unique(key, return_inverse=True)
+                group[met] = fresh + part
+                fresh += int(part.max()) + 1
+    free = np.flatnonzero(~alone & ~_mask(held, found.channels))
+    drafts = []
+    order = free[np.argsort(group[free], kind="stable")]
+    starts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0]) if len(order) else np.zeros(0, np.int64)
+    for channels in np.split(order, starts[1:]) if len(order) else []:
+        kind: Kind = "stream" if found.stream[channels].any() else "private"
+        drafts.append(Draft(np.sort(channels), None, kind, np.zeros(len(channels), np.int64)))
+    return drafts
+
+
+def _distinct(vector: Indices) -> tuple[Indices, Indices]:
+    """The channels of a layer's axis in ascending order, and how often each of them occurs."""
+    met = vector if vector.min(initial=0) >= 0 else vector[vector >= 0]
+    if (met[1:] > met[:-1]).all():
+        return met, np.ones(len(met), np.int64)
+    return np.unique(met, return_counts=True)
+
+
+def _mask(held: dict[int, str], channels: int) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(channels, dtype=bool)
+    mask[np.fromiter(held, dtype=np.int64, count=len(held))] = True
+    return mask
+
+
+def draft_alone(found: Discovery, alone: npt.NDArray[np.bool_]) -> list[Draft]:
+    """One draft for each reader of each stream. Channels that one layer writes belong to the same stream."""
+    if not alone.any():
+        return []
+    empty = np.zeros(0, dtype=np.int64)
+    written = [met[alone[met]] for met, _ in map(_distinct, found.writes.values())]
+    a = np.concatenate([empty, *(mine[:-1] for mine in written)])
+    b = np.concatenate([empty, *(mine[1:] for mine in written)])
+    stream_of, _ = components(found.channels, a, b)
+    drafts = []
+    for name, vector in found.reads.items():
+        met, times = _distinct(vector)
+        mine, times = met[alone[met]], times[alone[met]]
+        # Only channels that arrive equally often, so that the positions of a reader form a rectangle.
+        key = stream_of[mine] * (len(vector) + 1) + times
+        parts = [mine] if (key == key[:1]).all() else [mine[key == k] for k in np.unique(key)]
+        drafts += [Draft(part, name, "stream", np.zeros(len(part), np.int64)) for part in parts if len(part)]
+    return drafts
+
+
+def merge_across(drafts: list[Draft], balances: tuple[Balance, ...], channels: int) -> list[Draft]:
+    """Merge drafts that are parts of one tensor, read by different layers, which must keep equal widths."""
+    owner = np.full(channels, -1, dtype=np.int64)
+    for i, draft in enumerate(drafts):
+        owner[draft.channels] = i
+    links: list[tuple[int, int]] = []
+    for balance in balances:
+        inside = balance.blocks[balance.blocks >= 0]
+        uneven = [i for i in np.unique(owner[inside]) if i >= 0 and not _even(drafts[i].channels, balance)]
+        links += [(uneven[0], i) for i in uneven[1:]]
+    if not links:
+        return drafts
+    a, b = np.asarray(links, dtype=np.int64).T
+    group_of, count = components(len(drafts), a, b)
+    groups: list[list[Draft]] = [[] for _ in range(count)]
+    for draft, group in zip(drafts, group_of, strict=True):
+        groups[group].append(draft)
+    return [group[0] if len(group) == 1 else _merged(group) for group in groups]
+
+
+def _merged(drafts: list[Draft]) -> Draft:
+    channels = np.sort(np.concatenate([draft.channels for draft in drafts]))
+    kind: Kind = "stream" if any(draft.kind == "stream" for draft in drafts) else "private"
+    return Draft(channels, None, kind, np.zeros(len(channels), np.int64))
+
+
+def _counts(channels: Indices, balance: Balance) -> Indices:
+    """[channels, blocks] how often each channel occurs in each block; `channels` are ascending."""
+    blocks = len(balance.blocks)
+    flat = balance.blocks.reshape(-1)
+    block = np.repeat(np.arange(blocks), balance.blocks.shape[1])
+    place = np.minimum(np.searchsorted(channels, flat), len(channels) - 1)
+    hit = channels[place] == flat
+    return np.bincount(place[hit] * blocks + block[hit], minlength=len(channels) * blocks).reshape(-1, blocks)
+
+
+def _even(channels: Indices, balance: Balance) -> bool:
+    totals = _counts(channels, balance).sum(axis=0)
+    return bool((totals == totals[0]).all())
+
+
+def balances_of(drafts: list[Draft], found: Discovery) -> list[list[Balance]]:
+    """The balances that bind each draft. A reader that selects on its own is bound only by its own groups."""
+    owner = np.full(found.channels, -1, dtype=np.int64)
+    by_reader: dict[str, list[int]] = {}
+    for i, draft in enumerate(drafts):
+        if draft.reader is None:
+            owner[draft.channels] = i
+        else:
+            by_reader.setdefault(draft.reader, []).append(i)
+    concerning: list[list[Balance]] = [[] for _ in drafts]
+    for balance in found.balances:
+        bound = set(owner[balance.blocks[balance.blocks >= 0]].tolist()) - {-1}
+        for i in bound.union(by_reader.get(balance.reader or "", ())):
+            concerning[i].append(balance)
+    return concerning
+
+
+def set_blocks(draft: Draft, balances: list[Balance]) -> str | None:
+    """Set the block of every channel. Returns a reason in words if the balances contradict each other."""
+    for balance in balances:
+        counts = _counts(draft.channels, balance)
+        if not counts.any() or (counts == counts[:, :1]).all():
+            continue
+        blocks = counts.argmax(axis=1)
+        one_each = ((counts > 0).sum(axis=1) == 1).all() and (counts.max(axis=1) == counts.max()).all()
+        if not one_each or len(set(np.bincount(blocks, minlength=counts.shape[1]))) != 1:
+            return f"{balance.reason}, which its channels do not fill evenly"
+        finer = _refinement(draft.blocks, blocks)
+        if finer is None:
+            return f"{balance.reason}, which contradicts another grouping of the same channels"
+        draft.blocks = finer
+    return None
+
+
+def _refinement(a: Indices, b: Indices) -> Indices | None:
+    """The common refinement of two even partitions, if it is even too. Equal parts of it are equal parts of both."""
+    _, joint, counts = np.unique(a * (int(b.max()) + 1) + b, return_inverse=True, return_counts=True)
+    return joint if len(set(counts.tolist())) == 1 else None

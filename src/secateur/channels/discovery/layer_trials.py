@@ -1,0 +1,171 @@
+"""Layers whose weights must not be cut, found before they are trusted.
+
+A layer is opaque, and its channels are kept, if taking slices of its weights would not remove channels: it is called
+twice, its parameters are computed or shared with another module, or it derives from a known layer but has a forward of
+its own that behaves differently. The last case is tried on the layer itself: a copy with fewer channels must give the
+outputs of the full layer whose other inputs are zeroed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from secateur.channels import layer_surgery
+from secateur.channels.layer_kinds import MIXING, is_depthwise
+from secateur.channels.rules.layers import norm_over_channels
+from secateur.channels.rules.rulebook import base_layer
+from secateur.channels.rules.tables import LAYERS
+from secateur.channels.traced import Traced
+from secateur.channels.units import Indices
+
+_Trials = dict[tuple[object, ...], bool]
+
+
+def opaque_layers(traced: Traced) -> dict[str, str]:
+    """Called modules and bare parameters that must not be cut -> reason in words."""
+    tied = _tied_parameters(traced.model)
+    bare = {str(node.target) for node in traced.graph.nodes if node.op == "get_attr"}
+    reasons: dict[str, str] = {}
+    trials: _Trials = {}
+    for node in traced.graph.nodes:
+        name = str(node.target)
+        if node.op == "get_attr" and name in tied:
+            reasons[name] = f"{name} is shared with {tied[name]}"
+        elif node.op == "call_module" and name not in reasons:
+            reason = _shared(traced, node, tied, bare) or _unlike_its_class(traced, node, trials)
+            if reason:
+                reasons[name] = reason
+    return reasons
+
+
+def _shared(traced: Traced, node: fx.Node, tied: dict[str, str], bare: set[str]) -> str | None:
+    """Why the parameters of a called module serve other purposes too, if they do."""
+    name, module = str(node.target), traced.module(node)
+    if traced.calls[name] > 1 and any(True for _ in module.parameters()):
+        return f"{name} is called {traced.calls[name]} times"
+    for parameter in module._parameters:
+        own = f"{name}.{parameter}"
+        if own in tied:
+            return f"{own} is shared with {tied[own]}"
+        if own in bare:
+            return f"{own} is also used outside of its layer"
+    return None
+
+
+def _unlike_its_class(traced: Traced, node: fx.Node, trials: _Trials) -> str | None:
+    """Why a called module does not compute what its class computes, if it does not."""
+    name, module = str(node.target), traced.module(node)
+    if isinstance(module, (*MIXING, nn.modules.batchnorm._BatchNorm)) and not _parameters_are_plain(module):
+        return f"the weights of {name} are computed from other parameters"
+    if _overrides_forward(module) and not _behaves(module, traced.shapes[node.all_input_nodes[0].name], trials):
+        return f"{type(module).__name__} {name} does not act like the layer it derives from"
+    return None
+
+
+def _parameters_are_plain(module: nn.Module) -> bool:
+    """Whether weight and bias are parameters of the module itself, not computed (weight norm, parametrisations)."""
+    if hasattr(module, "parametrizations"):
+        return False
+    return all(
+        isinstance(module._parameters.get(name), Tensor) or getattr(module, name, None) is None
+        for name in ("weight", "bias")
+    )
+
+
+def _tied_parameters(model: nn.Module) -> dict[str, str]:
+    """Name of a parameter that has two names -> its other name."""
+    names: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+    return {
+        name: next(other for other in same if other != name)
+        for same in names.values()
+        if len(same) > 1
+        for name in same
+    }
+
+
+def _overrides_forward(module: nn.Module) -> bool:
+    base = base_layer(module)
+    if base is None or LAYERS.get(base) in (None, norm_over_channels):
+        return False
+    return type(module).forward is not base.forward  # type: ignore[attr-defined]
+
+
+def _behaves(module: nn.Module, shape: object, trials: _Trials) -> bool:
+    """Try the layer on a small random input. Layers of the same class and settings are tried once."""
+    key = (type(module), module.extra_repr(), tuple(sorted((k, repr(v)) for k, v in module._modules.items())))
+    if key not in trials:
+        try:
+            trials[key] = isinstance(shape, torch.Size) and _trial(module, len(shape))
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            trials[key] = False
+    return trials[key]
+
+
+def _trial(module: nn.Module, dims: int) -> bool:
+    whole = copy.deepcopy(module).cpu().double().eval()
+    for hooks in (whole._forward_hooks, whole._forward_pre_hooks):
+        hooks.clear()
+    _randomise(whole.parameters())
+    cut = copy.deepcopy(whole)
+    width = _input_width(whole)
+    groups = 1 if is_depthwise(whole) else int(getattr(whole, "groups", 1))
+    keep = _every_other(width, groups)
+    x = torch.randn(2, width, *(15,) * (dims - 2), dtype=torch.float64)
+    if isinstance(whole, nn.Linear):
+        x = x.movedim(1, -1)
+    axis = x.dim() - 1 if isinstance(whole, nn.Linear) else 1
+    outputs = _cut_both(whole, cut, keep, groups)
+    expected = whole(x).index_select(axis, torch.from_numpy(outputs))
+    got = cut(x.index_select(axis, torch.from_numpy(keep)))
+    return bool(torch.allclose(got, expected, rtol=1e-9, atol=1e-9))
+
+
+def _cut_both(whole: nn.Module, cut: nn.Module, keep: Indices, groups: int) -> Indices:
+    """Remove all inputs but `keep` from `cut`, and zero them in `whole`. Returns the outputs that `cut` has left."""
+    width = _input_width(whole)
+    if is_depthwise(whole):
+        layer_surgery.shrink_depthwise(cut, keep)
+        return layer_surgery.depthwise_filters(whole, keep)
+    if isinstance(whole, MIXING):
+        out_width = whole.out_features if isinstance(whole, nn.Linear) else whole.out_channels
+        outputs = _all_but_first(int(out_width), groups)  # not the same as the inputs, or a skip would not show
+        layer_surgery.shrink_mixing(cut, keep, outputs)
+        with torch.no_grad():
+            layer_surgery.zero_inputs(whole, np.setdiff1d(np.arange(width), keep))
+        return outputs
+    layer_surgery.shrink_channelwise(cut, keep, width)
+    return keep
+
+
+def _randomise(parameters: Iterable[nn.Parameter]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+
+
+def _every_other(width: int, groups: int) -> Indices:
+    blocks = np.arange(width).reshape(groups, -1)
+    return blocks[:, ::2].reshape(-1)
+
+
+def _all_but_first(width: int, groups: int) -> Indices:
+    blocks = np.arange(width).reshape(groups, -1)
+    return blocks[:, min(1, blocks.shape[1] - 1) :].reshape(-1)
+
+
+def _input_width(module: nn.Module) -> int:
+    for name in ("in_channels", "in_features", "num_features"):
+        width = getattr(module, name, None)
+        if isinstance(width, int):
+            return width
+    return 6

@@ -1,0 +1,17 @@
+"""Kinds of layers that the rest of the package tells apart."""
+
+from __future__ import annotations
+
+from torch import nn
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+MIXING = (*CONVOLUTIONS, nn.Linear)
+DEPTHWISE = "secateur_depthwise"  # attribute of a pruned convolution: whether it was depthwise before
+
+
+def is_depthwise(layer: nn.Module) -> bool:
+    """Whether a convolution applies filters of their own to every input channel."""
+    if not isinstance(layer, CONVOLUTIONS):
+        return False
+    return bool(getattr(layer, DEPTHWISE, layer.groups == layer.in_channels > 1))

@@ -1,0 +1,95 @@
+"""Rules for layers with parameters per channel, and for operations that change the spatial dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur.channels.labels.call import Call, Rule
+from secateur.channels.labels.label_tensors import along
+from secateur.channels.layer_kinds import is_depthwise
+from secateur.channels.rules.pointwise import elementwise
+
+
+def convolution(call: Call) -> Any:
+    """Convolutions and transposed convolutions, 1d to 3d.
+
+    They read their input channels and write one channel per filter. A depthwise convolution passes channels on.
+    """
+    layer: nn.Conv2d = call.module  # type: ignore[assignment]
+    x = call.x
+    dim = x.dim() - layer.weight.dim() + 1  # 1, or 0 without a batch dimension
+    vector = call.vector(x, dim)
+    if vector is None:
+        return call.unknown(f"{call.what} runs along an axis that carries channels")
+    groups = layer.groups
+    if is_depthwise(layer):
+        call.passes(vector)
+        return along(vector.repeat_interleave(layer.out_channels // groups), call.shape, dim)
+    call.reads(vector)
+    out = call.writes(layer.out_channels)
+    if groups > 1:
+        reason = f"{call.what} has {groups} groups"
+        if len(vector) % groups or len(out) % groups:
+            raise ValueError(f"{reason}, which {len(vector)} -> {len(out)} channels do not fill evenly")
+        call.balance(vector.view(groups, -1), reason, reader=call.name)
+        call.balance(out.view(groups, -1), reason)
+    return along(out, call.shape, dim)
+
+
+def linear(call: Call) -> Any:
+    """Linear layers read and write the last dimension."""
+    layer: nn.Linear = call.module  # type: ignore[assignment]
+    vector = call.vector(call.x, -1)
+    if vector is None:
+        return call.unknown(f"{call.what} runs along an axis that carries channels")
+    call.reads(vector)
+    return along(call.writes(layer.out_features), call.shape, call.x.dim() - 1)
+
+
+def channelwise(call: Call) -> Any:
+    """Parameters per channel on dimension 1, each channel on its own: batch norm, PReLU."""
+    x = call.x
+    if x.dim() < 2 or (vector := call.vector(x, 1)) is None:
+        return call.unknown(f"{call.what} has channels on another axis than its input")
+    call.passes(vector)
+    return x
+
+
+def prelu(call: Call) -> Any:
+    """PReLU: one slope for all channels, or one per channel."""
+    layer: nn.PReLU = call.module  # type: ignore[assignment]
+    return elementwise(call) if layer.num_parameters == 1 else channelwise(call)
+
+
+def instance_norm(call: Call) -> Any:
+    """Instance norm with a batch dimension: each channel on its own."""
+    layer: nn.InstanceNorm2d = call.module  # type: ignore[assignment]
+    if call.x.dim() != {"1d": 3, "2d": 4, "3d": 5}.get(type(layer).__name__[-2:], 0):
+        return call.unknown(f"{call.what} without a batch dimension has no rule")
+    return channelwise(call)
+
+
+def norm_over_channels(call: Call) -> Any:
+    """Layer, group, RMS and response norms: every channel depends on the others."""
+    return call.unknown(f"{call.what} normalises over channels")
+
+
+def spatial(dims: int) -> Rule:
+    """Pooling, padding, interpolation: the last `dims` dimensions (0: all but the first two) change size."""
+
+    def rule(call: Call) -> Any:
+        x, shape = call.x, call.shape
+        if not isinstance(shape, torch.Size):
+            return call.unknown(f"{call.what} returns more than one tensor")
+        k = dims if dims > 0 else x.dim() - 2
+        changing = range(x.dim() - k, x.dim())
+        if len(shape) != x.dim() or any(d in changing for d in call.axes(x)):
+            return call.unknown(f"{call.what} runs along an axis that carries channels")
+        for d in changing:
+            x = x.narrow(d, 0, 1)
+        return x.expand(*x.shape[: x.dim() - k], *shape[x.dim() - k :])
+
+    return rule

@@ -1,0 +1,142 @@
+"""Which operation of PyTorch follows which rule. An operation that is not listed is unknown: its channels are kept."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from secateur.channels.labels.call import Rule
+from secateur.channels.layer_kinds import CONVOLUTIONS
+from secateur.channels.rules import cutting, layers, pointwise, reshaping, running
+
+# --------------------------------------------------------------------------------------------- layers, by class
+
+_ELEMENTWISE_LAYERS = """
+    ReLU ReLU6 LeakyReLU RReLU ELU SELU CELU GELU SiLU Mish Hardswish Hardsigmoid Hardtanh Hardshrink Softshrink
+    Softplus Softsign Sigmoid LogSigmoid Tanh Tanhshrink Threshold Identity
+    Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout
+"""
+_SPATIAL_LAYERS = {
+    1: "MaxPool1d AvgPool1d LPPool1d AdaptiveAvgPool1d AdaptiveMaxPool1d ZeroPad1d ConstantPad1d ReflectionPad1d "
+    "ReplicationPad1d CircularPad1d",
+    2: "MaxPool2d AvgPool2d LPPool2d FractionalMaxPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d ZeroPad2d ConstantPad2d "
+    "ReflectionPad2d ReplicationPad2d CircularPad2d UpsamplingNearest2d UpsamplingBilinear2d",
+    3: "MaxPool3d AvgPool3d LPPool3d FractionalMaxPool3d AdaptiveAvgPool3d AdaptiveMaxPool3d ZeroPad3d ConstantPad3d "
+    "ReflectionPad3d ReplicationPad3d CircularPad3d",
+    0: "Upsample",
+}
+_NORMS_OVER_CHANNELS = "LayerNorm GroupNorm RMSNorm LocalResponseNorm CrossMapLRN2d"
+
+
+def _layers() -> dict[type, Rule]:
+    table: dict[type, Rule] = dict.fromkeys(CONVOLUTIONS, layers.convolution)
+    table |= {nn.Linear: layers.linear, nn.PReLU: layers.prelu}
+    table |= {getattr(nn, f"BatchNorm{k}d"): layers.channelwise for k in (1, 2, 3)}
+    table |= {nn.SyncBatchNorm: layers.channelwise}
+    table |= {getattr(nn, f"InstanceNorm{k}d"): layers.instance_norm for k in (1, 2, 3)}
+    table |= {getattr(nn, name): pointwise.elementwise for name in _ELEMENTWISE_LAYERS.split()}
+    table |= {getattr(nn, n): layers.norm_over_channels for n in _NORMS_OVER_CHANNELS.split() if hasattr(nn, n)}
+    for dims, names in _SPATIAL_LAYERS.items():
+        table |= {getattr(nn, name): layers.spatial(dims) for name in names.split() if hasattr(nn, name)}
+    table |= {nn.Flatten: reshaping.structural, nn.Softmax: pointwise.softmax, nn.LogSoftmax: pointwise.softmax}
+    table |= {nn.Softmax2d: layers.norm_over_channels}
+    return table
+
+
+# --------------------------------------------------------------------------------------------- functions and methods
+
+_ELEMENTWISE = """
+    relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh hardshrink softshrink
+    softplus softsign sigmoid logsigmoid tanh tanhshrink threshold dropout dropout1d dropout2d dropout3d alpha_dropout
+    feature_alpha_dropout abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos erf floor
+    ceil round sign clamp clip clamp_min clamp_max nan_to_num pos positive
+"""
+_COMBINE = """
+    mul multiply imul div divide true_divide truediv itruediv floordiv floor_divide pow ipow mod remainder fmod maximum
+    minimum where lerp eq ne lt le gt ge logical_and logical_or logical_not and_ or_ addcmul atan2 hypot lt copysign
+"""
+_ADD = "add iadd sub subtract isub rsub"
+_SAME = "contiguous clone detach to float double half bfloat16 type type_as cpu cuda requires_grad int long bool"
+_REDUCE = "mean sum amax amin logsumexp std var nanmean nansum prod"
+_STRUCTURAL = """
+    flatten permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze stack flip t expand_as
+    ravel numpy_T adjoint
+"""
+_CUTS: dict[str, Rule] = {
+    "cat": reshaping.concatenate,
+    "concat": reshaping.concatenate,
+    "concatenate": reshaping.concatenate,
+    "pad": reshaping.pad,
+    "getitem": cutting.take,
+    "chunk": cutting.chunk,
+    "tensor_split": cutting.chunk,
+    "split": cutting.split,
+    "unbind": cutting.unbind,
+    "roll": cutting.roll,
+    "expand": reshaping.expand,
+    "repeat": reshaping.expand,
+    "tile": reshaping.expand,
+    "view": reshaping.reshape,
+    "reshape": reshaping.reshape,
+    "view_as": reshaping.reshape,
+    "reshape_as": reshaping.reshape,
+    "softmax": pointwise.softmax,
+    "log_softmax": pointwise.softmax,
+    "size": running.size_of,
+    "dim": running.size_of,
+    "ndimension": running.size_of,
+    "numel": running.size_of,
+    "is_floating_point": running.size_of,
+    "_assert": running.nothing,
+    "interpolate": layers.spatial(0),
+    "upsample": layers.spatial(0),
+}
+_POOLS = "max_pool avg_pool lp_pool adaptive_avg_pool adaptive_max_pool"
+
+
+def _names() -> dict[str, Rule]:
+    table: dict[str, Rule] = {}
+    for names, rule in (
+        (_ELEMENTWISE, pointwise.elementwise),
+        (_SAME, running.same),
+        (_COMBINE, pointwise.combine),
+        (_ADD, pointwise.add),
+        (_REDUCE, pointwise.reduce),
+        (_STRUCTURAL, reshaping.structural),
+    ):
+        table |= dict.fromkeys(names.split(), rule)
+    table |= {f"{pool}{k}d": layers.spatial(k) for pool in _POOLS.split() for k in (1, 2, 3)}
+    return table | _CUTS
+
+
+def _functions(names: dict[str, Rule]) -> dict[Any, Rule]:
+    """By the function object itself, so that a user's function called `add` is not mistaken for torch's."""
+    table: dict[Any, Rule] = {}
+    for name, rule in names.items():
+        for variant in (name, f"{name}_"):
+            for space in (torch, F, operator, torch.special):
+                function = getattr(space, variant, None)
+                if callable(function):
+                    table[function] = rule
+    # Pooling of torch.nn.functional dispatches on return_indices; the plain variants are other objects.
+    for k in (1, 2, 3):
+        for name in ("max_pool", "adaptive_max_pool"):
+            plain = getattr(F, f"_{name}{k}d", None)
+            if plain is not None:
+                table[plain] = layers.spatial(k)
+    table[getattr] = running.size_of
+    table[torch.nn.functional.pad] = reshaping.pad
+    for function in (len, int, float, bool, max, min, math.ceil, math.floor, math.sqrt, round, abs, isinstance):
+        table[function] = running.compute
+    return table
+
+
+_NAMES = _names()
+LAYERS = _layers()
+FUNCTIONS = _functions(_NAMES)
+METHODS = _NAMES | {f"{name}_": rule for name, rule in _NAMES.items()}
