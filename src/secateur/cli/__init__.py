@@ -1,4 +1,4 @@
-"""The command line: one file per verb. Each parses, calls the library, prints, and sets the exit code."""
+"""The command line: one file per verb. Each parses options, calls the library, prints, and sets the exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-# verb -> module in this package that defines `command` (a function) or `app` (a typer.Typer with verbs of its own).
+# verb -> module in this package, which defines `command` (a function) or `app` (a typer.Typer with its own verbs).
 VERBS = {
     "prune": "prune",
     "report": "report",
@@ -47,7 +47,7 @@ def build() -> typer.Typer:
     @app.callback()
     def root(
         version: Annotated[
-            bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print it and exit.")
+            bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version and exit.")
         ] = False,
     ) -> None:
         pass
