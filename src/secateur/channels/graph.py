@@ -17,9 +17,11 @@ from secateur.channels.kept_channels import balanced, checked_indices
 from secateur.channels.liveness import Liveness, find_alive, writers_left_empty
 from secateur.channels.plan import Plan
 from secateur.channels.proof import prove
+from secateur.channels.recording.tracing import trace_calls
 from secateur.channels.replay import check_plan
+from secateur.channels.rules.rulebook import is_leaf
 from secateur.channels.selection_chains import SelectionChains, find_chains
-from secateur.channels.traced import Example
+from secateur.channels.traced import Example, Traced
 from secateur.channels.units import Keep, Streams, Unit
 from secateur.errors import PlanError, TraceError
 
@@ -148,6 +150,14 @@ class ChannelGraph:
     def fingerprint(self) -> str:
         """A hash of the network's structure: layers, widths and units, without the weights."""
         return fingerprint(self.streams, self.layers, self.units)
+
+    def traced_for(self, inputs: Example) -> Traced:
+        """The traced network for these inputs, with any number of images.
+
+        Code that looks at sizes may have seen the number of images of the example, so it is traced again.
+        """
+        traced = self.found.traced
+        return trace_calls(self.model, inputs, is_leaf) if traced.guards else traced
 
     def holding(self, channels: Iterable[int], reason: str) -> ChannelGraph:
         """The graph of the same network in which these channels must be kept too."""

@@ -35,6 +35,18 @@ class Traced:
         """The module that a call_module node calls."""
         return self.modules[str(node.target)]
 
+    def batch_norm_after(self, node: fx.Node) -> fx.Node | None:
+        """The call of a batch norm that alone uses the value of `node`, if the norm is called only here."""
+        user = only_user(node)
+        if user is None or user.op != "call_module" or self.calls[str(user.target)] != 1:
+            return None
+        return user if isinstance(self.module(user), nn.modules.batchnorm._BatchNorm) else None
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The only node that uses the value of `node`; None if there are others, or none."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
 
 def as_call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The positional and keyword arguments that an example stands for."""

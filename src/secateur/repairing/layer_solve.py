@@ -17,7 +17,7 @@ from secateur.channels.selection import selection_of
 from secateur.channels.traced import Traced
 from secateur.repairing.least_squares import CAREFUL, RIDGES, Start, choose
 from secateur.repairing.lockstep import Walk
-from secateur.repairing.shortcuts import BatchNorm, Shortcut, find_shortcut, only_user
+from secateur.repairing.shortcuts import Shortcut, find_shortcut
 from secateur.scoring.layer_rows import (
     PLAIN,
     acts_plainly,
@@ -156,11 +156,9 @@ def start_of(layer: Any, norm: Any) -> Start:
 
 def norm_behind(traced: Traced, model: nn.Module, node: fx.Node) -> Any:
     """The batch norm that takes a layer's output, if nothing else does."""
-    user = only_user(node)
-    if user is None or user.op != "call_module" or traced.calls[str(user.target)] != 1:
-        return None
-    norm = model.get_submodule(str(user.target))
-    usable = isinstance(norm, BatchNorm) and norm.running_mean is not None and selection_of(norm) is None
+    user = traced.batch_norm_after(node)
+    norm: Any = None if user is None else model.get_submodule(str(user.target))
+    usable = norm is not None and norm.running_mean is not None and selection_of(norm) is None
     return norm if usable else None
 
 

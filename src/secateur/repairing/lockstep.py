@@ -20,8 +20,6 @@ from secateur.channels.layer_kinds import is_depthwise
 from secateur.channels.layer_surgery import depthwise_filters
 from secateur.channels.liveness import Liveness
 from secateur.channels.plan import Plan
-from secateur.channels.recording.tracing import trace_calls
-from secateur.channels.rules.rulebook import is_leaf
 from secateur.channels.runner import GraphRunner, Values, last_uses
 from secateur.channels.selection import selection_of
 from secateur.channels.surgery import prune
@@ -40,8 +38,7 @@ class Walk:
             count -= count % CHUNK  # the trace below holds for one number of images only
         starts = range(0, count, CHUNK)
         chunks = [tree_map(lambda t, i=i: t[i : min(i + CHUNK, count)], images) for i in starts]
-        # Code that has looked at sizes may have seen the example's number of images: trace it with this one.
-        self.traced: Traced = trace_calls(graph.model, chunks[0], is_leaf) if guarded else graph.found.traced
+        self.traced: Traced = graph.traced_for(chunks[0])
         self.found = graph.found
         self._live = live
         self._owners = graph.selections.readers

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
+from secateur.channels.traced import only_user
 from secateur.repairing.lockstep import Walk
 from secateur.scoring.layer_rows import outputs_at
 
@@ -64,11 +65,6 @@ def find_shortcut(walk: Walk, node: fx.Node, unsolved: list[fx.Node]) -> Shortcu
         gain = torch.ones_like(scale) if norm.weight is None else norm.weight.detach()
         scale = gain / torch.sqrt(norm.running_var + norm.eps)
     return Shortcut(walk, other, kept, scale)
-
-
-def only_user(node: fx.Node) -> fx.Node | None:
-    """The one call that uses the node's value, if there is just one."""
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _is_addition(node: fx.Node) -> bool:

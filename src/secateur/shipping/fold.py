@@ -53,14 +53,12 @@ def _pairs(traced: Traced) -> list[tuple[str, str]]:
 
 
 def _norm_after(traced: Traced, node: fx.Node) -> fx.Node | None:
-    if node.op != "call_module" or len(node.users) != 1:
+    if node.op != "call_module" or traced.calls[str(node.target)] != 1 or not isinstance(traced.module(node), FOLDING):
         return None
-    user = next(iter(node.users))
-    if user.op != "call_module" or traced.calls[str(node.target)] != 1 or traced.calls[str(user.target)] != 1:
+    user = traced.batch_norm_after(node)
+    if user is None:
         return None
     layer, norm = traced.module(node), traced.module(user)
-    if not isinstance(layer, FOLDING) or not isinstance(norm, nn.modules.batchnorm._BatchNorm):
-        return None
     # Channels are the last axis of a linear layer and the second axis of a norm: the same axis only if there are two.
     flat = not isinstance(layer, nn.Linear) or len(traced.shapes[node.name]) == 2
     hooked = layer._forward_hooks or norm._forward_pre_hooks or norm._forward_hooks
