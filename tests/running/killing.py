@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     trained()
     with accelerating("cpu", "no"):  # this and the next line import what each fork would import for itself
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
-    sys.modules["secateur.training.fit"].SECONDS_BETWEEN_NEWS = 0.0  # type: ignore[attr-defined]
+    sys.modules["secateur.training.fit"].SECONDS_BETWEEN_REPORTS = 0.0  # type: ignore[attr-defined]
     total = _in_a_fork(lambda tell: prune(folder / "whole", tell))
     moments, killed, rounds = random.Random(11), [], []
     while len(killed) < KILLS:

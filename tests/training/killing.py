@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
     """One unbroken run, then one with KILLS kills, then a call after the end."""
     with accelerating("cpu", "no"):  # this and the next line import what each fork would import for itself
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
-    sys.modules["secateur.training.fit"].SECONDS_BETWEEN_NEWS = 0.0  # type: ignore[attr-defined]
+    sys.modules["secateur.training.fit"].SECONDS_BETWEEN_REPORTS = 0.0  # type: ignore[attr-defined]
     _in_a_fork(lambda tell: train(folder / "whole", tell))
     moments = random.Random(7)
     gained: list[int] = []

@@ -105,7 +105,7 @@ def test_tied_weights_are_saved_and_come_back(tmp_path: Path) -> None:
         ({"lr": 0.2}, "lr was 0.1 and is now 0.2"),
         ({"teacher": network()}, "distillation was None and is now"),
         ({"channels_last": False}, "channels_last was True and is now False"),
-        ({"settings": {"augment": True}}, "augment was None and is now True"),
+        ({"about": {"augment": True}}, "augment was None and is now True"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -129,7 +129,7 @@ def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
     run(tmp_path)
     whole = (tmp_path / NAME).read_bytes()
     (tmp_path / NAME).write_bytes(whole[:-100])
-    with pytest.raises(FileError, match=rf"{NAME} is not a whole checkpoint.*delete it"):
+    with pytest.raises(FileError, match=rf"{NAME} is damaged.*delete it"):
         run(tmp_path)
     save_file({"x": torch.zeros(2)}, tmp_path / NAME)
     with pytest.raises(FileError, match="is not a training checkpoint"):

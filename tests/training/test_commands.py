@@ -94,8 +94,8 @@ def test_distillation_presets_and_own_normalisation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["train", *SHORT, "--preset", "sine"], "no training preset is called 'sine'"),
-        (["train", *SHORT, "--lr", "0"], "learning rate should be above 0"),
+        (["train", *SHORT, "--preset", "sine"], "no training preset called 'sine'"),
+        (["train", *SHORT, "--lr", "0"], "learning rate must be above 0"),
         (["train", *SHORT, "--device", "abacus"], "device 'abacus' cannot be used"),
         (["train", *SHORT, "--mixed-precision", "fp16"], "fp16 needs a GPU"),
         (["train", *SHORT, "--mean", "a,b"], "--mean must be numbers"),

@@ -24,7 +24,7 @@ from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.training.distillation import Distillation
 from secateur.training.fit import fit
 from secateur.training.history import Epoch
-from secateur.training.meter import Progress
+from secateur.training.meter import StepReport
 from secateur.training.presets import Preset
 from secateur.zoo.models import create
 from tests.processes import python
@@ -178,8 +178,8 @@ def test_a_pruned_network_with_channel_selection_is_trained_like_any_other() -> 
 
 
 def test_progress_and_epochs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("secateur.training.fit"), "SECONDS_BETWEEN_NEWS", 0.0)
-    news: list[Progress] = []
+    monkeypatch.setattr(importlib.import_module("secateur.training.fit"), "SECONDS_BETWEEN_REPORTS", 0.0)
+    news: list[StepReport] = []
     ends: list[Epoch] = []
     fitted = fit(network(), batches(3), preset=STEPS, epochs=2, progress=news.append, on_epoch=ends.append)
     assert [(n.epoch, n.epochs, n.step, n.steps) for n in news] == [(e, 2, s, 3) for e in (1, 2) for s in (1, 2, 3)]
@@ -214,7 +214,7 @@ def test_metrics_are_json_lines_and_tensorboard_gets_them_too(tmp_path: Path, mo
     stand_in = type("module", (), {"SummaryWriter": SummaryWriter})
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
     nan = lambda model, loader: Accuracy(0.5, None, math.nan, 8)
-    history = fit(network(), batches(2), [], preset=STEPS, epochs=2, log=tmp_path, evaluate=nan).history
+    history = fit(network(), batches(2), [], preset=STEPS, epochs=2, checkpoint_dir=tmp_path, evaluate=nan).history
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [epoch.loss for epoch in history]
     assert lines[0]["holdout"] == {"top1": 0.5, "top5": None, "loss": None, "num_images": 8}  # JSON knows no NaN
@@ -247,7 +247,7 @@ def test_runs_that_cannot_go_on() -> None:
         fit(network(), batches(4), preset=STEPS, lr=1e20)
     with pytest.raises(RunError, match="nothing to train"):
         fit(network().requires_grad_(False), batches(1), preset=STEPS)
-    with pytest.raises(RunError, match=r"teacher answers \[8, 7\], the network \[8, 4\]"):
+    with pytest.raises(RunError, match=r"teacher\'s outputs are \[8, 7\], the network\'s \[8, 4\]"):
         fit(network(), batches(1), preset=STEPS, teacher=nn.Sequential(nn.Flatten(), nn.Linear(108, 7)))
     with pytest.raises(RunError, match="no training preset"):
         fit(network(), batches(1), preset="ciphar")

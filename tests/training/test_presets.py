@@ -56,7 +56,7 @@ def test_epochs_and_rate_are_replaced_and_the_preset_stays() -> None:
 
 
 def test_bad_presets() -> None:
-    with pytest.raises(RunError, match="no training preset is called 'cifra'; there are cifar"):
+    with pytest.raises(RunError, match="there is no training preset called 'cifra': did you mean cifar"):
         preset_of("cifra")
     for bad in ({"epochs": 0}, {"lr": 0.0}, {"lr": math.nan}, {"batch_size": 0}, {"warmup": -1}, {"schedule": "sine"}):
         with pytest.raises(RunError, match="preset own"):

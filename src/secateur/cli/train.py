@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from secateur.cli.common import complaints, console, friendly, progress
-from secateur.cli.options import Data, DataRoot, Device, HeldOut, LearningRate, Mean, Size, Std, Workers
+from secateur.cli.from_settings import options_from_settings
+from secateur.cli.options import DeviceOptions, RequiredData
+from secateur.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -16,41 +19,30 @@ if TYPE_CHECKING:
 
     from secateur.training.fit import Fitted
     from secateur.training.history import Epoch
-    from secateur.training.meter import Progress
+    from secateur.training.meter import StepReport
+    from secateur.zoo.data import ImageData
 
 WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
 
 
 @friendly
+@options_from_settings
 def command(
     model: Annotated[str, typer.Option(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
-    data: Data,
+    settings: TrainingSettings,
+    data: RequiredData,
+    device: DeviceOptions,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default.")] = None,
-    preset: Annotated[
-        str, typer.Option(help="cosine, cifar, imagenet-vgg16, imagenet-resnet50, effectiveness.")
-    ] = "cosine",
-    epochs: Annotated[int | None, typer.Option(help="Epochs, instead of the preset's.")] = None,
-    lr: LearningRate = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images of a step over all processes.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Start from these weights.")] = None,
-    teacher: Annotated[str | None, typer.Option(help="Distil from this network.")] = None,
-    teacher_weights: Annotated[Path | None, typer.Option(help="The teacher's weight file.")] = None,
-    temperature: Annotated[float, typer.Option(help="Of the distillation.")] = 2.0,
-    distill_weight: Annotated[float, typer.Option(help="Share of the distillation in the loss, 0 to 1.")] = 0.5,
-    holdout: HeldOut = "train:0.1",
-    data_root: DataRoot = None,
-    mean: Mean = None,
-    std: Std = None,
-    size: Size = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weight file to start from.")] = None,
+    teacher: Annotated[str | None, typer.Option(help="Network to distil from.")] = None,
+    teacher_weights: Annotated[Path | None, typer.Option(help="Weight file of the teacher.")] = None,
+    temperature: Annotated[float, typer.Option(help="Temperature of the distillation.")] = 2.0,
+    distill_weight: Annotated[float, typer.Option(help="Weight of the distillation in the loss, 0 to 1.")] = 0.5,
     augment: Annotated[bool, typer.Option(help="Random crops and flips.")] = True,
-    limit: Annotated[int | None, typer.Option(help="Train on at most so many images.")] = None,
-    workers: Workers = 0,
-    device: Device = None,
-    mixed_precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "no",
-    channels_last: Annotated[bool, typer.Option(help="Memory order that is faster for most convolutions.")] = True,
-    seed: Annotated[int, typer.Option(help="Of initial weights, held-out images, order and augmentation.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="Largest number of training images.")] = None,
 ) -> None:
-    """Train a network. The same command goes on where a killed one stopped.
+    """Train a network. The same command continues a run that was killed.
 
     Several processes: torchrun --nproc-per-node N -m secateur train ...
 
@@ -63,53 +55,57 @@ def command(
         secateur train vgg16 --data cifar10 --mixed-precision bf16
     """
     from secateur.base.processes import leave, rank_and_world
-    from secateur.cli.opening import open_data, open_model
+    from secateur.cli.opening import open_model
     from secateur.training.distillation import Distillation
     from secateur.training.fit import fit
-    from secateur.training.presets import preset_of
 
-    folder = out or Path("runs") / _plain(f"train-{model}-{data}")
-    schedule = preset_of(preset, epochs=epochs, lr=lr)
-    rank, world = rank_and_world(device)
-    images = open_data(data, model, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
+    folder = out or Path("runs") / _plain(f"train-{model}-{data.data}")
+    schedule, seed = settings.schedule, settings.seed
+    rank, world = rank_and_world(device.device)
+    images = data.open(model, seed)
     network = open_model(model, images, weights, seed=seed)
-    loaders: dict[str, Any] = {"seed": seed, "workers": workers, "rank": rank, "world": world}
+    loaders: dict[str, Any] = {"seed": seed, "rank": rank, "world": world}
     each = _share_of_batch(batch_size or schedule.batch_size, world)
     train = images.loader("train", each, augment=augment, shuffle=True, limit=limit, **loaders)
     held_out = images.loader("holdout", each, **loaders) if images.count("holdout") else None
+    settings = replace(
+        settings,
+        distillation=Distillation(temperature, distill_weight),
+        device=device.device,
+        about=_identity(images, train.num_images * world, data.holdout, augment),
+    )
     with progress() as bar:
         task = bar.add_task("training", total=schedule.epochs * len(train), note="", visible=rank == 0)
         fitted = fit(
             network,
             train,
             held_out,
-            preset=schedule,
+            settings,
             teacher=None if teacher is None else open_model(teacher, images, teacher_weights, seed=seed),
-            distillation=Distillation(temperature, distill_weight),
-            device=device,
-            mixed_precision=mixed_precision,  # type: ignore[arg-type]  # fit names the choices
-            channels_last=channels_last,
-            seed=seed,
             checkpoint_dir=folder,
-            settings={
-                "data": images.name,
-                "images": train.num_images * world,
-                "shape": images.shape,
-                "mean": images.mean,
-                "std": images.std,
-                "holdout": holdout,
-                "augment": augment,
-            },
-            progress=lambda news: _show(bar, task, news),
-            on_epoch=lambda epoch: _say(epoch, schedule.epochs) if rank == 0 else None,
+            progress=lambda report: _show(bar, task, report),
+            on_epoch=lambda epoch: _print_epoch(epoch, schedule.epochs) if rank == 0 else None,
         )
     if rank == 0:
-        _finish(folder, fitted, model, images, each, workers)
+        _finish(folder, fitted, model, images, each)
     leave()
 
 
-def _finish(folder: Path, fitted: Fitted, model: str, images: Any, batch_size: int, workers: int) -> None:
-    """Write the weights and the summary, and report on the test images, which nothing has read until now."""
+def _identity(images: ImageData, num_images: int, holdout: str, augment: bool) -> dict[str, Any]:
+    """What the data of a run are. A checkpoint of other data is refused."""
+    return {
+        "data": images.name,
+        "images": num_images,
+        "shape": images.shape,
+        "mean": images.mean,
+        "std": images.std,
+        "holdout": holdout,
+        "augment": augment,
+    }
+
+
+def _finish(folder: Path, fitted: Fitted, model: str, images: ImageData, batch_size: int) -> None:
+    """Write the weights and the summary, and evaluate on the test images, which are read here for the first time."""
     import dataclasses
     import json
 
@@ -118,7 +114,7 @@ def _finish(folder: Path, fitted: Fitted, model: str, images: Any, batch_size: i
     from secateur.base.atomic_files import write_atomically
     from secateur.measuring.accuracy import evaluate, too_good
 
-    test = evaluate(fitted.model, images.loader("test", batch_size, workers=workers)) if images.count("test") else None
+    test = evaluate(fitted.model, images.loader("test", batch_size)) if images.count("test") else None
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in fitted.model.state_dict().items()}
     write_atomically(folder / WEIGHTS, save(tensors))
     last = fitted.history[-1]
@@ -142,13 +138,13 @@ def _finish(folder: Path, fitted: Fitted, model: str, images: Any, batch_size: i
     console.print(f"weights: {folder / WEIGHTS}", soft_wrap=True)
 
 
-def _show(bar: Bar, task: TaskID, news: Progress) -> None:
-    note = f"loss {news.loss:.3f}, {100 * news.accuracy:.1f}%, {news.images_per_second:,.0f} images/s"
-    done = (news.epoch - 1) * news.steps + news.step
-    bar.update(task, completed=done, description=f"epoch {news.epoch}/{news.epochs}", note=note)
+def _show(bar: Bar, task: TaskID, report: StepReport) -> None:
+    note = f"loss {report.loss:.3f}, {100 * report.accuracy:.1f}%, {report.images_per_second:,.0f} images/s"
+    done = (report.epoch - 1) * report.steps + report.step
+    bar.update(task, completed=done, description=f"epoch {report.epoch}/{report.epochs}", note=note)
 
 
-def _say(epoch: Epoch, epochs: int) -> None:
+def _print_epoch(epoch: Epoch, epochs: int) -> None:
     held = "" if epoch.holdout is None else f"  held-out {100 * epoch.holdout.top1:.2f}%"
     console.print(
         f"epoch {epoch.number}/{epochs}  lr {epoch.lr:.5f}  loss {epoch.loss:.4f}  "
@@ -161,10 +157,10 @@ def _share_of_batch(batch_size: int, world: int) -> int:
     from secateur.errors import RunError
 
     if batch_size < world or batch_size % world:
-        raise RunError(f"a batch of {batch_size} does not divide among {world} processes; choose another --batch-size")
+        raise RunError(f"a batch of {batch_size} images cannot be divided among {world} processes; change --batch-size")
     return batch_size // world
 
 
 def _plain(name: str) -> str:
-    """A folder name out of a model and data name that may hold slashes and colons."""
+    """A folder name without the slashes and colons that names of models and data may have."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

@@ -10,7 +10,7 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Streams
 from secateur.errors import DecideError
 from secateur.scoring.metrics import DEFAULT_METRIC
-from secateur.training.presets import preset_of
+from secateur.training.presets import DEFAULT_PRESET, preset_of
 
 Repair = Literal["none", "bn", "solve"]
 REBUILT = "rebuilt"
@@ -49,7 +49,7 @@ class Settings:
     repair: Repair = "none"
     repair_images: int | None = None  # None: 500, or 2,000 small ones where nothing is retrained
     judge: Literal["cut", "repaired"] | None = None  # with a repair: how sensitivity sees each unit
-    preset: str = "cosine"
+    preset: str = DEFAULT_PRESET
     epochs: int | None = None  # of each round; None: the preset's
     last_epochs: int | None = None  # of the round that meets the goal; None: as many as the others
     lr: float | None = None

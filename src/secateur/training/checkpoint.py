@@ -1,9 +1,8 @@
-"""A training run's state after an epoch, in one safetensors file that is written whole or not at all.
+"""The state of a training run after an epoch, in one safetensors file that is written atomically.
 
 Tensors: `model.NAME` (the state_dict) and `momentum.NAME` (SGD's buffer for that parameter). The file's own metadata
-carries the rest as JSON: what the run is (`identity`), how many epochs are done, and its history so far. One file,
-one os.replace: there is no moment at which weights and history disagree. Random state is not in it because each
-epoch draws from generators seeded by (seed, epoch) alone.
+carries the rest as JSON: the run's `identity` and its history so far. Weights and history are replaced together, so
+they always agree. Random state is not saved, because each epoch draws from generators seeded by (seed, epoch).
 """
 
 from __future__ import annotations
@@ -29,20 +28,15 @@ FORMAT = "secateur training checkpoint 1"
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint holds besides the tensors, all of it JSON."""
+    """What a checkpoint holds besides the tensors, as JSON values."""
 
     identity: Mapping[str, Any]
     history: list[dict[str, Any]]
-    scaler: Mapping[str, Any]  # of fp16's loss scale; empty otherwise
-
-    @property
-    def epochs_done(self) -> int:
-        """How many epochs the weights have seen."""
-        return len(self.history)
+    scaler: Mapping[str, Any]  # state of the loss scale of fp16; empty otherwise
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Write the checkpoint of `folder`, replacing the one before in one step."""
+    """Write the checkpoint of `folder`; the previous one is replaced atomically."""
     tensors = {f"model.{name}": _detached(tensor) for name, tensor in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         buffer = optimizer.state.get(parameter, {}).get("momentum_buffer")
@@ -56,16 +50,16 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Mapping[str, Any]
 ) -> State | None:
-    """Put a checkpoint's tensors into `model` and `optimizer`; None where there is none.
+    """Load the checkpoint's tensors into `model` and `optimizer`; returns None if there is no checkpoint.
 
-    Raises RunError if it belongs to a run with other settings, FileError if the file is not a whole checkpoint.
+    Raises RunError if it belongs to a run with other settings, FileError if the file is damaged.
     """
     path = folder / NAME
     if not path.exists():
         return None
     tensors, state = _read(path)
     _same_run(path, state.identity, identity)
-    # The file's names are those of an equal identity's model, so that nothing can be missing but by damage.
+    # The identity includes the names of all tensors, so only a damaged file can lack some.
     try:
         model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items() if name[:6] == "model."})
     except RuntimeError as error:
@@ -79,7 +73,7 @@ def load_checkpoint(
 
 
 def digest(model: nn.Module | None) -> str | None:
-    """SHA-256 of a model's weights, buffers and names: two runs from other weights are two runs."""
+    """SHA-256 of a model's weights, buffers and their names."""
     if model is None:
         return None
     total = hashlib.sha256()
@@ -90,7 +84,7 @@ def digest(model: nn.Module | None) -> str | None:
 
 
 def _detached(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU: safetensors takes no views, and tied parameters would share memory."""
+    """A contiguous copy on the CPU: safetensors accepts no views and no shared memory (tied parameters)."""
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
@@ -103,7 +97,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], State]:
             raise FileError(f"{path} is not a training checkpoint of this version; use another folder")
         return tensors, State(**json.loads(metadata["state"]))
     except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
-        raise FileError(f"{path} is not a whole checkpoint ({error}); delete it to start again") from error
+        raise FileError(f"{path} is damaged ({error}); delete it to start again") from error
 
 
 def _same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -112,5 +106,5 @@ def _same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -
     if other:
         differences = ", ".join(f"{key} was {found.get(key)!r} and is now {wanted.get(key)!r}" for key in other)
         raise RunError(
-            f"{path} belongs to another run: {differences}. Use the same settings to go on with it, or another folder"
+            f"{path} belongs to another run: {differences}. Use the same settings to continue it, or another folder"
         )

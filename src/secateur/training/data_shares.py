@@ -1,4 +1,4 @@
-"""Which batches are whose when several processes train together."""
+"""Which batches each process gets when several train together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EveryNth:
-    """Batches rank, rank + world, rank + 2 world ... of a loader that every process reads from the start."""
+    """Batches rank, rank + world, rank + 2 world, ... of a loader that every process reads from the start."""
 
     def __init__(self, loader: Batches, rank: int, world: int) -> None:
         self._loader, self._rank, self._world = loader, rank, world
@@ -32,8 +32,9 @@ class EveryNth:
 def training_share(loader: Batches, accelerator: Accelerator) -> Batches:
     """This process's batches of a training loader.
 
-    A loader made for this rank and world (`loader.world` or `loader.order.world`) is a share already; Accelerate
-    deals out a DataLoader; of anything else each process takes every n-th batch. One step sees a batch of each.
+    A loader made for this rank and world (`loader.world` or `loader.order.world`) is a share already. Accelerate
+    divides a DataLoader. Of any other loader each process takes every n-th batch. One step
+    sees one batch of each process.
     """
     if accelerator.num_processes == 1 or _shared_already(loader, accelerator.num_processes):
         return loader
@@ -43,15 +44,15 @@ def training_share(loader: Batches, accelerator: Accelerator) -> Batches:
 
 
 def holdout_share(loader: Batches, accelerator: Accelerator) -> Batches:
-    """This process's batches of a held-out loader: each image in one share only, unlike Accelerate's even shares."""
+    """This process's batches of a held-out loader: each image is in one share only, unlike with Accelerate."""
     world = accelerator.num_processes
     if world == 1 or _shared_already(loader, world) or length(loader) < world:
-        return loader  # fewer batches than processes: all read all of it, which merges to the same accuracy
+        return loader  # fewer batches than processes: all read all of it, and the merged accuracy is the same
     return EveryNth(loader, accelerator.process_index, world)
 
 
 def steps_of(loader: Batches, accelerator: Accelerator) -> int:
-    """Steps of an epoch, the same in all processes: one that went on alone would wait for the others for ever."""
+    """Steps of an epoch, the same in all processes: one with more steps would wait for the others forever."""
     steps = length(loader)
     if accelerator.num_processes > 1:
         steps = int(accelerator.gather(torch.tensor([steps], device=accelerator.device)).min())
@@ -61,18 +62,18 @@ def steps_of(loader: Batches, accelerator: Accelerator) -> int:
 
 
 def length(loader: Batches) -> int:
-    """len(loader); RunError where it has none, because schedules are shares of an epoch."""
+    """len(loader); RunError if it has none, because schedules need the length of an epoch."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except TypeError as error:
         raise RunError(
-            f"training needs a loader with a length, to know how far an epoch is; {type(loader).__name__} has none "
-            "(a generator can also be read only once): pass a list of batches or a DataLoader over a sized data set"
+            f"training needs a loader with a length, got {type(loader).__name__} without one (and a generator can be "
+            "read only once): pass a list of batches or a DataLoader over a data set with a length"
         ) from error
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell the loader and its sampler which epoch begins, where they want to know."""
+    """Tell the loader and its samplers which epoch begins, if they have `set_epoch`."""
     for listener in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
         tell = getattr(listener, "set_epoch", None)
         if tell is not None:

@@ -1,19 +1,19 @@
-"""Knowledge distillation (Hinton et al. 2015): the pruned network also learns from what the unpruned one says."""
+"""Knowledge distillation (Hinton et al. 2015): the network also learns from the outputs of a teacher."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING
 
 from secateur.errors import RunError
-from secateur.measuring.accuracy import at_least_float32
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """Temperature T that softens both networks' answers, and the weight w of the teacher's part of the loss."""
+    """Temperature T that softens both networks' outputs, and the weight w of the teacher's part of the loss."""
 
     temperature: float = 2.0
     weight: float = 0.5
@@ -21,13 +21,17 @@ class Distillation:
     def __post_init__(self) -> None:
         """Refuse values for which the formula has no meaning."""
         if not self.temperature > 0 or not 0 <= self.weight <= 1:
-            raise RunError(f"distillation wants temperature > 0 and 0 <= weight <= 1, not {self}")
+            raise RunError(f"distillation needs temperature > 0 and 0 <= weight <= 1, got {self}")
 
     def loss(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
         """(1 - w) CE(student, labels) + w T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over images.
 
-        T^2 keeps the gradient of the second part about as large as that of the first, whatever T is.
+        T^2 keeps the gradient of the second term about as large as that of the first for any T.
         """
+        from torch.nn import functional as F  # here, because settings must not import torch
+
+        from secateur.measuring.accuracy import at_least_float32
+
         student, teacher = at_least_float32(student), at_least_float32(teacher)  # [N, K]
         soft_student = F.log_softmax(student / self.temperature, dim=1)  # [N, K]
         soft_teacher = F.log_softmax(teacher / self.temperature, dim=1)  # [N, K]

@@ -5,41 +5,39 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from secateur.base.batches import Batches, call, check_range, logits_of, move, unpack
+from secateur.base.options import check, replaced
 from secateur.base.preserve_state import generators_kept, reseed
-from secateur.base.processes import Precision, accelerating
+from secateur.base.processes import accelerating
 from secateur.errors import RunError
 from secateur.measuring.accuracy import Accuracy, evaluate, too_good
 from secateur.training.checkpoint import State, load_checkpoint, save_checkpoint
 from secateur.training.data_shares import holdout_share, set_epoch
-from secateur.training.distillation import Distillation
 from secateur.training.history import Epoch, Journal, from_dict, to_dict
-from secateur.training.meter import Meter, Progress, checked
-from secateur.training.presets import Preset, preset_of
-from secateur.training.setup import Run, identity_of, prepare, returned_like
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from secateur.training.meter import Meter, StepReport, checked
+from secateur.training.settings import TrainingSettings
+from secateur.training.setup import TrainingRun, identity_of, prepare, returned_like
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_NEWS = 0.5
+SECONDS_BETWEEN_REPORTS = 0.5
 Evaluate = Callable[[nn.Module, Batches], Accuracy]
-Report = Callable[[Progress], None] | None
+OnStep = Callable[[StepReport], None]
+OnEpoch = Callable[[Epoch], None]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained network, and what the training did epoch by epoch."""
+    """A trained network and the history of its training."""
 
     model: nn.Module
     history: tuple[Epoch, ...]
@@ -49,64 +47,84 @@ def fit(
     model: nn.Module,
     train: Batches,
     holdout: Batches | None = None,
+    settings: TrainingSettings | None = None,
     *,
-    preset: str | Preset = "cifar",
-    epochs: int | None = None,
-    lr: float | None = None,
     teacher: nn.Module | None = None,
-    distillation: Distillation | None = None,
-    device: torch.device | str | None = None,
-    mixed_precision: Precision = "no",
-    channels_last: bool = True,
-    seed: int = 0,
     checkpoint_dir: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    log: str | Path | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    on_epoch: Callable[[Epoch], None] | None = None,
     evaluate: Evaluate = evaluate,
+    progress: OnStep | None = None,
+    on_epoch: OnEpoch | None = None,
+    **changes: Any,
 ) -> Fitted:
     """Train a copy of `model` on the batches of `train` and return it; `model` itself is not changed.
 
-    `preset` names a schedule (see presets.py), `epochs` and `lr` replace its own. With a `teacher` (the unpruned
-    network) the loss is that of `distillation`. After each epoch `evaluate(model, holdout)` is asked, and with
-    `checkpoint_dir` the state is saved: the same call after a kill goes on from there and ends bit for bit where an
-    unbroken one ends (one process, CPU). A checkpoint of other weights, schedule, seed or `settings` (a user's own
-    JSON: data set, augmentation) is refused. Metrics go to `log`/metrics.jsonl (default: `checkpoint_dir`).
-    `progress` hears of it twice a second, `on_epoch` after each epoch. `device` None takes the best there is. Under
-    torchrun every process calls this with the same arguments, and all get the same network.
+        fitted = secateur.fit(model, train, holdout, preset="cifar", epochs=50, seed=1)
+
+    holdout: batches for `evaluate(model, holdout)`, which is called after each epoch.
+    settings, changes: a `TrainingSettings`, or its fields by name: preset, epochs, lr, mixed_precision, channels_last,
+        seed, distillation, device, about.
+    teacher: the network to distil from, usually the unpruned one.
+    checkpoint_dir: folder for the state after each epoch and for metrics.jsonl. The same call continues a killed run,
+        and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run with other
+        weights or settings is refused.
+    progress: called about twice a second with a `StepReport`. on_epoch: called after each epoch.
+
+    Under torchrun every process makes this call with the same arguments, and all get the same network.
     """
-    schedule = preset_of(preset, epochs=epochs, lr=lr)
-    soft = distillation or Distillation()
+    chosen: TrainingSettings = replaced(settings or TrainingSettings(), changes, RunError)
+    schedule = chosen.schedule
+    check(chosen, RunError)
     folder = None if checkpoint_dir is None else Path(checkpoint_dir)
-    with accelerating(device, mixed_precision) as accelerator, generators_kept():
-        run = prepare(model, train, teacher, soft, schedule, channels_last, accelerator)
-        identity = {} if folder is None else identity_of(run, soft, seed, model, teacher, settings)
-        state = None if folder is None else load_checkpoint(folder, run.model, run.sgd, identity)
-        history = [] if state is None else [from_dict(words) for words in state.history]
-        if state is not None and accelerator.scaler is not None:
-            accelerator.scaler.load_state_dict(dict(state.scaler))
-        main = accelerator.is_main_process
-        with Journal((Path(log) if log else folder) if main else None, history) as journal:
+    with accelerating(chosen.device, chosen.mixed_precision) as accelerator, generators_kept():
+        run = prepare(model, train, teacher, chosen, accelerator)
+        store = _Store(folder, run, {} if folder is None else identity_of(run, chosen, model, teacher))
+        history = store.resume()
+        with Journal(folder if accelerator.is_main_process else None, history) as journal:
             for epoch in range(len(history), schedule.epochs):
-                reseed(seed, epoch, accelerator.process_index)
+                reseed(chosen.seed, epoch, accelerator.process_index)
                 set_epoch(train, epoch)
                 trained = _train_one_epoch(run, epoch, progress)
                 accuracy = None if holdout is None else _evaluate_together(run, holdout, evaluate)
                 history.append(dataclasses.replace(trained, holdout=accuracy))
                 logger.info("%s", history[-1])
-                if main and folder is not None:
-                    save_checkpoint(folder, run.model, run.sgd, _state(identity, history, accelerator))
+                store.save(history)
                 journal.write(history)
                 if on_epoch is not None:
                     on_epoch(history[-1])
         accelerator.wait_for_everyone()
-    _warn(history)
+    _warn_if_too_good(history)
     return Fitted(returned_like(run.model, model), tuple(history))
 
 
-def _train_one_epoch(run: Run, epoch: int, progress: Report) -> Epoch:
-    device, news = run.accelerator.device, time.perf_counter()
+class _Store:
+    """The checkpoint of a run; without a folder nothing is kept."""
+
+    def __init__(self, folder: Path | None, run: TrainingRun, identity: dict[str, Any]) -> None:
+        self._folder, self._run, self._identity = folder, run, identity
+
+    def resume(self) -> list[Epoch]:
+        """Load the checkpoint into the run, if there is one, and return the history so far."""
+        run = self._run
+        if self._folder is None:
+            return []
+        state = load_checkpoint(self._folder, run.model, run.sgd, self._identity)
+        if state is None:
+            return []
+        if run.accelerator.scaler is not None:
+            run.accelerator.scaler.load_state_dict(dict(state.scaler))
+        return [from_dict(values) for values in state.history]
+
+    def save(self, history: list[Epoch]) -> None:
+        """Write the checkpoint; the main process alone does."""
+        run = self._run
+        if self._folder is not None and run.accelerator.is_main_process:
+            scaler = {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
+            state = State(self._identity, [to_dict(epoch) for epoch in history], scaler)
+            save_checkpoint(self._folder, run.model, run.sgd, state)
+
+
+def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep | None) -> Epoch:
+    device, reported = run.accelerator.device, time.perf_counter()
     where, rate = f"epoch {epoch + 1}", 0.0
     run.wrapped.train()
     meter = Meter(device)
@@ -121,52 +139,48 @@ def _train_one_epoch(run: Run, epoch: int, progress: Report) -> Epoch:
         run.accelerator.backward(loss)
         run.optimizer.step()
         meter.add(loss, logits, labels)
-        if time.perf_counter() - news > SECONDS_BETWEEN_NEWS or step + 1 == run.steps:
-            news = time.perf_counter()
-            _tell(run, epoch, step + 1, meter, progress)
+        if time.perf_counter() - reported > SECONDS_BETWEEN_REPORTS or step + 1 == run.steps:
+            reported = time.perf_counter()
+            _report(run, epoch, step + 1, meter, progress)
     _same_buffers(run)
-    if meter.images == 0:
-        raise RunError(f"the loader gave no batches in {where}, although it gave {run.steps} in its length")
-    total_loss, hits, images_seen = run.accelerator.reduce(meter.totals(), reduction="sum").tolist()
+    if meter.num_images == 0:
+        raise RunError(f"the loader gave no batches in {where}, although its length is {run.steps}")
+    total_loss, hits, num_images = run.accelerator.reduce(meter.totals(), reduction="sum").tolist()
     run.steps_done, run.seconds = run.steps_done + run.steps, run.seconds + meter.seconds
-    loss_mean = checked(total_loss / images_seen, where)
-    return Epoch(epoch + 1, rate, loss_mean, hits / images_seen, None, meter.seconds, images_seen / meter.seconds)
+    loss_mean = checked(total_loss / num_images, where)
+    return Epoch(epoch + 1, rate, loss_mean, hits / num_images, None, meter.seconds, num_images / meter.seconds)
 
 
-def _tell(run: Run, epoch: int, step: int, meter: Meter, progress: Report) -> None:
+def _report(run: TrainingRun, epoch: int, step: int, meter: Meter, progress: OnStep | None) -> None:
     loss, accuracy = meter.means(f"epoch {epoch + 1}, step {step}")
     if progress is None:
         return
-    seconds_a_step = (run.seconds + meter.seconds) / (run.steps_done + step)
+    seconds_per_step = (run.seconds + meter.seconds) / (run.steps_done + step)
     left = (run.schedule.epochs - epoch) * run.steps - step
-    speed = meter.images * run.accelerator.num_processes / meter.seconds
-    place = (epoch + 1, run.schedule.epochs, step, run.steps)
-    progress(Progress(*place, loss, accuracy, speed, left * seconds_a_step))
+    speed = meter.num_images * run.accelerator.num_processes / meter.seconds
+    position = (epoch + 1, run.schedule.epochs, step, run.steps)
+    progress(StepReport(*position, loss, accuracy, speed, left * seconds_per_step))
 
 
-def _evaluate_together(run: Run, holdout: Batches, evaluate: Evaluate) -> Accuracy:
-    """Each process looks at its share; all learn the whole."""
+def _evaluate_together(run: TrainingRun, holdout: Batches, evaluate: Evaluate) -> Accuracy:
+    """Each process evaluates its share; all get the result of the whole."""
     if run.accelerator.num_processes == 1:
         return evaluate(run.model, holdout)
     part = evaluate(run.model, holdout_share(holdout, run.accelerator))
     shares = (part.top1, part.top5 or 0.0, part.loss, 1.0)
     mine = torch.tensor(shares, dtype=torch.float64, device=run.accelerator.device) * part.num_images
-    top1, top5, loss, images = run.accelerator.reduce(mine, reduction="sum").tolist()
-    return Accuracy(top1 / images, None if part.top5 is None else top5 / images, loss / images, round(images))
+    top1, top5, loss, num_images = run.accelerator.reduce(mine, reduction="sum").tolist()
+    top5_share = None if part.top5 is None else top5 / num_images
+    return Accuracy(top1 / num_images, top5_share, loss / num_images, round(num_images))
 
 
-def _same_buffers(run: Run) -> None:
-    """Batch-norm statistics of the first process for all: each saw other batches last."""
+def _same_buffers(run: TrainingRun) -> None:
+    """Give all processes the first one's batch-norm statistics: each has seen other batches."""
     if run.accelerator.num_processes > 1:
         from accelerate.utils import broadcast
 
         for buffer in run.model.buffers():
             buffer.copy_(broadcast(buffer))
-
-
-def _state(identity: Mapping[str, Any], history: list[Epoch], accelerator: Accelerator) -> State:
-    scaler = {} if accelerator.scaler is None else accelerator.scaler.state_dict()
-    return State(identity, [to_dict(epoch) for epoch in history], scaler)
 
 
 def _set_lr(optimizer: torch.optim.Optimizer, rate: float) -> float:
@@ -175,8 +189,8 @@ def _set_lr(optimizer: torch.optim.Optimizer, rate: float) -> float:
     return rate
 
 
-def _warn(history: list[Epoch]) -> None:
+def _warn_if_too_good(history: list[Epoch]) -> None:
     last = history[-1].holdout if history else None
-    words = None if last is None else too_good(last)
-    if words:
-        logger.warning("%s", words)
+    warning = None if last is None else too_good(last)
+    if warning:
+        logger.warning("%s", warning)

@@ -1,4 +1,4 @@
-"""What a training run did, epoch by epoch: the record, its JSON lines, and TensorBoard where that is installed."""
+"""The history of a training run epoch by epoch: as JSON lines, and in TensorBoard if that is installed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from secateur.base.atomic_files import write_atomically
 from secateur.measuring.accuracy import Accuracy
 
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch: mean loss and accuracy over its training batches, as they were met, and the held-out accuracy."""
+    """One epoch: mean loss and accuracy over its training batches during training, and the held-out accuracy."""
 
     number: int  # from 1
     lr: float  # of the last step
     loss: float
     accuracy: float
     holdout: Accuracy | None
-    seconds: float  # training alone, without the held-out evaluation
+    seconds: float  # without the held-out evaluation
     images_per_second: float
 
 
@@ -41,16 +41,16 @@ def from_dict(words: dict[str, Any]) -> Epoch:
 
 
 class Journal:
-    """Keeps `folder`/metrics.jsonl in step with the history; also TensorBoard's event files if it can be imported."""
+    """Writes the history to `folder`/metrics.jsonl, and to TensorBoard's event files if it can be imported."""
 
     def __init__(self, folder: Path | None, history: Sequence[Epoch] = ()) -> None:
         self._folder = folder
         self._board = None if folder is None else _tensorboard(folder, len(history))
         if history:
-            self._write_lines(history)  # a kill may have come between the checkpoint and this file
+            self._write_lines(history)  # the run may have been killed between the checkpoint and this file
 
     def write(self, history: Sequence[Epoch]) -> None:
-        """Write all epochs so far. The file is small, and writing it anew keeps it right after a kill as well."""
+        """Write all epochs so far. The file is small, and rewriting it keeps it correct after a kill."""
         self._write_lines(history)
         if self._board is not None:
             _show(self._board, history[-1])
@@ -58,7 +58,7 @@ class Journal:
     def _write_lines(self, history: Sequence[Epoch]) -> None:
         if self._folder is not None:
             lines = [json.dumps(_finite(to_dict(epoch)), allow_nan=False) for epoch in history]
-            write_atomically(self._folder / METRICS, "".join(f"{line}\n" for line in lines).encode())
+            write_atomically(self._folder / METRICS_FILE, "".join(f"{line}\n" for line in lines).encode())
 
     def __enter__(self) -> Journal:
         return self
@@ -73,7 +73,7 @@ def _tensorboard(folder: Path, epochs_done: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    # purge_step: epochs that a killed run wrote after its last checkpoint come again
+    # purge_step: a killed run may have written epochs after its last checkpoint
     return SummaryWriter(str(folder), purge_step=epochs_done + 1)
 
 

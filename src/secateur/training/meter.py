@@ -1,4 +1,4 @@
-"""The running loss and accuracy of an epoch, and the news of it that a progress bar shows."""
+"""Running loss and accuracy of an epoch, and the report that a progress bar shows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from secateur.errors import RunError
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a training run stands. Loss and accuracy are means over the epoch so far, on this process's batches."""
+class StepReport:
+    """Position of a training run. Loss and accuracy are means over the epoch so far, on this process's batches."""
 
     epoch: int  # from 1
     epochs: int
@@ -26,40 +26,40 @@ class Progress:
 
 
 class Meter:
-    """Sums on the device: reading them makes the CPU wait for an accelerator, so that is done now and then only."""
+    """Sums on the device. Reading them makes the CPU wait for an accelerator, so they are read only now and then."""
 
     def __init__(self, device: torch.device) -> None:
         kind = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
         self._sums = torch.zeros(2, dtype=kind, device=device)  # loss, hits
-        self.images = 0
+        self.num_images = 0
         self._start = time.perf_counter()
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Count one step: mean loss (0-d), logits [N, K], labels [N]."""
         hits = (logits.detach().argmax(1) == labels).sum()
         self._sums += torch.stack((loss.detach() * len(labels), hits))
-        self.images += len(labels)
+        self.num_images += len(labels)
 
     @property
     def seconds(self) -> float:
-        """Since the epoch began."""
+        """Seconds since the start of the epoch."""
         return time.perf_counter() - self._start
 
     def totals(self) -> Tensor:
-        """[loss sum, hits, images] of this process, to be added to the others'."""
-        return torch.cat((self._sums, self._sums.new_tensor([self.images])))
+        """[loss sum, hits, images] of this process, to be summed over processes."""
+        return torch.cat((self._sums, self._sums.new_tensor([self.num_images])))
 
     def means(self, where: str) -> tuple[float, float]:
-        """(loss, accuracy) so far; RunError if the loss is no longer a number."""
+        """(loss, accuracy) so far; RunError if the loss is not finite."""
         loss, hits = self._sums.tolist()
-        return checked(loss / self.images, where), hits / self.images
+        return checked(loss / self.num_images, where), hits / self.num_images
 
 
 def checked(loss: float, where: str) -> float:
-    """`loss`, unless the training has diverged."""
+    """`loss`; RunError if the training has diverged."""
     if not abs(loss) < float("inf"):  # NaN compares false as well
         raise RunError(
             f"the training loss became {loss} in {where}: the run has diverged. A lower learning rate or a warm-up "
-            "usually helps; check the images for NaN, and try without mixed precision"
+            "usually helps. Check the images for NaN, and try without mixed precision"
         )
     return loss

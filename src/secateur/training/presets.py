@@ -12,22 +12,23 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from secateur.base.registry import unknown
 from secateur.errors import RunError
 
 
 @dataclass(frozen=True)
 class Preset:
-    """How long to train and how fast.
+    """Number of epochs and learning rate schedule.
 
-    steps:  lr x factor^(how many of `milestones` are behind), milestones as fractions of all epochs;
-    cosine: lr x (1 + cos(pi x share of the epochs done after the warm-up)) / 2.
-    Either begins with `warmup` epochs in which the rate climbs in a straight line.
+    steps:  lr x factor^(number of `milestones` passed), milestones as fractions of all epochs;
+    cosine: lr x (1 + cos(pi x fraction of the epochs done after the warm-up)) / 2.
+    Both start with `warmup` epochs in which the rate rises linearly.
     """
 
     name: str
     epochs: int
     lr: float
-    batch_size: int  # images of one step, over all processes
+    batch_size: int  # images per step, over all processes
     schedule: Literal["steps", "cosine"] = "steps"
     milestones: tuple[float, ...] = (0.4, 0.8)
     factor: float = 0.2
@@ -36,19 +37,19 @@ class Preset:
     weight_decay: float = 1e-4
 
     def __post_init__(self) -> None:
-        """Refuse what would train nothing or blow up."""
+        """Refuse values that would train nothing or diverge."""
         if self.epochs < 1 or self.batch_size < 1:
-            raise RunError(f"preset {self.name}: epochs and batch_size should be at least 1: {self}")
+            raise RunError(f"preset {self.name}: epochs and batch_size must be at least 1, got {self}")
         if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise RunError(f"preset {self.name}: the learning rate should be above 0, not {self.lr}")
+            raise RunError(f"preset {self.name}: the learning rate must be above 0, got {self.lr}")
         if self.schedule not in ("steps", "cosine"):
-            raise RunError(f"preset {self.name}: schedule should be steps or cosine, not {self.schedule!r}")
+            raise RunError(f"preset {self.name}: schedule must be steps or cosine, got {self.schedule!r}")
         if not self.warmup >= 0:
-            raise RunError(f"preset {self.name}: warmup should be 0 epochs or more, not {self.warmup}")
+            raise RunError(f"preset {self.name}: warmup must be at least 0 epochs, got {self.warmup}")
 
     def lr_at(self, epochs_done: float) -> float:
-        """The learning rate when so many epochs are done; 2.5 is the middle of the third."""
-        # A run shorter than its warm-up would never reach the rate; a tenth of the run is warm-up enough.
+        """The learning rate after `epochs_done` epochs; 2.5 is the middle of the third."""
+        # A run shorter than its warm-up would never reach the full rate, so a tenth of the run is the limit.
         warmup = min(self.warmup, self.epochs / 10)
         if epochs_done < warmup:
             return self.lr * epochs_done / warmup
@@ -56,8 +57,8 @@ class Preset:
             share = (epochs_done - warmup) / (self.epochs - warmup)
             return self.lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
         # Rounded: 0.28 x 25 is 7.000000000000001 in binary, and epoch 7 is meant.
-        behind = sum(epochs_done >= round(milestone * self.epochs, 6) for milestone in self.milestones)
-        return self.lr * self.factor**behind
+        passed = sum(epochs_done >= round(milestone * self.epochs, 6) for milestone in self.milestones)
+        return self.lr * self.factor**passed
 
 
 def _by_name(*presets: Preset) -> Mapping[str, Preset]:
@@ -68,16 +69,18 @@ PRESETS = _by_name(
     Preset("cifar", epochs=200, lr=0.01, batch_size=128, factor=0.2),
     Preset("imagenet-vgg16", epochs=30, lr=0.0003, batch_size=256, factor=0.4),
     Preset("imagenet-resnet50", epochs=120, lr=0.0003, batch_size=256, factor=0.4),
-    # The paper gives the effectiveness study's epochs and optimizer only; rate and batch are those of CIFAR.
+    # The paper gives only the epochs and the optimizer of the effectiveness study; rate and batch are those of CIFAR.
     Preset("effectiveness", epochs=150, lr=0.01, batch_size=128, factor=0.2),
     Preset("cosine", epochs=30, lr=0.05, batch_size=128, schedule="cosine", warmup=1.0),
 )
 
+DEFAULT_PRESET = "cosine"  # of `fit` and `compress`: the shortest, and good for retraining
+
 
 def preset_of(name: str | Preset, *, epochs: int | None = None, lr: float | None = None) -> Preset:
-    """The preset of a name (or the preset itself) with epochs and learning rate replaced where given."""
+    """The preset of this name (or the preset itself), with epochs and learning rate replaced if they are given."""
     if isinstance(name, str) and name not in PRESETS:
-        raise RunError(f"no training preset is called {name!r}; there are {', '.join(PRESETS)}")
+        raise RunError(unknown("training preset", name, PRESETS))
     preset = PRESETS[name] if isinstance(name, str) else name
     changes = {key: value for key, value in {"epochs": epochs, "lr": lr}.items() if value is not None}
     return dataclasses.replace(preset, **changes)  # type: ignore[arg-type]

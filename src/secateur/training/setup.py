@@ -1,10 +1,10 @@
-"""A run made ready: the copy that is trained, its optimizer and loss, behind Accelerate; and what the run is."""
+"""Preparation of a run: the copy to train, its optimizer and loss, wrapped by Accelerate; and the run's identity."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,8 @@ from secateur.errors import RunError
 from secateur.measuring.accuracy import at_least_float32
 from secateur.training.checkpoint import digest
 from secateur.training.data_shares import steps_of, training_share
-from secateur.training.distillation import Distillation
 from secateur.training.presets import Preset
+from secateur.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -27,8 +27,8 @@ Objective = Callable[[Tensor, Any, Tensor], Tensor]  # logits [N, K], images, la
 
 
 @dataclass
-class Run:
-    """What the loop works with. `wrapped` is `model` behind Accelerate: mixed precision, processes."""
+class TrainingRun:
+    """What the loop works with. `wrapped` is `model` wrapped by Accelerate: mixed precision, processes."""
 
     model: nn.Module
     wrapped: nn.Module
@@ -44,8 +44,8 @@ class Run:
     seconds: float = 0.0
 
 
-class _Around(nn.Module):
-    """The network one level down: what Accelerate patches is this shell, and the network stays clean."""
+class _Wrapper(nn.Module):
+    """Holds the network one level down: Accelerate patches this module, and the network itself stays clean."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -60,16 +60,15 @@ def prepare(
     model: nn.Module,
     train: Batches,
     teacher: nn.Module | None,
-    soft: Distillation,
-    schedule: Preset,
-    channels_last: bool,
+    settings: TrainingSettings,
     accelerator: Accelerator,
-) -> Run:
-    """The run of a copy of `model`, placed on the accelerator's device; nothing of the caller's is changed."""
+) -> TrainingRun:
+    """The run of a copy of `model`, on the accelerator's device. The caller's objects are not changed."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RunError(f"{type(model).__name__} has no parameter with requires_grad: there is nothing to train")
+    schedule, channels_last = settings.schedule, settings.channels_last
     student = _ordered(copy.deepcopy(model), channels_last)
-    wrapped = accelerator.prepare_model(_Around(student))
+    wrapped = accelerator.prepare_model(_Wrapper(student))
     trainable = [parameter for parameter in student.parameters() if parameter.requires_grad]
     sgd = torch.optim.SGD(
         trainable,
@@ -79,27 +78,30 @@ def prepare(
         nesterov=schedule.momentum > 0,
     )
     optimizer = accelerator.prepare_optimizer(sgd)
-    objective = _objective(teacher, soft, channels_last, accelerator)
+    objective = _objective(teacher, settings, accelerator)
     batches = training_share(train, accelerator)
     steps = steps_of(batches, accelerator)
-    return Run(student, wrapped, sgd, optimizer, objective, batches, steps, schedule, channels_last, accelerator)
+    return TrainingRun(
+        student, wrapped, sgd, optimizer, objective, batches, steps, schedule, channels_last, accelerator
+    )
 
 
-def _objective(
-    teacher: nn.Module | None, soft: Distillation, channels_last: bool, accelerator: Accelerator
-) -> Objective:
+def _objective(teacher: nn.Module | None, settings: TrainingSettings, accelerator: Accelerator) -> Objective:
     if teacher is None:
         return lambda logits, _images, labels: F.cross_entropy(at_least_float32(logits), labels)
-    master = _ordered(copy.deepcopy(teacher), channels_last).to(accelerator.device).eval().requires_grad_(False)
+    master = (
+        _ordered(copy.deepcopy(teacher), settings.channels_last).to(accelerator.device).eval().requires_grad_(False)
+    )
 
     def distil(logits: Tensor, images: Any, labels: Tensor) -> Tensor:
         with torch.no_grad(), accelerator.autocast():
             answers = logits_of(call(master, images))  # [N, K]
         if answers.shape != logits.shape:
             raise RunError(
-                f"the teacher answers {list(answers.shape)}, the network {list(logits.shape)}: other classes"
+                f"the teacher's outputs are {list(answers.shape)}, the network's {list(logits.shape)}; "
+                "both must have the same classes"
             )
-        return soft.loss(logits, answers, labels)
+        return settings.distillation.loss(logits, answers, labels)
 
     return distil
 
@@ -111,30 +113,25 @@ def _ordered(model: nn.Module, channels_last: bool) -> nn.Module:
 
 
 def identity_of(
-    run: Run,
-    soft: Distillation,
-    seed: int,
-    model: nn.Module,
-    teacher: nn.Module | None,
-    settings: Mapping[str, Any] | None,
+    run: TrainingRun, settings: TrainingSettings, model: nn.Module, teacher: nn.Module | None
 ) -> dict[str, Any]:
-    """All that decides the outcome: a checkpoint of anything else is not this run's."""
+    """Everything that the result depends on. A checkpoint with another identity belongs to another run."""
     return {
-        **dict(settings or {}),
+        **dict(settings.about),
         **dataclasses.asdict(run.schedule),
-        "seed": seed,
+        "seed": settings.seed,
         "steps": run.steps,
         "processes": run.accelerator.num_processes,
         "mixed_precision": run.accelerator.mixed_precision,
         "channels_last": run.channels_last,
-        "distillation": None if teacher is None else dataclasses.asdict(soft),
+        "distillation": None if teacher is None else dataclasses.asdict(settings.distillation),
         "initial weights": digest(model),
         "teacher": digest(teacher),
     }
 
 
 def returned_like(trained: nn.Module, original: nn.Module) -> nn.Module:
-    """The trained network as the original was: device, modes, plain memory order (safetensors takes no other)."""
+    """The trained network with the original's device and modes, in contiguous layout (safetensors needs it)."""
     trained.to(device=device_of(original), memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     trained.zero_grad(set_to_none=True)
     for module, twin in zip(trained.modules(), original.modules(), strict=True):

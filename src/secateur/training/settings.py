@@ -1,0 +1,44 @@
+"""Settings of a training run. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from secateur.base.options import option
+from secateur.training.distillation import Distillation
+from secateur.training.presets import DEFAULT_PRESET, PRESETS, Preset, preset_of
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How to train. `epochs` and `lr` replace those of the preset.
+
+    distillation: temperature and weight of the teacher's part of the loss, if there is a teacher.
+    device: None takes the best available.
+    about: what else identifies the run (data set, augmentation), as JSON values. A checkpoint of a run with other
+        settings is refused.
+    """
+
+    preset: str | Preset = option(
+        DEFAULT_PRESET,
+        f"Schedule: {', '.join(PRESETS)}; {DEFAULT_PRESET} by default",
+        group="Training",
+        parse=str,
+    )
+    epochs: int | None = option(None, "Number of epochs, instead of the preset's", group="Training", least=1)
+    lr: float | None = option(None, "Learning rate, instead of the preset's", group="Training", above=0)
+    mixed_precision: Literal["no", "bf16", "fp16"] = option(
+        "no", "no, bf16 or fp16", group="Training", choices=("no", "bf16", "fp16")
+    )
+    channels_last: bool = option(True, "Memory layout that is faster for most convolutions", group="Training")
+    seed: int = option(0, "Seed of initial weights, held-out images, order and augmentation", group="Training")
+    distillation: Distillation = field(default_factory=Distillation)
+    device: Any = None  # a torch.device or its name
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def schedule(self) -> Preset:
+        """The preset, with epochs and learning rate replaced if they are given."""
+        return preset_of(self.preset, epochs=self.epochs, lr=self.lr)
