@@ -1,9 +1,10 @@
-"""The channel graph beside torch-pruning's: seconds to know every unit of a network, one thread, the same run.
+"""The time to trace a network, compared with torch-pruning: all units of a network, one thread, in the same run.
 
     python benchmarks/graph.py
 
-Ours: `sc.trace` (a forward, labels, units, a trial cut). Theirs: building the dependency graph and listing all groups.
-Both take turns, and the least CPU time of a few counts, so that other work on the machine disturbs little.
+Ours: `sc.trace` (forward pass, labels, units, trial plans). Theirs: building the dependency graph and listing all
+groups. Both take turns, and the shortest CPU time of several rounds counts, so that other work on the machine matters
+little.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import secateur as sc
+from secateur.zoo import models
 from tests import proof
 from tests.nets import Chain, Residual, TwoImages
 
@@ -27,6 +28,25 @@ def test_a_plan_lists_every_unit_in_order() -> None:
     assert plan.keep == {"conv1:in": (0, 1, 2, 3), "conv1:out": (1, 4), "fc:in": (0, 1, 2, 3)}
     assert plan.widths == {"conv1:in": 4, "conv1:out": 6, "fc:in": 4}
     assert plan.removed() == {"conv1:in": 0, "conv1:out": 4, "fc:in": 0}
+
+
+def test_a_plan_prints_as_a_short_table() -> None:
+    graph = sc.trace(residual(), IMAGE)
+    assert repr(sc.Plan.of(graph, {})) == "Plan: 0 of 3 units pruned, 14 of 14 channels kept"
+    assert repr(sc.Plan.of(graph, {"conv1:out": [4, 1], "fc:in": [0, 1, 3]})) == (
+        "Plan: 2 of 3 units pruned, 9 of 14 channels kept\n  conv1:out      2 of 6\n  fc:in          3 of 4"
+    )
+
+
+def test_a_plan_of_many_units_is_as_short() -> None:
+    torch.manual_seed(0)
+    graph = sc.trace(models.create("resnet56").eval(), torch.zeros(1, 3, 32, 32))
+    plan = sc.Plan.of(graph, {name: range(unit.width // 2) for name, unit in graph.units.items()})
+    lines = repr(plan).splitlines()
+    pruned = len(graph.units)
+    assert len(lines) == 12 and max(map(len, lines)) < 80
+    assert lines[0].startswith(f"Plan: {pruned} of {pruned} units pruned, ")
+    assert lines[-1] == f"  and {pruned - 10} more units"
 
 
 def test_json_both_ways() -> None:

@@ -185,6 +185,25 @@ def test_inputs_by_position_by_name_and_constants(kind: str) -> None:
 
 
 @torch.no_grad()
+def test_arguments_with_names_that_begin_alike_are_told_apart_by_surgery() -> None:
+    """`h` is a constant (None) here and `h_add` a tensor; the tensor must not be taken for the constant."""
+
+    class Alike(Net):
+        def forward(self, x: Tensor, h: Tensor | None = None, h_add: Tensor | None = None) -> Tensor:
+            assert h is None and h_add is not None
+            return self.fc(pooled(self.b(F.relu(self.a(x) + h_add))))
+
+    model = made(Alike)
+    example = {"x": images(), "h_add": torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(2)).double()}
+    graph = sc.trace(model, example)
+    assert set(graph.units) >= {"b:out"}
+    plan = sc.Plan.of(graph, {"b:out": [0, 4]})
+    with sc.zeroed(graph, plan):
+        want = model(**example)
+    torch.testing.assert_close(sc.prune(graph, plan)(**example), want)
+
+
+@torch.no_grad()
 def test_an_input_that_is_missing() -> None:
     runner = runner_of(made(ManyArguments), (images(), torch.zeros(3, 4, 8, 8).double()))
     with pytest.raises(KeyError, match="h_add"):

@@ -117,7 +117,7 @@ def test_an_earlier_round_is_missing(finished: dict[str, bytes], tmp_path: Path)
         ("base.json", b"{}", "base.json is not as secateur writes it"),
         ("round-02/round.json", b"", "round.json cannot be read"),
         ("round-02/round.json", b'{"number": 2}', "round.json is not as secateur writes it"),
-        ("round-02/model.safetensors", b"short", "model.safetensors is not a whole safetensors file"),
+        ("round-02/model.safetensors", b"short", "model.safetensors is not a complete safetensors file"),
         ("round-02/plan.json", b"{}", "plan.json: not a plan"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Pruned models on disk: a plan (JSON) and tensors (safetensors). No pickle, and written whole or not at all."""
+"""Pruned models on disk: a plan (JSON) and tensors (safetensors), without pickle and written atomically."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ NOTES = "secateur"  # key in the metadata of the tensors
 
 
 def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
-    """Write a pruned model and the plan that leads to it from the original: `plan.json` and `model.safetensors`.
+    """Write a pruned model, and the plan that gives it from the original: `plan.json` and `model.safetensors`.
 
-    Each file appears whole or not at all; a file that was there is replaced only when the new one is complete.
+    Each file is written atomically: an existing file is replaced only when the new one is complete.
     """
     folder = Path(folder)
     tensors, same = _state(model)
     with atomic(folder / MODEL_FILE) as path:
         try:
-            # One key only: safetensors writes several in no fixed order, and equal models shall be equal files.
+            # One key only: safetensors writes several in no fixed order, and equal models should give equal files.
             notes = {"plan": plan.fingerprint, "kept": _kept(plan), "shared": same}
             save_file(tensors, path, metadata={NOTES: json.dumps(notes)})
-        except SafetensorError as error:  # how safetensors says that the disk is full
+        except SafetensorError as error:  # safetensors raises this if the disk is full
             raise OSError(str(error)) from error
     write_atomically(folder / PLAN_FILE, plan.to_json().encode())
 
 
 def load(folder: str | Path, model: nn.Module) -> nn.Module:
-    """The pruned model that `save` wrote: `model` is a fresh one of the original class, and stays as it is."""
+    """The pruned model that `save` wrote. `model` is a new model of the original class; it is not changed."""
     folder = Path(folder)
     plan = Plan.load(folder / PLAN_FILE)
     tensors = read_tensors(folder / MODEL_FILE)
-    if _notes(folder / MODEL_FILE).get("kept", _kept(plan)) != _kept(plan):  # the shapes may well be the same
+    if _notes(folder / MODEL_FILE).get("kept", _kept(plan)) != _kept(plan):  # the shapes may be the same
         raise FileError(
             f"{folder / MODEL_FILE} does not belong to {folder / PLAN_FILE}: it was saved with a plan that keeps other "
-            "channels. Take both files from one folder."
+            "channels. Use both files of one folder."
         )
     streams: Streams = "coupled" if plan.streams == "coupled" else "select"
     pruned = prune(trace(model, _example(plan, model, folder / PLAN_FILE), streams), plan)
@@ -67,7 +67,7 @@ def load(folder: str | Path, model: nn.Module) -> nn.Module:
             f"{folder / MODEL_FILE} does not belong to {folder / PLAN_FILE} and {type(model).__name__}: "
             f"{_few('missing', missing)}{_few('extra', extra)}{_few('of another shape', sorted(other))}"
         )
-    # Modules with versioned state ask for the version they had: the one of this very class.
+    # Modules with versioned state expect the version that they were saved with: that of this class.
     state = OrderedDict(tensors)
     state._metadata = own._metadata  # type: ignore[attr-defined]
     pruned.load_state_dict(state)
@@ -75,18 +75,18 @@ def load(folder: str | Path, model: nn.Module) -> nn.Module:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, shared ones under each of their names."""
+    """All tensors of a safetensors file; shared tensors under each of their names."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
         return tensors | {name: tensors[first] for name, first in _notes(path).get("shared", {}).items()}
     except FileNotFoundError as error:
         raise FileError(f"{path} does not exist") from error
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise FileError(f"{path} is not a whole safetensors file: {error}") from error
+        raise FileError(f"{path} is not a complete safetensors file: {error}") from error
 
 
 def _notes(path: Path) -> dict[str, Any]:
-    """What `save` wrote beside the tensors; nothing if the file is another's."""
+    """What `save` wrote next to the tensors; empty if another program wrote the file."""
     with safe_open(path, framework="pt") as file:
         return dict(json.loads((file.metadata() or {}).get(NOTES, "{}")))
 
@@ -98,7 +98,7 @@ def _kept(plan: Plan) -> str:
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors of the state dict once each, and name -> first name of those that share one."""
+    """Each tensor of the state dict once, and for shared tensors: name -> first name."""
     tensors: dict[str, Tensor] = {}
     same: dict[str, str] = {}
     first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
@@ -113,7 +113,7 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _example(plan: Plan, model: nn.Module, path: Path) -> Any:
-    """Zeros of the shapes that the plan was made with, in the model's own precision and place."""
+    """Zeros of the shapes that the plan was made with, in the precision and on the device of the model."""
     tensor = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
 
     def build(entry: Any) -> Any:

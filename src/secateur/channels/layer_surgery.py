@@ -1,4 +1,4 @@
-"""Layers made smaller: which slices of which tensors stay. These change the module they are given, always a copy."""
+"""Make layers smaller: keep slices of their tensors. These functions change the module, which must be a copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
     elif isinstance(layer, CONVOLUTIONS):
         _replace(layer, "weight", _conv_weight(layer, inputs, outputs))
         layer.in_channels, layer.out_channels = len(inputs), len(outputs)
-        if layer.groups > 1:  # one channel left per group does not make it depthwise
+        if layer.groups > 1:  # a group with one channel left does not make it depthwise
             setattr(layer, DEPTHWISE, False)
     else:
         raise TypeError(f"{type(layer).__name__} is not a layer that mixes channels")
@@ -42,7 +42,7 @@ def zero_inputs(layer: Any, inputs: Indices) -> None:
 
 
 def _conv_weight(layer: Any, inputs: Indices, outputs: Indices) -> Tensor:
-    """Weights are [out, in / groups, ...], transposed ones [in, out / groups, ...]."""
+    """Weights have shape [out, in / groups, ...]; those of transposed convolutions [in, out / groups, ...]."""
     weight: Tensor = layer.weight
     rows, columns = (inputs, outputs) if isinstance(layer, TRANSPOSED) else (outputs, inputs)
     wide = layer.out_channels if isinstance(layer, TRANSPOSED) else layer.in_channels
@@ -69,7 +69,7 @@ def depthwise_filters(layer: Any, channels: Indices) -> Indices:
 def shrink_depthwise(layer: Any, channels: Indices) -> None:
     """Keep these input channels of a depthwise convolution, with all of their filters."""
     filters = depthwise_filters(layer, channels)
-    # Weights are [in * multiplier, 1, ...], transposed ones [in, multiplier, ...].
+    # Weights have shape [in * multiplier, 1, ...]; those of transposed convolutions [in, multiplier, ...].
     _slice(layer, "weight", channels if isinstance(layer, TRANSPOSED) else filters)
     _slice(layer, "bias", filters)
     layer.in_channels = layer.groups = len(channels)
@@ -88,7 +88,7 @@ def shrink_channelwise(layer: nn.Module, channels: Indices, width: int) -> None:
 
 
 def shrink_parameter(model: nn.Module, name: str, index: Indices) -> None:
-    """Keep these entries of a bare parameter or buffer along its one long axis."""
+    """Keep these entries of a bare parameter or buffer along its only axis longer than 1."""
     owner_name, _, attribute = name.rpartition(".")
     owner = model.get_submodule(owner_name)
     tensor: Tensor = getattr(owner, attribute)
@@ -103,7 +103,7 @@ def _slice(layer: nn.Module, name: str, index: Indices) -> None:
 
 
 def _block(weight: Tensor, rows: Indices, columns: Indices) -> Tensor:
-    """Rows and columns of a weight; the smaller cut first, and no copy where all stay."""
+    """Rows and columns of a weight. The axis that loses most goes first; nothing is copied if all are kept."""
     weight = weight.detach()
     for dim, index in sorted(((0, rows), (1, columns)), key=lambda cut: len(cut[1]) / max(1, weight.size(cut[0]))):
         if len(index) != weight.size(dim) or not np.array_equal(index, np.arange(len(index))):
@@ -112,7 +112,7 @@ def _block(weight: Tensor, rows: Indices, columns: Indices) -> Tensor:
 
 
 def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
-    """Put a new tensor in the place of the old one: a parameter stays a parameter, a buffer a buffer."""
+    """Replace a tensor of a layer. A parameter stays a parameter, a buffer stays a buffer."""
     old: Tensor = getattr(layer, name)
     value = value.clone() if value.data_ptr() == old.data_ptr() else value
     for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):

@@ -1,7 +1,7 @@
 """The paper's channel selection layer: a layer that reads only some of the channels of a stream.
 
-It is a hook of ours on the layer, with its index in a buffer that is not saved: the layer stays of its own class,
-parameter names stay what they were, `.to(device)`, deep copies and export work, and the plan brings the index back.
+It is a forward pre-hook on the layer, with its index in a buffer that is not saved. So the layer keeps its class,
+parameters keep their names, `.to(device)`, deep copies and export work, and the plan restores the index on loading.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def selection_of(module: nn.Module) -> Selection | None:
 
 
 def select(module: nn.Module, index: Tensor, dim: int) -> None:
-    """Make `module` read only `index` of its input along `dim`; replaces a selection that is there already."""
+    """Make `module` read only `index` of its input along `dim`. Replaces an existing selection."""
     had = selection_of(module) is not None
     device = next((t.device for t in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
     module.register_buffer(INDEX, index.to(device), persistent=False)
@@ -41,7 +41,7 @@ def select(module: nn.Module, index: Tensor, dim: int) -> None:
 
 
 def unselect(module: nn.Module) -> None:
-    """Take the selection away again."""
+    """Remove the selection in front of `module`, if it has one."""
     if selection_of(module) is None:
         return
     delattr(module, INDEX)
@@ -57,7 +57,7 @@ def _take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """`x.index_select(dim, index)`, which for images in channels_last would be slow and lose their layout."""
+    """`x.index_select(dim, index)`, but fast on images in channels_last, and without losing their layout."""
     if dim != 1 or x.dim() != 4 or x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
         return x.index_select(dim, index)
     rows = x.permute(0, 2, 3, 1).flatten(0, 2)  # [N H W, C] no copy

@@ -1,4 +1,4 @@
-"""Zeroing is removing: the readers' weights for dropped channels set to zero for a while."""
+"""Zeroing equals removing: set the weights with which readers read dropped channels to zero for a while."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from secateur.channels.units import Indices, Keep
 
 @contextmanager
 def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
-    """Within the block `graph.model` computes what the pruned model would compute; weights are put back afterwards,
-    on errors too, bit for bit."""
+    """Inside the block, `graph.model` computes what the pruned model would compute.
+
+    The exact weights are restored afterwards, also after an error.
+    """
     drops = _dropped_inputs(graph, graph.keep_of(plan))
     saved: list[tuple[Tensor, Tensor]] = []
     try:
