@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from secateur.pictures.channels_figure import ChannelsFigure
-from secateur.pictures.drawing import PAGE, figure, styled
+from secateur.pictures.drawing import PAGE, figure, show_image, show_map, styled, without_axes
 from secateur.pictures.metric_names import metric_name
 
 if TYPE_CHECKING:
@@ -20,17 +20,10 @@ def draw_channels(found: ChannelsFigure, names: Sequence[str] | None = None) -> 
     """
     columns = 3 + len(found.averages)
     rows, ratio = len(found.labels), found.images.shape[1] / found.images.shape[2]
-    height = rows * (PAGE - 0.3) / columns * ratio + 0.62
-    fig, axes = figure(PAGE, height, rows, columns, squeeze=False)
-    low = float(min(found.weak_maps.min(), found.strong_maps.min()))
-    high = float(max(found.weak_maps.max(), found.strong_maps.max()))
+    fig, axes = figure(PAGE, rows * (PAGE - 0.3) / columns * ratio + 0.62, rows, columns, squeeze=False)
     with styled():
         for row, label in enumerate(found.labels):
-            _image(axes[row, 0], found.images[row])
-            for column, maps in ((1, found.weak_maps), (2, found.strong_maps)):
-                _map(axes[row, column], maps[row], low, high)
-            for column, maps in enumerate(found.averages.values(), start=3):
-                _map(axes[row, column], maps[row], float(maps[row].min()), float(maps[row].max()))
+            _row(axes[row], found, row)
             axes[row, 0].set_ylabel(str(label) if names is None else names[label], fontsize=8)
         for one, words in zip(axes[0], _titles(found), strict=True):
             one.set_title(words, fontsize=7.5)
@@ -39,28 +32,21 @@ def draw_channels(found: ChannelsFigure, names: Sequence[str] | None = None) -> 
     return fig
 
 
+def _row(axes: Sequence[Any], found: ChannelsFigure, row: int) -> None:
+    low = float(min(found.weak_maps.min(), found.strong_maps.min()))
+    high = float(max(found.weak_maps.max(), found.strong_maps.max()))
+    show_image(axes[0], found.images[row])
+    show_map(axes[1], found.weak_maps[row], low, high)
+    show_map(axes[2], found.strong_maps[row], low, high)
+    for one, maps in zip(axes[3:], found.averages.values(), strict=True):
+        show_map(one, maps[row], float(maps[row].min()), float(maps[row].max()))
+    for one in axes:
+        without_axes(one)
+
+
 def _titles(found: ChannelsFigure) -> list[str]:
     by = metric_name(found.by)
     titles = ["image", f"weakest\nby {by}\n(channel {found.weak})", f"strongest\nby {by}\n(channel {found.strong})"]
     for metric, channels in found.strongest.items():
         titles.append(f"mean of the\n{len(channels)} strongest\nby {metric_name(metric)}")
     return titles
-
-
-def _image(axes: Any, pixels: Any) -> None:
-    grey = {"cmap": "gray", "vmin": 0, "vmax": 255} if pixels.shape[-1] == 1 else {}
-    axes.imshow(pixels.squeeze(-1) if grey else pixels, interpolation="nearest", **grey)
-    _bare(axes)
-
-
-def _map(axes: Any, pixels: Any, low: float, high: float) -> None:
-    axes.imshow(pixels, interpolation="nearest", cmap="viridis", vmin=low, vmax=high)
-    _bare(axes)
-
-
-def _bare(axes: Any) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(False)
-    for edge in axes.spines.values():
-        edge.set_visible(False)

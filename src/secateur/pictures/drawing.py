@@ -94,6 +94,26 @@ def legend(fig: Figure, axes: Any, *, where: str = "right", columns: int = 1) ->
         fig.legend(handles, labels, loc=place, ncols=columns, handlelength=2.6)
 
 
+def show_image(axes: Any, pixels: Any, **place: Any) -> None:
+    """An image [height, width, 1 or 3] of bytes. `place` is passed to matplotlib's `imshow`."""
+    grey = {"cmap": "gray", "vmin": 0, "vmax": 255} if pixels.shape[-1] == 1 else {}
+    axes.imshow(pixels.squeeze(-1) if grey else pixels, interpolation="nearest", **grey, **place)
+
+
+def show_map(axes: Any, pixels: Any, low: float, high: float, **place: Any) -> None:
+    """A feature map [height, width], with colours from `low` (dark blue) to `high` (yellow)."""
+    axes.imshow(pixels, interpolation="nearest", cmap="viridis", vmin=low, vmax=high, **place)
+
+
+def without_axes(axes: Any) -> None:
+    """Remove ticks, grid and frame."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)
+    for edge in axes.spines.values():
+        edge.set_visible(False)
+
+
 def save(fig: Figure, folder: str | Path, name: str) -> str:
     """Write NAME.png and NAME.svg atomically. Returns the name of the SVG, for `StudyFolder.finish`.
 

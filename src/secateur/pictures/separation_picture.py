@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from secateur.pictures.drawing import INK, MARKERS, PAGE, styled
+from secateur.pictures.drawing import INK, MARKERS, PAGE, show_image, show_map, styled
 from secateur.pictures.metric_names import metric_name
 from secateur.pictures.separation_figure import SeenChannel, Separation
 
@@ -31,16 +32,20 @@ def draw_separation(found: Separation, names: Sequence[str] | None = None) -> Fi
 
     labels = [str(c) if names is None else names[c] for c in found.classes]
     kinds = list(found.weak.projections)
+    both = np.concatenate([found.weak.maps.ravel(), found.strong.maps.ravel()])
+    show = partial(show_map, low=float(both.min()), high=float(both.max()))
     with styled():
         height = 1.45 + 2 * 1.95 + (0.35 if max(map(len, labels)) > LONG else 0)
         fig = Figure(figsize=(PAGE, height), layout="constrained")
         grid = fig.add_gridspec(3, 1 + len(kinds), width_ratios=[2.2, *[1.25] * len(kinds)], height_ratios=[0.82, 1, 1])
-        _tiles(fig.add_subplot(grid[0, 0]), found.images, labels)
+        top = fig.add_subplot(grid[0, 0])
+        _tiles(top, found.images, show_image)
+        _class_names(top, labels)
         _legend(fig.add_subplot(grid[0, 1:]), labels)
-        both = np.concatenate([found.weak.maps.ravel(), found.strong.maps.ravel()])
         for row, (word, seen) in enumerate((("weak", found.weak), ("strong", found.strong)), start=1):
             axes = fig.add_subplot(grid[row, 0])
-            _tiles(axes, seen.maps, None, _title(word, seen, found.metric), (float(both.min()), float(both.max())))
+            _tiles(axes, seen.maps, show)
+            axes.set_title(_title(word, seen, found.metric), fontsize=8.5, loc="left")
             for column, kind in enumerate(kinds, start=1):
                 _scatter(fig.add_subplot(grid[row, column]), found, seen, kind)
     return fig
@@ -50,36 +55,24 @@ def _title(word: str, seen: SeenChannel, metric: str) -> str:
     return f"{word}: channel {seen.channel}\n{metric_name(metric)} {seen.score:.3g}"
 
 
-def _tiles(
-    axes: Any,
-    tiles: Any,
-    labels: Sequence[str] | None,
-    title: str = "",
-    scale: tuple[float, float] | None = None,
-) -> None:
+def _tiles(axes: Any, tiles: Any, show: Callable[..., None]) -> None:
     """Tiles [classes, each, height, width(, colours)]: classes side by side, images of a class below each other."""
     classes, each, height, width = tiles.shape[:4]
     for column in range(classes):
         for row in range(each):
             left, top = column * (1 + GAP), row * (1 + GAP) * height / width
-            place = (left, left + 1, top + height / width, top)
-            tile = tiles[column, row]
-            if scale is None:
-                grey = {"cmap": "gray", "vmin": 0, "vmax": 255} if tile.shape[-1] == 1 else {}
-                axes.imshow(tile.squeeze(-1) if grey else tile, extent=place, interpolation="nearest", **grey)
-            else:
-                low, high = scale
-                axes.imshow(tile, extent=place, interpolation="nearest", cmap="viridis", vmin=low, vmax=high)
+            show(axes, tiles[column, row], extent=(left, left + 1, top + height / width, top))
     axes.set_xlim(0, classes * (1 + GAP) - GAP)
     axes.set_ylim((each * (1 + GAP) - GAP) * height / width, 0)
     axes.set_axis_off()
     axes.set_anchor("NW")
-    if labels is not None:
-        rotation = {"rotation": 40, "ha": "left"} if max(map(len, labels)) > LONG else {"ha": "center"}
-        for column, words in enumerate(labels):
-            axes.text(column * (1 + GAP) + 0.4, -0.08, words, va="bottom", fontsize=7.5, **rotation)
-    else:
-        axes.set_title(title, fontsize=8.5, loc="left")
+
+
+def _class_names(axes: Any, labels: Sequence[str]) -> None:
+    """The names of the classes above their tiles."""
+    rotation = {"rotation": 40, "ha": "left"} if max(map(len, labels)) > LONG else {"ha": "center"}
+    for column, words in enumerate(labels):
+        axes.text(column * (1 + GAP) + 0.4, -0.08, words, va="bottom", fontsize=7.5, **rotation)
 
 
 def _scatter(axes: Any, found: Separation, seen: SeenChannel, kind: str) -> None:

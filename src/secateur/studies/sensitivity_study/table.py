@@ -33,9 +33,7 @@ def sentences(rows: Sequence[StudyRow], base: StudyRow) -> list[str]:
         found.append(
             f"{title}: {last[part]:.2f}% with {last['macs_removed']:.1%} removed after {last['iteration']} iterations."
         )
-    pairs = list(
-        zip(curves["flops"][1:], curves["ratio"][1:], strict=False)
-    )  # one arm may have run out of channels to remove
+    pairs = list(zip(curves["flops"][1:], curves["ratio"][1:], strict=False))  # one arm may have fewer iterations
     ahead, behind = sum(a[part] > b[part] for a, b in pairs), sum(a[part] < b[part] for a, b in pairs)
     found.append(f"{METHODS['flops']} is ahead in {ahead} and behind in {behind} of {len(pairs)} iterations.")
     return found

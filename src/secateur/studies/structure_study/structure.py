@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from secateur.base.registry import unknown
+from secateur.channels.cost import Cost
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.errors import PlanError
@@ -41,16 +42,16 @@ def structure(graph: ChannelGraph, plan: Plan, by: By = "layer") -> list[StudyRo
     parts: dict[str, list[str]] = {}
     for name in graph.layers:
         parts.setdefault(name if by == "layer" else block_of(graph.model, name), []).append(name)
-    rows = []
-    for part, names in [*parts.items(), (TOTAL, list(graph.layers))]:
-        before = [graph.layers[name] for name in names]
-        after = [cost.layers[name] for name in names]
-        row: StudyRow = {"part": part, "layers": len(names)}
-        for key in ("params", "macs"):
-            was, now = sum(getattr(x, key) for x in before), sum(getattr(x, key) for x in after)
-            row |= {key: was, f"{key}_pruned": now, f"{key}_removed": round(100 * (1 - now / was), 1) if was else 0.0}
-        rows.append({key: row[key] for key in COLUMNS})
-    return rows
+    return [_row(graph, cost, part, names) for part, names in [*parts.items(), (TOTAL, list(graph.layers))]]
+
+
+def _row(graph: ChannelGraph, cost: Cost, part: str, names: Sequence[str]) -> StudyRow:
+    row: StudyRow = {"part": part, "layers": len(names)}
+    for key in ("params", "macs"):
+        was = sum(getattr(graph.layers[name], key) for name in names)
+        now = sum(getattr(cost.layers[name], key) for name in names)
+        row |= {key: was, f"{key}_pruned": now, f"{key}_removed": round(100 * (1 - now / was), 1) if was else 0.0}
+    return {key: row[key] for key in COLUMNS}
 
 
 def block_of(model: nn.Module, layer: str) -> str:
