@@ -28,7 +28,7 @@ from secateur.studies.recipes.recipe import (
     recipe_of,
     value_of,
 )
-from secateur.training.presets import PRESETS, preset_of
+from secateur.training.presets import DEFAULT_PRESET, PRESETS, preset_of
 from secateur.zoo.models import create
 from tests.cli.typed import lines, secateur
 
@@ -54,7 +54,7 @@ def test_every_recipe_gives_commands_that_parse(name: str, budget: str) -> None:
             check_settings(settings(words))
         if words[0] == "train":
             asked = check(words)
-            preset_of(asked["preset"], epochs=asked["epochs"], lr=asked["lr"])
+            preset_of(asked["preset"] or DEFAULT_PRESET, epochs=asked["epochs"], lr=asked["lr"])
     assert bool(changes) == (budget == "smoke" or (budget == "cpu" and recipe.command != "study structure"))
     if budget == "smoke":  # it needs nothing that is not in scikit-learn's wheel
         assert missing(told) is None and recipe.run.get("data", "digits") == "digits"
