@@ -151,7 +151,7 @@ def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pyt
         (["--target", "0.5", "--ratio", "0.5"], "give one goal, not 2: target, ratio"),
         (["--k", "50"], "k must lie between 1 and"),
         (["--alpha", "0"], "alpha must be above 0"),
-        (["--preset", "sine"], "no training preset is called 'sine'"),
+        (["--preset", "sine"], "no training preset called 'sine'"),
         (["--holdout", "none"], "has no holdout images"),
         (["--data", "cifar11"], "there is no data set called 'cifar11'"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),

@@ -228,12 +228,12 @@ def test_a_layer_that_computes_something_else_stays_as_cut(caplog: pytest.LogCap
     plan = half_of(graph, "0:out")
     with caplog.at_level(logging.WARNING):
         got = repair(graph, plan, pictures())
-    assert "2 (Doubling) is no plain linear map" in caplog.text
+    assert "2 (Doubling) is not a linear map" in caplog.text
     assert same(bits(got), bits(prune(graph, plan)))
 
 
 def test_too_few_images_are_said_and_met_with_a_larger_ridge(caplog: pytest.LogCaptureFixture) -> None:
-    """4 of 8 channels x 9 taps = 36 weights a filter; 2 rows for each are 72, and an image gives 16."""
+    """4 of 8 channels x 9 taps = 36 weights per filter; 2 rows for each are 72, and an image gives 16."""
     model = seeded(lambda: nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 5)))
     graph = traced(model)
     plan = half_of(graph, "0:out")
@@ -241,8 +241,8 @@ def test_too_few_images_are_said_and_met_with_a_larger_ridge(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         few = repair(graph, plan, pictures(2))
     assert (
-        "2 images are too few for 1 of the layers: 2 has 36 weights a filter, an image gives it 16 rows, and it needs "
-        "at least 5 images. A larger ridge is used there."
+        "2 images are too few for 1 of the layers: 2 has 36 weights per filter, an image gives it 16 rows, and it "
+        "needs at least 5 images. A larger ridge is used there."
     ) in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):

@@ -135,7 +135,7 @@ def test_too_few_images_and_bad_input_are_said(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING):
         sc.repair_each(graph, pictures(2))
     # 8 channels x 9 taps, two rows for each of the 72 weights, 16 rows an image
-    assert "2 images are too few for 1 of the layers: 2 has 72 weights a filter" in caplog.text
+    assert "2 images are too few for 1 of the layers: 2 has 72 weights per filter" in caplog.text
     assert "needs at least 9 images. A larger ridge is used there." in caplog.text
     with pytest.raises(DataError, match=r"traced with images of \[3, 8, 8\]"):
         sc.repair_each(graph, pictures(4, side=9))

@@ -1,6 +1,6 @@
-"""Two networks walked through in lock-step: each call of the traced graph made for all images, in the original and in
-the pruned network, before the next one is looked at. So a layer can be changed in the light of what both have computed
-up to it, and the whole walk costs one forward of each.
+"""Two networks run in lockstep: each call of the traced graph is made for all images, in the original and in the pruned
+network, before the next call. So a layer can be changed depending on what both networks have computed so far, and the
+whole walk costs one forward pass of each.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from secateur.scoring.unlabelled_images import CHUNK, Images, count_of, gather
 
 
 class Walk:
-    """The values of both networks at the present node, for every chunk of images; what no later call needs is freed."""
+    """The values of both networks at the current node, for every chunk of images. Values are freed after last use."""
 
     def __init__(self, graph: ChannelGraph, pruned: nn.Module, images: Any, live: Liveness) -> None:
         count = count_of(images)
         guarded = bool(graph.found.traced.guards)
         if guarded and count > CHUNK:
-            count -= count % CHUNK  # the trace below holds for one number of images only
+            count -= count % CHUNK  # the trace below is valid for one number of images only
         starts = range(0, count, CHUNK)
         chunks = [tree_map(lambda t, i=i: t[i : min(i + CHUNK, count)], images) for i in starts]
         self.traced: Traced = graph.traced_for(chunks[0])
@@ -44,7 +44,7 @@ class Walk:
         self._owners = graph.selections.readers
         self.nodes: list[fx.Node] = list(self.traced.graph.nodes)
         self.models = (graph.model, pruned)
-        self.images = count
+        self.num_images = count
         self.sizes = [count_of(chunk) for chunk in chunks]
         self._runners = (GraphRunner(self.traced), GraphRunner(self.traced, pruned))
         # Each network gets a copy of the images, because it may write into them.
@@ -53,16 +53,16 @@ class Walk:
         ]
         self._free = last_uses(self.nodes)
         self._done: set[fx.Node] = set()
-        self._changed = self._behind_cuts()
+        self._changed = self._after_cuts()
 
-    # -- what is the same, and what is not
+    # -- what the cut has changed
 
     def layer(self, node: fx.Node) -> Any:
         """The module that a call_module node calls in the pruned network."""
         return self.models[1].get_submodule(str(node.target))
 
     def changed(self, node: fx.Node) -> bool:
-        """Whether the node computes something else in the pruned network, be it ever so little."""
+        """Whether the node computes something else in the pruned network."""
         return node in self._changed
 
     def lost_inputs(self, node: fx.Node) -> bool:
@@ -72,7 +72,7 @@ class Walk:
         before, after = (_width(model.get_submodule(str(node.target))) for model in self.models)
         return after < before
 
-    def _behind_cuts(self) -> set[fx.Node]:
+    def _after_cuts(self) -> set[fx.Node]:
         changed: set[fx.Node] = set()
         for node in self.nodes:
             if self.lost_inputs(node) or any(used in changed for used in node.all_input_nodes):
@@ -80,13 +80,13 @@ class Walk:
         return changed
 
     def kept_channels(self, name: str) -> Tensor | None:
-        """Which channels of a layer that works channel by channel are left; None where they are not known."""
-        # Between a selection and its reader there is only what that reader reads.
+        """Which channels of a layer that works channel by channel are kept; None if that is unknown."""
+        # A selection comes first, so the layers between it and its reader have only the channels that are read.
         mask = self._live.read.get(self._owners.get(name, ""), self._live.alive)
         return _kept(self.found.passes.get(name), mask)
 
     def kept_outputs(self, name: str) -> Tensor | None:
-        """Which outputs of a conv or linear layer are left; None where they are not known."""
+        """Which outputs of a conv or linear layer are kept; None if that is unknown."""
         before, after = (model.get_submodule(name) for model in self.models)
         if is_depthwise(before):
             channels = self.kept_channels(name)
@@ -103,7 +103,7 @@ class Walk:
         return self._values[chunk][side][node]
 
     def entering(self, node: fx.Node, side: int, chunk: int) -> Tensor:
-        """The tensor that the module of a call computes with, behind its channel selection."""
+        """The input of the module of a call, after its channel selection."""
         x: Tensor = self._runners[side].arguments(node, self._values[chunk][side])[0][0]
         selection = selection_of(self.models[side].get_submodule(str(node.target)))
         return x if selection is None else x.index_select(selection.dim, selection.index)
@@ -121,7 +121,7 @@ class Walk:
             self._done.add(node)
 
     def free(self, node: fx.Node) -> None:
-        """Forget what `node` was the last to use."""
+        """Free the values that `node` was the last to use."""
         for values in self._values:
             for side in values:
                 for dead in self._free.get(node, ()):

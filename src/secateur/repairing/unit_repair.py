@@ -19,8 +19,9 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Reader
 from secateur.channels.zeroing import zeroed
 from secateur.errors import RunError
-from secateur.repairing.layer_solve import few_rows, norm_behind, warn_of_few
+from secateur.repairing.layer_solve import norm_after
 from secateur.repairing.methods import REPAIRS
+from secateur.repairing.too_few_images import too_few_images, warn_of_few_images
 from secateur.scoring.layer_rows import rows_of_weight
 from secateur.scoring.reader_inputs import (
     POSITIONS,
@@ -86,8 +87,8 @@ def repair_each(
     _method(how)  # an unknown one is an error before the pass
     seen = collect_reader_inputs(graph, images, positions=positions, seed=seed)
     if how == "solve":
-        few = [few_rows(n, weights_per_filter(s.layer), s.rows, seen.num_images) for n, s in seen.layers.items()]
-        warn_of_few(seen.num_images, [one for one in few if one is not None], "A larger ridge is used there.")
+        few = [too_few_images(n, weights_per_filter(s.layer), s.rows, seen.num_images) for n, s in seen.layers.items()]
+        warn_of_few_images(seen.num_images, [one for one in few if one is not None], "A larger ridge is used there.")
     return UnitRepair(how, seen)
 
 
@@ -103,7 +104,7 @@ def _norms(seen: SeenInputs) -> dict[str, Any]:
     traced, model = seen.graph.found.traced, seen.graph.model
     nodes = {str(node.target): node for node in traced.graph.nodes if node.op == "call_module"}
     return {
-        name: norm_behind(traced, model, nodes[name]) if inputs.layer.bias is None else None
+        name: norm_after(traced, model, nodes[name]) if inputs.layer.bias is None else None
         for name, inputs in seen.layers.items()
     }
 

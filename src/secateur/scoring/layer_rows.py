@@ -1,4 +1,4 @@
-"""What a layer sees at some positions of its output, as the rows of a regression: inputs [N, P, groups, n], outputs."""
+"""Inputs and outputs of a layer at some output positions, as the rows of a regression: [N, P, groups, n], [N, P, O]."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.nn import functional as F
 PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers whose output is a linear function of patches
 
 
-def spots(images: int, grid: int, count: int, draw: torch.Generator) -> Tensor:
-    """For each image `count` of its `grid` output positions, all different; all of them if there are no more."""
+def spots(num_images: int, grid: int, count: int, draw: torch.Generator) -> Tensor:
+    """For each image, `count` different positions out of `grid`; all of them if there are not more."""
     if grid <= count:
-        return torch.arange(grid).expand(images, grid)
-    return torch.rand(images, grid, generator=draw).topk(count).indices  # [images, count]
+        return torch.arange(grid).expand(num_images, grid)
+    return torch.rand(num_images, grid, generator=draw).topk(count).indices  # [images, count]
 
 
 def grid_of(layer: nn.Module, y: Tensor) -> int:
-    """Output positions of one image."""
+    """Number of output positions of one image."""
     places = y.shape[1:-1] if isinstance(layer, nn.Linear) else y.shape[2:]
     return math.prod(places)
 
@@ -33,7 +33,7 @@ def outputs_at(layer: nn.Module, y: Tensor, where: Tensor) -> Tensor:
 
 
 def inputs_at(layer: Any, x: Tensor, where: Tensor) -> Tensor:
-    """What the layer multiplies with its weights for the outputs at `where` [N, P]: [N, P, groups, n]."""
+    """The inputs that the layer multiplies with its weights for the outputs at `where` [N, P]: [N, P, groups, n]."""
     if isinstance(layer, nn.Linear):
         return x.reshape(len(x), -1, x.shape[-1])[_each(where), where.to(x.device)].unsqueeze(2)
     rows = _patches(layer, x, where)  # [N, P, in, kernel ...]
@@ -41,7 +41,7 @@ def inputs_at(layer: Any, x: Tensor, where: Tensor) -> Tensor:
 
 
 def _patches(layer: Any, x: Tensor, where: Tensor) -> Tensor:
-    """The patch under the kernel at each output position. A strided view of x: only what is asked for is copied."""
+    """The patch under the kernel at each output position. Indexing a strided view of x copies only these patches."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     pads = list(layer._reversed_padding_repeated_twice)
     x = F.pad(x, pads, mode=mode) if any(pads) else x  # [N, in, H, W]
@@ -63,12 +63,12 @@ def _each(where: Tensor) -> Tensor:
 
 
 def exact(x: Tensor) -> Tensor:
-    """In float64; on the CPU where the device has none."""
+    """x in float64; on the CPU if the device has no float64."""
     return (x.cpu() if x.device.type == "mps" else x).detach().double()
 
 
 def rows_of_weight(layer: Any) -> Tensor:
-    """The weight as [groups, outputs a group, n], in float64: outputs = inputs_at @ its transpose + bias."""
+    """The weight as [groups, outputs per group, n], in float64: outputs = inputs_at @ its transpose + bias."""
     groups = 1 if isinstance(layer, nn.Linear) else layer.groups
     weight = exact(layer.weight)
     return weight.reshape(groups, weight.shape[0] // groups, -1)
@@ -76,12 +76,12 @@ def rows_of_weight(layer: Any) -> Tensor:
 
 @torch.no_grad()
 def put_weight(layer: Any, rows: Tensor) -> None:
-    """Write what `rows_of_weight` would read."""
+    """Set the weight from the form that `rows_of_weight` returns."""
     layer.weight.copy_(rows.reshape(layer.weight.shape))
 
 
 def acts_plainly(layer: Any, x: Tensor) -> bool:
-    """Whether this very layer computes weight times patches plus bias (a subclass may pad or scale by itself)."""
+    """Whether this layer computes weight times patches plus bias; a subclass may do something else."""
     if not isinstance(layer, PLAIN):
         return False
     image = x[:1]

@@ -23,19 +23,16 @@ from secateur.channels.units import Reader
 from secateur.errors import ScoreError
 from secateur.scoring.evidence import ReaderGroup, ReaderInputs
 from secateur.scoring.layer_rows import PLAIN, acts_plainly, exact, grid_of, inputs_at, rows_of_weight, spots
-from secateur.scoring.regression_sums import GramSums, KeptRows, RegressionSums, together
+from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, RegressionSums, add_apart, together
 from secateur.scoring.unlabelled_images import Images, chunks, count_of
 
 POSITIONS = 64  # output positions per image and layer, drawn at random
-HELD_OUT = 5  # every fifth image is held out, to choose a ridge
 WIDEST = 5000  # inputs of a wider reader are treated as uncorrelated: their covariance would be too large to invert
-
-Parts = tuple[RegressionSums, RegressionSums]  # rows to fit on, held-out rows
 
 
 @dataclass(frozen=True, eq=False)
 class LayerInputs:
-    """Inputs of one layer. Those of every `HELD_OUT`-th image are kept apart."""
+    """Inputs of one layer. Those of every fifth image are held out."""
 
     layer: Any
     fitted: RegressionSums
@@ -91,17 +88,12 @@ def collect_reader_inputs(
         for chunk in chunks(graph, images):
             call(graph.model, tree_map(lambda t: t.clone(), chunk))  # the network may write into its input
             pass_.next_chunk(count_of(chunk))
-    return SeenInputs(graph, pass_.result(), pass_.images)
+    return SeenInputs(graph, pass_.result(), pass_.num_images)
 
 
 def generator(*numbers: int) -> torch.Generator:
     """A random generator for the positions of one layer and chunk."""
     return torch.Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
-
-
-def is_held_out(first: int, count: int) -> Tensor:
-    """Which of `count` images, the first of which has the number `first`, are held out: a mask."""
-    return torch.arange(first, first + count) % HELD_OUT == HELD_OUT - 1
 
 
 def weights_per_filter(layer: Any) -> int:
@@ -127,7 +119,7 @@ class _Pass:
             if node.op == "call_module" and str(node.target) in readers and traced.calls[str(node.target)] == 1
         }
         self._parts: dict[str, Parts] = {}
-        self._chunk = self.images = 0
+        self._chunk = self.num_images = 0
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -140,10 +132,10 @@ class _Pass:
             for handle in handles:
                 handle.remove()
 
-    def next_chunk(self, images: int) -> None:
+    def next_chunk(self, num_images: int) -> None:
         """A chunk of this many images is done."""
         self._chunk += 1
-        self.images += images
+        self.num_images += num_images
 
     def result(self) -> dict[str, LayerInputs]:
         """What was seen, in the order of the calls."""
@@ -161,11 +153,7 @@ class _Pass:
 
     def _added(self, parts: Parts, rows: Tensor) -> Parts:
         """The fitted and held-out rows with rows [N, P, groups, n] of a chunk added."""
-        out = is_held_out(self.images, len(rows))
-        for part, images in zip(parts, (~out, out), strict=True):
-            if bool(images.any()):
-                some = rows[images].flatten(0, 1)
-                part.add(some, some[..., :0])  # the outputs follow from the inputs
+        add_apart(parts, self.num_images, rows, rows[..., :0])  # the outputs follow from the inputs
         fitted, held = parts
         if isinstance(fitted, GramSums) or isinstance(held, GramSums) or fitted.rows + held.rows < rows.shape[3]:
             return parts

@@ -6,7 +6,7 @@ convolution separately.
 
 from __future__ import annotations
 
-from torch import Tensor, cat, cov, zeros
+from torch import Tensor, arange, cat, cov, zeros
 
 
 class GramSums:
@@ -129,6 +129,20 @@ class KeptRows:
 
 
 RegressionSums = GramSums | KeptRows
+Parts = tuple[RegressionSums, RegressionSums]  # rows to fit on, held-out rows
+
+HELD_OUT = 5  # every fifth image is held out, to choose a ridge
+
+
+def add_apart(parts: Parts, first: int, x: Tensor, y: Tensor) -> None:
+    """Add rows x [N, P, groups, n] and y [N, P, groups, o] of N images to the fitted or the held-out part.
+
+    first: number of the first image among all images of the pass.
+    """
+    held = arange(first, first + len(x)) % HELD_OUT == HELD_OUT - 1
+    for part, images in zip(parts, (~held, held), strict=True):
+        if bool(images.any()):
+            part.add(x[images].flatten(0, 1), y[images].flatten(0, 1))
 
 
 def together(*parts: RegressionSums) -> RegressionSums:

@@ -13,10 +13,11 @@ from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.errors import RunError
-from secateur.repairing.layer_solve import SolveSettings, few_rows, solve_layers, start_of
+from secateur.repairing.layer_solve import SolveSettings, solve_layers, start_of
 from secateur.repairing.least_squares import CAREFUL, RIDGES, choose
 from secateur.repairing.lockstep import walked
 from secateur.repairing.methods import Repair
+from secateur.repairing.too_few_images import too_few_images
 from secateur.scoring.reader_inputs import POSITIONS, LayerInputs
 from secateur.scoring.unlabelled_images import Images
 
@@ -54,7 +55,7 @@ def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[
     layer, whole = seen.layer, start_of(seen.layer, norm)
     weight, bias = whole.weight, whole.bias
     fitted, held = (part.narrowed(columns, weight, bias) if part.rows else part for part in (seen.fitted, seen.held))
-    few = few_rows("", columns.shape[1], seen.rows, 1) is not None
+    few = too_few_images("", columns.shape[1], seen.rows, 1) is not None
     index = columns[:, None].expand(-1, weight.shape[1], -1)
     start = replace(whole, weight=weight.gather(2, index))
     fit = choose(fitted, held, start, CAREFUL if few else RIDGES)
