@@ -33,7 +33,11 @@ import secateur as sc
 from benchmarks.ratios import Row, row, say
 from secateur.deciding import partial_forward, racing
 from secateur.deciding import trial_evaluation as trials
-from secateur.deciding.amounts import amounts, candidates, cost_by, kept_after
+from secateur.deciding.amounts import amounts
+from secateur.deciding.budget import Cutter
+from secateur.deciding.candidates import candidates
+from secateur.deciding.costs import cost_function
+from secateur.deciding.widths import kept_after
 from secateur.measuring.accuracy import evaluate
 from secateur.scoring.scores import Scores
 from secateur.zoo.data import ImageData, load
@@ -151,7 +155,7 @@ def lead(exact: sc.Sensitivity, names: list[str]) -> float:
 
 def plain_seconds(graph: sc.ChannelGraph, scores: Scores, pairs: list[Any]) -> float:
     """CPU seconds of a plain evaluation of every unit, from every ninth one."""
-    found = amounts(graph, scores, candidates(graph), alpha=ALPHA, cost=cost_by(graph, "macs"))
+    found = amounts(Cutter(graph, scores), candidates(graph), alpha=ALPHA, cost=cost_function(graph, "macs"))
     chosen = list(found)[EVERY // 2 :: EVERY]
     evaluate(graph.model, pairs[:1])  # warms up
     with clock() as seconds:
@@ -192,7 +196,7 @@ def seeds(options: Options, graph: sc.ChannelGraph, scores: Scores, pool: list[A
 @torch.no_grad()
 def answers(graph: sc.ChannelGraph, scores: Scores, pool: list[Any]) -> tuple[trials.Answers, Any]:
     """What the whole network says of every image, and where each unit's network is right [units, images]."""
-    found = amounts(graph, scores, candidates(graph), alpha=ALPHA, cost=cost_by(graph, "macs"))
+    found = amounts(Cutter(graph, scores), candidates(graph), alpha=ALPHA, cost=cost_function(graph, "macs"))
     kept = {n: kept_after(graph.units[n], scores.values[n], a.channels) for n, a in found.items()}
     runner, base, right = partial_forward.Staged(graph), [], []
     for number, (images, labels) in enumerate(pool):

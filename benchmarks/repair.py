@@ -23,7 +23,7 @@ from torch import Tensor
 
 import secateur as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.deciding.uniform import uniform
+from secateur.deciding.splits.uniform import uniform
 from secateur.measuring.accuracy import evaluate
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores

@@ -23,8 +23,9 @@ import torch
 
 import secateur as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.deciding.amounts import candidates
-from secateur.deciding.least_error import least_error
+from secateur.deciding.budget import Cutter
+from secateur.deciding.candidates import candidates
+from secateur.deciding.splits.least_error import least_error
 from secateur.zoo.data import ImageData
 
 ALPHA, TARGET = 4.0, 0.5
@@ -67,12 +68,18 @@ class Variants:
             ),
         }
         half = (1 - TARGET) * graph.macs
-        found["least error, inner units"] = (lambda: least_error(graph, self.rebuilt(), self.inner, half), 500)
+        found["least error, inner units"] = (
+            lambda: least_error(Cutter(graph, self.rebuilt()), self.inner, half),
+            500,
+        )
         found["least error, inner units, 2000 images"] = (
-            lambda: least_error(graph, self.rebuilt(), self.inner, half),
+            lambda: least_error(Cutter(graph, self.rebuilt()), self.inner, half),
             2000,
         )
-        found["least error, all units"] = (lambda: least_error(graph, self.rebuilt(), candidates(graph), half), 500)
+        found["least error, all units"] = (
+            lambda: least_error(Cutter(graph, self.rebuilt()), candidates(graph), half),
+            500,
+        )
         for k in (36, 52, 54):
             found[f"Algorithm 1, all units, k {k}"] = (
                 lambda k=k: sc.decide(graph, self.rebuilt(), self.ranked(), k, TARGET),  # type: ignore[misc]

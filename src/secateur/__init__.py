@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from secateur.channels.surgery import prune
     from secateur.channels.units import Reader, Unit, Writer
     from secateur.channels.zeroing import zeroed
-    from secateur.deciding.decide import decide
+    from secateur.deciding.costs import COSTS
+    from secateur.deciding.goal import Goal
+    from secateur.deciding.ranked_plan import decide
     from secateur.deciding.sensitivity import Sensitivity, sensitivity
-    from secateur.deciding.uniform import uniform
+    from secateur.deciding.splits import SPLITS
+    from secateur.deciding.splits.uniform import uniform
     from secateur.measuring.accuracy import Accuracy, evaluate
     from secateur.measuring.latency import Timing, latency
     from secateur.repairing.repair import repair
@@ -53,6 +56,7 @@ _HOMES = {
     "METRICS": "secateur.scoring.metrics",
     "Accuracy": "secateur.measuring.accuracy",
     "Benched": "secateur.shipping.bench",
+    "COSTS": "secateur.deciding.costs",
     "ChannelGraph": "secateur.channels.graph",
     "Channels": "secateur.scoring.evidence",
     "ClassMoments": "secateur.scoring.moments",
@@ -60,9 +64,11 @@ _HOMES = {
     "Distillation": "secateur.training.distillation",
     "Exported": "secateur.shipping.export",
     "Fitted": "secateur.training.fit",
+    "Goal": "secateur.deciding.goal",
     "Plan": "secateur.channels.plan",
     "Preset": "secateur.training.presets",
     "Reader": "secateur.channels.units",
+    "SPLITS": "secateur.deciding.splits",
     "Scores": "secateur.scoring.scores",
     "Sensitivity": "secateur.deciding.sensitivity",
     "Settings": "secateur.running.settings",
@@ -73,7 +79,7 @@ _HOMES = {
     "bench": "secateur.shipping.bench",
     "collect": "secateur.scoring.collect",
     "compress": "secateur.running.compress",
-    "decide": "secateur.deciding.decide",
+    "decide": "secateur.deciding.ranked_plan",
     "evaluate": "secateur.measuring.accuracy",
     "export": "secateur.shipping.export",
     "fit": "secateur.training.fit",
@@ -90,12 +96,14 @@ _HOMES = {
     "sensitivity": "secateur.deciding.sensitivity",
     "studies": "secateur.studies",
     "trace": "secateur.channels.graph",
-    "uniform": "secateur.deciding.uniform",
+    "uniform": "secateur.deciding.splits.uniform",
     "zeroed": "secateur.channels.zeroing",
 }
 
 __all__ = [
+    "COSTS",
     "METRICS",
+    "SPLITS",
     "Accuracy",
     "Benched",
     "ChannelGraph",
@@ -105,6 +113,7 @@ __all__ = [
     "Distillation",
     "Exported",
     "Fitted",
+    "Goal",
     "Plan",
     "Preset",
     "Reader",

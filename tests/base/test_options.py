@@ -26,7 +26,7 @@ class Bake:
         ({"heat": float("nan")}, "got nan"),
         ({"heat": "hot"}, "got 'hot'"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"shape": "sqare"}, "no shape called 'sqare': did you mean square"),
+        ({"shape": "sqare"}, "shape must be one of round, square; got 'sqare' .did you mean square"),
     ],
 )
 def test_bad_values_are_refused(words: dict[str, Any], message: str) -> None:

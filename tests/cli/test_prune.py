@@ -32,7 +32,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quick(weights: Path, out: Path, *words: str) -> list[str | Path]:
     """Half a second: no retraining unless asked, scores from 100 images."""
-    short = ["--data", "digits", "--images", "100", "--device", "cpu", "--no-augment"]
+    short = ["--data", "digits", "--num-images", "100", "--device", "cpu", "--no-augment"]
     return ["prune", "lenet5", "--weights", weights, *short, "--out", out, *words]
 
 
@@ -65,35 +65,36 @@ def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
 
 def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
     """With a solve alone: the metric that knows of it, the split of least error, no sensitivity; and a report."""
-    words = ["--target", "0.5", "--epochs", "0", "--repair", "solve", "--repair-images", "200"]
+    words = ["--target", "0.5", "--epochs", "0", "--repair", "solve", "--num-repair-images", "200"]
     lines(secateur(*quick(weights, tmp_path / "solved", *words)))
     summary = json.loads((tmp_path / "solved" / "summary.json").read_text())
     asked = summary["settings"]
-    assert (asked["metric"], asked["method"], asked["judge"]) == ("rebuilt", "errors", "repaired")
+    assert (asked["metric"], asked["split"], asked["trials"]) == ("rebuilt", "least_error", "repaired")
     assert macs(tmp_path / "solved") == summary["after"]["macs"] <= 0.5 * WHOLE
     assert not (tmp_path / "solved" / "round-01" / "sensitivity.json").exists()
     page = (tmp_path / "solved" / "report.html").read_text()
-    assert "makes the error that no repair can mend the least" in page and "rebuilt" in page
-    lines(secateur(*quick(weights, tmp_path / "cut", "--target", "0.5", "--epochs", "0", "--method", "alike")))
-    assert "the same share everywhere" in (tmp_path / "cut" / "report.html").read_text()
+    assert "he total error after repair is smallest" in page and "rebuilt" in page
+    lines(secateur(*quick(weights, tmp_path / "cut", "--target", "0.5", "--epochs", "0", "--split", "uniform")))
+    assert "he same fraction of channels from every unit" in (tmp_path / "cut" / "report.html").read_text()
     cut = json.loads((tmp_path / "cut" / "summary.json").read_text())
     assert cut["settings"]["metric"] == "gsd_reader"
     assert summary["after"]["holdout"]["loss"] < cut["after"]["holdout"]["loss"]
 
 
 def test_errors_need_the_metric_that_gives_errors(weights: Path, tmp_path: Path) -> None:
-    asked = quick(weights, tmp_path / "run", "--target", "0.5", "--epochs", "1", "--method", "errors")
-    result = secateur(*asked)
-    assert result.exit_code == 1 and 'which only the metric "rebuilt" gives: ask for that too' in result.stderr
-    lines(secateur(*asked, "--metric", "rebuilt"))
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["settings"]["method"] == "errors"
+    asked = quick(weights, tmp_path / "run", "--target", "0.5", "--epochs", "1", "--split", "least_error")
+    result = secateur(*asked, "--metric", "gsd")
+    assert result.exit_code == 1 and "needs scores that are errors, and gsd gives none: use rebuilt" in result.stderr
+    lines(secateur(*asked))
+    settings = json.loads((tmp_path / "run" / "summary.json").read_text())["settings"]
+    assert (settings["split"], settings["metric"]) == ("least_error", "rebuilt")
 
 
 @pytest.mark.parametrize(
     "words, most, least",
     [
         (["--macs", "250K"], 250e3, 200e3),
-        (["--target", "0.25", "--method", "ratio"], 0.75 * WHOLE, 0.65 * WHOLE),
+        (["--target", "0.25", "--split", "ratio"], 0.75 * WHOLE, 0.65 * WHOLE),
         (["--target", "0.3", "--cost", "params", "--measure", "loss", "--exact"], 0.7 * WHOLE, 0.6 * WHOLE),
         (["--ratio", "0.5", "--metric", "l1"], 0.5 * WHOLE, 0.2 * WHOLE),
         (["--ratio", "0.25", "--exclude", "conv1*", "--streams", "coupled"], 0.95 * WHOLE, 0.6 * WHOLE),
@@ -112,7 +113,7 @@ def test_params_and_points(weights: Path, tmp_path: Path) -> None:
     assert 35_000 <= left <= 40_000 + 300
     lines(secateur(*quick(weights, tmp_path / "b", "--epochs", "0", "--max-drop", "3")))
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
-    assert summary["settings"]["max_drop"] == 0.03
+    assert summary["settings"]["max_drop"] == 3
     assert summary["before"]["holdout"]["top1"] - summary["after"]["holdout"]["top1"] <= 0.03
 
 
@@ -145,9 +146,9 @@ def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pyt
     [
         (["--metric", "gsdd"], "there is no metric called 'gsdd': did you mean gsd"),
         (["--target", "0.999"], "can be removed"),
-        (["--target", "1.5"], "fraction to remove, above 0 and below 1; got 1.5"),
-        (["--macs", "9G"], "the goal is met already"),
-        (["--macs", "many"], "--macs takes a number such as 63M, 400K or 2.3G, not 'many'"),
+        (["--target", "1.5"], "target must be above 0 and below 1, got 1.5"),
+        (["--macs", "9G"], "meets the goal already"),
+        (["--macs", "many"], "expected a number such as 63M, 400K or 2.3G, got 'many'"),
         (["--target", "0.5", "--ratio", "0.5"], "give one goal, not 2: target, ratio"),
         (["--k", "50"], "k must lie between 1 and"),
         (["--alpha", "0"], "alpha must be above 0"),
@@ -155,8 +156,8 @@ def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pyt
         (["--holdout", "none"], "has no holdout images"),
         (["--data", "cifar11"], "there is no data set called 'cifar11'"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),
-        (["--repair", "glue"], "repair must be one of none, bn, solve"),
-        (["--repair", "bn", "--judge", "dredd"], "judge must be one of cut, repaired; got 'dredd'"),
+        (["--repair", "glue"], "there is no repair called 'glue'"),
+        (["--repair", "bn", "--trials", "by fire"], "trials must be one of cut, repaired; got 'by fire'"),
         (["--weights", "nowhere.safetensors"], "nowhere.safetensors"),
     ],
 )

@@ -13,7 +13,7 @@ from secateur.zoo.models import create
 from tests.cli.typed import lines, secateur
 from tests.deciding.toys import seeded
 
-SHORT = ["--data", "digits", "--images", "60", "--limit", "40"]
+SHORT = ["--data", "digits", "--num-images", "60", "--limit", "40"]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_table_json_and_picture(weights: Path, tmp_path: Path) -> None:
     said = lines(secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path))
     found = json.loads((tmp_path / "sensitivity.json").read_text())
     units = [f"layer{n}.0.conv1:{end}" for n in (1, 2, 3) for end in ("in", "out")]
-    assert sorted(found["tried"]) == units and found["images"] == 40 and found["method"] == "flops"
+    assert sorted(found["tried"]) == units and found["num_images"] == 40 and found["split"] == "algorithm1"
     assert {name: row["channels"] for name, row in found["tried"].items()} == {
         "layer1.0.conv1:in": 6,
         "layer1.0.conv1:out": 3,
@@ -48,7 +48,7 @@ def test_table_json_and_picture(weights: Path, tmp_path: Path) -> None:
 
 
 def test_curves(weights: Path, tmp_path: Path) -> None:
-    words = ["--method", "ratio", "--exclude", "layer[23]*", "--measure", "loss", "--k", "1"]
+    words = ["--split", "ratio", "--exclude", "layer[23]*", "--measure", "loss", "--k", "1"]
     lines(secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path))
     found = json.loads((tmp_path / "sensitivity.json").read_text())
     assert found["alpha"] is None and found["measure"] == "loss"
@@ -58,7 +58,7 @@ def test_curves(weights: Path, tmp_path: Path) -> None:
 
 
 def test_units_judged_after_their_repair(weights: Path, tmp_path: Path) -> None:
-    words = ["--exact", "--repair", "solve", "--repair-images", "50"]
+    words = ["--exact", "--repair", "solve", "--num-repair-images", "50"]
     lines(secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path / "solve"))
     lines(secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path / "cut"))
     solved, cut = (json.loads((tmp_path / name / "sensitivity.json").read_text()) for name in ("solve", "cut"))
@@ -74,10 +74,10 @@ def test_units_judged_after_their_repair(weights: Path, tmp_path: Path) -> None:
         (["--alpha", "-1"], "alpha must be above 0"),
         (["--k", "100"], "k must lie between 1 and"),
         (["--measure", "f1"], "measure must be"),
-        (["--method", "flop"], "method must be"),
-        (["--cost", "watts"], "cost must be"),
-        (["--repair", "glue"], "repair must be one of none, bn, solve; got 'glue'"),
-        (["--repair", "bn", "--repair-images", "0"], "limit must be at least 1"),
+        (["--split", "algorithm"], "did you mean algorithm1?"),
+        (["--cost", "watts"], "there is no cost called 'watts'"),
+        (["--repair", "glue"], "there is no repair called 'glue'"),
+        (["--repair", "bn", "--num-repair-images", "0"], "num_repair_images must be at least 1"),
         (["--exclude", "*"], "no unit is left to prune"),
         (["--holdout", "none"], "has no holdout images"),
     ],

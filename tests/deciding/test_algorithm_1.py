@@ -9,9 +9,14 @@ import torch
 from torch import nn
 
 import secateur as sc
-from secateur.deciding.amounts import amounts, candidates, cost_by, floor_of
-from secateur.deciding.decide import decide
+from secateur.deciding.amounts import amounts
+from secateur.deciding.budget import Cutter
+from secateur.deciding.candidates import candidates
+from secateur.deciding.costs.macs import macs
+from secateur.deciding.costs.params import params
+from secateur.deciding.ranked_plan import decide
 from secateur.deciding.sensitivity import sensitivity
+from secateur.deciding.widths import floor_of
 from secateur.errors import DecideError
 from secateur.zoo.models import create
 from tests.deciding.toys import algorithm_1, answered, batches, drawn, measured, random_scores, seeded, without_weakest
@@ -76,7 +81,7 @@ def test_as_the_paper_writes_it(name: str, alpha: float) -> None:
     scores = random_scores(graph)
     assert sorted(candidates(graph)) == sorted(units)
 
-    found = amounts(graph, scores, units, alpha=alpha, cost=cost_by(graph, "macs"))
+    found = amounts(Cutter(graph, scores), units, alpha=alpha, cost=macs(graph))
     able = sum(amount.channels > 0 for amount in found.values())
     k = max(1, round(able / 3))
     if not able:
@@ -95,7 +100,7 @@ def test_as_the_paper_writes_it(name: str, alpha: float) -> None:
     assert {n: row.loss for n, row in got.tried.items()} == pytest.approx(want.loss, rel=1e-4)
     assert_accuracy(got.base_accuracy, model, pairs)
     assert got.base_loss == pytest.approx(measured(model, pairs)[1], rel=1e-4)
-    assert all(row.images == 60 for row in got.tried.values())
+    assert all(row.num_images == 60 for row in got.tried.values())
     chosen = got.ranked()[:k]
     for unit in set(got.tried) - set(chosen):  # no better in accuracy; where that is the same, no better in loss
         for better in chosen:
@@ -116,7 +121,7 @@ def test_all_units_lose_the_same_within_half_a_granule(network: str, alpha: floa
     build, example = CASES[network][:2] if network in CASES else (lambda: create("resnet56"), torch.zeros(1, 3, 32, 32))
     graph = sc.trace(seeded(build), example)
     scores = random_scores(graph)
-    found = amounts(graph, scores, candidates(graph), alpha=alpha, cost=cost_by(graph, "macs"))
+    found = amounts(Cutter(graph, scores), candidates(graph), alpha=alpha, cost=macs(graph))
     aim = alpha * max(amount.floss for amount in found.values())
     free = [amount for amount in found.values() if not amount.stopped]
     for amount in free:
@@ -134,7 +139,12 @@ def test_flosses_of_resnet56_by_hand() -> None:
     """An inner channel of stage 1: a filter of conv1 and the slice of conv2, 2 x 16 x 9 x 32 x 32 MACs. An input of
     a block: the slice of conv1 alone. Stages 2 and 3 have twice the width on a quarter of the positions."""
     graph = sc.trace(create("resnet56"), torch.zeros(1, 3, 32, 32))
-    found = amounts(graph, random_scores(graph), candidates(graph), alpha=3, cost=cost_by(graph, "macs"))
+    found = amounts(
+        Cutter(graph, random_scores(graph)),
+        candidates(graph),
+        alpha=3,
+        cost=macs(graph),
+    )
     assert found["layer1.3.conv1:out"].floss == 2 * 16 * 9 * 1024 == 294_912
     assert found["layer1.3.conv1:in"].floss == 16 * 9 * 1024
     assert found["layer2.3.conv1:out"].floss == 2 * 32 * 9 * 256 == 147_456
@@ -145,7 +155,12 @@ def test_flosses_of_resnet56_by_hand() -> None:
 
 def test_floors() -> None:
     graph = sc.trace(create("resnet56"), torch.zeros(1, 3, 32, 32))
-    found = amounts(graph, random_scores(graph), candidates(graph), alpha=1000, cost=cost_by(graph, "macs"))
+    found = amounts(
+        Cutter(graph, random_scores(graph)),
+        candidates(graph),
+        alpha=1000,
+        cost=macs(graph),
+    )
     left = {n: graph.units[n].width - a.channels for n, a in found.items()}
     assert {(graph.units[n].width, kept) for n, kept in left.items()} == {(16, 2), (32, 4), (64, 7)}
     assert all(amount.stopped for amount in found.values())
@@ -154,7 +169,12 @@ def test_floors() -> None:
 def test_params_as_cost() -> None:
     """Parameters do not know of positions: an inner channel of stage n saves 2 x 16n x 9 weights."""
     graph = sc.trace(create("resnet56"), torch.zeros(1, 3, 32, 32))
-    found = amounts(graph, random_scores(graph), candidates(graph), alpha=2, cost=cost_by(graph, "params"))
+    found = amounts(
+        Cutter(graph, random_scores(graph)),
+        candidates(graph),
+        alpha=2,
+        cost=params(graph),
+    )
     assert [found[f"layer{n}.3.conv1:out"].floss for n in (1, 2, 3)] == [288, 576, 1152]
     assert [found[f"layer{n}.3.conv1:out"].channels for n in (1, 2, 3)] == [8, 4, 2]
     small = seeded(lambda: create("resnet8", num_classes=10))

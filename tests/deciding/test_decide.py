@@ -12,9 +12,13 @@ import torch
 from torch import nn
 
 import secateur as sc
-from secateur.deciding.amounts import Room, amounts, candidates, cost_by
-from secateur.deciding.decide import decide
+from secateur.deciding.amounts import amounts
+from secateur.deciding.budget import Cutter
+from secateur.deciding.candidates import candidates
+from secateur.deciding.costs import cost_function
+from secateur.deciding.ranked_plan import decide
 from secateur.deciding.sensitivity import Sensitivity, Tried, sensitivity
+from secateur.deciding.widths import WidthLimits
 from secateur.errors import DecideError
 from secateur.scoring.scores import Scores
 from secateur.zoo.models import create
@@ -30,17 +34,19 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 
 def made(
-    graph: sc.ChannelGraph, scores: Scores, *, alpha: float = 3, method: str = "flops", seed: int = 0, **room: Any
+    graph: sc.ChannelGraph, scores: Scores, *, alpha: float = 3, split: str = "algorithm1", seed: int = 0, **room: Any
 ) -> Sensitivity:
     """A sensitivity with drawn accuracies: what units are ranked by is not what is tested here."""
-    found = amounts(graph, scores, candidates(graph), alpha=alpha, cost=cost_by(graph, "macs"), room=Room(**room))
+    found = amounts(
+        Cutter(graph, scores, WidthLimits(**room)), candidates(graph), alpha=alpha, cost=cost_function(graph, "macs")
+    )
     draw = np.random.default_rng(seed).permutation(len(found)) / len(found)
     tried = {
         n: Tried(n, a.channels, graph.units[n].width, float(v), 1 - float(v), float(v), 0.0, a.floss, 10, a.stopped)
         for (n, a), v in zip(found.items(), draw, strict=True)
         if a.channels
     }
-    return Sensitivity(method, "accuracy", "macs", alpha, 0.9, 0.1, 0.9, 10, tried)
+    return Sensitivity(split, "accuracy", "macs", alpha, 0.9, 0.1, 0.9, 10, tried)
 
 
 def network(name: str) -> tuple[nn.Module, Any, sc.ChannelGraph, Scores]:
@@ -121,7 +127,7 @@ def test_out_of_reach_says_how_far_it_can_go(name: str) -> None:
 def test_a_target_that_is_met_already_and_targets_that_are_none() -> None:
     _, _, graph, scores = network("mixed")
     found = made(graph, scores)
-    with pytest.raises(DecideError, match=r"the target of 30\.0% is met already"):
+    with pytest.raises(DecideError, match=r"the target of 30\.0% already"):
         decide(graph, scores, found, target=0.3, whole=2 * graph.macs)
     for target in (0.0, 1.0, -0.2, 50, float("nan")):
         with pytest.raises(DecideError, match="fraction to remove, above 0 and below 1"):
@@ -166,16 +172,16 @@ def test_amounts_in_multiples_by_hand() -> None:
     """point:out has 20 channels. In eights it may go down to 16 or 8; nearest to what Eqn. 3 says."""
     _, _, graph, scores = network("mixed")
     unit = graph.units["point:out"]
-    assert Room(8).choices(unit) == [0, 4, 12]
-    assert [Room(8).nearest(unit, x) for x in (0.4, 1.9, 2.1, 7.9, 8.1, 30)] == [0, 0, 4, 4, 12, 12]
-    assert Room(8).nearest(unit, 0.4, least=1) == 4 and Room(64).nearest(unit, 3, least=1) == 0
-    assert Room().choices(unit) == list(range(19))
+    assert WidthLimits(8).choices(unit) == [0, 4, 12]
+    assert [WidthLimits(8).nearest(unit, x) for x in (0.4, 1.9, 2.1, 7.9, 8.1, 30)] == [0, 0, 4, 4, 12, 12]
+    assert WidthLimits(8).nearest(unit, 0.4, least=1) == 4 and WidthLimits(64).nearest(unit, 3, least=1) == 0
+    assert WidthLimits().choices(unit) == list(range(19))
     grouped = graph.units["group:out"]  # 48 in 4 groups; 10% is 5, two of each group are 8
-    assert Room().choices(grouped) == list(range(0, 41, 4))
-    assert Room(16).choices(grouped) == [0, 16, 32]
-    assert Room(3).choices(grouped) == [0, 12, 24, 36]
-    assert Room(64).choices(unit) == [0]
-    with pytest.raises(DecideError, match="round_to must be a whole number of channels, 1 or more; got 0"):
+    assert WidthLimits().choices(grouped) == list(range(0, 41, 4))
+    assert WidthLimits(16).choices(grouped) == [0, 16, 32]
+    assert WidthLimits(3).choices(grouped) == [0, 12, 24, 36]
+    assert WidthLimits(64).choices(unit) == [0]
+    with pytest.raises(DecideError, match="round_to must be a whole number of channels, at least 1; got 0"):
         decide(graph, scores, made(graph, scores), round_to=0)
 
 
@@ -187,9 +193,9 @@ def test_floors_are_shares_of_the_original_widths() -> None:
     later = sc.trace(small, example)
     scores = random_scores(later)
     widths = {n: u.width for n, u in graph.units.items()}
-    assert Room(1, widths).choices(later.units[names[0]]) == [0, 1, 2, 3]
-    assert Room(1).choices(later.units[names[0]])[-1] == 8
-    found = made(later, scores, widths=widths)
+    assert WidthLimits(1, widths).choices(later.units[names[0]]) == [0, 1, 2, 3]
+    assert WidthLimits(1).choices(later.units[names[0]])[-1] == 8
+    found = made(later, scores, original=widths)
     with pytest.raises(DecideError, match="out of reach"):
         decide(later, scores, found, target=0.99, widths=widths)
     plan = decide(later, scores, found, len(found.tried), target=0.6, widths=widths)
@@ -207,7 +213,7 @@ def test_li_et_al_by_ratio() -> None:
     exact = sensitivity(graph, scores, pairs, exact=True)
     flops = decide(graph, scores, exact)
     removed = 1 - graph.cost(flops).macs / graph.macs
-    found = sensitivity(graph, scores, pairs, "ratio", ratios=(0.25, 0.5, 0.75), ratio=0.5)
+    found = sensitivity(graph, scores, pairs, split="ratio", ratios=(0.25, 0.5, 0.75), trial_ratio=0.5)
     assert found.alpha is None and set(found.curves) == set(candidates(graph)) == set(found.tried)
     for name, curve in found.curves.items():
         width = graph.units[name].width
@@ -231,7 +237,7 @@ def test_scores_of_another_network() -> None:
     other = Scores("short", {**scores.values, "down:out": np.zeros(5)})
     with pytest.raises(DecideError, match=r"unit 'down:out' has 24 channels and 5 scores; score the network"):
         sensitivity(graph, other, pairs)
-    with pytest.raises(DecideError, match="the scores have none of the units"):
+    with pytest.raises(DecideError, match="the scores have none of the graph's units"):
         sensitivity(graph, Scores("none", {"a:out": np.zeros(4)}), pairs)
     some = sensitivity(graph, scores.of_units(["conv1:out", "point:out"]), pairs, exact=True)
     assert set(some.tried) == {"conv1:out", "point:out"}

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sc
-from secateur.deciding.least_error import least_error
+from secateur.deciding.budget import Cutter
+from secateur.deciding.splits.least_error import least_error
+from secateur.deciding.widths import WidthLimits
 from secateur.errors import DecideError
 from secateur.scoring.scores import Scores
 from tests.deciding.toys import seeded
@@ -56,7 +58,7 @@ def test_no_other_split_has_a_smaller_error(seed: int, share: float) -> None:
     graph, scores = sc.trace(model, EXAMPLE), errors(seed)
     whole = counted_macs(model, EXAMPLE)
     assert whole == sum(WIDTHS) * EACH
-    plan = least_error(graph, scores, NAMES, share * whole)
+    plan = least_error(Cutter(graph, scores), NAMES, share * whole)
     gone = [plan.removed()[name] for name in NAMES]
     curves = [np.concatenate([[0.0], np.sort(scores.values[name])]) for name in NAMES]
     channels = int(np.ceil((1 - share) * sum(WIDTHS) - 1e-9))  # that must go: all cost the same
@@ -73,17 +75,17 @@ def test_no_other_split_has_a_smaller_error(seed: int, share: float) -> None:
 def test_a_unit_that_is_missed_twice_as_much_loses_less() -> None:
     graph, scores = sc.trace(seeded(Blocks), EXAMPLE), errors(0)
     values = dict(scores.values)
-    before = least_error(graph, scores, NAMES, 0.6 * graph.macs).removed()
+    before = least_error(Cutter(graph, scores), NAMES, 0.6 * graph.macs).removed()
     values[NAMES[2]] = 10 * values[NAMES[2]]
-    after = least_error(graph, Scores("rebuilt", values, 1), NAMES, 0.6 * graph.macs).removed()
+    after = least_error(Cutter(graph, Scores("rebuilt", values, 1)), NAMES, 0.6 * graph.macs).removed()
     assert after[NAMES[2]] < before[NAMES[2]] and sum(after.values()) == sum(before.values())
 
 
 def test_floors_and_steps() -> None:
     graph, scores = sc.trace(seeded(Blocks), EXAMPLE), errors(1)
     with pytest.raises(DecideError, match=r"removing 90\.0% is out of reach: with every unit at its floor .* 75\.0%"):
-        least_error(graph, scores, NAMES, 0.1 * graph.macs)
-    plan = least_error(graph, scores, NAMES, 0.5 * graph.macs, round_to=2)
+        least_error(Cutter(graph, scores), NAMES, 0.1 * graph.macs)
+    plan = least_error(Cutter(graph, scores, WidthLimits(2)), NAMES, 0.5 * graph.macs)
     assert all(len(plan.keep[name]) % 2 == 0 for name in NAMES if plan.removed()[name])
     assert graph.cost(plan).macs <= 0.5 * graph.macs
 
@@ -95,7 +97,7 @@ def test_a_unit_that_saves_nothing_is_left_alone() -> None:
     def last_alone(keep: Mapping[str, Sequence[int]]) -> float:
         return float(len(keep.get(NAMES[2], range(WIDTHS[2]))))
 
-    plan = least_error(graph, scores, NAMES, 5.0, cost=last_alone)
+    plan = least_error(Cutter(graph, scores), NAMES, 5.0, cost=last_alone)
     assert [plan.removed()[name] for name in NAMES] == [0, 0, 5]
     with pytest.raises(DecideError, match="out of reach"):
-        least_error(graph, scores, NAMES, 1.0, cost=last_alone)
+        least_error(Cutter(graph, scores), NAMES, 1.0, cost=last_alone)

@@ -33,11 +33,11 @@ def test_a_repair_of_ones_own_is_in_force_when_a_unit_is_judged(words: dict[str,
     plain = sensitivity(graph, scores, pairs, alpha=1, **words)
     assert (found.repair, plain.repair) == ("own", "none") and found.base_value == plain.base_value
     for name, row in found.tried.items():
-        if row.images in (0, 60):  # a race need not show all images to all units
+        if row.num_images in (0, 60):  # a race need not show all images to all units
             with turned(name, without_weakest(graph.units[name], scores.values[name], row.channels)):
                 accuracy, loss = measured(model, pairs)
             assert row.value == pytest.approx(accuracy if found.measure == "accuracy" else -loss, rel=1e-4)
-    assert sum(row.images in (0, 60) for row in found.tried.values()) >= 2
+    assert sum(row.num_images in (0, 60) for row in found.tried.values()) >= 2
     losses = [[row.loss or row.value for row in which.tried.values()] for which in (found, plain)]
     assert any(abs(one - other) > 1e-3 for one, other in zip(*losses, strict=True))
 

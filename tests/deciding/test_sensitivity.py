@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import secateur as sc
 from secateur.deciding import partial_forward, trial_evaluation
-from secateur.deciding.amounts import candidates
+from secateur.deciding.candidates import candidates
 from secateur.deciding.sensitivity import Sensitivity, sensitivity
 from secateur.errors import DataError, DecideError
 from secateur.scoring.scores import Scores
@@ -42,7 +42,7 @@ def assert_rows(
     found: Sensitivity, graph: sc.ChannelGraph, scores: Scores, pairs: list[Any], images: int, at_least: int
 ) -> None:
     """Units that were tried on all images have the accuracy of the network with their weakest channels zeroed."""
-    full = {name: row for name, row in found.tried.items() if row.images == images}
+    full = {name: row for name, row in found.tried.items() if row.num_images == images}
     assert len(full) >= at_least
     for name, row in full.items():
         assert row.accuracy is not None
@@ -57,13 +57,13 @@ def test_a_race_ends_near_the_exact_best() -> None:
         model, graph, scores, pairs = case(600, 200, 77, seed=seed)
         exact = sensitivity(graph, scores, pairs, alpha=1, exact=True)
         raced = sensitivity(graph, scores, pairs, alpha=1, tolerance=0.01)
-        assert raced.images == exact.images == 600
+        assert raced.num_images == exact.num_images == 600
         for found in (raced, exact):  # in other batches and another order
             assert_accuracy(found.base_accuracy, model, pairs)
         truth = values(exact)
         gaps.append(sum(truth[n] for n in exact.ranked()[:2]) / 2 - sum(truth[n] for n in raced.ranked()[:2]) / 2)
-        shares.append(sum(row.images for row in raced.tried.values()) / (600 * len(raced.tried)))
-        assert all(row.images == 600 for row in exact.tried.values())
+        shares.append(sum(row.num_images for row in raced.tried.values()) / (600 * len(raced.tried)))
+        assert all(row.num_images == 600 for row in exact.tried.values())
         assert {n: row.channels for n, row in raced.tried.items()} == {n: r.channels for n, r in exact.tried.items()}
     assert max(gaps) <= 0.01 and np.mean(shares) < 0.8
 
@@ -89,9 +89,9 @@ def test_by_loss(exact: bool) -> None:
         keep = without_weakest(graph.units[name], scores.values[name], row.channels)
         with sc.zeroed(graph, {name: keep}):
             loss = measured(model, pairs)[1]
-        if row.images == 60:
+        if row.num_images == 60:
             assert row.value == pytest.approx(-loss, rel=1e-4) and row.loss == pytest.approx(loss, rel=1e-4)
-    assert sum(row.images == 60 for row in found.tried.values()) >= (len(found.tried) if exact else 2)
+    assert sum(row.num_images == 60 for row in found.tried.values()) >= (len(found.tried) if exact else 2)
     assert found.ranked() == sorted(found.tried, key=lambda n: -found.tried[n].value)
 
 
@@ -126,7 +126,7 @@ def test_batches_that_are_too_large_for_memory(monkeypatch: pytest.MonkeyPatch, 
     for found in (parts, whole):
         assert_accuracy(found.base_accuracy, model, pairs)
     for name, row in parts.tried.items():
-        assert row.images == whole.tried[name].images
+        assert row.num_images == whole.tried[name].num_images
         assert (row.value, row.loss) == pytest.approx((whole.tried[name].value, whole.tried[name].loss), rel=1e-5)
 
 
@@ -194,7 +194,7 @@ def test_everything_is_left_as_found() -> None:
     given = copy.deepcopy(pairs)
     torch.manual_seed(5)
     state, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    for words in ({}, {"exact": True}, {"method": "ratio", "ratios": (0.5,)}, {"cost": "latency"}):
+    for words in ({}, {"exact": True}, {"split": "ratio", "ratios": (0.5,)}, {"cost": "latency"}):
         sensitivity(graph, scores, pairs, **words)  # type: ignore[arg-type]
 
     def broken(network: nn.Module, loader: Any) -> float:
@@ -226,7 +226,7 @@ def test_the_same_again_and_as_json() -> None:
     assert one == two
     words = json.loads(json.dumps(one.to_dict()))
     assert words["tried"]["point:out"]["channels"] == one.tried["point:out"].channels
-    assert words["images"] == 200 and words["alpha"] == 3.0
+    assert words["num_images"] == 200 and words["alpha"] == 3.0
 
 
 def test_progress_only_grows_and_ends() -> None:
@@ -249,15 +249,17 @@ def test_progress_only_grows_and_ends() -> None:
         ({"alpha": float("nan")}, "alpha must be above 0"),
         ({"alpha": float("inf")}, "alpha must be above 0"),
         ({"alpha": 1e-4}, "no unit can lose a whole granule within its floor"),
-        ({"k": 0}, "k must lie between 1 and the number of units that can lose channels, 6; got 0"),
+        ({"k": 0}, "k must be at least 1, got 0"),
         ({"k": 7}, "6; got 7"),
-        ({"measure": "acuracy"}, 'measure must be "accuracy", "loss" or a function'),
-        ({"method": "flop"}, 'method must be "flops" or "ratio"'),
-        ({"cost": "watts"}, 'cost must be "macs", "params" or "latency"'),
+        ({"measure": "acuracy"}, "measure must be one of accuracy, loss; got 'acuracy' .did you mean accuracy"),
+        ({"split": "algoritm1"}, "no split called 'algoritm1': did you mean algorithm1"),
+        ({"split": "uniform"}, "ranks units for the splits"),
+        ({"alfa": 3.0}, "no setting called 'alfa': did you mean alpha"),
+        ({"cost": "watts"}, "no cost called 'watts'.*Available: latency, macs, params"),
         ({"confidence": 1.5}, "confidence must be"),
-        ({"method": "ratio", "ratios": (0.5, 1.0)}, "ratios are fractions removed, above 0 and below 1; got 1.0"),
+        ({"split": "ratio", "ratios": (0.5, 1.0)}, "ratios are fractions removed, above 0 and below 1; got 1.0"),
         ({"round_to": 1000}, "no unit can lose a whole granule within its floor; lower round_to"),
-        ({"round_to": 0}, "round_to must be a whole number of channels"),
+        ({"round_to": 0}, "round_to must be at least 1, got 0"),
     ],
 )
 def test_values_out_of_range(words: dict[str, Any], complaint: str) -> None:
@@ -309,5 +311,5 @@ def test_a_loader_that_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_evaluation, "KEPT_BYTES", 1000)
     again = sensitivity(graph, scores, pairs, tolerance=0.0)
     assert values(again).keys() == values(raced).keys()
-    with pytest.raises(DataError, match=r"in another order each time.*turn shuffling off, or pass exact=True"):
+    with pytest.raises(DataError, match=r"in a different order each time.*turn shuffling off, or pass exact=True"):
         sensitivity(graph, scores, Shuffled(images, labels))

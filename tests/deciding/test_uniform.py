@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import secateur as sc
-from secateur.deciding.uniform import uniform
+from secateur.deciding.splits.uniform import uniform
 from secateur.errors import DecideError
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores

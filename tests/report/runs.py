@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from secateur import compress
+from secateur.running.folder import RunFolder
 from secateur.zoo.models import create
 
 CLASSES, SIDE = 3, 12
@@ -41,7 +42,7 @@ def batches(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     return pairs
 
 
-def make_run(folder: Path, **changes: Any) -> Any:
+def make_run(folder: Path | RunFolder, **changes: Any) -> Any:
     """Prune a resnet8 for one-channel images into `folder`."""
     with torch.random.fork_rng():
         torch.manual_seed(3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,28 @@ from typer.testing import CliRunner
 
 from secateur.cli import prune
 from secateur.cli import report as verb
+from secateur.cli.from_settings import values_of
+from secateur.cli.options import DeviceOptions, EverydayData
 from secateur.report.rerun_command import command
+from secateur.running.settings import Settings
 from secateur.zoo.models import create
 from tests.report.runs import Page
 
-DEFAULTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(inspect.unwrap(prune.command)).parameters.items()
-    if name not in ("out", "resume")
-}
+DEFAULTS = {"model": None, **values_of(prune.PruneOptions(), EverydayData(), DeviceOptions(), Settings())}
 
 ASKED: list[dict[str, Any]] = [
     {"model": "resnet8"},
     {"model": "resnet8", "target": 0.5, "rounds": 2, "epochs": 12, "lr": 0.02, "augment": False},
     {"model": "my.nets:make it", "weights": "a b/c.pt", "data": "folder:x'y", "max_drop": 0.5, "exact": True},
-    {"model": "vgg16", "params": "400K", "exclude": ["a*", "b"], "only": ["c"], "epochs": 0, "k": 3, "distill": True},
+    {
+        "model": "vgg16",
+        "params": 400_000.0,
+        "exclude": ("a*", "b"),
+        "only": ("c",),
+        "epochs": 0,
+        "k": 3,
+        "distill": True,
+    },
     {
         "model": "lenet5",
         "metric": "gsd",

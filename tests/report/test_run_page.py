@@ -217,9 +217,8 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
     page = write_report(tmp_path / "one").read_text()
     text = Page(page).text
     assert "original = CifarResNet(...)" in text and "secateur.load('" in text
-    assert re.search(
-        r"secateur\.compress\(model, train, holdout, ratio=0\.3, metric='l1', epochs=0, folder='.*one'\)", text
-    )
+    call = r"secateur\.compress\(model, train, holdout, ratio=0\.3, split='uniform', metric='l1', epochs=0"
+    assert re.search(call, text)
     assert "These images were also used for decisions." in text and "Test accuracy" not in text
     assert len(charts(page, "rounds")) == 1 and not charts(page, "sensitivity") and not charts(page, "cuts")
 
@@ -234,7 +233,7 @@ def test_a_round_that_was_taken_back(run: Path) -> None:
 
 
 def test_bars_where_units_were_tried_at_a_ratio(tmp_path: Path) -> None:
-    make_run(tmp_path / "li", method="ratio", rounds=1, epochs=0)
+    make_run(tmp_path / "li", split="ratio", rounds=1, epochs=0)
     folder = tmp_path / "li"
     (picture,) = charts(write_report(folder).read_text(), "sensitivity")
     words, chosen = read(folder / "round-01" / "sensitivity.json"), read(folder / "round-01" / "round.json")["chosen"]

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -36,12 +37,17 @@ def main(folder: Path) -> None:
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     sys.modules["secateur.training.fit"].SECONDS_BETWEEN_REPORTS = 0.0  # type: ignore[attr-defined]
     total = _in_a_fork(lambda tell: prune(folder / "whole", tell))
+    assert total is not None
     moments, killed, rounds = random.Random(11), [], []
     while len(killed) < KILLS:
         # After some news (a step of training, a file about to be flushed, ...), at any moment of the next milliseconds;
         # first all over a run, later soon after the start, so that every attempt dies before it ends.
         news = moments.randint(1, max(3, total // (2 + len(killed))))
-        killed.append(_in_a_fork(lambda tell: prune(folder / "broken", tell), news, moments.uniform(0, 0.006)))
+        heard = _in_a_fork(lambda tell: prune(folder / "broken", tell), news, moments.uniform(0, 0.006))
+        if heard is None:  # it was quicker than the kill: begin again
+            shutil.rmtree(folder / "broken")
+            continue
+        killed.append(heard)
         rounds.append(RunFolder(folder / "broken").finished_rounds())
     _in_a_fork(lambda tell: prune(folder / "broken", tell))
     results = {name: digests(folder / name) for name in ("whole", "broken")}
@@ -66,7 +72,7 @@ def prune(folder: Path, tell: Tell) -> None:
         target=0.5,
         rounds=3,
         epochs=2,
-        images=100,
+        num_images=100,
         repair="bn",
         distill=True,
         test=TEST,
@@ -81,9 +87,10 @@ def digests(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def _in_a_fork(work: Callable[[Tell], None], kill_after: int | None = None, and_seconds: float = 0.0) -> int:
-    """Run `work` in a child, which says through a pipe how it goes on; kill it after some news, if asked. How much
-    news there was."""
+def _in_a_fork(work: Callable[[Tell], None], kill_after: int | None = None, and_seconds: float = 0.0) -> int | None:
+    """Run `work` in a child, which reports through a pipe; kill it after some news, if asked.
+
+    Returns the number of news; None if the child ended before it was killed."""
     ear, mouth = os.pipe()
     child = os.fork()
     if child == 0:
@@ -103,9 +110,9 @@ def _in_a_fork(work: Callable[[Tell], None], kill_after: int | None = None, and_
         os.kill(child, signal.SIGKILL)
     os.close(ear)
     _, status = os.waitpid(child, 0)
-    if status != (0 if kill_after is None else signal.SIGKILL):
+    if status not in ((0,) if kill_after is None else (0, signal.SIGKILL)):
         raise RuntimeError(f"the child ended with {status} after {heard} news")
-    return heard
+    return None if status == 0 and kill_after is not None else heard
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 import secateur as sc
 from secateur.errors import FileError, RunError
 from secateur.running import folder as folder_module
+from secateur.running import rounds, run_context
 from secateur.running.folder import RunFolder
 from tests.proof import same_state
 from tests.running.toys import contents, fresh, run, trained
@@ -51,13 +52,17 @@ def test_two_runs_have_the_same_bytes(finished: dict[str, bytes], tmp_path: Path
     assert [name for name in again if again[name] != finished[name] and name not in timed] == []
 
 
-def test_a_finished_run_is_not_done_again(finished: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_finished_run_is_not_done_again(
+    finished: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(finished, tmp_path)
 
     def never(*arguments: Any) -> Any:
         raise AssertionError("the run was finished")
 
-    result = run(tmp_path, fit=never, evaluate=never)
+    for module, name in ((rounds, "fit"), (rounds, "score"), (run_context, "evaluate")):
+        monkeypatch.setattr(module, name, never)
+    result = run(tmp_path)
     assert contents(tmp_path) == finished
     assert same_state(result.model, sc.load(tmp_path, fresh())) and len(result.rounds) == 2
 
@@ -152,7 +157,7 @@ def test_another_runs_folder_is_refused(finished: dict[str, bytes], tmp_path: Pa
     with pytest.raises(RunError, match="holds another run: weights was"):
         run(tmp_path, other)
     with pytest.raises(RunError, match=r"holds another run: command.model was None there and is 'x' now"):
-        run(tmp_path, about={"command": {"model": "x"}})
+        run(RunFolder(tmp_path, about={"command": {"model": "x"}}))
     assert contents(tmp_path) == finished
 
 
@@ -160,7 +165,7 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(RunError, match=r"is not empty and holds no run \(config.json is missing\); use a new folder"):
         run(tmp_path)
-    with pytest.raises(RunError, match=r"thesis.txt cannot be used as a run's folder: Not a directory"):
+    with pytest.raises(RunError, match=r"thesis.txt cannot be used as the folder of a run: Not a directory"):
         run(tmp_path / "thesis.txt")
     assert contents(tmp_path) == {"thesis.txt": b"years of work"}
 
@@ -240,5 +245,5 @@ def test_json_of_the_folder(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a.json").read_text()) == {"tuple": [1, 2], "path": str(tmp_path), "3": None}
     RunFolder(tmp_path, writes=False).write("b.json", {})
     assert not (tmp_path / "b.json").exists()
-    with pytest.raises(FileError, match=r"b.json is missing; the run in .* cannot go on without it"):
+    with pytest.raises(FileError, match=r"b.json is missing; the run in .* cannot continue without it"):
         there.read("b.json")

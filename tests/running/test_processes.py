@@ -40,7 +40,7 @@ def test_two_processes_plan_as_one_does(tmp_path: Path) -> None:
         assert first["tried"].keys() == second["tried"].keys()
         for unit, row in first["tried"].items():
             assert row["value"] == pytest.approx(second["tried"][unit]["value"], rel=1e-5)
-            assert row["images"] == second["tried"][unit]["images"]
+            assert row["num_images"] == second["tried"][unit]["num_images"]
 
 
 def assert_same_plan(one: Plan, two: Plan, scores: Scores) -> None:

@@ -15,14 +15,14 @@ import secateur as sc
 from secateur.channels.plan import Plan
 from secateur.errors import DecideError
 from secateur.running.compress import Compressed
-from secateur.running.round_plan import suited
-from secateur.running.settings import Settings, check_settings, filled
+from secateur.running.defaults import fill_defaults
+from secateur.running.settings import Settings, check_settings
 from secateur.scoring.sampling import sampled
 from tests.proof import assert_accuracy
 from tests.running.toys import CLASSES, HOLDOUT, TRAIN, contents, run, trained
 from tests.training.toys import bits, same
 
-SOLVE: dict[str, Any] = {"repair": "solve", "repair_images": 64, "epochs": 0}
+SOLVE: dict[str, Any] = {"repair": "solve", "num_repair_images": 64, "epochs": 0}
 EXAMPLE = torch.zeros(1, 3, 6, 6)
 
 
@@ -83,7 +83,7 @@ def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
     scores = sc.score(graph, sc.repair_each(graph, images()), metric="rebuilt")
     found = json.loads((tmp_path / "round-01" / "sensitivity.json").read_text())
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["settings"]["metric"], summary["settings"]["judge"], found["repair"]) == (
+    assert (summary["settings"]["metric"], summary["settings"]["trials"], found["repair"]) == (
         "rebuilt",
         "repaired",
         "solve",
@@ -98,37 +98,38 @@ def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
 
 
 def test_what_is_left_open_depends_on_the_case() -> None:
-    for words, metric, judge, count in (
+    graph = sc.trace(trained(), EXAMPLE)
+    for words, metric, trials, count in (
         ({}, "gsd_reader", None, None),
         ({"repair": "solve", "epochs": 0}, "rebuilt", "repaired", 2000),
         ({"repair": "solve"}, "gsd_reader", "cut", 500),
         ({"repair": "solve", "epochs": 0, "last_epochs": 2}, "gsd_reader", "cut", 500),  # retrained in the end
         ({"repair": "bn", "epochs": 0}, "gsd_reader", "cut", 500),
-        ({"repair": "solve", "epochs": 0, "metric": "gsd", "judge": "cut", "repair_images": 9}, "gsd", "cut", 9),
-        ({"repair": "bn", "judge": "repaired"}, "gsd_reader", "repaired", 500),
+        ({"repair": "solve", "epochs": 0, "metric": "gsd", "trials": "cut", "num_repair_images": 9}, "gsd", "cut", 9),
+        ({"repair": "bn", "trials": "repaired"}, "gsd_reader", "repaired", 500),
     ):
-        found = filled(Settings(**words))  # type: ignore[arg-type]
-        assert (found.metric, found.judge, found.repair_images) == (metric, judge, count), words
+        found = fill_defaults(Settings(**words), graph)  # type: ignore[arg-type]
+        assert (found.metric, found.trials, found.num_repair_images) == (metric, trials, count), words
     solved = Settings(repair="solve", epochs=0)
-    assert [filled(solved, pixels).repair_images for pixels in (32 * 32, 224 * 224)] == [2000, 500]
-    with pytest.raises(DecideError, match="judge must be one of cut, repaired; got 'x'"):
-        run(judge="x", repair="bn")
-    with pytest.raises(DecideError, match='"alike" needs a target'):
-        run(max_drop=0.1, method="alike")
-    with pytest.raises(DecideError, match="repair_images must be at least 1"):
-        run(repair="bn", repair_images=0)
+    assert [fill_defaults(solved, graph, pixels).num_repair_images for pixels in (32 * 32, 224 * 224)] == [2000, 500]
+    with pytest.raises(DecideError, match="trials must be one of cut, repaired; got 'x'"):
+        run(trials="x", repair="bn")
+    with pytest.raises(DecideError, match='"uniform" needs a target'):
+        run(max_drop=10, split="uniform")
+    with pytest.raises(DecideError, match="num_repair_images must be at least 1"):
+        run(repair="bn", num_repair_images=0)
 
 
 @pytest.mark.parametrize(
-    "asked", [{"cost": "latency"}, {"measure": "loss"}, {"exact": True}, {"k": 2}, {"judge": "cut"}]
+    "asked", [{"cost": "latency"}, {"measure": "loss"}, {"exact": True}, {"k": 2}, {"trials": "cut"}]
 )
 def test_what_is_asked_of_a_ranking_gets_one(asked: dict[str, Any]) -> None:
     """Where a solve alone would take the split of least error, which ranks nothing; elsewhere it is refused."""
     graph = sc.trace(trained(), EXAMPLE)
     open_ = Settings(target=0.4, repair="solve", epochs=0)
-    assert (suited(open_, graph).method, suited(replace(open_, **asked), graph).method) == ("errors", "flops")
-    for way, words in (('method "alike"', {"target": 0.4, "method": "alike"}), ("a ratio", {"ratio": 0.3})):
-        with pytest.raises(DecideError, match=f"{way} ranks no units, so {next(iter(asked))} would do nothing"):
+    assert [fill_defaults(s, graph).split for s in (open_, replace(open_, **asked))] == ["least_error", "algorithm1"]
+    for way, words in (('split "uniform"', {"target": 0.4, "split": "uniform"}), ("a ratio", {"ratio": 0.3})):
+        with pytest.raises(DecideError, match=f"{way} ranks no units, so {next(iter(asked))} would have no effect"):
             check_settings(Settings(**{**words, **asked}))
         check_settings(Settings(**words))
 
@@ -144,8 +145,8 @@ def test_where_only_a_solve_helps_the_units_inside_blocks_go_at_once(tmp_path: P
     assert len(result.rounds) == 1 and set(result.rounds[0].chosen) == {"conv1:out", "wide:out"}
     assert list(result.summary["settings"]["only"]) == ["conv1:out", "wide:out"]
     assert 0.395 <= result.summary["removed"]["macs"] <= 0.45
-    assert result.summary["settings"]["method"] == "errors"
-    even = once(tmp_path / "even", target=0.4, method="alike", only=("conv1:out", "wide:out"))
+    assert result.summary["settings"]["split"] == "least_error"
+    even = once(tmp_path / "even", target=0.4, split="uniform", only=("conv1:out", "wide:out"))
     shares = [even.rounds[0].chosen["conv1:out"] / 24, even.rounds[0].chosen["wide:out"] / 16]
     assert abs(shares[0] - shares[1]) <= 0.5 / 24 + 0.5 / 16 + 1 / 24  # rounded, and one step given back
     far = once(tmp_path / "far", target=0.85, exclude=("wide:out",))

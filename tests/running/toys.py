@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from secateur.running.compress import Compressed, compress
 from secateur.training.fit import fit
 from secateur.training.presets import Preset
+from secateur.running.folder import RunFolder
 
 CLASSES = 4
 QUICK: dict[str, Any] = {"epochs": 1, "lr": 0.02, "alpha": 1.0}
@@ -67,7 +68,7 @@ def trained(dropout: float = 0.0) -> nn.Module:
     return network
 
 
-def run(folder: Path | None = None, model: nn.Module | None = None, **changes: Any) -> Compressed:
+def run(folder: Path | RunFolder | None = None, model: nn.Module | None = None, **changes: Any) -> Compressed:
     """A quick run; by default two rounds to 40% fewer MACs."""
     goals = {"target", "macs", "params", "max_drop", "ratio"}
     words = {**({} if goals & changes.keys() else {"target": 0.4, "rounds": 2}), **QUICK, **changes}

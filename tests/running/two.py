@@ -20,7 +20,11 @@ WEIGHTS = "trained.safetensors"
 CASES = {
     "exact": {"exact": True},
     "race": {"measure": "loss"},
-    "solve": {"repair": "solve", "repair_images": 192, "judge": "cut"},  # on all images, half of them from each process
+    "solve": {
+        "repair": "solve",
+        "num_repair_images": 192,
+        "trials": "cut",
+    },  # on all images, half from each process
     "spare": {"metric": "l2"},
 }
 

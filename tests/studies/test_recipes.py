@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import secateur as sc
-from secateur.cli import prune as prune_verb
+from secateur.cli.from_settings import settings_typed
 from secateur.cli.reproduce import check
 from secateur.errors import FileError, RunError
 from secateur.running.settings import Settings, check_settings
@@ -38,9 +38,7 @@ PRUNING = [name for name in NAMES if load_recipe(name).command == "prune"]
 
 def settings(words: list[str]) -> Settings:
     """What `secateur prune` would make of a command."""
-    asked = {key: prune_verb._text(value) for key, value in check(words).items()}
-    found: Settings = prune_verb._settings(asked)
-    return found
+    return settings_typed(Settings, check(words))
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -76,7 +74,7 @@ def test_the_papers_numbers(name: str) -> None:
     assert group is not None
     row = next(row for row in group.rows if row.method == recipe.published)
     assert found.target == pytest.approx(row.macs_removed / 100)  # type: ignore[operator]
-    assert (found.metric, found.alpha, found.method, found.rounds) == ("gsd", 3.0, "flops", None)
+    assert (found.metric, found.alpha, found.split, found.rounds) == ("gsd", 3.0, "algorithm1", None)
     assert found.k == round(UNITS[recipe.run["model"]] / 3)
     # 200 epochs of 128 images, 0.01 divided by 5 at 80 and 160; or 30 / 120 of 256, 0.0003 times 0.4.
     epochs = {"imagenet-vgg16": 30, "imagenet-resnet50": 120, "cifar": 200}[found.preset]
@@ -84,7 +82,7 @@ def test_the_papers_numbers(name: str) -> None:
     assert preset == PRESETS[found.preset] and preset.epochs == epochs
     assert recipe.run["batch_size"] == preset.batch_size == (128 if found.preset == "cifar" else 256)
     assert preset.lr == (0.01 if found.preset == "cifar" else 0.0003)
-    assert found.images == (None if found.preset == "cifar" else 10000)  # CIFAR: all training data
+    assert found.num_images == (None if found.preset == "cifar" else 10000)  # CIFAR: all training data
     assert ("conv1:out" in found.exclude) == (recipe.run["model"] in ("resnet50", "preresnet164"))
 
 

@@ -11,6 +11,7 @@ reports read `describe`. Nothing here imports torch, so that `--help` is quick.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class Option:
     below: float | None = None  # values must be smaller
     choices: Sequence[str] | Registry[Any] | None = None
     parse: Callable[[str], Any] | None = None  # makes the value of the text typed on the command line, as 63M
+    own: bool = False  # a function of the user's own is a valid value
     hidden: bool = False  # a setting that only Python can give
 
 
@@ -57,13 +59,13 @@ def check(settings: Any, error: type[SecateurError]) -> None:
     """Raise `error` for the first setting that is not one of its choices or is outside its bounds."""
     for field, about in options_of(settings):
         value = getattr(settings, field.name)
-        if value is None or value == field.default:
+        if value is None or value == field.default or (about.own and callable(value)):
             continue
         if about.choices is not None and value not in about.choices:
-            raise error(unknown(f"{field.name.replace('_', ' ')}", value, list(about.choices)))
+            raise error(_no_choice(field.name, value, about.choices))
         bounds = _bounds(about)
         if bounds and not _within(value, about):
-            raise error(f"{field.name} must be {bounds}, got {value!r}")
+            raise error(f"{field.name} must be {bounds}, got {value!r} ({about.help})")
 
 
 def describe(settings: Any, *, changed_only: bool = False) -> Mapping[str, Mapping[str, Any]]:
@@ -91,6 +93,14 @@ def plain(settings: Any) -> dict[str, Any]:
     return {name: getattr(value, "__name__", "own") if callable(value) else value for name, value in values.items()}
 
 
+def _no_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any]) -> str:
+    if isinstance(choices, Registry):
+        return unknown(choices.what, value, choices)
+    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    return f"{name} must be one of {', '.join(choices)}; got {value!r}{guess}"
+
+
 def _bounds(about: Option) -> str:
     words = {"at least": about.least, "above": about.above, "at most": about.most, "below": about.below}
     return " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
@@ -105,3 +115,10 @@ def _within(value: Any, about: Option) -> bool:
         and (about.above is None or value > about.above)
         and (about.below is None or value < about.below)
     )
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """Settings of something random."""
+
+    seed: int = option(0, "Seed of samples, order and augmentation", group="Output", least=0)

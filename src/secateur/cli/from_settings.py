@@ -13,12 +13,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from secateur.base.options import Option, options_of
+
+S = TypeVar("S")
 
 EVERYDAY = "Everyday options"
 GROUPS = ("Goal", "Channels", "Layers", "Repair", "Retraining", "Data", "Output")  # their order in --help
@@ -42,7 +45,8 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(verb)
     def run(**values: Any) -> Any:
         for name, kind in classes.items():
-            values[name] = kind(**{f.name: _value(f, about, values.pop(f.name)) for f, about in _shown(kind)})
+            names = [field.name for field, _ in _shown(kind)]
+            values[name] = settings_typed(kind, {name: values.pop(name) for name in names})
         return verb(**values)
 
     arguments = [p for p in plain if _is_argument(p)]
@@ -70,7 +74,8 @@ def _parameter(kind: type[Any], field: dataclasses.Field[Any], about: Option) ->
         annotation, default = (str, default) if _required(field) else (str | None, None)
     elif get_origin(annotation) is tuple:
         annotation, default = list[get_args(annotation)[0]] | None, None  # type: ignore[misc]
-    elif any(get_origin(part) is Literal for part in (annotation, *get_args(annotation))):  # `check` names the choices
+    elif about.own or any(get_origin(part) is Literal for part in (annotation, *get_args(annotation))):
+        # A name on the command line; `check` lists the choices.
         annotation = str | None if type(None) in get_args(annotation) else str
     panel = EVERYDAY if about.everyday else about.group or None
     info = typer.Option(help=about.help, rich_help_panel=panel)
@@ -94,3 +99,26 @@ def _value(field: dataclasses.Field[Any], about: Option, typed: Any) -> Any:
 def _is_argument(parameter: inspect.Parameter) -> bool:
     marks = getattr(parameter.annotation, "__metadata__", ())
     return any(isinstance(mark, typer.models.ArgumentInfo) for mark in marks)
+
+
+def settings_typed(kind: type[S], typed: Mapping[str, Any]) -> S:
+    """Settings of a class from what was typed for its options."""
+    return kind(**{field.name: _value(field, about, typed[field.name]) for field, about in _shown(kind)})
+
+
+def values_of(*settings: Any) -> dict[str, Any]:
+    """The command line options of some settings as plain values: name -> value."""
+    values = {field.name: getattr(each, field.name) for each in settings for field, _ in _shown(type(each))}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
+    """The inverse of `values_of`: settings of a class from plain values, also after a round trip through JSON."""
+    hints = get_type_hints(kind)
+    found = {}
+    for field, _ in _shown(kind):
+        if field.name in values:
+            value = values[field.name]
+            path = value is not None and Path in (hints[field.name], *get_args(hints[field.name]))
+            found[field.name] = Path(value) if path else tuple(value) if isinstance(value, list) else value
+    return kind(**found)

@@ -1,111 +1,111 @@
-"""secateur sensitivity: what each unit's loss of channels does to the held-out accuracy."""
+"""secateur sensitivity: how much the held-out accuracy drops when each unit loses channels."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from secateur.base.options import check, option
 from secateur.cli.common import console, friendly, progress
-from secateur.cli.options import Data, DataRoot, DecidingImages, Exact, Mean, Model, Size, Std, Streams, Weights
+from secateur.cli.from_settings import options_from_settings
+from secateur.cli.options import DataOptions, Model
+from secateur.deciding.settings import RankSettings
+from secateur.deciding.splits import SPLITS
+from secateur.repairing.methods import REPAIRS
+from secateur.scoring.metrics import METRICS
+
+
+@dataclass(frozen=True)
+class SensitivityOptions:
+    """Options of this verb alone."""
+
+    weights: Path | None = option(None, "Weight file of the trained network", group="Data")
+    metric: str | None = option(
+        None, "Metric that scores channels; as in `secateur prune` by default", group="Channels", choices=METRICS
+    )
+    num_images: int | None = option(None, "Score on this number of images", group="Channels", least=1)
+    streams: str = option(
+        "select",
+        "Residual channels: each reader selects its own (select), or all drop them together (coupled)",
+        group="Channels",
+        choices=("select", "coupled"),
+    )
+    repair: str = option("none", f"Rank each unit after its own repair: {', '.join(REPAIRS)}", choices=REPAIRS)
+    num_repair_images: int = option(250, "Unlabelled training images for that repair", least=1)
+    limit: int | None = option(None, "Use at most this number of held-out images", group="Data", least=1)
+    out: Path = option(Path("sensitivity"), "Folder for sensitivity.json and sensitivity.png", group="Output")
 
 
 @friendly
-def command(
-    model: Model,
-    weights: Weights = None,
-    data: Data = "digits",
-    metric: Annotated[
-        str | None, typer.Option(help="What a channel is worth by; as in `secateur prune` by default.")
-    ] = None,
-    method: Annotated[str, typer.Option(help="flops (Algorithm 1) or ratio (Li et al.).")] = "flops",
-    alpha: Annotated[float, typer.Option(help="Pruning rate of Eqn. 3.")] = 3.0,
-    k: Annotated[int | None, typer.Option(help="Units to choose; a third of them by default.")] = None,
-    measure: Annotated[str, typer.Option(help="accuracy or loss.")] = "accuracy",
-    cost: Annotated[str, typer.Option(help="Equal macs, params or latency are compared.")] = "macs",
-    repair: Annotated[str, typer.Option(help="Judge each unit as cut (none), or after bn or solve.")] = "none",
-    repair_images: Annotated[int, typer.Option(help="Unlabelled training images for that.")] = 250,
-    exact: Exact = False,
-    streams: Streams = "select",
-    exclude: Annotated[list[str] | None, typer.Option(help="Leave units or layers of this pattern alone.")] = None,
-    images: Annotated[int | None, typer.Option(help="Score on so many images.")] = None,
-    limit: Annotated[int | None, typer.Option(help="At most so many held-out images.")] = None,
-    holdout: DecidingImages = "train:0.1",
-    data_root: DataRoot = None,
-    mean: Mean = None,
-    std: Std = None,
-    size: Size = None,
-    seed: Annotated[int, typer.Option(help="Of samples.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for sensitivity.json and sensitivity.png.")] = Path("sensitivity"),
-) -> None:
+@options_from_settings
+def command(model: Model, *, settings: RankSettings, options: SensitivityOptions, data: DataOptions) -> None:
     """Show how sensitive the network is to each unit: which units Algorithm 1 would prune.
 
     Examples:
 
         secateur sensitivity resnet56 --weights w.safetensors --data cifar10
 
-        secateur sensitivity resnet56 --weights w.safetensors --method ratio
+        secateur sensitivity resnet56 --weights w.safetensors --split ratio
 
         secateur sensitivity resnet56 --weights w.safetensors --repair solve
     """
-    import torch
-
     from secateur.base.atomic_files import write_atomically
-    from secateur.channels.graph import trace
-    from secateur.cli.opening import open_data, open_model
-    from secateur.deciding.sensitivity import check_k, sensitivity
+    from secateur.deciding.sensitivity import check_k
     from secateur.errors import DecideError
-    from secateur.repairing.unit_repair import repair_each
     from secateur.report.sensitivity_picture import draw_sensitivity
-    from secateur.scoring.metrics import DEFAULT_METRIC
-    from secateur.scoring.score import score
 
-    if repair not in ("none", "bn", "solve"):
-        raise DecideError(f"repair must be one of none, bn, solve; got {repair!r}")
-    found_data = open_data(data, model, root=data_root, mean=mean, std=std, size=size, holdout=holdout, seed=seed)
-    network = open_model(model, found_data, weights, seed=seed)
-    graph = trace(network, torch.zeros(1, *found_data.shape), streams)  # type: ignore[arg-type]
-    with progress() as bar:
-        scoring = bar.add_task("score", total=None, note="")
-        scores = score(
-            graph,
-            found_data.loader("train", 256),
-            metric=metric or DEFAULT_METRIC,
-            num_images=images,
-            seed=seed,
-            progress=lambda done, total: bar.update(scoring, completed=done, total=total),
-        )
-        few = found_data.loader("train", 125, limit=repair_images, seed=seed)
-        mend = None if repair == "none" else repair_each(graph, few, how=repair, seed=seed)
-        trying = bar.add_task("sensitivity", total=None, note="")
-        found = sensitivity(
-            graph,
-            scores,
-            found_data.loader("holdout", 256, limit=limit),
-            method,  # type: ignore[arg-type]
-            alpha=alpha,
-            k=k,
-            measure=measure,  # type: ignore[arg-type]
-            cost=cost,  # type: ignore[arg-type]
-            repair=mend,
-            exact=exact,
-            exclude=tuple(exclude or ()),
-            seed=seed,
-            progress=lambda done, total: bar.update(trying, completed=done, total=total),
-        )
-    chosen = found.ranked()[: check_k(k, len(found.tried))]
+    check(options, DecideError)
+    check(settings, DecideError)
+    found = _measure(model, settings, options, data)
+    chosen, out = found.ranked()[: check_k(settings.k, len(found.tried))], options.out
     write_atomically(out / "sensitivity.json", f"{json.dumps(found.to_dict(), indent=2)}\n".encode())
     draw_sensitivity(found, chosen, out / "sensitivity.png")
     _say(found, chosen)
     console.print(f"\nwritten: {out / 'sensitivity.json'}, {out / 'sensitivity.png'}", soft_wrap=True)
 
 
+def _measure(model: str, settings: RankSettings, options: SensitivityOptions, data: DataOptions) -> Any:
+    import torch
+
+    from secateur.channels.graph import trace
+    from secateur.cli.opening import open_model
+    from secateur.deciding.sensitivity import sensitivity
+    from secateur.repairing.unit_repair import repair_each
+    from secateur.scoring.score import score
+
+    seed = settings.seed
+    images = data.open(model, seed)
+    network = open_model(model, images, options.weights, seed=seed)
+    graph = trace(network, torch.zeros(1, *images.shape), options.streams)  # type: ignore[arg-type]
+    with progress() as bar:
+        scoring = bar.add_task("score", total=None, note="")
+        scores = score(
+            graph,
+            images.loader("train", 256),
+            metric=options.metric or SPLITS.find(settings.split or "algorithm1").metric,
+            num_images=options.num_images,
+            seed=seed,
+            progress=lambda done, total: bar.update(scoring, completed=done, total=total),
+        )
+        few = images.loader("train", 125, limit=options.num_repair_images, seed=seed)
+        how: Any = options.repair
+        trying = bar.add_task("sensitivity", total=None, note="")
+        return sensitivity(
+            graph,
+            scores,
+            images.loader("holdout", 256, limit=options.limit),
+            settings,
+            repair=None if how == "none" else repair_each(graph, few, how=how, seed=seed),
+            progress=lambda done, total: bar.update(trying, completed=done, total=total),
+        )
+
+
 def _say(found: Any, chosen: list[str]) -> None:
     from secateur.cli.columns import columns
 
-    titles = ["unit", "width", "lost", "accuracy", "loss", f"{found.cost} saved", "images", ""]
+    titles = ["unit", "width", "removed", "accuracy", "loss", f"{found.cost} saved", "images", ""]
     rows = []
     for name in found.ranked():
         row = found.tried[name]
@@ -117,10 +117,10 @@ def _say(found: Any, chosen: list[str]) -> None:
                 "-" if row.accuracy is None else f"{100 * row.accuracy:.2f}%",
                 "-" if row.loss is None else f"{row.loss:.4f}",
                 f"{row.saved:,.0f}" if row.saved >= 1 else f"{row.saved:.2e}",
-                str(row.images),
+                str(row.num_images),
                 "chosen" if name in chosen else "",
             ]
         )
     console.print(columns(titles, rows, numbers=titles[1:-1]), markup=False)
     if found.base_accuracy is not None:
-        console.print(f"\nwhole network: {100 * found.base_accuracy:.2f}% on {found.images} held-out images")
+        console.print(f"\nwhole network: {100 * found.base_accuracy:.2f}% on {found.num_images} held-out images")

@@ -1,11 +1,11 @@
-"""Units race: the images that decide come first, and what is settled is not looked at again.
+"""Racing: units are compared on the most informative images first, and dropped once they cannot win.
 
-An image that the whole network is sure of hardly ever changes sides when a unit loses a few channels. So images are
-taken in chunks, the least sure first. After each chunk the rest is extrapolated: further changes are taken to shrink
-from chunk to chunk as they did from the last one to this, with the spread that was seen in this one. From draws of all
-units' final values it is read off how far the k best found may be from the true k best; when that is within the
-tolerance at the stated confidence, the race ends. Units that are among the k best in none of the draws drop out on the
-way.
+An image that the whole network classifies with a large margin hardly ever changes its class when a unit loses a few
+channels. So images come in chunks, those with the smallest margin first. After each chunk the remaining images are
+extrapolated: changes are assumed to shrink from chunk to chunk as they did between the last two, with the spread seen
+in the last one. Random draws of all units' final values show how far the k best units found may be from the true k
+best. The race ends when that is within the tolerance at the given confidence. Units that are among the k best in none
+of the draws drop out earlier.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 Ask = Callable[[Sequence[int], Places], Floats]  # units, images -> their values [units, images]
 
-CHUNKS = 20  # parts into which the images are cut
+CHUNKS = 20  # the images are read in this number of chunks
 SMALLEST_CHUNK = 50
-LEAST_CHUNKS = 3  # how changes shrink from chunk to chunk is not known from fewer
+LEAST_CHUNKS = 3  # fewer do not show how changes shrink from chunk to chunk
 DRAWS = 400
-DECAY = (0.3, 1.0)  # how much of a chunk's changes the next one may be taken to have
+DECAY = (0.3, 1.0)  # bounds of the factor by which changes shrink from chunk to chunk
 
 
 @dataclass(frozen=True)
 class Raced:
-    """Each unit's mean value over all images, extrapolated where it has not seen all, and how many it has seen."""
+    """Each unit's mean value over all images, extrapolated if it has not seen all of them, and how many it has seen."""
 
     values: Floats
     seen: tuple[int, ...]
@@ -40,10 +40,10 @@ class Raced:
 def race(
     base: Floats, order: Places, ask: Ask, units: int, k: int, *, confidence: float, tolerance: float, seed: int
 ) -> Raced:
-    """Ask units about images until the k best are known well enough.
+    """Evaluate units on images until the k best are known well enough.
 
-    base: what the whole network says of each image; values of units are compared with it.
-    order: the images, those that tell most first.
+    base: the whole network's value on each image; units are compared with it.
+    order: the images, the most informative first.
     """
     if not 0.5 <= confidence < 1:
         raise DecideError(f"confidence must be at least 0.5 and below 1, got {confidence}")
@@ -70,7 +70,7 @@ class _Race:
         self.seen = np.zeros(units, dtype=np.int64)
         self.rate = np.zeros(units)  # mean change per image in the last chunk
         self.spread = np.ones(units)  # its variance per image
-        self.weight = np.ones(units)  # share of that rate that the images left are expected to have
+        self.weight = np.ones(units)  # expected share of that rate on the remaining images
         self.in_race = np.ones(units, dtype=bool)
         self.chunk = 1  # images in the last chunk
 
@@ -79,11 +79,11 @@ class _Race:
         return np.flatnonzero(self.in_race).tolist()
 
     def add(self, units: Sequence[int], values: Floats, images: Places) -> None:
-        """What the units say of a chunk of images: values [units, images]."""
+        """Add the units' values on a chunk of images: values [units, images]."""
         rows, before = np.asarray(units), self.spread[units].sum()
         difference = values - self.base[images]  # [units, images]
         own = (difference**2).mean(axis=1)
-        # A unit that changed nothing in this chunk may still do so: half of what is expected is what all units do.
+        # A unit without changes in this chunk may still change later: half of its spread is the mean of all units.
         together = max(float(own.mean()), 0.5 / difference.size)
         self.spread[rows] = (own + together) / 2
         self.rate[rows] = difference.mean(axis=1)
@@ -95,21 +95,21 @@ class _Race:
         self.weight[rows] = np.mean(decay ** np.arange(1, chunks + 1))
 
     def expected(self) -> Floats:
-        """Each unit's value over all images; one that has dropped out is no better than the k-th best."""
+        """Each unit's value over all images; units that dropped out are at most as good as the k-th best."""
         left = len(self.base) - self.seen
         values = self.base.mean() + (self.change + left * self.weight * self.rate) / len(self.base)
         worst = np.sort(values[self.in_race])[-self.k]
         return np.asarray(np.where(self.in_race, values, np.minimum(values, worst)))
 
     def settled(self) -> bool:
-        """Whether the k best are known well enough; drops units that no longer can be among them."""
+        """Whether the k best are known well enough. Drops units that can no longer be among them."""
         running = np.flatnonzero(self.in_race)
         left = (len(self.base) - self.seen)[running]
         if not left.any() or len(running) <= self.k:
             return True
         expected = self.expected()[running]
-        more = left * self.weight[running]  # as many images of the last chunk's kind are still to come
-        # What they will say varies, and so does the rate that was seen in the last chunk.
+        more = left * self.weight[running]  # remaining images, in images like those of the last chunk
+        # Both the remaining values and the rate seen in the last chunk are uncertain.
         deviation = np.sqrt(self.spread[running] * (more + more**2 / self.chunk)) / len(self.base)
         draws = expected + deviation * self.random.standard_normal((DRAWS, len(running)))
         best = np.argpartition(-draws, self.k - 1, axis=1)[:, : self.k]

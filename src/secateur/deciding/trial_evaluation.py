@@ -1,4 +1,7 @@
-"""What held-out images say of a network whose units, one at a time, have lost channels: of all images, or by a race."""
+"""Trials: one unit at a time loses channels, and held-out images say how much that hurts.
+
+All images are read for all trials, or trials race (`secateur.deciding.racing`).
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.base.batches import Batches, call, check_range, device_of, logits_of, move, unpack
 from secateur.base.distributed import add_up
+from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.deciding.partial_forward import Cut, Staged
 from secateur.deciding.racing import Floats, Places, race
 from secateur.errors import DataError
 
-Progress = Callable[[int, int], None]
-
-KEPT_BYTES = 2**30  # a race goes through the images many times: so much of them is kept, more is read again
+KEPT_BYTES = 2**30  # a race reads the images many times: up to this size they are kept in memory
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A unit and the channels that it keeps."""
+    """One unit loses channels."""
 
     unit: str
     removed: int
@@ -35,23 +37,23 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells trials apart."""
+        """Identifies the trial."""
         return self.unit, self.removed
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What held-out images say of a network. `value` is what units are ranked by; higher is better."""
+class TrialResult:
+    """What held-out images say of a network. Units are ranked by `value`; higher is better."""
 
     accuracy: float | None
     loss: float | None
     value: float
-    images: int
+    num_images: int
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Per image: 1 where the network is right, its cross-entropy, the margin of the true class, the label."""
+    """For each image: 1 if the network is right, the cross-entropy, the margin of the true class, the label."""
 
     right: Floats
     loss: Floats
@@ -59,21 +61,21 @@ class Answers:
     labels: Places
 
     def value(self, measure: str) -> Floats:
-        """What counts, higher is better."""
+        """The value that units are ranked by, for each image; higher is better."""
         return self.right if measure == "accuracy" else -self.loss
 
     def telling(self, measure: str) -> Places:
-        """The images, those first that are the likeliest to change when a unit loses channels: near the border between
-        right and wrong; for the loss, where it is high."""
+        """The images, starting with those that are most likely to change when a unit loses channels: images near the
+        decision boundary, or, for the loss, images with a high loss."""
         return np.argsort(np.abs(self.margin) if measure == "accuracy" else -self.loss, kind="stable")
 
-    def judged(self, measure: str) -> Judged:
+    def result(self, measure: str) -> TrialResult:
         """The means over all images."""
-        return _judged(float(self.right.mean()), float(self.loss.mean()), measure, len(self.right))
+        return _result(float(self.right.mean()), float(self.loss.mean()), measure, len(self.right))
 
 
 def answers_of(logits: Tensor, labels: Tensor) -> Answers:
-    """What a network said of some images."""
+    """The network's answers on some images."""
     places = labels[:, None]
     others = logits.scatter(1, places, -torch.inf).amax(1)
     margin = (logits.gather(1, places)[:, 0] - others).double()
@@ -82,74 +84,81 @@ def answers_of(logits: Tensor, labels: Tensor) -> Answers:
     return Answers(*(x.cpu().numpy() for x in (right, loss, margin, labels)))
 
 
-def judge_all(
+def evaluate_trials(
     graph: ChannelGraph, trials: Sequence[Trial], holdout: Batches, measure: str, cut: Cut, progress: Progress | None
-) -> tuple[Judged, list[Judged]]:
-    """All trials on all held-out images."""
-    judge = _Judge(graph, trials, cut)
+) -> tuple[TrialResult, list[TrialResult]]:
+    """The whole network and all trials, on all held-out images."""
+    runner = _TrialRunner(graph, trials, cut)
     total, base = _length(holdout), []
     sums = np.zeros((len(trials), 2))
     for number, (inputs, labels) in enumerate(_batches(graph, holdout)):
         step = _advance(progress, number, total or number + 1, len(trials))
-        whole, values = judge.ask(range(len(trials)), inputs, labels, step, number)
+        whole, values = runner.run(range(len(trials)), inputs, labels, step, number)
         base += whole
         sums += values.sum(axis=2)
     together = _joined(base)
-    images = len(together.right)
-    return together.judged(measure), [_judged(right / images, loss / images, measure, images) for right, loss in sums]
+    count = len(together.right)
+    return together.result(measure), [_result(right / count, loss / count, measure, count) for right, loss in sums]
 
 
-def judge_by_race(
+@dataclass(frozen=True)
+class RaceRules:
+    """When a race ends: with probability `confidence`, the k best found are within `tolerance` of the true k best."""
+
+    k: int
+    confidence: float
+    tolerance: float
+    seed: int
+
+
+def race_trials(
     graph: ChannelGraph,
     trials: Sequence[Trial],
     holdout: Batches,
     measure: str,
-    k: int,
     cut: Cut,
-    *,
-    confidence: float,
-    tolerance: float,
-    seed: int,
+    rules: RaceRules,
     progress: Progress | None,
-) -> tuple[Judged, list[Judged]]:
-    """Trials on as many held-out images as it takes to find the k best."""
+) -> tuple[TrialResult, list[TrialResult]]:
+    """The whole network on all held-out images, and trials on as many as it takes to find the k best."""
     loader = _kept(holdout)
     base = _whole(graph, loader)
-    judge = _Judge(graph, trials, cut)
+    runner = _TrialRunner(graph, trials, cut)
     losses, asked = np.zeros(len(trials)), 0
 
     def ask(units: Sequence[int], images: Places) -> Floats:
         nonlocal asked
         inputs, labels = _pick(graph, loader, images, base.labels)
         step = _advance(progress, asked / len(images), len(base.right) / len(images), len(units))
-        _, values = judge.ask(units, inputs, labels, step)
+        _, values = runner.run(units, inputs, labels, step)
         losses[units] += (values[:, 1] - base.loss[images]).sum(axis=1)
         asked += len(images)
         return values[:, 0] if measure == "accuracy" else -values[:, 1]
 
-    value, order = base.value(measure), base.telling(measure)
-    raced = race(value, order, ask, len(trials), k, confidence=confidence, tolerance=tolerance, seed=seed)
+    limits = {"confidence": rules.confidence, "tolerance": rules.tolerance}
+    raced = race(base.value(measure), base.telling(measure), ask, len(trials), rules.k, **limits, seed=rules.seed)
     if progress is not None:
         progress(1, 1)
-    whole = base.judged(measure)
+    seen = list(zip(raced.values.tolist(), raced.seen, strict=True))
     if measure != "accuracy":
-        return whole, [Judged(None, -v, v, n) for v, n in zip(raced.values.tolist(), raced.seen, strict=True)]
-    seen_losses = (base.loss.mean() + losses / len(base.loss)).tolist()
-    return whole, [Judged(v, x, v, n) for v, x, n in zip(raced.values.tolist(), seen_losses, raced.seen, strict=True)]
+        return base.result(measure), [TrialResult(None, -value, value, count) for value, count in seen]
+    means = (base.loss.mean() + losses / len(base.loss)).tolist()
+    results = [TrialResult(value, mean, value, n) for (value, n), mean in zip(seen, means, strict=True)]
+    return base.result(measure), results
 
 
-class _Judge:
-    """Asks networks that lack channels about images, as many at once as memory holds."""
+class _TrialRunner:
+    """Evaluates trials on images, as many images at once as fit in memory."""
 
     def __init__(self, graph: ChannelGraph, trials: Sequence[Trial], cut: Cut) -> None:
         self._trials = trials
         self._staged = Staged(graph, cut)
         self._asked = False
 
-    def ask(
+    def run(
         self, which: Sequence[int], inputs: Any, labels: Tensor, step: Callable[[float], None], batch: int = 0
     ) -> tuple[list[Answers], Floats]:
-        """What the whole network says, and right and loss of each trial asked: [trials, 2, images]."""
+        """Answers of the whole network; right and loss of each trial: [trials, 2, images]."""
         base, values = [], [np.zeros((len(which), 2, 0))]
         for start in range(0, len(labels), self._staged.at_once):
             part = slice(start, start + self._staged.at_once)
@@ -164,7 +173,7 @@ class _Judge:
         return base, np.concatenate(values, axis=2)
 
     def _without(self, which: Sequence[int], labels: Tensor, step: Callable[[float], None]) -> Floats:
-        """Each trial is asked by one of the processes, and known to all."""
+        """Each trial is run by one of the processes, and all of them get its result."""
         together = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
         results = np.zeros((len(which), 2, len(labels)))
@@ -202,7 +211,7 @@ def _batches(graph: ChannelGraph, loader: Iterable[Any]) -> Iterator[tuple[Any, 
 
 
 def _kept(holdout: Batches) -> Batches:
-    """The batches in memory, so that all chunks see the same; the loader itself where they are too many."""
+    """The batches in memory, so that all chunks see the same images; the loader itself if they do not fit."""
     kept, size = [], 0
     for batch in holdout:
         kept.append(batch)
@@ -213,7 +222,7 @@ def _kept(holdout: Batches) -> Batches:
 
 
 def _pick(graph: ChannelGraph, loader: Iterable[Any], wanted: Places, labels: Places) -> tuple[Any, Tensor]:
-    """These images of the loader (ascending places), and their labels."""
+    """The images at these places of the loader (ascending), and their labels."""
     start, images, found = 0, [], []
     for number, batch in enumerate(loader):
         inputs, answers = unpack(batch, number)
@@ -225,26 +234,26 @@ def _pick(graph: ChannelGraph, loader: Iterable[Any], wanted: Places, labels: Pl
     together = torch.cat(found)
     if not np.array_equal(together.cpu().numpy(), labels[wanted]):
         raise DataError(
-            "the held-out loader gives its images in another order each time; a race needs the same order: turn "
-            "shuffling off, or pass exact=True"
+            "the held-out loader returns its images in a different order each time, and a race needs the same order: "
+            "turn shuffling off, or pass exact=True"
         )
     device = device_of(graph.model)
     return move(tree_map(lambda *parts: torch.cat(parts), *images), device), together.to(device)
 
 
-def _judged(accuracy: float, loss: float, measure: str, images: int) -> Judged:
-    return Judged(accuracy, loss, accuracy if measure == "accuracy" else -loss, images)
+def _result(accuracy: float, loss: float, measure: str, num_images: int) -> TrialResult:
+    return TrialResult(accuracy, loss, accuracy if measure == "accuracy" else -loss, num_images)
 
 
 def _length(loader: Any) -> int | None:
     try:
         return len(loader)
-    except TypeError:  # an iterable without a length, a DataLoader over an IterableDataset among them
+    except TypeError:  # an iterable without a length, such as a DataLoader over an IterableDataset
         return None
 
 
 def _advance(progress: Progress | None, done: float, total: float, each: int) -> Callable[[float], None]:
-    """Tells how far it is: `done` parts of `total`, and a share of the next, each of them `each` steps."""
+    """Reports progress: `done` parts of `total` and a share of the next, where a part has `each` steps."""
 
     def step(share: float) -> None:
         if progress is not None:

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from secateur.base.atomic_files import write_atomically
+from secateur.deciding.splits import SPLITS
 from secateur.report.channel_section import channels
 from secateur.report.chart_sections import over_rounds, scores, sensitivities, widths
 from secateur.report.finished_run import FinishedRun, read_run
@@ -127,19 +128,15 @@ def _retraining(asked: Settings) -> str:
 
 def _metric(run: FinishedRun) -> str:
     """What was asked for, or what a run without a wish has taken."""
-    name = run.settings.metric or (run.rounds[0].scores.metric if run.rounds else "")
+    name = str(run.settings.metric or (run.rounds[0].scores.metric if run.rounds else ""))
     return f"{name}: {METRICS.help(name)}" if name in METRICS else name
 
 
 def _where(run: FinishedRun) -> str:
-    if run.settings.method == "errors" and run.settings.ratio is None:
-        return "each unit loses as much as makes the error that no repair can mend the least in all"
-    if not run.settings.ranks:
-        return "the same share everywhere"
-    cost = {"macs": "MACs", "params": "number of weights"}.get(run.settings.cost, run.settings.cost)
-    how = "each unit loses channels" + (f" worth the same {cost}" if run.settings.method == "flops" else "")
-    images = count(run.before.holdout.num_images, "held-out image")
-    return f"{how}; those that the network misses least on {images} lose theirs for good"
+    """The split and what it does, from the registry."""
+    split = "uniform" if run.settings.ratio is not None else run.settings.split or "algorithm1"
+    ranked = f", ranked on {count(run.before.holdout.num_images, 'held-out image')}" if run.settings.ranks else ""
+    return f"{split}: {SPLITS.help(split)}{ranked}"
 
 
 # -- layers, loading, repeating

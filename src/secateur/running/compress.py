@@ -1,4 +1,4 @@
-"""The main job: rounds of score, sensitivity, decide, prune and retrain until the goal is met."""
+"""The main job: rounds of scoring, splitting, pruning, repair and retraining until the goal is met."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,35 +20,33 @@ from torch.utils._pytree import tree_leaves
 
 from secateur.base.batches import Batches, call, device_of, logits_of, unpack
 from secateur.base.distributed import processes
+from secateur.base.options import replaced
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.processes import rank_and_world
+from secateur.base.tables import short_table
 from secateur.channels.graph import trace
 from secateur.channels.plan import Plan
+from secateur.deciding.reach import check_reach
 from secateur.deciding.sensitivity import NothingToLoseError
 from secateur.errors import DataError, DecideError
-from secateur.measuring.accuracy import Accuracy, evaluate, too_good
+from secateur.measuring.accuracy import Accuracy, too_good
+from secateur.running.defaults import fill_defaults
 from secateur.running.folder import BASE, ROUND, SUMMARY, RunFolder
-from secateur.running.round_plan import check_reach, suited
 from secateur.running.rounds import Outcome, run_round
-from secateur.running.run_context import Job, Phase, Tools
-from secateur.running.settings import Settings, check_settings, filled, goal_of
-from secateur.running.summary import summarise
-from secateur.scoring.metrics import METRICS
+from secateur.running.run_context import PhaseProgress, RunContext, RunData
+from secateur.running.settings import Settings, check_settings
+from secateur.running.summary import headline, summarise
 from secateur.training.checkpoint import digest
 
 logger = logging.getLogger(__name__)
 
-Fit = Callable[[nn.Module, Batches, Batches], nn.Module]
-Evaluate = Callable[[nn.Module, Batches], Accuracy]
-Metric = str | Callable[..., Any]
-
 MOST_ROUNDS = 100
-CHANCE = 1.5  # a network within so much of guessing has nothing to lose
+CHANCE = 1.5  # accuracy below this many times that of guessing: the network has nothing to lose
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compressed:
-    """The smaller network, the plan that leads to it from the original, and what it took."""
+    """The smaller network, the plan that leads to it from the original, and the run in numbers."""
 
     model: nn.Module
     plan: Plan
@@ -56,23 +54,23 @@ class Compressed:
     summary: dict[str, Any]
     folder: Path | None
 
+    def __repr__(self) -> str:
+        """A short table: accuracy and cost before and after."""
+        title = f"Compressed {type(self.model).__name__} in {len(self.rounds)} round(s)"
+        return short_table(title, ("", "before", "after", ""), headline(self.summary))
+
 
 def compress(
     model: nn.Module,
     train: Batches,
     holdout: Batches,
-    target: float | None = None,
     *,
     test: Batches | None = None,
     score_on: Batches | None = None,
     example: Any = None,
     settings: Settings | None = None,
-    metric: Metric | None = None,
-    fit: Fit | None = None,
-    evaluate: Evaluate = evaluate,
-    folder: str | Path | None = None,
-    about: dict[str, Any] | None = None,
-    progress: Phase | None = None,
+    folder: str | Path | RunFolder | None = None,
+    progress: PhaseProgress | None = None,
     **changes: Any,
 ) -> Compressed:
     """Prune a trained network until the goal is met; `model` itself is not changed.
@@ -80,93 +78,76 @@ def compress(
         result = secateur.compress(model, train, holdout, target=0.5)
         result.model, result.summary["after"]["holdout"]
 
-    train: batches of (images, labels) to retrain on; `score_on` to score on (default: the same).
+    train: batches of (images, labels) to retrain on. score_on: batches to score on (the same by default).
     holdout: labelled images that all decisions read. test: read once, at the end, for the report only.
-    target: the fraction of MACs to remove; other goals and everything else by name as in `Settings` (macs=, params=,
-        max_drop=, ratio=, metric=, alpha=, k=, rounds=, epochs=, ...), or a `Settings`.
-    metric, fit, evaluate: your own functions instead of secateur's; fit(model, train, holdout) returns a new model,
-        evaluate(model, loader) an Accuracy, whose top1 may be any figure of which more is better.
-    folder: the run's folder. Called again with the same arguments, a killed run goes on and ends where an unbroken one
-        would have ended. Without it, a temporary one is used.
+    example: an input of the network (a tensor, a tuple or a dict); the first training image by default.
+    settings, changes: the goal and everything else, as a `Settings` or as its fields by name: target=, macs=, params=,
+        max_drop=, ratio=, metric=, split=, alpha=, k=, rounds=, repair=, epochs=, fit=, evaluate=, ...
+        The metric is "gsd_reader" by default, or "rebuilt" if the repair "solve" is all that follows.
+    folder: the run's folder. Called again with the same arguments, an interrupted run continues and ends as an
+        uninterrupted one would have. Without it, a temporary folder is used.
     """
-    chosen = _settings(settings, target, metric, changes)
+    chosen: Settings = replaced(settings or Settings(), changes, DecideError)
     check_settings(chosen)
-    if not callable(metric) and chosen.metric is not None:
-        METRICS.check(chosen.metric)
-    tools = Tools(train, score_on if score_on is not None else train, holdout, metric, fit, evaluate, progress)
-    with _place(folder) as path, generators_kept():
-        result = _run(
-            model, example, chosen, RunFolder(path, writes=rank_and_world()[0] == 0), tools, test, about or {}
-        )
+    data = RunData(train, score_on if score_on is not None else train, holdout, test)
+    with _run_folder(folder) as place, generators_kept():
+        result = _run(model, example, chosen, place, data, progress)
     return result if folder is not None else replace(result, folder=None)
 
 
 @contextmanager
-def _place(folder: str | Path | None) -> Iterator[Path]:
+def _run_folder(folder: str | Path | RunFolder | None) -> Iterator[RunFolder]:
     """The run's folder, or a temporary one, the same for all processes."""
+    writes = rank_and_world()[0] == 0  # joins the processes
     if folder is not None:
-        yield Path(folder)
+        place = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+        yield place.for_writer(writes)
         return
-    rank_and_world()  # joins the processes
     with tempfile.TemporaryDirectory() as spare:
         path = [spare]
         if processes() > 1:
             dist.broadcast_object_list(path)
-        yield Path(path[0])
+        yield RunFolder(path[0], writes=writes)
         if processes() > 1:
             dist.barrier()  # others may still read it
-
-
-def _settings(settings: Settings | None, target: float | None, metric: Any, changes: dict[str, Any]) -> Settings:
-    base = settings or Settings()
-    if target is not None:
-        changes = {**changes, "target": target}
-    if metric is not None:
-        changes = {**changes, "metric": metric if isinstance(metric, str) else getattr(metric, "__name__", "own")}
-    try:
-        return replace(base, **changes)
-    except TypeError as error:
-        names = ", ".join(Settings.__dataclass_fields__)
-        raise DecideError(f"{error}; the settings are {names}") from error
 
 
 def _run(
     model: nn.Module,
     example: Any,
     settings: Settings,
-    run: RunFolder,
-    tools: Tools,
-    test: Batches | None,
-    about: dict[str, Any],
+    folder: RunFolder,
+    data: RunData,
+    progress: PhaseProgress | None,
 ) -> Compressed:
     started = time.perf_counter()
     original = copy.deepcopy(model)
-    example = example if example is not None else first_image(tools.train, device_of(model))
+    example = example if example is not None else first_image(data.train, device_of(model))
     graph = trace(original, example, settings.streams)
-    settings = filled(suited(settings, graph), _pixels(example))
-    job = Job(run, original, graph, goal_of(settings, graph), settings, tools)
-    check_reach(graph, job.goal, settings)
-    run.start({"settings": settings.to_dict(), "fingerprint": graph.fingerprint, "weights": digest(original), **about})
-    before = _base(run, tools, original)
+    settings = fill_defaults(settings, graph, _pixels(example))
+    context = RunContext(folder, original, graph, settings.budget(graph), settings, data, progress)
+    check_reach(graph, context.budget, settings)
+    folder.start({"settings": settings.to_dict(), "fingerprint": graph.fingerprint, "weights": digest(original)})
+    before = _base(context)
     check_base(before, _classes(original, example))
-    rounds, current, plan = _rounds(job, before)
+    rounds, current, plan = _rounds(context, before)
     if rounds and not _allowed(rounds[-1], before, settings):
-        rounds, current, plan = _step_back(job, rounds)
-    summary = _summary(job, plan, current, before, rounds, test, example)
+        rounds, current, plan = _step_back(context, rounds)
+    summary = _summary(context, plan, current, before, rounds)
     summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
-    return Compressed(current, plan, tuple(rounds), summary, run.path)
+    return Compressed(current, plan, tuple(rounds), summary, folder.path)
 
 
-def _rounds(job: Job, before: Accuracy) -> tuple[list[Outcome], nn.Module, Plan]:
-    """Go on from the rounds that are finished until the goal is met, too much is lost or nothing is left to take."""
-    rounds, current, plan = _resume(job)
-    while not _finished(job, rounds, before) and len(rounds) < MOST_ROUNDS:
+def _rounds(context: RunContext, before: Accuracy) -> tuple[list[Outcome], nn.Module, Plan]:
+    """Continue after the finished rounds until the goal is met, too much is lost or nothing can be removed."""
+    rounds, current, plan = _resume(context)
+    while not _finished(context, rounds, before) and len(rounds) < MOST_ROUNDS:
         try:
             outcome, current, plan = run_round(
-                job, len(rounds) + 1, current, plan, rounds[-1].after if rounds else before
+                context, len(rounds) + 1, current, plan, rounds[-1].after if rounds else before
             )
         except NothingToLoseError:
-            if job.goal.left is not None or not rounds:
+            if context.budget.left is not None or not rounds:
                 raise
             logger.info("every unit is at its floor: the run ends with round %d", len(rounds))
             break
@@ -174,18 +155,19 @@ def _rounds(job: Job, before: Accuracy) -> tuple[list[Outcome], nn.Module, Plan]
     return rounds, current, plan
 
 
-def _base(run: RunFolder, tools: Tools, model: nn.Module) -> Accuracy:
-    if not run.has(BASE):
-        tools.say("evaluate", 0, 1)
-        found = tools.evaluate(model, tools.holdout)
-        tools.say("evaluate", 1, 1)
-        run.write(BASE, {"holdout": found.__dict__})
-        return found
-    return run.parse(BASE, lambda words: Accuracy(**words["holdout"]))
+def _base(context: RunContext) -> Accuracy:
+    """The original network's held-out accuracy."""
+    if context.folder.has(BASE):
+        return context.folder.parse(BASE, lambda words: Accuracy(**words["holdout"]))
+    context.say("evaluate", 0, 1)
+    found = context.evaluate(context.original, context.data.holdout)
+    context.say("evaluate", 1, 1)
+    context.folder.write(BASE, {"holdout": found.__dict__})
+    return found
 
 
 def check_base(before: Accuracy, classes: int) -> None:
-    """Warn where held-out accuracy cannot tell good decisions from bad ones."""
+    """Warn if held-out accuracy cannot tell good decisions from bad ones."""
     if before.num_images == 0:
         raise DataError("the held-out set has no labelled images, and decisions need some")
     words = too_good(before)
@@ -201,7 +183,7 @@ def check_base(before: Accuracy, classes: int) -> None:
 
 
 def _pixels(example: Any) -> int:
-    """Of one image; of the largest of a network's inputs."""
+    """Pixels of one image; of the largest of several inputs."""
     return max((math.prod(x.shape[2:]) for x in tree_leaves(example) if isinstance(x, Tensor)), default=0)
 
 
@@ -216,55 +198,55 @@ def first_image(loader: Batches, device: torch.device) -> Tensor:
     for number, batch in enumerate(loader):
         images, _ = unpack(batch, number)
         if not isinstance(images, Tensor):
-            raise DataError("pass example= : the batches hold more than one tensor of images")
+            raise DataError("the batches hold more than one tensor of images: pass an example= of the network's input")
         return images[:1].to(device)
     raise DataError("the loader gave no images")
 
 
-def _resume(job: Job) -> tuple[list[Outcome], nn.Module, Plan]:
-    done = job.run.finished_rounds()
-    rounds = [job.run.parse(f"{job.run.round(n).name}/{ROUND}", Outcome.from_dict) for n in range(1, done + 1)]
-    return rounds, *_left_by(job, done)
+def _resume(context: RunContext) -> tuple[list[Outcome], nn.Module, Plan]:
+    folder = context.folder
+    done = folder.finished_rounds()
+    rounds = [folder.parse(f"{folder.round(n).name}/{ROUND}", Outcome.from_dict) for n in range(1, done + 1)]
+    return rounds, *_left_by(context, done)
 
 
-def _left_by(job: Job, number: int) -> tuple[nn.Module, Plan]:
-    """The network and plan that a round left; those before the first round for 0."""
-    return job.run.load_model(job.original, number) if number else (job.original, Plan.of(job.graph, {}))
+def _left_by(context: RunContext, number: int) -> tuple[nn.Module, Plan]:
+    """The network and plan after a round; for 0, those before the first round."""
+    if number:
+        return context.folder.load_model(context.original, number)
+    return context.original, Plan.of(context.graph, {})
 
 
-def _finished(job: Job, rounds: list[Outcome], before: Accuracy) -> bool:
+def _finished(context: RunContext, rounds: list[Outcome], before: Accuracy) -> bool:
     if not rounds:
         return False
-    if job.settings.ratio is not None or rounds[-1].last or not _allowed(rounds[-1], before, job.settings):
+    settings = context.settings
+    if settings.ratio is not None or rounds[-1].last or not _allowed(rounds[-1], before, settings):
         return True
-    return job.goal.met(job.graph, rounds[-1].macs, rounds[-1].params)
+    return context.budget.met(rounds[-1])
 
 
 def _allowed(outcome: Outcome, before: Accuracy, settings: Settings) -> bool:
-    return settings.max_drop is None or before.top1 - outcome.after.top1 <= settings.max_drop + 1e-9
+    lost = 100 * (before.top1 - outcome.after.top1)
+    return settings.max_drop is None or lost <= settings.max_drop + 1e-7
 
 
-def _step_back(job: Job, rounds: list[Outcome]) -> tuple[list[Outcome], nn.Module, Plan]:
+def _step_back(context: RunContext, rounds: list[Outcome]) -> tuple[list[Outcome], nn.Module, Plan]:
     """The last round lost more than max_drop: the round before is the result."""
     kept = rounds[:-1]
     logger.info("round %d loses more than max_drop; the result is that of round %d", len(rounds), len(kept))
-    return kept, *_left_by(job, len(kept))
+    return kept, *_left_by(context, len(kept))
 
 
 def _summary(
-    job: Job,
-    plan: Plan,
-    current: nn.Module,
-    before: Accuracy,
-    rounds: list[Outcome],
-    test: Batches | None,
-    example: Any,
+    context: RunContext, plan: Plan, current: nn.Module, before: Accuracy, rounds: list[Outcome]
 ) -> dict[str, Any]:
-    """The result in numbers. The summary is written last: where it is, the run is finished."""
-    if not job.run.has(SUMMARY) or not job.run.has_model():
-        job.run.save_model(current, plan)
-    if job.run.has(SUMMARY):
-        return job.run.read(SUMMARY)
-    summary = summarise(job, plan, current, before, rounds, test, example)
-    job.run.write(SUMMARY, summary)
+    """The result in numbers. It is written last: a folder with a summary holds a finished run."""
+    folder = context.folder
+    if not folder.has(SUMMARY) or not folder.has_model():
+        folder.save_model(current, plan)
+    if folder.has(SUMMARY):
+        return folder.read(SUMMARY)
+    summary = summarise(context, plan, current, before, rounds)
+    folder.write(SUMMARY, summary)
     return summary

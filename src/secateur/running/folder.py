@@ -1,14 +1,14 @@
-"""A run's folder: everything that a run knows, written whole or not at all, so that it can go on after any kill.
+"""A run's folder. Files are written whole or not at all, so that a run can continue after it was killed at any time.
 
-    config.json                     what was asked
-    base.json                       the network before: accuracy, MACs, parameters
+    config.json                     the settings
+    base.json                       accuracy of the original network
     round-01/scores.{json,safetensors}, sensitivity.json, step-plan.json, plan.json, round.json, model.safetensors
     round-01/pictures.safetensors   a few channels on a few images, for the report
     model.safetensors, plan.json    the result, readable by secateur.load
     summary.json                    the result in numbers
 
-plan.json always speaks the numbering of the original network, step-plan.json that of the network that the round
-started from. A round is finished when its round.json is there.
+plan.json always uses the numbering of the original network, step-plan.json that of the network that the round
+started from. A round is finished when its round.json exists.
 """
 
 from __future__ import annotations
@@ -35,15 +35,23 @@ Built = TypeVar("Built")
 
 
 class RunFolder:
-    """Reads and writes the files of one run. Processes other than the first only read."""
+    """Reads and writes the files of one run. Of several processes only the first one writes.
 
-    def __init__(self, path: str | Path, *, writes: bool = True) -> None:
+    about: what else goes into config.json, such as the command that started the run.
+    """
+
+    def __init__(self, path: str | Path, *, writes: bool = True, about: Mapping[str, Any] | None = None) -> None:
         self.path = Path(path)
         self.writes = writes
+        self.about = dict(about or {})
+
+    def for_writer(self, writes: bool) -> RunFolder:
+        """The same folder, read-only unless this process writes."""
+        return RunFolder(self.path, writes=self.writes and writes, about=self.about)
 
     def start(self, config: dict[str, Any]) -> None:
-        """Begin a run here, or go on with the same one; another run's folder is not touched."""
-        all_or_none(lambda: self._start(config) if self.writes else None)
+        """Begin a run here, or continue the same one. A folder that holds another run is not touched."""
+        all_or_none(lambda: self._start({**config, **self.about}) if self.writes else None)
 
     def _start(self, config: dict[str, Any]) -> None:
         if self.has(CONFIG):
@@ -53,7 +61,7 @@ class RunFolder:
                 key = different[0]
                 raise RunError(
                     f"{self.path} holds another run: {key} was {found.get(key)!r} there and is {wanted.get(key)!r} "
-                    "now. Use another folder, or the same network and settings to go on with that run."
+                    "now. Use another folder, or the same network and settings to continue that run."
                 )
         elif self.path.exists() and any(not _half_written(path) for path in self._entries()):
             raise RunError(f"{self.path} is not empty and holds no run ({CONFIG} is missing); use a new folder")
@@ -64,29 +72,29 @@ class RunFolder:
         try:
             return list(self.path.iterdir())
         except OSError as error:
-            raise RunError(f"{self.path} cannot be used as a run's folder: {error.strerror}") from error
+            raise RunError(f"{self.path} cannot be used as the folder of a run: {error.strerror}") from error
 
     def round(self, number: int) -> Path:
         """The folder of a round, counted from 1."""
         return self.path / f"round-{number:02d}"
 
     def finished_rounds(self) -> int:
-        """How many rounds are finished, one after the other from the first."""
+        """The number of finished rounds, counted from the first without gaps."""
         numbers = sorted(int(path.parent.name[6:]) for path in self.path.glob(f"round-[0-9][0-9]*/{ROUND}"))
         for expected, found in enumerate(numbers, start=1):
             if expected != found:
                 raise FileError(
                     f"{self.round(expected) / ROUND} is missing, though round {found} is finished. Put it back, or "
-                    f"delete {self.round(expected)} and the rounds after it: the run then goes on from the one before."
+                    f"delete {self.round(expected)} and the rounds after it to continue from the round before."
                 )
         return len(numbers)
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of the run."""
-        return read_object(self.path / name, f"; the run in {self.path} cannot go on without it")
+        return read_object(self.path / name, f"; the run in {self.path} cannot continue without it")
 
     def parse(self, name: str, build: Callable[[dict[str, Any]], Built]) -> Built:
-        """What `build` makes of a JSON file of the run; content of another shape is an error that names the file."""
+        """An object built from a JSON file of the run; unexpected content is an error that names the file."""
         found = self.read(name)
         try:
             return build(found)
@@ -104,11 +112,11 @@ class RunFolder:
             write_atomically(self.path / name, content.encode())
 
     def has(self, name: str) -> bool:
-        """Whether a file of the run is there."""
+        """Whether a file of the run exists."""
         return (self.path / name).exists()
 
     def save_model(self, model: nn.Module, plan: Plan, number: int | None = None) -> None:
-        """Write a round's network (or, without a number, the result)."""
+        """Write the network of a round, or, without a number, the result."""
         folder = self.path if number is None else self.round(number)
         if self.writes:
             try:
@@ -118,22 +126,22 @@ class RunFolder:
         self.wait_for_writer()
 
     def has_model(self) -> bool:
-        """Whether the result is there."""
+        """Whether the result exists."""
         return self.has(MODEL_FILE) and self.has(PLAN_FILE)
 
     def wait_for_writer(self) -> None:
-        """Processes that only read wait until the first one has written."""
+        """Wait, in all processes, until the first one has written."""
         if processes() > 1:
             dist.barrier()
 
     def load_model(self, original: nn.Module, number: int) -> tuple[nn.Module, Plan]:
-        """The network and plan that a finished round left."""
+        """The network and plan of a finished round."""
         folder = self.round(number)
         for name in (PLAN_FILE, MODEL_FILE):
             if not (folder / name).exists():
                 raise FileError(
                     f"{folder / name} is missing, though round {number} is finished. Put it back, or delete {folder} "
-                    "and the rounds after it: the run then goes on from the round before."
+                    "and the rounds after it: the run then continues from the round before."
                 )
         return load(folder, original), Plan.load(folder / PLAN_FILE)
 
@@ -144,17 +152,17 @@ class RunFolder:
 
 
 def _half_written(path: Path) -> bool:
-    """What a kill may leave of a file that was being written."""
+    """Whether it is a temporary file, left when a run was killed while writing."""
     return path.name.startswith(".") and path.suffix in (".partial", ".part")
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, keys as text: what JSON gives back."""
+    """Values as JSON returns them: tuples as lists, keys as text."""
     return json.loads(json.dumps(value, default=str))
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"settings": {"target": 0.5}} -> {"settings.target": 0.5}, so that differences can be named."""
+    """{"settings": {"target": 0.5}} -> {"settings.target": 0.5}, to name differences."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):

@@ -12,25 +12,25 @@ from secateur.channels.plan import Plan
 from secateur.errors import DataError
 from secateur.pictures.image_choice import some_images
 from secateur.pictures.run_pictures import NUM_IMAGES, PICTURES, take_pictures, to_bytes
-from secateur.running.run_context import Job
+from secateur.running.run_context import RunContext
 from secateur.scoring.scores import Scores
 
 logger = logging.getLogger(__name__)
 
 
-def keep_pictures(job: Job, number: int, graph: ChannelGraph, scores: Scores, plan: Plan) -> None:
+def keep_pictures(context: RunContext, number: int, graph: ChannelGraph, scores: Scores, plan: Plan) -> None:
     """Write the pictures of the first round, unless they are there. Inputs that are no images give none."""
-    path = job.run.round(number) / PICTURES
-    if number != 1 or not job.run.writes or path.exists():
+    path = context.folder.round(number) / PICTURES
+    if number != 1 or not context.folder.writes or path.exists():
         return
     try:
-        few = some_images(job.tools.holdout, job.settings.seed, NUM_IMAGES)
+        few = some_images(context.data.holdout, context.settings.seed, NUM_IMAGES)
     except DataError as error:  # batches that only the user's own evaluate function can read
         logger.info("no pictures for the report: %s", error)
         return
     if few is None:
         return
-    found = take_pictures(graph, scores, plan, *few, _names(job.tools.holdout, few[1]))
+    found = take_pictures(graph, scores, plan, *few, _names(context.data.holdout, few[1]))
     if found.units:
         write_atomically(path, to_bytes(found))
 

@@ -1,4 +1,4 @@
-"""Repair inside a run: which images, towards which network, and the same for every process."""
+"""Repair inside a run: which images, towards which network, and the same in every process."""
 
 from __future__ import annotations
 
@@ -12,38 +12,43 @@ from secateur.base.distributed import processes
 from secateur.base.preserve_state import generators_kept
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.repairing.repair import repair
+from secateur.repairing.methods import REPAIRS
 from secateur.repairing.unit_repair import UnitRepair, repair_each
-from secateur.running.run_context import Job
+from secateur.running.run_context import RunContext
 from secateur.scoring.sampling import sampled
 
-UNIT_IMAGES = 250  # each unit is repaired by itself: a few images tell units apart
+UNIT_IMAGES = 250  # each unit is repaired separately: few images are enough to compare units
 
 
-def repaired(job: Job, graph: ChannelGraph, plan: Plan, so_far: Plan) -> nn.Module:
-    """The round's network, pruned by `plan` and repaired; `graph` is what `so_far` led to.
+def repair_round(context: RunContext, graph: ChannelGraph, plan: Plan, so_far: Plan) -> nn.Module:
+    """The round's network, pruned by `plan` and repaired. `graph` is of the network that `so_far` leads to.
 
-    Where nothing is retrained, all that the rounds have cut is repaired from the original network at once: its outputs
-    are the target, its weights the start, and what earlier repairs could not mend is not handed on. A retrained network
-    has left the original's features behind, so there the network that the round found is the target.
+    Without retraining, everything that the rounds have cut is repaired from the original network at once: its outputs
+    are the target and its weights the start, so that errors of earlier repairs are not passed on. A retrained network
+    no longer has the original's features; then the network at the start of the round is the target.
     """
-    if not job.retrains:
-        graph, plan = job.graph, so_far.then(plan)
-    return repair(graph, plan, _images(job), how=job.settings.repair, seed=job.settings.seed)
+    settings = context.settings
+    method = REPAIRS.find(settings.repair)
+    if method.needs_images and not settings.retrains:
+        graph, plan = context.graph, so_far.then(plan)
+    images = _images(context) if method.needs_images else None
+    return method.run(graph, plan, images, seed=settings.seed)
 
 
-def unit_repair(job: Job, graph: ChannelGraph) -> UnitRepair:
-    """Each unit of a round's network repaired by itself: for channels' scores, and for units to be judged after it."""
-    how = "bn" if job.settings.repair == "bn" else "solve"
-    return repair_each(graph, _images(job, most=UNIT_IMAGES), how=how, seed=job.settings.seed)
+def repair_units(context: RunContext, graph: ChannelGraph) -> UnitRepair:
+    """Each unit of a round's network repaired separately: to score channels, and to rank units after their repair."""
+    how = context.settings.repair
+    if REPAIRS.find(how).reader_changes is None:  # this repair cannot be applied to one unit
+        how = "solve"
+    return repair_each(graph, _images(context, most=UNIT_IMAGES), how=how, seed=context.settings.seed)
 
 
-def _images(job: Job, most: int | None = None) -> list[Any]:
-    """Unlabelled images, a stratified sample (folders come sorted by class); all processes have all of them."""
-    settings = job.settings
-    count = min(n for n in (settings.repair_images, most) if n is not None)
+def _images(context: RunContext, most: int | None = None) -> list[Any]:
+    """Unlabelled images, a stratified sample (folders are sorted by class). All processes have all of them."""
+    settings = context.settings
+    count = min(n for n in (settings.num_repair_images, most) if n is not None)
     with generators_kept(settings.seed):
-        some = sampled(job.tools.score_on, count, settings.seed)
+        some = sampled(context.data.score_on, count, settings.seed)
         mine = [unpack(batch, number)[0] for number, batch in enumerate(some)]
     if processes() == 1:
         return mine

@@ -1,4 +1,4 @@
-"""One round: score, sensitivity, decide, prune, repair, retrain. What a step finds is in the folder before the next."""
+"""One round: score, split, prune, repair, retrain. Each step writes its result to the folder before the next begins."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from torch import nn
 from secateur.base.preserve_state import generators_kept
 from secateur.channels.graph import ChannelGraph, trace
 from secateur.channels.plan import Plan
-from secateur.channels.surgery import prune
 from secateur.measuring.accuracy import Accuracy
 from secateur.repairing.unit_repair import UnitRepair
 from secateur.running.folder import ROUND
 from secateur.running.pictures import keep_pictures
-from secateur.running.round_plan import choose
-from secateur.running.round_repair import repaired, unit_repair
-from secateur.running.run_context import Clock, Job
+from secateur.running.round_plan import plan_round
+from secateur.running.round_repair import repair_round, repair_units
+from secateur.running.run_context import RunContext, Stopwatch
 from secateur.scoring.metrics import METRICS
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores, load_scores, save_scores
@@ -30,18 +29,18 @@ from secateur.training.presets import preset_of
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round did. Accuracies are held-out ones."""
+    """The result of a round. Accuracies are on the held-out images."""
 
     number: int
     macs: int
     params: int
-    before: Accuracy  # as the round found the network
-    pruned: Accuracy  # cut (and repaired), not retrained
+    before: Accuracy  # at the start of the round
+    pruned: Accuracy  # pruned (and repaired), not retrained
     after: Accuracy  # retrained
-    chosen: dict[str, int]  # unit -> channels lost in this round
+    chosen: dict[str, int]  # unit -> channels removed in this round
     seconds: dict[str, float]  # phase -> seconds
     last: bool = False  # nothing more can be removed
-    retraining: tuple[Epoch, ...] = ()  # epoch by epoch; empty where a user's own function retrains
+    retraining: tuple[Epoch, ...] = ()  # epoch by epoch; empty if a function of the user's own retrains
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -49,100 +48,93 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, words: dict[str, Any]) -> Outcome:
-        """Read back what `to_dict` gave."""
+        """The inverse of `to_dict`."""
         accuracies = {name: Accuracy(**words[name]) for name in ("before", "pruned", "after")}
         epochs = tuple(from_dict(epoch) for epoch in words.get("retraining", ()))
         return cls(**{**words, **accuracies, "retraining": epochs})
 
 
 def run_round(
-    job: Job, number: int, current: nn.Module, so_far: Plan, before: Accuracy
+    context: RunContext, number: int, current: nn.Module, so_far: Plan, before: Accuracy
 ) -> tuple[Outcome, nn.Module, Plan]:
-    """One round from the network `current`, which `so_far` leads to; everything that is in the folder is not redone."""
-    run, tools, clock = job.run, job.tools, Clock()
-    graph = trace(current, job.graph.example, job.settings.streams)
-    units = functools.cache(lambda: unit_repair(job, graph))  # made where it is asked for, and once
-    scores = clock("score", lambda: _score(job, number, graph, units))
-    plan = choose(job, number, graph, scores, clock, units)
-    keep_pictures(job, number, graph, scores, plan)
+    """One round from the network `current`, which `so_far` leads to. What is in the folder already is not repeated."""
+    folder, watch = context.folder, Stopwatch()
+    graph = trace(current, context.graph.example, context.settings.streams)
+    unit_repair = functools.cache(lambda: repair_units(context, graph))  # made only if needed, and once
+    scores = watch("score", lambda: _score(context, number, graph, unit_repair))
+    plan = plan_round(context, number, graph, scores, watch, unit_repair)
+    keep_pictures(context, number, graph, scores, plan)
     chosen = {name: count for name, count in plan.removed().items() if count}
-    if job.settings.repair == "none":
-        pruned = clock("prune", lambda: prune(graph, plan))
-    else:
-        pruned = clock("repair", lambda: repaired(job, graph, plan, so_far))
-    cut = tools.evaluate(pruned, tools.holdout)
+    phase = "prune" if context.settings.repair == "none" else "repair"
+    pruned = watch(phase, lambda: repair_round(context, graph, plan, so_far))
+    cut = context.evaluate(pruned, context.data.holdout)
     composed = so_far.then(plan)
-    epochs = _epochs(job, composed, not chosen)
-    trained, history = clock("retrain", lambda: _retrain(job, number, pruned, epochs))
-    if history:  # epochs from before a kill count too
-        clock.seconds["retrain"] = max(clock.seconds["retrain"], round(sum(epoch.seconds for epoch in history), 3))
-    run.save_model(trained, composed, number)
-    # Read back, so that a resumed run and an unbroken one go on from the very same bits.
+    epochs = _epochs(context, composed, last=not chosen)
+    trained, history = watch("retrain", lambda: _retrain(context, number, pruned, epochs))
+    if history:  # epochs from before an interruption count as well
+        watch.seconds["retrain"] = max(watch.seconds["retrain"], round(sum(epoch.seconds for epoch in history), 3))
+    folder.save_model(trained, composed, number)
+    # Read it back, so that a resumed run and an unbroken one continue from the same bits.
     untouched = trained is pruned
-    trained, composed = run.load_model(job.original, number)
-    after = cut if untouched else tools.evaluate(trained, tools.holdout)
-    cost = job.graph.cost(composed)
-    outcome = Outcome(number, cost.macs, cost.params, before, cut, after, chosen, clock.seconds, not chosen, history)
-    run.write(f"{run.round(number).name}/{ROUND}", outcome.to_dict())
-    run.wait_for_writer()
-    run.forget(run.round(number) / "checkpoint")
+    trained, composed = folder.load_model(context.original, number)
+    after = cut if untouched else context.evaluate(trained, context.data.holdout)
+    cost = context.graph.cost(composed)
+    outcome = Outcome(number, cost.macs, cost.params, before, cut, after, chosen, watch.seconds, not chosen, history)
+    folder.write(f"{folder.round(number).name}/{ROUND}", outcome.to_dict())
+    folder.wait_for_writer()
+    folder.forget(folder.round(number) / "checkpoint")
     return outcome, trained, composed
 
 
-def _score(job: Job, number: int, graph: ChannelGraph, units: Callable[[], UnitRepair]) -> Scores:
-    folder, settings = job.run.round(number), job.settings
+def _score(context: RunContext, number: int, graph: ChannelGraph, unit_repair: Callable[[], UnitRepair]) -> Scores:
+    folder, settings = context.folder.round(number), context.settings
     if (folder / "scores.json").exists():
         return next(iter(load_scores(folder).values()))
-    metric = job.tools.metric if job.tools.metric is not None else settings.metric
-    if isinstance(metric, str) and METRICS.find(metric).needs == "reader_inputs":
-        found = score(graph, units(), metric, **settings.metric_options)
-    else:
-        found = _by_statistics(job, number, graph, metric)
-    if job.run.writes:
+    metric = settings.metric
+    assert metric is not None  # filled in when the run starts
+    from_repair = isinstance(metric, str) and METRICS.find(metric).needs == "reader_inputs"
+    with generators_kept(settings.seed + number):  # a loader that shuffles with them gives the same order again
+        found: Scores = score(
+            graph,
+            unit_repair() if from_repair else context.data.score_on,
+            metric=metric,
+            num_images=None if from_repair else settings.num_images,
+            seed=settings.seed + number,
+            progress=lambda done, total: context.say(f"round {number}: score", done, total),
+            **settings.metric_options,
+        )
+    if context.folder.writes:
         save_scores({found.metric: found}, folder)
     return found
 
 
-def _by_statistics(job: Job, number: int, graph: ChannelGraph, metric: Any) -> Scores:
-    settings = job.settings
-    with generators_kept(settings.seed + number):  # a loader that shuffles by them comes in the same order again
-        found: Scores = score(
-            graph,
-            job.tools.score_on,
-            metric=metric,
-            num_images=settings.images,
-            seed=settings.seed + number,
-            progress=lambda done, total: job.tools.say(f"round {number}: score", done, total or done),
-            **settings.metric_options,
-        )
-    return found
-
-
-def _epochs(job: Job, composed: Plan, last: bool) -> int | None:
-    """How long this round retrains."""
-    settings, cost = job.settings, job.graph.cost(composed)
-    last = last or settings.ratio is not None or job.goal.met(job.graph, cost.macs, cost.params)
+def _epochs(context: RunContext, composed: Plan, *, last: bool) -> int | None:
+    """The number of epochs that this round retrains; None: the preset's."""
+    settings = context.settings
+    last = last or settings.ratio is not None or context.budget.met(context.graph.cost(composed))
     return settings.last_epochs if last and settings.last_epochs is not None else settings.epochs
 
 
-def _retrain(job: Job, number: int, pruned: nn.Module, epochs: int | None) -> tuple[nn.Module, tuple[Epoch, ...]]:
-    settings, tools = job.settings, job.tools
-    if tools.fit is not None:
+def _retrain(
+    context: RunContext, number: int, pruned: nn.Module, epochs: int | None
+) -> tuple[nn.Module, tuple[Epoch, ...]]:
+    settings, data = context.settings, context.data
+    if settings.fit is not None:
         with generators_kept(settings.seed + number):
-            return tools.fit(pruned, tools.train, tools.holdout), ()
+            return settings.fit(pruned, data.train, data.holdout), ()
     if epochs == 0:
         return pruned, ()
     phase = f"round {number}: retrain"
     fitted = fit(
         pruned,
-        tools.train,
-        tools.holdout,
+        data.train,
+        data.holdout,
         preset=preset_of(settings.preset, epochs=epochs, lr=settings.lr),
-        teacher=job.original if settings.distill else None,
+        teacher=context.original if settings.distill else None,
         seed=settings.seed + number,
-        checkpoint_dir=job.run.round(number) / "checkpoint",
-        evaluate=tools.evaluate,
-        progress=lambda news: tools.say(
+        checkpoint_dir=context.folder.round(number) / "checkpoint",
+        evaluate=context.evaluate,
+        progress=lambda news: context.say(
             phase,
             (news.epoch - 1) * news.steps + news.step,
             news.epochs * news.steps,

@@ -1,4 +1,4 @@
-"""What all rounds of a run share: what was asked, of which network, with which data and functions."""
+"""What all rounds of a run share: settings, network, data, folder."""
 
 from __future__ import annotations
 
@@ -6,78 +6,78 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 from torch import nn
 
 from secateur.base.batches import Batches
 from secateur.channels.graph import ChannelGraph
+from secateur.deciding.goal import Budget
 from secateur.errors import RunError
-from secateur.measuring.accuracy import Accuracy
+from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.running.folder import RunFolder
-from secateur.running.settings import Goal, Settings
+from secateur.running.settings import Settings
 
-Phase = Callable[[str, int, int, str], None]  # phase, done, of, note
+PhaseProgress = Callable[[str, int, int, str], None]  # phase, steps done, steps in all, note
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Tools:
-    """Data and functions that a run works with."""
+class RunData:
+    """The images of a run."""
 
-    train: Batches
-    score_on: Batches
-    holdout: Batches
-    metric: Any
-    fit: Callable[[nn.Module, Batches, Batches], nn.Module] | None
-    judge: Callable[[nn.Module, Batches], Accuracy]
-    progress: Phase | None
+    train: Batches  # to retrain on
+    score_on: Batches  # to score on: the training images, as a rule without augmentation
+    holdout: Batches  # all decisions read these
+    test: Batches | None = None  # read once at the end, for the report only
 
-    def say(self, phase: str, done: int, total: int, note: str = "") -> None:
-        """Tell whoever listens how far a phase is."""
+
+@dataclass(frozen=True)
+class RunContext:
+    """A run: its folder, the original network, the budget and the settings."""
+
+    folder: RunFolder
+    original: nn.Module
+    graph: ChannelGraph  # of the original
+    budget: Budget
+    settings: Settings
+    data: RunData
+    progress: PhaseProgress | None = None
+
+    @cached_property
+    def widths(self) -> Mapping[str, int]:
+        """unit -> number of channels in the original network."""
+        return {name: unit.width for name, unit in self.graph.units.items()}
+
+    def say(self, phase: str, done: int, total: int | None, note: str = "") -> None:
+        """Report how far a phase is."""
         if self.progress is not None:
-            self.progress(phase, done, total, note)
+            self.progress(phase, done, total or done, note)
 
     def evaluate(self, model: nn.Module, loader: Batches) -> Accuracy:
-        """What `judge` finds, once it is sure that it is an Accuracy."""
-        found = self.judge(model, loader)
+        """Accuracy by the user's own function or secateur's."""
+        found = (self.settings.evaluate or evaluate)(model, loader)
         if not isinstance(found, Accuracy):
             raise RunError(
-                "your evaluate function should return a secateur.Accuracy(top1, top5, loss, num_images), whose top1 "
-                f"may be any figure where higher is better; it returned {type(found).__name__}"
+                "your evaluate function must return a secateur.Accuracy(top1, top5, loss, num_images), whose top1 may "
+                f"be any figure where higher is better; it returned {type(found).__name__}"
             )
         return found
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run: its folder, the original network, the goal, and how to get there."""
-
-    run: RunFolder
-    original: nn.Module
-    graph: ChannelGraph  # of the original
-    goal: Goal
-    settings: Settings
-    tools: Tools
-
-    @property
-    def retrains(self) -> bool:
-        """Whether rounds before the last one train, with secateur's loop or the user's own."""
-        return self.tools.fit is not None or self.settings.epochs != 0
-
-    @cached_property
-    def widths(self) -> Mapping[str, int]:
-        """unit -> channels it has in the original network."""
-        return {name: unit.width for name, unit in self.graph.units.items()}
-
-
-class Clock:
-    """Seconds of each phase."""
+class Stopwatch:
+    """Seconds spent in each phase; a phase inside another one counts for itself only."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._inner = [0.0]
 
-    def __call__(self, phase: str, work: Callable[[], Any]) -> Any:
+    def __call__(self, phase: str, work: Callable[[], Result]) -> Result:
+        """Run `work` and add its time to the phase."""
         start = time.perf_counter()
+        self._inner.append(0.0)
         result = work()
-        self.seconds[phase] = round(time.perf_counter() - start, 3)
+        spent, inner = time.perf_counter() - start, self._inner.pop()
+        self._inner[-1] += spent
+        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + spent - inner, 3)
         return result

@@ -1,4 +1,4 @@
-"""A finished run in numbers: before and after, layer by layer, and where the time went."""
+"""A finished run in numbers: before and after, layer by layer, and the time of each phase."""
 
 from __future__ import annotations
 
@@ -10,42 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.base.batches import Batches
+from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.measuring.accuracy import Accuracy
 from secateur.measuring.latency import latency
 from secateur.running.rounds import Outcome
-from secateur.running.run_context import Job, Tools
+from secateur.running.run_context import RunContext
 
 BATCHES = (1, 64)
 
 
 def summarise(
-    job: Job,
-    plan: Plan,
-    pruned: nn.Module,
-    before: Accuracy,
-    rounds: Sequence[Outcome],
-    test: Batches | None,
-    example: Any,
+    context: RunContext, plan: Plan, pruned: nn.Module, before: Accuracy, rounds: Sequence[Outcome]
 ) -> dict[str, Any]:
     """Everything a report needs. The test images are read here, once for each network, and nowhere else."""
-    graph, original, tools = job.graph, job.original, job.tools
+    graph, original = context.graph, context.original
     cost = graph.cost(plan)
-    tests = {"before": None, "after": None}
-    if test is not None:
-        tools.say("test", 0, 2)
-        tests["before"] = tools.evaluate(original, test).__dict__  # type: ignore[assignment]
-        tools.say("test", 1, 2)
-        tests["after"] = tools.evaluate(pruned, test).__dict__  # type: ignore[assignment]
-        tools.say("test", 2, 2)
-    times = _times(original, pruned, example, tools)
+    tests = _test_accuracies(context, original, pruned)
+    times = _times(context, original, pruned)
     after = rounds[-1].after if rounds else before
     return {
         "format": "secateur-summary",
         "version": 1,
         "model": type(original).__name__,
-        "settings": job.settings.to_dict(),
+        "settings": context.settings.to_dict(),
         "before": {
             "holdout": before.__dict__,
             "test": tests["before"],
@@ -64,26 +52,46 @@ def summarise(
         },
         "removed": {"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
         "rounds": [outcome.to_dict() for outcome in rounds],
-        "units": {
-            name: {"kind": unit.kind, "width": unit.width, "kept": len(plan.keep[name])}
-            for name, unit in graph.units.items()
-        },
-        "layers": {
-            name: {
-                "inputs": [layer.inputs, cost.layers[name].inputs],
-                "outputs": [layer.outputs, cost.layers[name].outputs],
-                "macs": [layer.macs, cost.layers[name].macs],
-                "params": [layer.params, cost.layers[name].params],
-            }
-            for name, layer in graph.layers.items()
-        },
+        "units": _units(graph, plan),
+        "layers": _layers(graph, plan),
         "seconds": _seconds(rounds),
         "versions": {"secateur": version("secateur"), "python": platform.python_version(), "torch": torch.__version__},
     }
 
 
-def _times(original: nn.Module, pruned: nn.Module, example: Any, tools: Tools) -> dict[str, dict[str, float]]:
-    """Median seconds of a forward pass at each batch size, both networks in turns."""
+def headline(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of (what, before, after, change) for a person to read."""
+    before, after = summary["before"], summary["after"]
+    rows = []
+    for part in ("holdout", "test"):
+        for key, title in (("top1", "accuracy"), ("top5", "top-5")):
+            was, now = (before[part] or {}).get(key), (after[part] or {}).get(key)
+            if was is not None and now is not None and (key == "top1" or was < 0.999):
+                name = f"{'held-out' if part == 'holdout' else part} {title}"
+                rows.append([name, f"{100 * was:.2f}%", f"{100 * now:.2f}%", f"{100 * (now - was):+.2f} points"])
+    for key, title in (("macs", "MACs"), ("params", "weights"), ("bytes", "bytes on disk")):
+        rows.append([title, _big(before[key]), _big(after[key]), f"-{100 * (1 - after[key] / before[key]):.1f}%"])
+    for size, was in (before["latency"] or {}).items():
+        now = after["latency"][size]
+        rows.append([f"ms, batch {size}", f"{1e3 * was:.2f}", f"{1e3 * now:.2f}", f"{was / now:.2f}x"])
+    return rows
+
+
+def _test_accuracies(context: RunContext, original: nn.Module, pruned: nn.Module) -> dict[str, Any]:
+    test = context.data.test
+    if test is None:
+        return {"before": None, "after": None}
+    found = {}
+    for done, (name, model) in enumerate({"before": original, "after": pruned}.items()):
+        context.say("test", done, 2)
+        found[name] = context.evaluate(model, test).__dict__
+    context.say("test", 2, 2)
+    return found
+
+
+def _times(context: RunContext, original: nn.Module, pruned: nn.Module) -> dict[str, dict[str, float]]:
+    """Median seconds of a forward pass at each batch size; the two networks take turns."""
+    example = context.graph.example
     if not isinstance(example, Tensor):
         return {}
     timings = latency(
@@ -91,7 +99,7 @@ def _times(original: nn.Module, pruned: nn.Module, example: Any, tools: Tools) -
         example,
         batch_sizes=BATCHES,
         rounds=10,
-        progress=lambda done, _: tools.say("latency", done, len(BATCHES)),
+        progress=lambda done, total: context.say("latency", done, total),
     )
     found: dict[str, dict[str, float]] = {"before": {}, "after": {}}
     for timing in timings:
@@ -99,8 +107,26 @@ def _times(original: nn.Module, pruned: nn.Module, example: Any, tools: Tools) -
     return found
 
 
+def _units(graph: ChannelGraph, plan: Plan) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"kind": unit.kind, "width": unit.width, "kept": len(plan.keep[name])}
+        for name, unit in graph.units.items()
+    }
+
+
+def _layers(graph: ChannelGraph, plan: Plan) -> dict[str, dict[str, list[int]]]:
+    """Layer -> inputs, outputs, MACs and weights, each before and after."""
+    after = graph.cost(plan).layers
+    return {
+        name: {
+            what: [getattr(layer, what), getattr(after[name], what)] for what in ("inputs", "outputs", "macs", "params")
+        }
+        for name, layer in graph.layers.items()
+    }
+
+
 def _bytes(model: nn.Module) -> int:
-    """Bytes of the tensors that go into a file."""
+    """Bytes of the tensors that are saved."""
     return sum(t.numel() * t.element_size() for t in model.state_dict().values())
 
 
@@ -111,3 +137,10 @@ def _seconds(rounds: Sequence[Outcome]) -> dict[str, float]:
         for phase, seconds in phases.items():
             total[phase] = round(total.get(phase, 0.0) + seconds, 3)
     return total
+
+
+def _big(number: int) -> str:
+    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
+        if number >= unit:
+            return f"{number / unit:.2f}{suffix}"
+    return str(number)

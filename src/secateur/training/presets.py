@@ -15,6 +15,8 @@ from typing import Literal
 from secateur.base.registry import unknown
 from secateur.errors import RunError
 
+DEFAULT_PRESET = "cosine"
+
 
 @dataclass(frozen=True)
 class Preset:

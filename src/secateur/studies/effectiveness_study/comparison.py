@@ -16,12 +16,12 @@ from torch import nn
 from secateur.base.batches import Batches, device_of, unpack
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.deciding.amounts import candidates
-from secateur.deciding.uniform import uniform
+from secateur.deciding.candidates import candidates
+from secateur.deciding.splits.uniform import uniform
 from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy
 from secateur.repairing.repair import repair
-from secateur.running.run_context import Phase as PhaseProgress
+from secateur.running.run_context import PhaseProgress
 from secateur.scoring.metric_choice import ChosenMetric
 from secateur.scoring.sampling import sampled
 from secateur.scoring.score import score_by

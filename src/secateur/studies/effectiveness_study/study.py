@@ -18,7 +18,7 @@ from secateur.base.options import replaced
 from secateur.channels.graph import trace
 from secateur.errors import DecideError
 from secateur.running.compress import first_image
-from secateur.running.run_context import Phase as PhaseProgress
+from secateur.running.run_context import PhaseProgress
 from secateur.scoring.metric_choice import ALL, choose_metrics
 from secateur.scoring.metrics import METRICS
 from secateur.studies.effectiveness_study.comparison import ComparisonImages, MetricComparison, RetrainOn

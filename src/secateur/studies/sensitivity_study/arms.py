@@ -10,13 +10,14 @@ from torch import nn
 from secateur.base.batches import Batches
 from secateur.channels.files import load
 from secateur.channels.graph import ChannelGraph, trace
-from secateur.deciding.uniform import uniform
+from secateur.deciding.settings import RANKING
+from secateur.deciding.splits.uniform import uniform
 from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.running.compress import Compressed, compress
 from secateur.running.folder import SUMMARY, RunFolder
-from secateur.running.run_context import Phase as PhaseProgress
-from secateur.running.settings import USUAL_RANKS, Settings
+from secateur.running.run_context import PhaseProgress
+from secateur.running.settings import Settings
 from secateur.scoring.score import score
 from secateur.studies.effectiveness_study.comparison import units_to_prune
 from secateur.studies.folder import StudyFolder, StudyRow
@@ -25,6 +26,7 @@ from secateur.studies.sensitivity_study.table import METHODS
 from secateur.studies.work_sharing import wait_until
 
 STEP = 0.005  # between the uniform ratios that are tried for the start
+SPLITS = {"flops": "algorithm1", "ratio": "ratio"}  # arm -> split
 TOLERANCE = 0.02  # fraction of the network's MACs by which the start may differ from the wanted share
 
 
@@ -62,7 +64,8 @@ class SensitivityArms:
         inner = units_to_prune(self.graph, "inner")
         if rank == 0:
             ratio = ratio_for(self.graph, inner, share)
-            self._compress("start", self.graph.model, ratio=ratio, only=tuple(inner), **USUAL_RANKS)
+            unranked = {name: getattr(Settings(), name) for name in RANKING}  # a ratio ranks no units
+            self._compress("start", self.graph.model, ratio=ratio, only=tuple(inner), **unranked)
         wait_until((folder / SUMMARY).exists)
         return load(folder, self.graph.model)
 
@@ -75,7 +78,7 @@ class SensitivityArms:
         if not 0 < target < 1:
             removed = 1 - begin.macs / self.graph.macs
             raise DecideError(f"the start has already lost {removed:.1%} of the MACs; end must be above that")
-        result = self._compress(method, first, target=target, rounds=self.study.iterations, method=method)
+        result = self._compress(method, first, target=target, rounds=self.study.iterations, split=SPLITS[method])
         found = self._scored(first)
         self._keep(method, 0, begin.macs, begin.params, {"units": 0, "channels": 0, "cut": found["holdout"], **found})
         rounds = result.rounds[: self.study.iterations]

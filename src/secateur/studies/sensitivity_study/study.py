@@ -17,7 +17,7 @@ from secateur.base.batches import Batches, device_of
 from secateur.channels.files import load
 from secateur.channels.graph import trace
 from secateur.running.compress import first_image
-from secateur.running.run_context import Phase as PhaseProgress
+from secateur.running.run_context import PhaseProgress
 from secateur.studies.folder import CONFIG, Provenance, StudyFolder, StudyRow
 from secateur.studies.sensitivity_study.arms import SensitivityArms, StudyLoaders
 from secateur.studies.sensitivity_study.picture import draw_sensitivity

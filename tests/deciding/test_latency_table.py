@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sc
-from secateur.deciding import latency
-from secateur.deciding.amounts import Room, amounts, candidates
-from secateur.deciding.latency import layer_time, layer_times, levels, measured_cost
+from secateur.deciding import latency_table
+from secateur.deciding.amounts import amounts
+from secateur.deciding.budget import Cutter
+from secateur.deciding.candidates import candidates
+from secateur.deciding.latency_table import layer_time, layer_times, levels, measured_cost
 from secateur.deciding.sensitivity import sensitivity
+from secateur.deciding.widths import WidthLimits
 from tests.deciding.test_algorithm_1 import Mixed
 from tests.deciding.toys import answered, batches, drawn, random_scores, seeded, without_weakest
 from tests.nets import NETS
@@ -89,15 +92,15 @@ class Stepped(nn.Module):
 def test_steps_of_the_kernels_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 inputs cost three steps, 16 cost two, 8 and fewer one; layers that are alike are timed once."""
     calls = []
-    whole = latency._time
-    monkeypatch.setattr(latency, "_time", lambda *args: calls.append(1) or whole(*args))
+    whole = latency_table._time
+    monkeypatch.setattr(latency_table, "_time", lambda *args: calls.append(1) or whole(*args))
     graph = sc.trace(seeded(Stepped), EXAMPLE)
     cost = measured_cost(graph, batch=2, rounds=5)
     assert len(calls) == 3  # the stem, the three convolutions, the classifier
     (name,) = [n for n, u in graph.units.items() if [r.module for r in u.readers] == ["last"]]
     one, two, three = (cost({}) - cost({name: list(range(n))}) for n in (16, 8, 4))
     assert (two / one, three / one) == pytest.approx((2, 2), abs=0.5)
-    found = amounts(graph, random_scores(graph, 0), [name], alpha=8, cost=cost, room=Room(8))
+    found = amounts(Cutter(graph, random_scores(graph, 0), WidthLimits(8)), [name], alpha=8, cost=cost)
     assert found[name].floss == pytest.approx(one / 8, rel=0.5)
     assert found[name].channels == 8
 
@@ -107,9 +110,14 @@ def test_what_costs_nothing_at_first_still_counts() -> None:
     graph = sc.trace(seeded(Stepped), EXAMPLE)
     scores = random_scores(graph, 0)
     (name,) = [n for n, u in graph.units.items() if [r.module for r in u.readers] == ["last"]]
-    steps = amounts(graph, scores, [name], alpha=1, cost=lambda keep: 12.0 * -(-len(keep.get(name, range(24))) // 12))
+    steps = amounts(
+        Cutter(graph, scores),
+        [name],
+        alpha=1,
+        cost=lambda keep: 12.0 * -(-len(keep.get(name, range(24))) // 12),
+    )
     assert steps[name].floss == 1.0  # 24 -> 12 channels saves 12
-    even = amounts(graph, scores, [name], alpha=1, cost=lambda keep: 0.1 * len(keep.get(name, range(24))))
+    even = amounts(Cutter(graph, scores), [name], alpha=1, cost=lambda keep: 0.1 * len(keep.get(name, range(24))))
     assert even[name].floss == pytest.approx(0.1)
 
 

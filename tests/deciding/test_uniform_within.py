@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import secateur as sc
-from secateur.deciding.decide import alike
+from secateur.deciding.budget import Cutter
+from secateur.deciding.splits.uniform import uniform_within
+from secateur.deciding.widths import WidthLimits
 from secateur.errors import DecideError
 from tests.deciding.toys import random_scores, seeded, without_weakest
 from tests.proof import counted_macs
@@ -41,7 +43,7 @@ def test_the_smallest_share_that_meets_the_goal(share_left: float) -> None:
         removed = [min(round(step / 1000 * w), w - f) for w, f in zip(WIDTHS, floors, strict=True)]
         if macs(removed) <= goal:
             break
-    plan = alike(graph, scores, names, goal)
+    plan = uniform_within(Cutter(graph, scores), names, goal)
     found = [plan.removed()[name] for name in names]
     assert all(0 <= most - got <= 1 for most, got in zip(removed, found, strict=True))  # a step may be given back
     small = sc.prune(graph, plan)
@@ -58,7 +60,7 @@ def test_what_cannot_be_reached_and_widths_in_steps() -> None:
     graph = sc.trace(seeded(net), EXAMPLE)
     scores = random_scores(graph)
     with pytest.raises(DecideError, match=r"removing 99\.9% is out of reach: with every unit at its floor"):
-        alike(graph, scores, list(graph.units), 0.001 * graph.macs)
-    plan = alike(graph, scores, list(graph.units), 0.5 * graph.macs, round_to=4)
+        uniform_within(Cutter(graph, scores), list(graph.units), 0.001 * graph.macs)
+    plan = uniform_within(Cutter(graph, scores, WidthLimits(4)), list(graph.units), 0.5 * graph.macs)
     assert all(len(kept) % 4 == 0 or len(kept) == graph.units[name].width for name, kept in plan.keep.items())
     assert graph.cost(plan).macs <= 0.5 * graph.macs

@@ -1,0 +1,124 @@
+"""From sensitivity to a plan: the k least sensitive units lose channels, and a target is met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.plan import Plan
+from secateur.deciding.amounts import amounts
+from secateur.deciding.budget import TO_THE_FLOOR, Cutter, out_of_reach
+from secateur.deciding.candidates import candidates, scored
+from secateur.deciding.costs import COSTS, CostOf, cost_function
+from secateur.deciding.sensitivity import Sensitivity, check_k
+from secateur.deciding.splits import SplitTask
+from secateur.deciding.widths import WidthLimits
+from secateur.errors import DecideError
+from secateur.scoring.scores import Scores
+
+LEAST_ALPHA = 0.5
+
+
+def decide(
+    graph: ChannelGraph,
+    scores: Scores,
+    sensitivity: Sensitivity,
+    k: int | None = None,
+    target: float | None = None,
+    *,
+    cost: str | CostOf = "macs",
+    whole: float | None = None,
+    round_to: int = 1,
+    widths: Mapping[str, int] | None = None,
+) -> Plan:
+    """The k units with the highest held-out accuracy lose their n_l channels (Algorithm 1); k is L / 3 by default.
+
+    target: fraction of the cost to remove. All chosen units then lose more or fewer channels, by one common factor, so
+        that the target is met within 0.5%. If they cannot meet it, the next units join.
+    cost: what the target counts: "macs", "params", "latency" (measured now) or a function of kept channels.
+    whole: the cost that the target refers to (this network's by default; pass the original's in later rounds).
+    round_to, widths: as in `sensitivity`.
+    With a sensitivity by ratio (Li et al.) the k most robust units lose the same fraction of their channels: the one at
+    which they were ranked, or the one that meets the target.
+    """
+    k = check_k(k, len(sensitivity.tried))
+    cutter = Cutter(graph, scores, WidthLimits(round_to, widths or {}))
+    ranked = scored(graph, scores, sensitivity.ranked())
+    if target is None:
+        tried = {name: sensitivity.tried[name].channels for name in ranked[:k]}
+        return cutter.plan(cutter.scaled(tried, 1.0))
+    cost_of = cost_function(graph, cost)
+    now = cost_of({})
+    budget = (1 - target) * (now if whole is None else whole)
+    _check_target(target, now, budget)
+    for count in range(k, len(ranked) + 1):
+        keep = cutter.fit(_amounts(sensitivity, ranked[:count]), cost_of, budget)
+        if keep is not None:
+            return cutter.plan(keep)
+    least = cost_of(cutter.scaled(_amounts(sensitivity, ranked), TO_THE_FLOOR))
+    raise DecideError(out_of_reach(f"a target of {target:.1%}", 1 - least / (whole or now)))
+
+
+def plan_by_rank(task: SplitTask) -> Plan:
+    """The plan of a split that ranks units on held-out images.
+
+    It removes no more than the budget allows. If the number of rounds is given, it meets the budget exactly.
+    """
+    settings, budget = task.settings, task.budget
+    by_ratio = settings.split == "ratio"
+    if not by_ratio:
+        settings = replace(settings, alpha=_alpha(task))
+        settings = replace(settings, k=_k(replace(task, settings=settings)))
+    found = task.rank(settings)
+    k = None if task.settings.k is None else min(task.settings.k, len(found.tried))
+    limits = {"round_to": settings.round_to, "widths": task.original_widths}
+    if budget.left is None or (settings.rounds is None and not by_ratio):
+        plan = decide(task.graph, task.scores, found, k, **limits)  # type: ignore[arg-type]
+        if budget.left is None or cost_function(task.graph, budget.cost)(plan.keep) > budget.left:
+            return plan
+    target = 1 - budget.left / budget.whole
+    return decide(task.graph, task.scores, found, k, target, cost=budget.cost, whole=budget.whole, **limits)  # type: ignore[arg-type]
+
+
+def _alpha(task: SplitTask) -> float:
+    """alpha as given. If the number of rounds is given, alpha solves k * alpha * FLOSS_max = cost to remove now."""
+    settings, left = task.settings, task.budget.left
+    if left is None or settings.rounds is None:
+        return settings.alpha
+    cost = cost_function(task.graph, task.budget.cost)
+    found = amounts(_cutter(task), _names(task), alpha=1.0, cost=cost)
+    k = check_k(None if settings.k is None else min(settings.k, len(found)), len(found))
+    return max(LEAST_ALPHA, (cost({}) - left) / (k * max(amount.floss for amount in found.values())))
+
+
+def _k(task: SplitTask) -> int | None:
+    """k as given, or fewer if that many units have no channel left to lose."""
+    settings = task.settings
+    if settings.k is None:
+        return None
+    measured = not callable(settings.cost) and COSTS.find(settings.cost).measured
+    cost = cost_function(task.graph, "macs" if measured else settings.cost)
+    found = amounts(_cutter(task), _names(task), alpha=settings.alpha, cost=cost)
+    return min(settings.k, max(1, sum(amount.channels > 0 for amount in found.values())))
+
+
+def _cutter(task: SplitTask) -> Cutter:
+    return Cutter(task.graph, task.scores, WidthLimits(task.settings.round_to, task.original_widths))
+
+
+def _names(task: SplitTask) -> list[str]:
+    return scored(task.graph, task.scores, candidates(task.graph, task.settings.exclude, task.settings.only))
+
+
+def _check_target(target: float, now: float, budget: float) -> None:
+    if not 0 < target < 1:
+        raise DecideError(f"the target is the fraction to remove, above 0 and below 1; got {target}")
+    if budget >= now:
+        raise DecideError(f"the network meets the target of {target:.1%} already; ask for more")
+
+
+def _amounts(sensitivity: Sensitivity, names: Sequence[str]) -> dict[str, float]:
+    if sensitivity.split == "ratio":  # the same fraction of all: amounts in proportion to the widths
+        return {name: sensitivity.tried[name].width for name in names}
+    return {name: max(1, sensitivity.tried[name].channels) for name in names}

@@ -1,0 +1,85 @@
+"""Settings that decide which units lose channels, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from secateur.base.options import Seeded, option
+from secateur.deciding.costs import COSTS
+from secateur.deciding.splits import SPLITS
+from secateur.errors import DecideError
+
+
+@dataclass(frozen=True)
+class RankSettings(Seeded):
+    """Which units take part, and how held-out images rank them."""
+
+    split: str | None = option(
+        None,
+        f"How the cut is split among units: {', '.join(SPLITS)}; chosen to suit the run by default",
+        group="Layers",
+        choices=SPLITS,
+    )
+    cost: str | Callable[..., float] = option(
+        "macs", f"Cost that units are compared at: {', '.join(COSTS)}", group="Layers", choices=COSTS, own=True
+    )
+    only: tuple[str, ...] = option((), "Prune only units or layers that match this pattern", group="Layers")
+    exclude: tuple[str, ...] = option((), "Do not prune units or layers that match this pattern", group="Layers")
+    round_to: int = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
+    alpha: float = option(3.0, "Pruning rate of Eqn. 3; the paper uses 2 to 4", group="Layers", above=0)
+    k: int | None = option(None, "Units pruned in each round; a third of them by default", group="Layers", least=1)
+    measure: Literal["accuracy", "loss"] | Callable[..., float] = option(
+        "accuracy",
+        "Rank units by held-out accuracy or loss",
+        group="Layers",
+        choices=("accuracy", "loss"),
+        own=True,
+    )
+    exact: bool = option(False, "Rank units on all held-out images, without racing", group="Layers")
+    confidence: float = option(
+        0.95, "Probability that a race finds the best units", group="Layers", least=0.5, below=1, hidden=True
+    )
+    tolerance: float = option(
+        0.0005, "How far the units that a race finds may be from the best", group="Layers", least=0, hidden=True
+    )
+    trial_ratio: float = option(
+        0.5, "Fraction removed at which the split `ratio` ranks units", group="Layers", above=0, below=1, hidden=True
+    )
+
+
+@dataclass(frozen=True)
+class SplitSettings(RankSettings):
+    """How a cut is split among units: how units are ranked, and how far a round goes."""
+
+    trials: Literal["cut", "repaired"] | None = option(
+        None, "Rank units as they are cut, or after their own repair", group="Layers", choices=("cut", "repaired")
+    )
+    rounds: int | None = option(None, "Reach the goal in this number of rounds", group="Layers", least=1)
+
+
+# Settings that only matter where held-out images rank units.
+RANKING = ("measure", "cost", "k", "exact", "trials")
+_DEFAULTS = {field.name: field.default for field in fields(SplitSettings)}
+
+
+def ranking_settings(settings: SplitSettings) -> list[str]:
+    """The settings about ranking that differ from their defaults."""
+    return [name for name in RANKING if getattr(settings, name) != _DEFAULTS[name]]
+
+
+def check_split(settings: SplitSettings, *, by_share: bool = False) -> None:
+    """Raise DecideError if settings about ranking are given and nothing is ranked.
+
+    by_share: the goal is a share of every unit, so that no split is needed.
+    """
+    given = ranking_settings(settings)
+    if not given or not (by_share or (settings.split is not None and not SPLITS.find(settings.split).ranks)):
+        return
+    way = "a ratio" if by_share else f'split "{settings.split}"'
+    ranking = ", ".join(name for name in SPLITS if SPLITS[name].ranks)
+    raise DecideError(
+        f"{way} ranks no units, so {' and '.join(given)} would have no effect: leave it out, or use a target with one "
+        f"of the splits {ranking}"
+    )

@@ -1,0 +1,58 @@
+"""The same fraction of channels from every unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from secateur.channels.graph import ChannelGraph
+from secateur.channels.plan import Plan
+from secateur.deciding.budget import TO_THE_FLOOR, Cutter, out_of_reach
+from secateur.deciding.candidates import candidates, scored
+from secateur.deciding.costs import CostOf, cost_function
+from secateur.deciding.splits import Split, SplitTask
+from secateur.deciding.widths import WidthLimits, floor_of
+from secateur.errors import DecideError
+from secateur.scoring.metrics import DEFAULT_METRIC
+from secateur.scoring.scores import Scores
+
+
+def uniform(graph: ChannelGraph, scores: Scores, ratio: float, *, units: Sequence[str] | None = None) -> Plan:
+    """Remove the weakest `ratio` of every unit: round(ratio x width) channels, in whole granules.
+
+    A unit keeps at least 2 channels and 10% of its channels. By default the classifier's selection from a stream, units
+    between two linear layers and units without scores are left alone; `units` names the units to prune instead.
+    """
+    if not 0 <= ratio < 1:
+        raise DecideError(f"ratio is the fraction removed and must be at least 0 and below 1, got {ratio}")
+    names = [name for name in candidates(graph) if name in scores.values] if units is None else list(units)
+    missing = [name for name in names if name not in scores.values or name not in graph.units]
+    if missing:
+        raise DecideError(f"unit {missing[0]!r} is not in both the graph and the scores")
+    cutter = Cutter(graph, scores)
+    keep = {}
+    for name in scored(graph, scores, names):
+        unit = graph.units[name]
+        wanted = unit.granule * round(ratio * unit.width / unit.granule)
+        keep[name] = cutter.keep(name, min(wanted, unit.width - floor_of(unit)))
+    return cutter.plan(keep)
+
+
+def uniform_within(cutter: Cutter, names: Sequence[str], left: float, cost: str | CostOf = "macs") -> Plan:
+    """Remove the same fraction of channels from every unit: the smallest fraction that leaves a cost of `left`."""
+    cost_of = cost_function(cutter.graph, cost)
+    widths = {name: cutter.graph.units[name].width for name in scored(cutter.graph, cutter.scores, names)}
+    keep = cutter.fit(widths, cost_of, left)
+    if keep is None:
+        least, now = cost_of(cutter.scaled(widths, TO_THE_FLOOR)), cost_of({})
+        raise DecideError(out_of_reach(f"removing {1 - left / now:.1%}", 1 - least / now))
+    return cutter.plan(keep)
+
+
+def _plan(task: SplitTask) -> Plan:
+    settings = task.settings
+    cutter = Cutter(task.graph, task.scores, WidthLimits(settings.round_to, task.original_widths))
+    names = candidates(task.graph, settings.exclude, settings.only)
+    return uniform_within(cutter, names, task.budget.left or 0.0, task.budget.cost)
+
+
+ENTRY = Split(plan=_plan, ranks=False, metric=DEFAULT_METRIC)

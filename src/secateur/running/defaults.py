@@ -1,0 +1,57 @@
+"""What suits a run where the user left it open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from secateur.channels.graph import ChannelGraph
+from secateur.deciding.candidates import candidates
+from secateur.deciding.reach import check_reach
+from secateur.deciding.settings import ranking_settings
+from secateur.deciding.splits import SPLITS
+from secateur.errors import DecideError
+from secateur.running.settings import Settings
+from secateur.scoring.metrics import METRICS
+
+SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
+SMALL = 64 * 64  # pixels of an image
+
+
+def fill_defaults(settings: Settings, graph: ChannelGraph, pixels: int = 0) -> Settings:
+    """Settings with split, metric, trials and number of repair images filled in (see docs/repair.md).
+
+    If accuracy is recovered by a solve alone, channels are removed by the error that it cannot repair, units are ranked
+    after their repair, and the repair sees more images if they are small.
+
+    pixels: of one image.
+    """
+    settings = split_for_solve(settings, graph)
+    split = settings.split or ("algorithm1" if settings.ratio is None else "uniform")
+    metric = settings.metric or SPLITS.find("least_error" if settings.solve_only else split).metric
+    settings = replace(settings, split=split, metric=metric)
+    if settings.repair == "none":
+        return settings
+    trials = settings.trials or ("repaired" if settings.solve_only else "cut")
+    count = settings.num_repair_images
+    if count is None:  # the activations of all of them are held in memory
+        count = MANY_IMAGES if settings.solve_only and pixels <= SMALL else SOME_IMAGES
+    return replace(settings, trials=trials, num_repair_images=count)
+
+
+def split_for_solve(settings: Settings, graph: ChannelGraph) -> Settings:
+    """If a solve alone recovers the accuracy, prune private units only, as long as they can meet the target.
+
+    Channels inside blocks can be rebuilt from their neighbours; channels that readers of a stream drop, much less. So
+    pruning private units only leaves the smallest error. Explicit choices of the user are respected.
+    """
+    given = settings.only or settings.rounds or settings.ratio or settings.split
+    if not settings.solve_only or given or ranking_settings(settings):
+        return settings
+    private = tuple(n for n in candidates(graph, settings.exclude) if graph.units[n].kind == "private")
+    errors = settings.metric is None or (isinstance(settings.metric, str) and METRICS.find(settings.metric).adds_up)
+    inside = replace(settings, only=private, split="least_error" if errors else "uniform")
+    try:
+        check_reach(graph, inside.budget(graph), inside)
+    except DecideError:  # no private units, too few of them, or a goal without a target
+        return settings
+    return inside if private and inside.budget(graph).left is not None else settings
