@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from secateur.running.compress import Compressed, compress
+from secateur.running.folder import RunFolder
 from secateur.training.fit import fit
 from secateur.training.presets import Preset
-from secateur.running.folder import RunFolder
 
 CLASSES = 4
 QUICK: dict[str, Any] = {"epochs": 1, "lr": 0.02, "alpha": 1.0}
