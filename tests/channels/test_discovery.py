@@ -9,6 +9,7 @@ import torch
 import secateur as sc
 from secateur.channels.discovery.discover import components
 from secateur.channels.discovery.places import Places
+from secateur.channels.traced import named_modules
 from secateur.channels.units import Streams
 from tests.nets import NETS
 
@@ -75,3 +76,10 @@ def test_a_channel_is_alive_while_a_layer_reads_it(name: str, streams: Streams) 
             others = [n for n, vector in graph.found.reads.items() if channel in vector and n not in readers]
             assert live.alive[channel] == bool(others or channel in held)
         assert live.alive[numbers[kept]].all()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_modules_are_walked_as_torch_does(name: str) -> None:
+    model = NETS[name].build()
+    model.again = next(iter(model.children()))  # a module with two names is listed once
+    assert named_modules(model) == list(model.named_modules())

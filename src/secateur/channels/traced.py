@@ -43,6 +43,20 @@ class Traced:
         return user if isinstance(self.module(user), nn.modules.batchnorm._BatchNorm) else None
 
 
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """As `model.named_modules()`, in a fraction of the time for deep models."""
+    found, seen = [], set()
+    waiting = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            found.append((name, module))
+            dotted = f"{name}." if name else ""
+            waiting += [(dotted + key, child) for key, child in reversed(module._modules.items()) if child is not None]
+    return found
+
+
 def only_user(node: fx.Node) -> fx.Node | None:
     """The only node that uses the value of `node`; None if there are others, or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None

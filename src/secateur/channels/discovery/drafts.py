@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from secateur.channels.discovery.discover import Discovery, components
 from secateur.channels.labels.record import Balance
-from secateur.channels.units import Indices, Kind
+from secateur.channels.units import Indices, Kind, Mask
 
 
 @dataclass
@@ -28,14 +27,36 @@ class Draft:
         return int(self.blocks.max(initial=0)) + 1
 
 
-def draft_together(found: Discovery, alone: npt.NDArray[np.bool_], held: dict[int, str]) -> list[Draft]:
+@dataclass(frozen=True)
+class Axes:
+    """For each layer the distinct channels on its axis in ascending order, and how often each of them occurs."""
+
+    reads: dict[str, tuple[Indices, Indices]]
+    writes: dict[str, tuple[Indices, Indices]]
+
+    @classmethod
+    def of(cls, found: Discovery) -> Axes:
+        """The axes of all layers of a network."""
+        reads, writes = (
+            {name: _distinct(vector) for name, vector in vectors.items()} for vectors in (found.reads, found.writes)
+        )
+        return cls(reads, writes)
+
+
+def _distinct(vector: Indices) -> tuple[Indices, Indices]:
+    met = vector if vector.min(initial=0) >= 0 else vector[vector >= 0]
+    if (met[1:] > met[:-1]).all():
+        return met, np.ones(len(met), np.int64)
+    return np.unique(met, return_counts=True)
+
+
+def draft_together(found: Discovery, axes: Axes, alone: Mask, held: dict[int, str]) -> list[Draft]:
     """Split the set of all channels by each reader and writer: channels that are never told apart form one draft."""
     group = np.zeros(found.channels, dtype=np.int64)
     fresh = 1
-    for vectors in (found.writes, found.reads):
-        for vector in vectors.values():
-            met, times = _distinct(vector)
-            key = group[met] * (len(vector) + 1) + times
+    for layers in (axes.writes, axes.reads):
+        for met, times in layers.values():
+            key = group[met] * (int(times.max(initial=0)) + 1) + times
             if (key == key[:1]).all():  # the usual case: no channels are told apart
                 group[met] = fresh
                 fresh += 1
@@ -53,35 +74,26 @@ def draft_together(found: Discovery, alone: npt.NDArray[np.bool_], held: dict[in
     return drafts
 
 
-def _distinct(vector: Indices) -> tuple[Indices, Indices]:
-    """The channels of a layer's axis in ascending order, and how often each of them occurs."""
-    met = vector if vector.min(initial=0) >= 0 else vector[vector >= 0]
-    if (met[1:] > met[:-1]).all():
-        return met, np.ones(len(met), np.int64)
-    return np.unique(met, return_counts=True)
-
-
-def _mask(held: dict[int, str], channels: int) -> npt.NDArray[np.bool_]:
+def _mask(held: dict[int, str], channels: int) -> Mask:
     mask = np.zeros(channels, dtype=bool)
     mask[np.fromiter(held, dtype=np.int64, count=len(held))] = True
     return mask
 
 
-def draft_alone(found: Discovery, alone: npt.NDArray[np.bool_]) -> list[Draft]:
+def draft_alone(found: Discovery, axes: Axes, alone: Mask) -> list[Draft]:
     """One draft for each reader of each stream. Channels that one layer writes belong to the same stream."""
     if not alone.any():
         return []
     empty = np.zeros(0, dtype=np.int64)
-    written = [met[alone[met]] for met, _ in map(_distinct, found.writes.values())]
+    written = [met[alone[met]] for met, _ in axes.writes.values()]
     a = np.concatenate([empty, *(mine[:-1] for mine in written)])
     b = np.concatenate([empty, *(mine[1:] for mine in written)])
     stream_of, _ = components(found.channels, a, b)
     drafts = []
-    for name, vector in found.reads.items():
-        met, times = _distinct(vector)
-        mine, times = met[alone[met]], times[alone[met]]
+    for name, (met, counts) in axes.reads.items():
+        mine, times = met[alone[met]], counts[alone[met]]
         # Only channels that arrive equally often, so that the positions of a reader form a rectangle.
-        key = stream_of[mine] * (len(vector) + 1) + times
+        key = stream_of[mine] * (int(times.max(initial=0)) + 1) + times
         parts = [mine] if (key == key[:1]).all() else [mine[key == k] for k in np.unique(key)]
         drafts += [Draft(part, name, "stream", np.zeros(len(part), np.int64)) for part in parts if len(part)]
     return drafts

@@ -9,12 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from secateur.channels.discovery.discover import Discovery
-from secateur.channels.discovery.drafts import Draft, balances_of, draft_alone, draft_together, merge_across, set_blocks
+from secateur.channels.discovery.drafts import (
+    Axes,
+    Draft,
+    balances_of,
+    draft_alone,
+    draft_together,
+    merge_across,
+    set_blocks,
+)
 from secateur.channels.discovery.places import Places
-from secateur.channels.units import Indices, Reader, Streams, Unit, Writer
+from secateur.channels.units import Indices, Mask, Reader, Streams, Unit, Writer
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,9 @@ def make_units(found: Discovery, streams: Streams) -> Grouped:
     alone = found.stream if streams == "select" else np.zeros(found.channels, dtype=bool)
     _hold_unread(found, held)
     _hold_balanced_streams(found, alone, held)
-    together = merge_across(draft_together(found, alone, held), found.balances, found.channels)
-    drafts = _named([*together, *draft_alone(found, alone)], found)
+    axes = Axes.of(found)
+    together = merge_across(draft_together(found, axes, alone, held), found.balances, found.channels)
+    drafts = _named([*together, *draft_alone(found, axes, alone)], found)
     kept = []
     for draft, balances in zip(drafts, balances_of(drafts, found), strict=True):
         reason = set_blocks(draft, balances)
@@ -62,7 +70,7 @@ def _hold_unread(found: Discovery, held: dict[int, str]) -> None:
             held.setdefault(channel, reason)
 
 
-def _hold_balanced_streams(found: Discovery, alone: npt.NDArray[np.bool_], held: dict[int, str]) -> None:
+def _hold_balanced_streams(found: Discovery, alone: Mask, held: dict[int, str]) -> None:
     """Keep streams that are split into equal parts: readers that select on their own could not keep them equal."""
     for balance in found.balances:
         if balance.reader is None:

@@ -13,7 +13,7 @@ from secateur.channels.labels.record import Emitter, Record
 from secateur.channels.layer_kinds import MIXING
 from secateur.channels.recording.tracing import record_calls
 from secateur.channels.rules.rulebook import RuleFinder, is_leaf, kept_because
-from secateur.channels.traced import Example, Traced
+from secateur.channels.traced import Example, Traced, named_modules
 
 
 def read_by_training(find_rule: RuleFinder, example: Example, emit: Emitter, record: Record) -> None:
@@ -35,7 +35,7 @@ def _unseen_layers(traced: Traced) -> set[str]:
     bare = {str(node.target).rpartition(".")[0] for node in traced.graph.nodes if node.op == "get_attr"}
     called = set(traced.calls)
     unseen = set()
-    for name, module in traced.model.named_modules():
+    for name, module in named_modules(traced.model):
         if name in called or name in bare or all(p is None for p in module._parameters.values()):
             continue
         if not called.intersection(name[:i] for i, c in enumerate(name) if c == "."):

@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from secateur.channels.recording.arguments import Arguments, read_arguments
 from secateur.channels.recording.trace_errors import explain
 from secateur.channels.recording.value_tracer import ValueTracer, shapes_of
-from secateur.channels.traced import Example, Traced, attribute_of
+from secateur.channels.traced import Example, Traced, attribute_of, named_modules
 from secateur.errors import TraceError
 
 _LAZY = (UninitializedParameter, UninitializedBuffer)
@@ -104,7 +104,7 @@ def _run(tracer: ValueTracer, model: nn.Module, arguments: Arguments) -> fx.Grap
 def _prepare(model: nn.Module) -> None:
     """Check that all widths are known, and put the model in eval mode unless all of it is."""
     training = False
-    for prefix, module in model.named_modules():
+    for prefix, module in named_modules(model):
         training |= module.training
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if isinstance(tensor, _LAZY):
@@ -119,7 +119,7 @@ def _prepare(model: nn.Module) -> None:
 @contextmanager
 def left_as_found(model: nn.Module) -> Iterator[None]:
     """Restore the mode of each module and the random state afterwards, also after an error."""
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for _, module in named_modules(model)]
     tensors = [tensor for module, _ in modes for tensor in module._parameters.values() if tensor is not None]
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     try:
