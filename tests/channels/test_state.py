@@ -54,15 +54,15 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     return state
 
 
-def same(one: Any, other: Any) -> bool:
+def same_values(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and torch.equal(one, other)
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(same_values(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(same_values(a, b) for a, b in zip(one, other, strict=True))
     return bool(one == other)
 
 
@@ -72,7 +72,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     yield
     after = state_of(model)
     for part in before:
-        assert same(before[part], after[part]), part
+        assert same_values(before[part], after[part]), part
 
 
 @pytest.mark.parametrize("mode", ["select", "coupled"])

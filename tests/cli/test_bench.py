@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 
 SHORT = "--engine", "eager", "--rounds", "1"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from secateur.zoo.data import NAMES, download
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 from tests.zoo.formats import TinyCifar, write_tar
 from tests.zoo.test_download import tiny_source
 

@@ -12,7 +12,7 @@ from secateur import Plan, prune, save, trace
 from secateur.measuring.accuracy import evaluate
 from secateur.zoo.data import load
 from secateur.zoo.models import create
-from tests.cli.typed import secateur
+from tests.cli.command_line import secateur
 
 
 def test_a_pruned_network_is_evaluated_from_its_folder(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 
 
 def test_a_run_folder(pruned_lenet: Path) -> None:

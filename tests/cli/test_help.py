@@ -14,7 +14,7 @@ from typer.main import get_command
 
 import secateur as sc
 from secateur.cli import build
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 
 
 def verbs(command: typer.core.TyperGroup, *path: str) -> Iterator[tuple[tuple[str, ...], typer.core.TyperCommand]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import secateur as sc
 from secateur.zoo.models import create
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 from tests.proof import counted_macs
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)

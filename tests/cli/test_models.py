@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 
 
 def test_models_are_listed_with_their_cost() -> None:

@@ -14,7 +14,7 @@ import secateur as sc
 from secateur.cli import prune as verb
 from secateur.running import compress as compress_module
 from secateur.zoo.models import create
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 from tests.proof import counted_macs
 from tests.running.toys import contents
 

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import save_model
 
 from secateur.zoo.models import create
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 from tests.deciding.toys import seeded
 
 SHORT = ["--data", "digits", "--num-images", "60", "--limit", "40"]

@@ -23,7 +23,7 @@ from secateur.repairing.methods import REPAIRS, Repair
 from secateur.repairing.repair import repair
 from secateur.repairing.unit_repair import repair_each
 from tests.nets import NETS
-from tests.training.toys import bits, same
+from tests.training.toys import same_tensors, state_of
 
 
 def conv(inputs: int, outputs: int, **options: object) -> nn.Conv2d:
@@ -155,20 +155,20 @@ def test_nothing_of_the_original_changes_and_the_result_is_reproducible() -> Non
     model = seeded(READERS["two readers in a row"])
     model.train()
     model[1].eval()  # type: ignore[index]
-    before, state = bits(model), torch.random.get_rng_state()
+    before, state = state_of(model), torch.random.get_rng_state()
     graph = traced(model)
     plan = half_of(graph, "0:out")
     images = pictures()
     kept = images.clone()
     results = [repair(graph, plan, images, positions=9, seed=seed) for seed in (0, 0, 1)]
-    assert same(bits(model), before)
+    assert same_tensors(state_of(model), before)
     assert torch.equal(images, kept)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert [m.training for m in model] == [True, False, True, True, True, True, True]  # type: ignore[union-attr]
     assert [m.training for m in results[0]] == [m.training for m in model]  # type: ignore[union-attr]
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-    assert same(bits(results[0]), bits(results[1]))
-    assert not same(bits(results[0]), bits(results[2]))  # other positions
+    assert same_tensors(state_of(results[0]), state_of(results[1]))
+    assert not same_tensors(state_of(results[0]), state_of(results[2]))  # other positions
 
 
 def test_batches_of_any_form_give_what_the_tensor_gives() -> None:
@@ -176,7 +176,7 @@ def test_batches_of_any_form_give_what_the_tensor_gives() -> None:
     graph = traced(model)
     plan, images = half_of(graph, "0:out"), pictures(20)
     labels = torch.zeros(10)
-    want = bits(repair(graph, plan, images))
+    want = state_of(repair(graph, plan, images))
     forms: list[list[object]] = [
         [images[:10], images[10:]],
         [(images[:10], labels), (images[10:], labels)],
@@ -184,8 +184,8 @@ def test_batches_of_any_form_give_what_the_tensor_gives() -> None:
         [{"image": images[:10], "label": labels}, {"pixel_values": images[10:]}],
     ]
     for form in forms:
-        assert same(bits(repair(graph, plan, form)), want)
-        assert same(bits(repair(graph, plan, iter(form))), want)
+        assert same_tensors(state_of(repair(graph, plan, form)), want)
+        assert same_tensors(state_of(repair(graph, plan, iter(form))), want)
 
 
 def test_only_what_was_cut_is_solved_if_asked() -> None:
@@ -212,7 +212,7 @@ def test_a_plan_that_keeps_everything_gives_the_original() -> None:
     model = seeded(READERS["two readers in a row"])
     graph = traced(model)
     for how in ("solve", "bn"):
-        assert same(bits(repair(graph, Plan.of(graph, {}), pictures(), how=how)), bits(model))  # type: ignore[arg-type]
+        assert same_tensors(state_of(repair(graph, Plan.of(graph, {}), pictures(), how=how)), state_of(model))  # type: ignore[arg-type]
 
 
 class Doubling(nn.Conv2d):
@@ -229,7 +229,7 @@ def test_a_layer_that_computes_something_else_stays_as_cut(caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         got = repair(graph, plan, pictures())
     assert "2 (Doubling) is not a linear map" in caplog.text
-    assert same(bits(got), bits(prune(graph, plan)))
+    assert same_tensors(state_of(got), state_of(prune(graph, plan)))
 
 
 def test_too_few_images_are_said_and_met_with_a_larger_ridge(caplog: pytest.LogCaptureFixture) -> None:
@@ -293,7 +293,7 @@ def test_bad_input_is_refused_in_words() -> None:
 def test_none_only_prunes_and_needs_no_images() -> None:
     graph = traced(seeded(READERS["plain"]))
     plan = half_of(graph, "0:out")
-    assert same(bits(repair(graph, plan, None, how="none")), bits(prune(graph, plan)))
+    assert same_tensors(state_of(repair(graph, plan, None, how="none")), state_of(prune(graph, plan)))
     with pytest.raises(RunError, match="'solve' needs images"):
         repair(graph, plan, None)
     with pytest.raises(RunError, match="cannot be used for units"):

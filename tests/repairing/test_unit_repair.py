@@ -19,7 +19,7 @@ from secateur.repairing.least_squares import RIDGES
 from tests.nets import NETS
 from tests.repairing.test_layer_solve import KEEP, Residual, chain, naive
 from tests.repairing.test_repair import READERS, conv, pictures, seeded, twins
-from tests.training.toys import bits, same
+from tests.training.toys import same_tensors, state_of
 
 RIDGE = 1e-2  # default of rebuilt
 
@@ -93,13 +93,13 @@ def _only(kept: list[int], width: int) -> Tensor:
 def test_everything_is_put_back_on_errors_too() -> None:
     model = seeded(READERS["two readers in a row"])
     model.train()
-    before, state = bits(model), torch.random.get_rng_state()
+    before, state = state_of(model), torch.random.get_rng_state()
     graph = sc.trace(model, pictures(1))
     units = sc.repair_each(graph, pictures(20))
     with pytest.raises(ZeroDivisionError), units("0:out", [0, 1, 2]):
-        assert not same(bits(model), before)
+        assert not same_tensors(state_of(model), before)
         raise ZeroDivisionError
-    assert same(bits(model), before) and all(module.training for module in model.modules())
+    assert same_tensors(state_of(model), before) and all(module.training for module in model.modules())
     assert torch.equal(torch.random.get_rng_state(), state)
 
 

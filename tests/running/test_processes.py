@@ -19,12 +19,12 @@ from secateur.zoo.models import create
 from tests.processes import torchrun
 from tests.proof import assert_accuracy, counted_macs
 from tests.running.toys import trained
-from tests.running.two import CASES, WEIGHTS, prune
+from tests.running.two_processes import CASES, WEIGHTS, prune
 
 
 def test_two_processes_plan_as_one_does(tmp_path: Path) -> None:
     save_model(trained(), str(tmp_path / WEIGHTS))
-    torchrun("tests.running.two", tmp_path)
+    torchrun("tests.running.two_processes", tmp_path)
     both = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert both[0] == both[1] and set(both[0]) == set(CASES)
     for name, words in CASES.items():

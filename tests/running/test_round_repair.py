@@ -20,7 +20,7 @@ from secateur.running.settings import Settings, check_settings
 from secateur.scoring.sampling import sampled
 from tests.proof import assert_accuracy
 from tests.running.toys import CLASSES, HOLDOUT, TRAIN, contents, run, trained
-from tests.training.toys import bits, same
+from tests.training.toys import same_tensors, state_of
 
 SOLVE: dict[str, Any] = {"repair": "solve", "num_repair_images": 64, "epochs": 0}
 EXAMPLE = torch.zeros(1, 3, 6, 6)
@@ -37,11 +37,11 @@ def test_without_retraining_all_rounds_are_repaired_from_the_original_at_once(tm
     for number in (1, 2):
         plan = Plan.load(tmp_path / f"round-{number:02d}" / "plan.json")
         want = sc.repair(graph, plan, images())
-        assert same(bits(sc.load(tmp_path / f"round-{number:02d}", trained())), bits(want))
+        assert same_tensors(state_of(sc.load(tmp_path / f"round-{number:02d}", trained())), state_of(want))
     # The other way, from round to round, is another network.
     first = sc.trace(sc.load(tmp_path / "round-01", trained()), EXAMPLE)
     step = Plan.load(tmp_path / "round-02" / "step-plan.json")
-    assert not same(bits(result.model), bits(sc.repair(first, step, images())))
+    assert not same_tensors(state_of(result.model), state_of(sc.repair(first, step, images())))
 
 
 def test_a_retrained_network_is_what_the_next_repair_aims_at(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_retrained_network_is_what_the_next_repair_aims_at(tmp_path: Path) -> 
     result = run(tmp_path, fit=moved, **SOLVE)
     first = sc.trace(sc.load(tmp_path / "round-01", trained()), EXAMPLE)
     step = Plan.load(tmp_path / "round-02" / "step-plan.json")
-    assert same(bits(result.model), bits(moved(sc.repair(first, step, images()))))
+    assert same_tensors(state_of(result.model), state_of(moved(sc.repair(first, step, images()))))
 
 
 def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:

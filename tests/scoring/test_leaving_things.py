@@ -39,13 +39,13 @@ def snapshot(model: nn.Module) -> list[Any]:
     ]
 
 
-def same(a: Any, b: Any) -> bool:
+def same_values(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and torch.equal(a, b)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(same_values(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+        return a.keys() == b.keys() and all(same_values(a[k], b[k]) for k in a)
     return bool(a == b)
 
 
@@ -58,8 +58,8 @@ def test_after_a_pass_everything_is_as_found(metric: str, tap: Any) -> None:
     before, images = snapshot(graph.model), batches()
     copies = [(x.clone(), y.clone()) for x, y in images]
     score(graph, images, metric, tap=tap)
-    assert same(snapshot(graph.model), before)
-    assert same(images, copies)
+    assert same_values(snapshot(graph.model), before)
+    assert same_values(images, copies)
     assert not any(x.requires_grad for x, _ in images)
     assert mine  # the caller's hook was called all along
     assert torch.is_grad_enabled()
@@ -84,7 +84,7 @@ def test_after_an_error_everything_is_as_found(metric: str, tap: Any) -> None:
     before = snapshot(graph.model)
     with pytest.raises(RuntimeError, match="the disk is on fire"):
         score(graph, Failing(), metric, tap=tap)
-    assert same(snapshot(graph.model), before)
+    assert same_values(snapshot(graph.model), before)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -94,7 +94,7 @@ def test_after_an_error_in_the_network_everything_is_as_found(metric: str) -> No
     wrong = [(torch.zeros(4, 2, 8, 8, dtype=torch.float64), torch.arange(4) % 2)]
     with pytest.raises(RuntimeError):
         score(graph, wrong, metric, num_map_images=None)
-    assert same(snapshot(graph.model), before)
+    assert same_values(snapshot(graph.model), before)
 
 
 def test_inside_inference_mode() -> None:

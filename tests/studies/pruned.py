@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 
 TRAIN = ["--model", "lenet5", "--data", "digits", "--epochs", "3", "--lr", "0.05", "--batch-size", "32"]
 PRUNE = ["--data", "digits", "--images", "100", "--metric", "gsd", "--target", "0.4", "--epochs", "0"]

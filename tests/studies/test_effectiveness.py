@@ -20,7 +20,7 @@ from secateur.studies import read_study
 from secateur.studies.effectiveness_study import comparison
 from secateur.studies.fast_evaluate import accuracy_of, in_memory
 from secateur.studies.work_sharing import wait_until
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 from tests.processes import torchrun
 from tests.proof import assert_accuracy
 from tests.running.toys import TEST, TRAIN, Small, trained

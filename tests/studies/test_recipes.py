@@ -30,7 +30,7 @@ from secateur.studies.recipes.recipe import (
 )
 from secateur.training.presets import DEFAULT_PRESET, PRESETS, preset_of
 from secateur.zoo.models import create
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 
 NAMES = recipe_names()
 PRUNING = [name for name in NAMES if load_recipe(name).command == "prune"]

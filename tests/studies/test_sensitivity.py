@@ -15,7 +15,7 @@ from secateur.errors import DecideError, RunError
 from secateur.studies import read_study
 from secateur.studies.sensitivity_study import arms
 from secateur.studies.sensitivity_study.arms import ratio_for
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 from tests.proof import assert_accuracy
 from tests.running.toys import HOLDOUT, TEST, TRAIN, trained
 

@@ -12,7 +12,7 @@ import secateur as sc
 from secateur.errors import PlanError
 from secateur.studies.structure_study.structure import plan_of_widths, structure
 from secateur.zoo import models
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 
 WIDTHS = "11,39,60,92,112,97,191,249,233,319,512,438,512"
 

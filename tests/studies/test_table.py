@@ -18,7 +18,7 @@ from secateur.pictures.drawing import PAGE, figure
 from secateur.studies.table_study.formats import as_csv, short
 from secateur.studies.table_study.picture import label
 from secateur.studies.table_study.table import COLUMNS, table
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 
 
 @pytest.fixture

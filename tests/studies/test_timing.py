@@ -22,7 +22,7 @@ from secateur.studies.timing_study import timing as timing_module
 from secateur.studies.timing_study.clocks import map_seconds, median_seconds
 from secateur.studies.timing_study.layer_work import INVERSE, di_by_inverse, inverse_bytes
 from secateur.studies.timing_study.timing import COLUMNS, timing
-from tests.cli.typed import lines, secateur
+from tests.cli.command_line import lines, secateur
 
 
 def network() -> nn.Module:

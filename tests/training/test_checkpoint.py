@@ -18,7 +18,7 @@ from secateur.training.fit import fit
 from secateur.training.history import Epoch
 from secateur.training.presets import Preset
 from tests.processes import python
-from tests.training.toys import batches, bits, network, same
+from tests.training.toys import batches, network, same_tensors, state_of
 
 SETTINGS = Preset("short", epochs=4, lr=0.1, batch_size=8)
 
@@ -44,7 +44,7 @@ def test_a_broken_run_ends_as_an_unbroken_one(tmp_path: Path, stop_after: int) -
     epochs: list[int] = []
     resumed = run(tmp_path, on_epoch=lambda epoch: epochs.append(epoch.number))
     assert epochs == list(range(stop_after + 1, 5))
-    assert same(bits(resumed.model), bits(whole.model))
+    assert same_tensors(state_of(resumed.model), state_of(whole.model))
     assert [e.loss for e in resumed.history] == [e.loss for e in whole.history]
     assert [e.holdout for e in resumed.history] == [e.holdout for e in whole.history]
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -55,7 +55,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     first = run(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()  # as if killed after the last checkpoint
     again = run(tmp_path, stop_after=4)  # no epoch is left in which to stop
-    assert same(bits(first.model), bits(again.model)) and again.history == first.history
+    assert same_tensors(state_of(first.model), state_of(again.model)) and again.history == first.history
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
 
 
@@ -95,7 +95,7 @@ def test_tied_weights_are_saved_and_come_back(tmp_path: Path) -> None:
     torch.manual_seed(0)
     resumed = fit(Tied(), batches(2), preset=SETTINGS, lr=0.01, checkpoint_dir=tmp_path).model
     torch.manual_seed(0)
-    assert same(bits(resumed), bits(fit(Tied(), batches(2), preset=SETTINGS, lr=0.01).model))
+    assert same_tensors(state_of(resumed), state_of(fit(Tied(), batches(2), preset=SETTINGS, lr=0.01).model))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path) -> None:
         run(tmp_path)
     assert (tmp_path / NAME).read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == [NAME, "metrics.jsonl"]
-    assert same(bits(run(tmp_path).model), bits(run(None).model))
+    assert same_tensors(state_of(run(tmp_path).model), state_of(run(None).model))
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_digests_tell_weights_apart() -> None:
 
 
 def test_killed_a_dozen_times_with_9_and_still_the_same_bits(tmp_path: Path) -> None:
-    report = json.loads(python("-W", "error", "-m", "tests.training.killing", tmp_path))
+    report = json.loads(python("-W", "error", "-m", "tests.training.kill_and_resume", tmp_path))
     assert len(report["epochs gained"]) == 12 and 0 < sum(report["epochs gained"]) < 30, report
     assert report["whole"] == report["broken"]
     assert [name for name in report["files"] if not name.endswith(".partial")] == [NAME, "metrics.jsonl", "result"]

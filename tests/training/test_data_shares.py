@@ -23,7 +23,7 @@ def test_every_nth_deals_out_each_batch_once(count: int, world: int) -> None:
 
 
 def test_two_processes_end_with_one_network(tmp_path: Path) -> None:
-    torchrun("tests.training.two", tmp_path)
+    torchrun("tests.training.two_processes", tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert (first["rank"], second["rank"], first["world"]) == (0, 1, 2)
     for name in ("list", "loader"):

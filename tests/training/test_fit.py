@@ -28,7 +28,7 @@ from secateur.training.meter import StepReport
 from secateur.training.presets import Preset
 from secateur.zoo.models import create
 from tests.processes import python
-from tests.training.toys import CLASSES, batches, bits, network, same
+from tests.training.toys import CLASSES, batches, network, same_tensors, state_of
 
 STEPS = Preset("steps", epochs=5, lr=0.1, batch_size=8)  # 0.1, 0.1, 0.02, 0.02, 0.004
 
@@ -65,7 +65,7 @@ def test_equals_a_loop_by_hand_bit_for_bit() -> None:
     model, data, held = network(), batches(6), batches(3, seed=5)
     expected, losses, accuracies = by_hand(model, data, [0.1, 0.1, 0.02, 0.02, 0.004])
     fitted = fit(model, data, held, preset=STEPS, channels_last=False, device="cpu")
-    assert same(bits(fitted.model), bits(expected))
+    assert same_tensors(state_of(fitted.model), state_of(expected))
     assert [epoch.number for epoch in fitted.history] == [1, 2, 3, 4, 5]
     assert [epoch.lr for epoch in fitted.history] == pytest.approx([0.1, 0.1, 0.02, 0.02, 0.004])
     assert [epoch.loss for epoch in fitted.history] == pytest.approx(losses, rel=1e-6)
@@ -88,23 +88,23 @@ def test_distillation_equals_a_loop_by_hand() -> None:
     expected, _, _ = by_hand(model, data, [0.1, 0.1, 0.02, 0.02, 0.004], teacher)
     soft = Distillation(temperature=3, weight=0.75)
     fitted = fit(model, data, preset=STEPS, channels_last=False, teacher=teacher.train(), distillation=soft)
-    for name, tensor in bits(expected).items():
+    for name, tensor in state_of(expected).items():
         torch.testing.assert_close(fitted.model.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
     assert teacher.training  # as found, though it taught in eval mode
-    assert not same(bits(fitted.model), bits(fit(model, data, preset=STEPS, channels_last=False).model))
+    assert not same_tensors(state_of(fitted.model), state_of(fit(model, data, preset=STEPS, channels_last=False).model))
 
 
 def test_nothing_of_the_callers_is_changed() -> None:
     model, data = network(dropout=0.5).eval(), batches(3)
     model[1].train()
     model[0].weight.requires_grad_(False)
-    before, images = bits(model), [copy.deepcopy(pair) for pair in data]
+    before, images = state_of(model), [copy.deepcopy(pair) for pair in data]
     torch.manual_seed(11)
     expected = torch.rand(2)
     torch.manual_seed(11)
     fitted = fit(model, data, data, preset=STEPS, epochs=2)
     assert torch.equal(torch.rand(2), expected)
-    assert same(bits(model), before) and model[0].weight.grad is None
+    assert same_tensors(state_of(model), before) and model[0].weight.grad is None
     assert all(
         torch.equal(a, b) for pair, twin in zip(data, images, strict=True) for a, b in zip(pair, twin, strict=True)
     )
@@ -119,8 +119,8 @@ def test_nothing_of_the_callers_is_changed() -> None:
 def test_the_seed_decides_order_and_dropout() -> None:
     images, labels = (torch.cat(parts) for parts in zip(*batches(4), strict=True))
     loader = DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
-    runs = [bits(fit(network(0.3), loader, preset=STEPS, epochs=2, seed=seed).model) for seed in (1, 1, 2)]
-    assert same(runs[0], runs[1]) and not same(runs[0], runs[2])
+    runs = [state_of(fit(network(0.3), loader, preset=STEPS, epochs=2, seed=seed).model) for seed in (1, 1, 2)]
+    assert same_tensors(runs[0], runs[1]) and not same_tensors(runs[0], runs[2])
 
 
 def test_epochs_differ_in_order() -> None:
@@ -159,7 +159,9 @@ def test_loaders_are_told_the_epoch_and_dicts_do() -> None:
     loader = Loader()
     fitted = fit(network(), loader, preset=STEPS, epochs=3, channels_last=False)
     assert loader.epochs == [0, 1, 2]
-    assert same(bits(fitted.model), bits(fit(network(), batches(2), preset=STEPS, epochs=3, channels_last=False).model))
+    assert same_tensors(
+        state_of(fitted.model), state_of(fit(network(), batches(2), preset=STEPS, epochs=3, channels_last=False).model)
+    )
 
 
 def test_a_pruned_network_with_channel_selection_is_trained_like_any_other() -> None:
@@ -173,7 +175,7 @@ def test_a_pruned_network_with_channel_selection_is_trained_like_any_other() -> 
     expected, _, _ = by_hand(small, data, [0.1, 0.02])
     preset = Preset("two", epochs=2, lr=0.1, batch_size=8, milestones=(0.5,))
     fitted = fit(small, data, preset=preset, channels_last=False)
-    assert same(bits(fitted.model), bits(expected))
+    assert same_tensors(state_of(fitted.model), state_of(expected))
     assert not torch.equal(fitted.model(data[0][0]), small(data[0][0]))
 
 

@@ -30,11 +30,11 @@ def batches(count: int, size: int = 8, seed: int = 0) -> list[tuple[Tensor, Tens
     return pairs
 
 
-def bits(model: nn.Module) -> dict[str, Tensor]:
+def state_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of all weights and buffers."""
     return copy.deepcopy(model.state_dict())
 
 
-def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+def same_tensors(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     """Equal bit for bit."""
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)

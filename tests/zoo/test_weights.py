@@ -26,7 +26,7 @@ def loaded(path: Path) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -45,12 +45,12 @@ def test_torch_files_with_their_wrappers(
         "twice": {f"module.{name}": value for name, value in prefixed.items()},
     }[wrap]
     torch.save(content, tmp_path / f"weights{suffix}")
-    assert same(loaded(tmp_path / f"weights{suffix}"), trained)
+    assert same_tensors(loaded(tmp_path / f"weights{suffix}"), trained)
 
 
 def test_safetensors(tmp_path: Path, trained: dict[str, torch.Tensor]) -> None:
     save_file(trained, tmp_path / "weights.safetensors")
-    assert same(loaded(tmp_path / "weights.safetensors"), trained)
+    assert same_tensors(loaded(tmp_path / "weights.safetensors"), trained)
 
 
 def test_files_from_before_batch_norm_counted_batches(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_mismatch_lists_everything_and_loads_nothing(tmp_path: Path, trained: 
         "  extra in the file (1): stranger",
         "  with another shape (1): conv1.weight ((6, 3, 5, 5) in the file, (6, 1, 5, 5) in the model)",
     ]
-    assert same(model.state_dict(), before)
+    assert same_tensors(model.state_dict(), before)
 
 
 class Bomb:

@@ -9,7 +9,7 @@ from tests.processes import python
 
 
 def test_killed_fourteen_times_and_still_the_same_bits(tmp_path: Path) -> None:
-    report = json.loads(python("-W", "error", "-m", "tests.running.killing", tmp_path))
+    report = json.loads(python("-W", "error", "-m", "tests.running.kill_and_resume", tmp_path))
     assert len(report["killed after"]) == 14
     assert report["rounds"] == sorted(report["rounds"])  # no finished round was lost
     assert report["rounds"][0] < 3 and report["rounds"][-1] >= 1, report  # killed all over the run

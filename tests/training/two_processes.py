@@ -1,6 +1,6 @@
 """Run by torchrun in two processes: what each of them ends with, as a JSON line in FOLDER/RANK.json.
 
-torchrun --nproc-per-node 2 -m tests.training.two FOLDER
+torchrun --nproc-per-node 2 -m tests.training.two_processes FOLDER
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run by torchrun in two processes: one round with each kind of scores, and what each process ends with in FOLDER.
 
-torchrun --nproc-per-node 2 -m tests.running.two FOLDER
+torchrun --nproc-per-node 2 -m tests.running.two_processes FOLDER
 """
 
 from __future__ import annotations

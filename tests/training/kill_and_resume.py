@@ -1,6 +1,6 @@
 """Run as a program: train, be killed with -9 at random moments, start again until done, and print a JSON report.
 
-    python -m tests.training.killing FOLDER
+    python -m tests.training.kill_and_resume FOLDER
 
 Torch is imported once; each attempt is a fork of this still idle process, so that a dozen of them take seconds.
 """
