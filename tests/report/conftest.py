@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from secateur.running.folder import RunFolder
-from tests.report.runs import COMMAND, make_run
+from tests.report.runs import COMMAND, COMMAND_LINE, make_run
 
 
 @pytest.fixture(scope="session")
 def compressed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What `compress` gave; its folder is the run."""
-    return make_run(RunFolder(tmp_path_factory.mktemp("run") / "small", about={"command": COMMAND}))
+    return make_run(
+        RunFolder(tmp_path_factory.mktemp("run") / "small", about={"command": COMMAND, "command_line": COMMAND_LINE})
+    )
 
 
 @pytest.fixture

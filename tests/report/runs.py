@@ -27,6 +27,7 @@ COMMAND = {
     "exclude": ["linear*", "layer1*in"],
     "augment": False,
 }
+COMMAND_LINE = "secateur prune resnet8 --weights 'some weights.safetensors' --data folder:pictures --target 0.4"
 
 
 def batches(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:

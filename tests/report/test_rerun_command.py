@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from typer.testing import CliRunner
 
 from secateur.cli import prune
 from secateur.cli import report as verb
-from secateur.cli.from_settings import values_of
+from secateur.cli.from_settings import command_line, settings_from, values_of
 from secateur.cli.options import DeviceOptions, EverydayData
-from secateur.report.rerun_command import command
 from secateur.running.settings import Settings
 from secateur.zoo.models import create
 from tests.report.runs import Page
 
+KINDS = (prune.PruneOptions, EverydayData, DeviceOptions, Settings)
 DEFAULTS = {"model": None, **values_of(prune.PruneOptions(), EverydayData(), DeviceOptions(), Settings())}
 
 ASKED: list[dict[str, Any]] = [
@@ -49,6 +50,12 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
+def command(asked: dict[str, Any]) -> str:
+    """As `secateur prune` writes it into config.json, from values that may have been read from there."""
+    settings = [settings_from(kind, asked) for kind in KINDS]
+    return command_line("prune", asked["model"], *settings, always=("data",))
+
+
 @pytest.mark.parametrize("changes", ASKED, ids=lambda changes: changes["model"])
 def test_typed_again_it_asks_for_the_same(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {**DEFAULTS, **changes}
@@ -61,10 +68,14 @@ def test_typed_again_it_asks_for_the_same(changes: dict[str, Any], monkeypatch: 
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert heard == [asked]
+    assert command(json.loads(json.dumps(asked))) == command(asked)
 
 
 def test_defaults_are_left_out() -> None:
     assert command({**DEFAULTS, "model": "resnet8"}) == "secateur prune resnet8 --data digits"
+    params = {"params": 400_000.0, "max_drop": 0.5, "exclude": ("a*", "b")}
+    words = "--data digits --max-drop 0.5 --params 400000 --exclude 'a*' --exclude b"
+    assert command({**DEFAULTS, "model": "resnet8", **params}) == f"secateur prune resnet8 {words}"
 
 
 def secateur(*words: str | Path) -> Any:

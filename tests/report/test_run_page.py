@@ -13,9 +13,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from secateur.report.run_page import _retraining, write_report
-from secateur.running.settings import Settings
-from tests.report.runs import CLASSES, SIDE, Page, charts, make_run, read
+from secateur.deciding.costs import COSTS
+from secateur.deciding.splits import SPLITS
+from secateur.repairing.methods import REPAIRS
+from secateur.report.run_page import write_report
+from secateur.scoring.metrics import METRICS
+from tests.report.runs import CLASSES, COMMAND_LINE, SIDE, Page, charts, make_run, read
 
 
 @pytest.fixture(scope="module")
@@ -161,24 +164,19 @@ def test_the_table_has_every_layer(page: str, compressed: Any) -> None:
 NASTY = '<script>alert("x")</script>&\'<b>'
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (Settings(epochs=0), "none"),
-        (Settings(epochs=1), "cosine schedule, 1 epoch a round"),
-        (
-            Settings(epochs=2, last_epochs=4, preset="cifar"),
-            "cifar schedule, 2 epochs a round, 4 epochs in the round that meets the goal",
-        ),
-        (
-            Settings(epochs=0, last_epochs=3, lr=0.02, distill=True),
-            "cosine schedule, 0 epochs a round, 3 epochs in the round that meets the goal, learning rate 0.02, "
-            "towards the unpruned network's answers too",
-        ),
-    ],
-)
-def test_what_was_asked_of_retraining(settings: Settings, words: str) -> None:
-    assert _retraining(settings) == words
+def test_what_was_asked_and_the_command_that_asks_again(page: str) -> None:
+    """The settings that were changed by group, choices with their registry's line, and the command as it was saved."""
+    text = Page(page).text
+    asked = text[text.index("What was asked") : text.index("Accuracy and MACs in each round")]
+    assert "Network resnet8, 8 layers with weights Data folder:pictures Goal Remove 40.0% of the MACs. " in asked
+    assert f"Channels metric: gsd ({METRICS.help('gsd')})" in asked
+    assert (
+        f"Layers split: algorithm1 ({SPLITS.help('algorithm1')}); cost: macs ({COSTS.help('macs')}); rounds: 2" in asked
+    )
+    assert f"Repair repair: none ({REPAIRS.help('none')})" in asked
+    assert "Retraining epochs: 1" in asked and "alpha" not in asked
+    again = text[text.index("Repeat this run") :]
+    assert COMMAND_LINE in again and "alpha 3" in again and "rounds 2 changed" in again
 
 
 def test_names_are_escaped(run: Path) -> None:

@@ -21,6 +21,7 @@ from secateur.base.registry import Registry, unknown
 from secateur.errors import SecateurError
 
 KEY = "option"
+GROUPS = ("Goal", "Channels", "Layers", "Repair", "Retraining", "Data", "Output")  # their order in help and reports
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ def options_of(settings: Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]
     for field in dataclasses.fields(settings):
         if KEY in field.metadata:
             yield field, field.metadata[KEY]
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field, also if it is made by a factory."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def check(settings: Any, error: type[SecateurError]) -> None:

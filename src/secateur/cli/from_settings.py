@@ -13,18 +13,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from secateur.base.options import Option, options_of
+from secateur.base.options import GROUPS, Option, default_of, options_of
 
 S = TypeVar("S")
 
 EVERYDAY = "Everyday options"
-GROUPS = ("Goal", "Channels", "Layers", "Repair", "Retraining", "Data", "Output")  # their order in --help
 
 
 def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +90,7 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 def _value(field: dataclasses.Field[Any], about: Option, typed: Any) -> Any:
     if typed is None:
-        return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        return default_of(field)
     if about.parse is not None:
         return about.parse(typed)
     return tuple(typed) if isinstance(typed, list) else typed
@@ -122,3 +122,24 @@ def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
             path = value is not None and Path in (hints[field.name], *get_args(hints[field.name]))
             found[field.name] = Path(value) if path else tuple(value) if isinstance(value, list) else value
     return kind(**found)
+
+
+def command_line(verb: str, argument: str, *settings: Any, always: Collection[str] = ()) -> str:
+    """The command that gives these settings again. Options at their default are left out, except those in `always`."""
+    words = ["secateur", verb, argument]
+    for each in settings:
+        for field, _ in _shown(type(each)):
+            value = getattr(each, field.name)
+            if value != default_of(field) or field.name in always:
+                words += _words(f"--{field.name.replace('_', '-')}", value)
+    return shlex.join(words)
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """An option as it is typed; one with several values is repeated."""
+    if isinstance(value, bool):
+        return [name if value else f"--no-{name[2:]}"]
+    if isinstance(value, tuple):
+        return [word for each in value for word in _words(name, each)]
+    whole = isinstance(value, float) and value.is_integer() and value >= 1000  # 63000000, not 63000000.0
+    return [name, f"{value:.0f}" if whole else str(value)]

@@ -11,7 +11,7 @@ import typer
 from secateur.base.options import option
 from secateur.cli.common import console, friendly, phases
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
-from secateur.cli.from_settings import options_from_settings, settings_from, values_of
+from secateur.cli.from_settings import command_line, options_from_settings, settings_from, values_of
 from secateur.cli.options import DeviceOptions, EverydayData
 from secateur.running.settings import Settings
 
@@ -116,6 +116,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
 
     options, device = settings_from(PruneOptions, asked), settings_from(DeviceOptions, asked)
     settings, data = settings_from(Settings, asked), settings_from(EverydayData, asked)
+    again = command_line("prune", asked["model"], options, data, device, settings, always=("data",))
     if not settings.given:
         settings = replace(settings, target=DEFAULT_TARGET)
     rank, world = rank_and_world(device.device)
@@ -135,7 +136,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
             test=images.loader("test", 256, **loaders) if images.count("test") else None,
             example=torch.zeros(1, *images.shape, device=next(network.parameters()).device),
             settings=settings,
-            folder=RunFolder(folder, about={"command": asked}),
+            folder=RunFolder(folder, about={"command": asked, "command_line": again}),
             progress=show,
         )
     if rank == 0:

@@ -72,6 +72,7 @@ class FinishedRun:
     folder: Path
     model: str  # the class of the network
     command: Mapping[str, Any] | None  # options of the command line; None if the library was called
+    command_line: str | None  # the command that repeats the run
     settings: Settings
     before: NetworkFigures
     after: NetworkFigures
@@ -99,6 +100,7 @@ def read_run(folder: str | Path) -> FinishedRun:
             folder=path,
             model=str(summary["model"]),
             command=command,
+            command_line=config.get("command_line"),
             settings=settings,
             before=_side(summary["before"]),
             after=_side(summary["after"]),

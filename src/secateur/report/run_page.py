@@ -8,18 +8,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from secateur.base.atomic_files import write_atomically
-from secateur.deciding.splits import SPLITS
 from secateur.report.channel_section import channels
 from secateur.report.chart_sections import over_rounds, scores, sensitivities, widths
+from secateur.report.code_snippets import call, loading
 from secateur.report.finished_run import FinishedRun, read_run
-from secateur.report.html import folded, paragraph, section
+from secateur.report.html import paragraph, section
 from secateur.report.html_document import REPORT, document
 from secateur.report.number_formats import big, change, count, milliseconds, percent, points
-from secateur.report.rerun_command import call, command, loading, settings_of
-from secateur.report.sentences import goal, verdict, what_it_cost, what_was_gained, what_was_removed
+from secateur.report.sentences import verdict, what_it_cost, what_was_gained, what_was_removed
+from secateur.report.settings_section import all_settings, what_was_asked
 from secateur.report.sorting_table import layer_table
-from secateur.running.settings import Settings
-from secateur.scoring.metrics import METRICS
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -36,7 +34,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 def render(run: FinishedRun) -> str:
     """The page as HTML."""
     title = _title(run)
-    parts = [_lead(run), _cards(run), _asked(run), over_rounds(run), widths(run), sensitivities(run)]
+    parts = [_lead(run), _cards(run), what_was_asked(run), over_rounds(run), widths(run), sensitivities(run)]
     parts += [scores(run), channels(run), _layers(run), _load(run), _again(run), _glossary()]
     body = "\n".join(part for part in parts if part)
     return document(title, body)
@@ -92,53 +90,6 @@ def _card(what: str, now: str, was: str, note: str) -> str:
     )
 
 
-# -- what was asked
-
-
-def _asked(run: FinishedRun) -> str:
-    asked, typed = run.settings, run.command or {}
-    rows = [
-        ("Network", f"{typed.get('model', run.model)}, {len(run.layers)} layers with weights"),
-        ("Data", str(typed["data"]) if "data" in typed else ""),
-        ("Goal", goal(run)),
-        ("Channels scored by", _metric(run)),
-        ("Where to cut", _where(run)),
-        ("Repair", "" if asked.repair == "none" else asked.repair),
-        ("Retraining", _retraining(asked)),
-        ("Left alone", ", ".join(asked.exclude)),
-        ("Seed", str(asked.seed)),
-    ]
-    listed = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows if b)
-    return section("What was asked", f"<dl>{listed}</dl>")
-
-
-def _retraining(asked: Settings) -> str:
-    if asked.epochs == 0 and not asked.last_epochs:
-        return "none"
-    epochs = "the preset's epochs" if asked.epochs is None else count(asked.epochs, "epoch")
-    words = [f"{asked.preset} schedule", f"{epochs} a round"]
-    if asked.last_epochs is not None:
-        words.append(f"{count(asked.last_epochs, 'epoch')} in the round that meets the goal")
-    if asked.lr is not None:
-        words.append(f"learning rate {asked.lr:g}")
-    if asked.distill:
-        words.append("towards the unpruned network's answers too")
-    return ", ".join(words)
-
-
-def _metric(run: FinishedRun) -> str:
-    """What was asked for, or what a run without a wish has taken."""
-    name = str(run.settings.metric or (run.rounds[0].scores.metric if run.rounds else ""))
-    return f"{name}: {METRICS.help(name)}" if name in METRICS else name
-
-
-def _where(run: FinishedRun) -> str:
-    """The split and what it does, from the registry."""
-    split = "uniform" if run.settings.ratio is not None else run.settings.split or "algorithm1"
-    ranked = f", ranked on {count(run.before.holdout.num_images, 'held-out image')}" if run.settings.ranks else ""
-    return f"{split}: {SPLITS.help(split)}{ranked}"
-
-
 # -- layers, loading, repeating
 
 
@@ -158,12 +109,7 @@ def _load(run: FinishedRun) -> str:
 
 
 def _again(run: FinishedRun) -> str:
-    code = command(run.command) if run.command is not None else call(run)
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td><td>{'' if value == default else 'changed'}</td></tr>"
-        for name, value, default in settings_of(run)
-    )
-    table = f'<div class="scroll"><table class="plain"><tbody>{rows}</tbody></table></div>'
+    code = run.command_line or call(run)
     try:
         ours = version("secateur")
     except PackageNotFoundError:
@@ -172,10 +118,10 @@ def _again(run: FinishedRun) -> str:
     return section(
         "Repeat this run",
         "<p>The same settings, data, versions and machine give the same network."
-        + (" Add <code>--out FOLDER</code> to write to another folder.</p>" if run.command is not None else "</p>"),
+        + (" Add <code>--out FOLDER</code> to write to another folder.</p>" if run.command_line else "</p>"),
         f'<pre class="wraps"><code>{escape(code)}</code></pre>',
         paragraph(f"Run with {versions}; report written by secateur {ours}. Folder: {run.folder}.", "soft"),
-        folded("All settings", table, False),
+        all_settings(run.settings),
     )
 
 

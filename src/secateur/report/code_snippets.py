@@ -1,55 +1,19 @@
-"""The code on the page: the command or call that repeats the run, and the lines that load the pruned network."""
+"""The Python code on the page: the call that repeats the run, and the lines that load the pruned network."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from secateur.base.options import default_of
 from secateur.report.finished_run import FinishedRun
-from secateur.running.settings import Settings
-
-# Options of `secateur prune` that are not settings of the run, with their defaults; the default of all others is None.
-OPTIONS: Mapping[str, Any] = {
-    "data": "digits",
-    "augment": True,
-    "batch_size": 128,
-    "holdout": "train:0.1",
-    "workers": 0,
-}
-
-
-def command(asked: Mapping[str, Any]) -> str:
-    """The command line that repeats the run. Options with their default value are left out."""
-    plain = Settings()
-    words = ["secateur", "prune", str(asked["model"])]
-    for key, value in asked.items():
-        default = OPTIONS.get(key, getattr(plain, key, None))
-        nothing = value in (None, (), []) and default in (None, (), [])
-        # The data set is always written out, because it matters to the reader.
-        if key == "model" or ((nothing or value == default) and key != "data"):
-            continue
-        option = f"--{key.replace('_', '-')}"
-        if isinstance(value, bool):
-            words.append(option if value else f"--no-{option[2:]}")
-        elif isinstance(value, (list, tuple)):
-            words += [word for each in value for word in (option, str(each))]
-        else:
-            words += [option, str(value)]
-    return shlex.join(words)
 
 
 def call(run: FinishedRun) -> str:
     """The library call that repeats the run; the caller has the model and the loaders."""
-    changed = [f"{name}={value!r}" for name, value, default in settings_of(run) if value != default]
+    values = [(field, getattr(run.settings, field.name)) for field in fields(run.settings)]
+    changed = [f"{field.name}={value!r}" for field, value in values if value != default_of(field)]
     return f"secateur.compress({', '.join(['model', 'train', 'holdout', *changed, f'folder={str(run.folder)!r}'])})"
-
-
-def settings_of(run: FinishedRun) -> list[tuple[str, Any, Any]]:
-    """Name, value and default of every setting."""
-    plain = Settings()
-    return [(f.name, getattr(run.settings, f.name), getattr(plain, f.name)) for f in fields(Settings)]
 
 
 def loading(run: FinishedRun) -> str:
