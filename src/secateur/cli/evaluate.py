@@ -23,17 +23,17 @@ def command(
     model: Model,
     data: RequiredData,
     device: DeviceOptions,
-    weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th).")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th)")] = None,
     pruned: Annotated[
-        Path | None, typer.Option(help="Folder of the pruned network: plan.json, model.safetensors.")
+        Path | None, typer.Option(help="Folder of the pruned network: plan.json, model.safetensors")
     ] = None,
-    part: Annotated[str, typer.Option(help="Images to evaluate on: test, holdout or train.")] = "test",
-    batch_size: Annotated[int, typer.Option(help="Number of images in a batch.")] = 256,
+    part: Annotated[str, typer.Option(help="Images to evaluate on: test, holdout or train")] = "test",
+    batch_size: Annotated[int, typer.Option(help="Number of images in a batch")] = 256,
     limit: Annotated[
-        int | None, typer.Option(help="Largest number of images; a sample with the same share of each class.")
+        int | None, typer.Option(help="Largest number of images; a sample with the same share of each class")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the held-out images and of the sample.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the held-out images and of the sample")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Measure the accuracy of a network.
 

@@ -30,11 +30,11 @@ Examples:
 @friendly
 def command(
     model: Model,
-    plan: Annotated[Path | None, typer.Option(help="A plan.json: show what it removes from each layer.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan.json: show what it removes from each layer")] = None,
     streams: Streams = "select",
     size: Size = None,
     classes: Classes = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Show a network's layers, its prunable units, and which channels are frozen and why."""
     import torch

@@ -15,9 +15,9 @@ NUMBERS = ("classes", "MACs", "weights", "params")
 @friendly
 def command(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names to show instead of all; also torchvision:NAME, timm:NAME, mod:fn.")
+        list[str] | None, typer.Argument(help="Names to show instead of all; also torchvision:NAME, timm:NAME, mod:fn")
     ] = None,
-    classes: Annotated[int | None, typer.Option("--classes", min=1, help="Number of classes.")] = None,
+    classes: Annotated[int | None, typer.Option("--classes", min=1, help="Number of classes")] = None,
 ) -> None:
     """List the built-in networks with their MACs and parameters.
 

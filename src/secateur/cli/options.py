@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from secateur.zoo.data import ImageData
 
-DATA_HELP = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}."
-HOLDOUT_HELP = "Held-out images: train:SHARE, test:SHARE or none."
+DATA_HELP = f"Data set: {', '.join(NAMES[:-1])} or {NAMES[-1]}"
+HOLDOUT_HELP = "Held-out images: train:SHARE, test:SHARE or none"
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class DataOptions:
 
     data: str = option("digits", DATA_HELP, group="Data")
     holdout: str = option("train:0.1", HOLDOUT_HELP, group="Data")
-    data_root: Path | None = option(None, "Folder that holds the data set.", group="Data")
-    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406.", group="Data")
-    std: str | None = option(None, "Standard deviation to divide by.", group="Data")
-    size: int | None = option(None, "Height and width of the images in pixels.", group="Data")
-    workers: int = option(0, "Number of processes that decode image files.", group="Data", least=0)
+    data_root: Path | None = option(None, "Folder that holds the data set", group="Data")
+    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Data")
+    std: str | None = option(None, "Standard deviation to divide by", group="Data")
+    size: int | None = option(None, "Height and width of the images in pixels", group="Data")
+    workers: int = option(0, "Number of processes that decode image files", group="Data", least=0)
 
     def open(self, model: str, seed: int = 0) -> ImageData:
         """The data set, with images of the size that the model takes unless `size` is given."""
@@ -87,7 +87,7 @@ class UndividedData(DataOptions):
 class DeviceOptions:
     """The device that computes."""
 
-    device: str | None = option(None, "cpu, cuda, cuda:1, ...; the best available by default.", group="Data")
+    device: str | None = option(None, "cpu, cuda, cuda:1, ...; the best available by default", group="Data")
 
     def pick(self) -> torch.device:
         """The device asked for, or the best available. Each process that torchrun started gets its own."""
@@ -99,22 +99,22 @@ class DeviceOptions:
         return found
 
 
-Augment = Annotated[bool, typer.Option(help="Random crops and flips in retraining.")]
-Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default.")]
+Augment = Annotated[bool, typer.Option(help="Random crops and flips in retraining")]
+Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default")]
 Data = Annotated[str, typer.Option(help=DATA_HELP)]
-DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the data set.")]
-DecidingImages = Annotated[str, typer.Option(help="Held-out images that decide: train:SHARE or test:SHARE.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; the best available by default.")]
-Exact = Annotated[bool, typer.Option(help="Evaluate every unit on all held-out images: no racing.")]
+DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the data set")]
+DecidingImages = Annotated[str, typer.Option(help="Held-out images that decide: train:SHARE or test:SHARE")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; the best available by default")]
+Exact = Annotated[bool, typer.Option(help="Evaluate every unit on all held-out images: no racing")]
 HeldOut = Annotated[str, typer.Option(help=HOLDOUT_HELP)]
-LearningRate = Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's.")]
-Mean = Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406.")]
-Model = Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")]
-Size = Annotated[int | None, typer.Option(help="Height and width of the images in pixels.")]
-Std = Annotated[str | None, typer.Option(help="Standard deviation to divide by.")]
+LearningRate = Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's")]
+Mean = Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406")]
+Model = Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory")]
+Size = Annotated[int | None, typer.Option(help="Height and width of the images in pixels")]
+Std = Annotated[str | None, typer.Option(help="Standard deviation to divide by")]
 Streams = Annotated[
     str,
-    typer.Option(help="Residual channels: each reader selects its own (select), or all drop them together (coupled)."),
+    typer.Option(help="Residual channels: each reader selects its own (select), or all drop them together (coupled)"),
 ]
-Weights = Annotated[Path | None, typer.Option(help="Weight file of the trained network.")]
-Workers = Annotated[int, typer.Option(help="Number of processes that decode image files.")]
+Weights = Annotated[Path | None, typer.Option(help="Weight file of the trained network")]
+Workers = Annotated[int, typer.Option(help="Number of processes that decode image files")]

@@ -12,8 +12,8 @@ from secateur.cli.common import console, friendly
 
 @friendly
 def command(
-    run_folder: Annotated[Path, typer.Argument(help="Folder of a finished run or study.")],
-    out: Annotated[Path | None, typer.Option(help="File to write; by default report.html in that folder.")] = None,
+    run_folder: Annotated[Path, typer.Argument(help="Folder of a finished run or study")],
+    out: Annotated[Path | None, typer.Option(help="File to write; by default report.html in that folder")] = None,
 ) -> None:
     """Write the report of a finished run or study: one self-contained HTML page.
 
