@@ -10,7 +10,7 @@ import typer
 from secateur.cli.columns import columns
 from secateur.cli.common import console, friendly, progress
 
-app = typer.Typer(no_args_is_help=True, help="List the data sets, or get one")
+app = typer.Typer(no_args_is_help=True, help="List the data sets, or get one.")
 
 
 @app.command("list")
