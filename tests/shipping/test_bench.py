@@ -123,9 +123,10 @@ def test_repr_is_a_short_table() -> None:
     rows = row("original", "eager", 64, 0.0125, 1.0), row("small", "onnxruntime", 1, 0.00025, 2.5)
     found = Benched(rows, {"original": PROFILE, "small": PROFILE}, 2, ("small does not run in compile: no compiler",))
     assert repr(found).splitlines() == [
-        "Benched: 2 models, 2 threads",
-        "original  eager        batch 64       12.500 ms  1.00x",
-        "small     onnxruntime  batch 1         0.250 ms  2.50x",
+        "Benched 2 models on 2 threads",
+        "  model     engine       batch  ms      speed",
+        "  original  eager        64     12.500  1.00x",
+        "  small     onnxruntime  1      0.250   2.50x",
         "small does not run in compile: no compiler",
     ]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.base.progress import Progress
+from secateur.base.tables import short_table
 from secateur.errors import ModelError, RunError
 from secateur.measuring.engines import ENGINES, PreparedModel
 from secateur.measuring.latency import Timing, latency, prepare, ready_to_time
@@ -26,7 +28,7 @@ class BenchRow:
     speedup: float  # relative to the first model in the same engine at the same batch size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Benched:
     """The result of `bench`. Its `repr` is a short table."""
 
@@ -43,14 +45,13 @@ class Benched:
         return min(rows, key=lambda row: row.timing.median)
 
     def __repr__(self) -> str:
-        names = max(len(row.model) for row in self.rows)
-        engines = max(len(row.engine) for row in self.rows)
-        lines = [
-            f"{row.model:{names}}  {row.engine:{engines}}  batch {row.timing.batch_size:<4} "
-            f"{1e3 * row.timing.median:10.3f} ms  {row.speedup:.2f}x"
+        """A short table: the time and speed of every model in every engine, and the notes."""
+        title = f"Benched {len(self.profiles)} models on {self.threads} threads"
+        rows = [
+            (row.model, row.engine, str(row.timing.batch_size), f"{1e3 * row.timing.median:.3f}", f"{row.speedup:.2f}x")
             for row in self.rows
         ]
-        return "\n".join([f"Benched: {len(self.profiles)} models, {self.threads} threads", *lines, *self.notes])
+        return "\n".join([short_table(title, ("model", "engine", "batch", "ms", "speed"), rows), *self.notes])
 
 
 def bench(
@@ -77,14 +78,7 @@ def bench(
     result has a note that says why.
     """
     engines = tuple(ENGINES if engines is None else engines)
-    for engine in engines:
-        ENGINES.check(engine)
-    if not engines or not models:
-        raise RunError(f"expected at least one model and one engine, got {list(models)} and {list(engines)}")
-    if not isinstance(example, Tensor) or example.dim() < 2:
-        raise RunError(
-            "the example should be a batch of images [N, C, H, W]; bench does not time models with several inputs"
-        )
+    _check(models, example, engines)
     if fold_bn:
         models = {name: fold_batch_norm(model, example[:1]) for name, model in models.items()}
     with ready_to_time(models.values(), threads):
@@ -99,6 +93,17 @@ def bench(
         )
         profiles = {name: profile(model, example, max(batches)) for name, model in models.items()}
         return Benched(_rows(timings), profiles, torch.get_num_threads(), notes)
+
+
+def _check(models: Mapping[str, nn.Module], example: Any, engines: Sequence[str]) -> None:
+    for engine in engines:
+        ENGINES.check(engine)
+    if not engines or not models:
+        raise RunError(f"expected at least one model and one engine, got {list(models)} and {list(engines)}")
+    if not isinstance(example, Tensor) or example.dim() < 2:
+        raise RunError(
+            "the example should be a batch of images [N, C, H, W]; bench does not time models with several inputs"
+        )
 
 
 def _prepare_all(
