@@ -31,8 +31,9 @@ def command(
 ) -> None:
     """Remove the same fraction of every unit by each metric, and measure accuracy (the paper's Figs. 2 and 4).
 
-    The same command continues a study that was stopped. Several processes share the rows:
-    torchrun --nproc-per-node N -m secateur study effectiveness ...
+    The same command continues a study that was stopped.
+
+    Several processes share the rows: torchrun --nproc-per-node N -m secateur study effectiveness ...
 
     Examples:
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from secateur.cli.common import console, friendly, phases
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DataOptions, DeviceOptions, Exact, LearningRate, Streams
+from secateur.cli.options import DataOptions, DeviceOptions
 from secateur.cli.studies.common import StudyImages, StudyOutput, is_first_process, print_results
 from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
 
@@ -19,31 +18,19 @@ from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
 @options_from_settings
 def command(
     model: Annotated[str, typer.Argument(help="Network: NAME or NAME=WEIGHTS.")],
-    study: SensitivityStudySettings,
+    settings: SensitivityStudySettings,
     data: DataOptions,
     images: StudyImages,
     device: DeviceOptions,
     output: StudyOutput,
     weights: Annotated[Path | None, typer.Option(help="Weight file of the trained network.")] = None,
-    metric: Annotated[str, typer.Option(help="Metric that scores channels.")] = "gsd",
-    num_images: Annotated[
-        int | None, typer.Option(help="Number of images to score on, sampled again in each iteration.")
-    ] = None,
-    k: Annotated[int | None, typer.Option(help="Units pruned in each iteration; a third of them by default.")] = None,
-    measure: Annotated[str, typer.Option(help="Rank units by held-out accuracy or loss.")] = "accuracy",
-    exact: Exact = False,
-    streams: Streams = "select",
-    repair: Annotated[str, typer.Option(help="Repair before retraining: none, bn or solve.")] = "none",
-    preset: Annotated[str, typer.Option(help="Schedule of the retraining, as in `secateur train`.")] = "cosine",
-    epochs: Annotated[int | None, typer.Option(help="Epochs in each iteration; 0: no retraining.")] = None,
-    lr: LearningRate = None,
-    distill: Annotated[bool, typer.Option(help="Use the unpruned network as a teacher when retraining.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of samples, order and augmentation.")] = 0,
 ) -> None:
     """Prune and retrain by Algorithm 1 and by the analysis of Li et al., side by side (the paper's Fig. 5).
 
-    Both start from the same network and remove the same MACs in each iteration. The same command continues a study that
-    was stopped. Two processes take one arm each: torchrun --nproc-per-node 2 -m secateur study sensitivity ...
+    Both start from the same network and remove the same MACs in each iteration.
+    The same command continues a study that was stopped.
+
+    Two processes take one arm each: torchrun --nproc-per-node 2 -m secateur study sensitivity ...
 
     Examples:
 
@@ -56,32 +43,20 @@ def command(
     from secateur.studies.sensitivity_study.study import sensitivity
 
     name = model.partition("=")[0]
-    found = data.open(name, seed)
-    network = next(iter(trained_networks([model], weights, found, device, seed).values()))
+    found = data.open(name, settings.seed)
+    network = next(iter(trained_networks([model], weights, found, device, settings.seed).values()))
     folder = output.folder("sensitivity", name, data.data)
     with phases(is_first_process()) as show:
         rows = sensitivity(
             network,
-            found.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=seed),
-            found.loader("holdout", 256, limit=images.limit, seed=seed),
+            found.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=settings.seed),
+            found.loader("holdout", 256, limit=images.limit, seed=settings.seed),
             folder,
-            test=found.loader("test", 256, limit=images.limit, seed=seed) if found.count("test") else None,
-            score_on=found.loader("train", 256, seed=seed),
+            test=found.loader("test", 256, limit=images.limit, seed=settings.seed) if found.count("test") else None,
+            score_on=found.loader("train", 256, seed=settings.seed),
             provenance=images.provenance(data, found),
             progress=show,
-            **asdict(study),
-            metric=metric,
-            images=num_images,
-            k=k,
-            measure=measure,
-            exact=exact,
-            streams=streams,
-            repair=repair,
-            preset=preset,
-            epochs=epochs,
-            lr=lr,
-            distill=distill,
-            seed=seed,
+            **vars(settings),
         )
     if is_first_process():
         titles = ["method", "iteration", "MACs removed", "as cut", "held-out", "test"]

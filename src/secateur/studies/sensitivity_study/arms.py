@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from secateur.base.batches import Batches
 from secateur.channels.files import load
 from secateur.channels.graph import ChannelGraph, trace
 from secateur.deciding.settings import RANKING
@@ -16,7 +15,7 @@ from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.running.compress import Compressed, compress
 from secateur.running.folder import SUMMARY, RunFolder
-from secateur.running.run_context import PhaseProgress
+from secateur.running.run_context import PhaseProgress, RunData
 from secateur.running.settings import Settings
 from secateur.scoring.score import score
 from secateur.studies.effectiveness_study.comparison import units_to_prune
@@ -31,24 +30,13 @@ TOLERANCE = 0.02  # fraction of the network's MACs by which the start may differ
 
 
 @dataclass(frozen=True)
-class StudyLoaders:
-    """The images: to retrain on, to decide on, to report on and to score on."""
-
-    train: Batches
-    holdout: Batches
-    test: Batches | None
-    score_on: Batches
-
-
-@dataclass(frozen=True)
 class SensitivityArms:
     """The study while it runs: the unpruned network, the start of both arms, and the arms."""
 
     place: StudyFolder
     graph: ChannelGraph  # of the unpruned network
-    study: SensitivityStudySettings
-    settings: Settings
-    images: StudyLoaders
+    settings: SensitivityStudySettings
+    images: RunData
     progress: PhaseProgress | None
 
     def base(self, rank: int) -> StudyRow:
@@ -74,14 +62,14 @@ class SensitivityArms:
         if self.place.row(method) is not None:
             return
         begin = trace(first, self.graph.example, self.settings.streams)
-        target = 1 - (1 - self.study.end) * self.graph.macs / begin.macs
+        target = 1 - (1 - self.settings.end) * self.graph.macs / begin.macs
         if not 0 < target < 1:
             removed = 1 - begin.macs / self.graph.macs
             raise DecideError(f"the start has already lost {removed:.1%} of the MACs; end must be above that")
-        result = self._compress(method, first, target=target, rounds=self.study.iterations, split=SPLITS[method])
+        result = self._compress(method, first, target=target, rounds=self.settings.iterations, split=SPLITS[method])
         found = self._scored(first)
         self._keep(method, 0, begin.macs, begin.params, {"units": 0, "channels": 0, "cut": found["holdout"], **found})
-        rounds = result.rounds[: self.study.iterations]
+        rounds = result.rounds[: self.settings.iterations]
         for number, outcome in enumerate(rounds, start=1):
             network, _ = RunFolder(self.place.path / method).load_model(first, number)
             lost = {"units": len(outcome.chosen), "channels": sum(outcome.chosen.values())}
@@ -120,7 +108,7 @@ class SensitivityArms:
             self.images.holdout,
             score_on=self.images.score_on,
             example=self.graph.example,
-            settings=self.settings,
+            settings=self.settings.run_settings(),
             folder=self.place.path / name,
             progress=tell,
             **goal,

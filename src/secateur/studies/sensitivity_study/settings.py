@@ -1,31 +1,35 @@
-"""Settings of the sensitivity study."""
+"""Settings of the sensitivity study, from which the options of `secateur study sensitivity` are made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from secateur.base.options import check, option
-from secateur.base.registry import unknown
+from secateur.base.options import check, option, plain
 from secateur.errors import DecideError
 from secateur.running.settings import Settings, check_settings
+from secateur.scoring.metrics import METRICS
 
-GOALS = ("target", "macs", "params", "ratio", "max_drop", "rounds")  # settings of a run that the study decides
+DECIDED = ("target", "max_drop", "macs", "params", "ratio", "rounds", "split")  # settings of a run that the study sets
 
 
 def share_or_folder(text: str) -> float | str:
-    """'0.31' -> 0.31; anything else is the path of a run."""
+    """'0.31' -> 0.31; any other text is the path of a run."""
     try:
         return float(text)
     except ValueError:
         return text
 
 
+def _decided() -> Any:
+    return option(None, "Set by the study", hidden=True)
+
+
 @dataclass(frozen=True)
-class SensitivityStudySettings:
-    """Where both arms start and end.
+class SensitivityStudySettings(Settings):
+    """Where both arms start and end, and how they prune (see `Settings`). The study sets the goal and the split.
 
     start: the fraction of MACs that both arms start without, removed uniformly from the inner units and retrained; or
         the folder of a finished run on the same network.
@@ -42,31 +46,39 @@ class SensitivityStudySettings:
         0.56, "Fraction of MACs that both arms end without", group="Goal", everyday=True, above=0, below=1
     )
     iterations: int = option(5, "Number of iterations of pruning and retraining", group="Goal", everyday=True, least=1)
+    metric: str | Callable[..., Any] | None = option(
+        "gsd",
+        f"Metric that scores channels: {', '.join(METRICS)}",
+        group="Channels",
+        everyday=True,
+        choices=METRICS,
+        own=True,
+    )
+    alpha: float = option(3.0, "Solved so that the iterations reach the end", hidden=True)
+    target: float | None = _decided()
+    max_drop: float | None = _decided()
+    macs: float | None = _decided()
+    params: float | None = _decided()
+    ratio: float | None = _decided()
+    rounds: int | None = _decided()
+    split: str | None = _decided()
 
     def check(self) -> None:
-        """Raise DecideError unless 0 < start < end < 1 and there is at least one iteration."""
+        """Raise DecideError at once for what would otherwise fail after hours."""
+        given = [name for name in DECIDED if getattr(self, name) is not None]
+        if given:
+            raise DecideError(f"both arms go to `end` in equal iterations, each with its split; leave {given[0]} out")
         check(self, DecideError)
+        check_settings(self.run_settings())
         if isinstance(self.start, float | int) and not 0 < self.start < self.end:
             raise DecideError(
                 f"start and end are fractions of MACs removed, 0 < start < end < 1; got {self.start} and {self.end}"
             )
 
+    def run_settings(self) -> Settings:
+        """The settings of the runs, without a goal."""
+        return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "start": self.start if isinstance(self.start, float | int) else str(self.start)}
-
-
-def split_settings(given: Mapping[str, Any]) -> tuple[SensitivityStudySettings, Settings]:
-    """The settings of the study, and those of the runs in it, both checked."""
-    own = {field.name for field in fields(SensitivityStudySettings)}
-    of_run = {field.name for field in fields(Settings)} - set(GOALS)
-    for name in given:
-        if name in GOALS:
-            raise DecideError(f"the goal of both arms is `end`, in equal iterations; leave {name} out")
-        if name not in own | of_run:
-            raise DecideError(unknown("setting", name, sorted(own | of_run)))
-    study = SensitivityStudySettings(**{name: value for name, value in given.items() if name in own})
-    run = Settings(**{"metric": "gsd", **{name: value for name, value in given.items() if name in of_run}})
-    study.check()
-    check_settings(run)
-    return study, run
+        return {**plain(self), "start": self.start if isinstance(self.start, float | int) else str(self.start)}

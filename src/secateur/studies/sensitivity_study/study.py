@@ -14,14 +14,16 @@ from typing import Any
 from torch import nn
 
 from secateur.base.batches import Batches, device_of
+from secateur.base.options import replaced
 from secateur.channels.files import load
 from secateur.channels.graph import trace
+from secateur.errors import DecideError
 from secateur.running.compress import first_image
-from secateur.running.run_context import PhaseProgress
+from secateur.running.run_context import PhaseProgress, RunData
 from secateur.studies.folder import CONFIG, Provenance, StudyFolder, StudyRow
-from secateur.studies.sensitivity_study.arms import SensitivityArms, StudyLoaders
+from secateur.studies.sensitivity_study.arms import SensitivityArms
 from secateur.studies.sensitivity_study.picture import draw_sensitivity
-from secateur.studies.sensitivity_study.settings import split_settings
+from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
 from secateur.studies.sensitivity_study.table import COLUMNS, METHODS, sentences
 from secateur.studies.work_sharing import processes_apart, wait_until
 from secateur.training.checkpoint import digest
@@ -47,22 +49,22 @@ def sensitivity(
         secateur.studies.sensitivity(model, train, holdout, "runs/fig5", test=test, end=0.5, metric="gsd", epochs=3)
 
     model: the trained network, which is not changed. holdout: images for decisions. test: images for the report.
-    settings: fields of `SensitivityStudySettings` by name (start=, end=, iterations=), and settings of
-        `secateur.compress` (metric=, epochs=, lr=, preset=, k=, repair=, num_images=, seed=, ...) except its goals.
+    settings: fields of `SensitivityStudySettings` by name: start=, end=, iterations=, and those of `secateur.compress`
+        (metric=, epochs=, lr=, preset=, k=, repair=, num_images=, seed=, ...) except its goals and its split.
     folder: the same call continues a study that was stopped. Under torchrun the processes share the two arms.
     provenance: what the folder records in addition, such as the data set; a study that continues must have the same.
     """
-    chosen, run_settings = split_settings(settings)
-    asked = {**run_settings.to_dict(), **chosen.to_dict(), "network": digest(model)}
-    place = StudyFolder(folder, "sensitivity", asked, provenance)
-    images = StudyLoaders(train, holdout, test, score_on if score_on is not None else train)
+    chosen: SensitivityStudySettings = replaced(SensitivityStudySettings(), settings, DecideError)
+    chosen.check()
+    place = StudyFolder(folder, "sensitivity", {**chosen.to_dict(), "network": digest(model)}, provenance)
+    images = RunData(train, score_on if score_on is not None else train, holdout, test)
     example = example if example is not None else first_image(train, device_of(model))
-    graph = trace(model, example, run_settings.streams)
+    graph = trace(model, example, chosen.streams)
     with processes_apart() as (rank, world):
         if rank == 0:
             place.start()
         wait_until((place.path / CONFIG).exists)
-        study = SensitivityArms(place, graph, chosen, run_settings, images, progress)
+        study = SensitivityArms(place, graph, chosen, images, progress)
         base = study.base(rank)
         first = study.start(chosen.start, rank) if isinstance(chosen.start, float | int) else load(chosen.start, model)
         for method in list(METHODS)[rank::world]:
