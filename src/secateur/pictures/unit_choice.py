@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 import torch
 from torch import Tensor
 
 from secateur.base.batches import Batches
-from secateur.base.registry import unknown
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
 from secateur.pictures.feature_maps import feature_maps
@@ -39,7 +39,9 @@ def find_unit(graph: ChannelGraph, name: str | None = None) -> str:
     for unit, found in graph.units.items():
         if name in [reader.module for reader in found.readers]:
             return unit
-    raise ScoreError(f"{unknown('unit or layer', name, list(graph.units))}; layers' names work too")
+    near = get_close_matches(name, [*graph.units, *graph.layers], n=3)
+    guess = f": did you mean {' or '.join(near)}?" if near else ";"
+    raise ScoreError(f"there is no unit or layer called {name!r}{guess} `secateur inspect` lists them")
 
 
 def scores_of_unit(
