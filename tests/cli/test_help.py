@@ -15,6 +15,7 @@ from typer.main import get_command
 import secateur as sc
 from secateur.cli import build
 from tests.cli.command_line import lines, secateur
+from tests.processes import python
 
 
 def verbs(command: typer.core.TyperGroup, *path: str) -> Iterator[tuple[tuple[str, ...], typer.core.TyperCommand]]:
@@ -55,3 +56,9 @@ def test_examples_are_there_and_could_be_typed(verb: tuple[str, ...]) -> None:
     shown = lines(secateur(*verb, "--help"))
     assert max(map(len, shown)) <= 80
     assert set(examples) <= {line.strip() for line in shown}  # each whole, on one line: it can be copied
+
+
+def test_help_needs_neither_torch_nor_numpy() -> None:
+    """Importing them takes seconds, and nobody wants to wait for `--help`."""
+    listed = "[name for name in ('torch', 'numpy') if name in sys.modules]"
+    assert python("-c", f"import sys; from secateur.cli import build; build(); print({listed})") == "[]\n"

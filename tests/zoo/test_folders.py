@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -184,7 +185,7 @@ def test_workers_change_nothing(tmp_path: Path, augment: bool) -> None:
     state = torch.get_rng_state()
     runs = []
     for workers in (0, 2):
-        loader = found.loader("train", 4, augment=augment, shuffle=True, seed=2, workers=workers)
+        loader = replace(found, workers=workers).loader("train", 4, augment=augment, shuffle=True, seed=2)
         loader.set_epoch(1)
         runs.append([*loader, *loader.iterate(2)])
     assert len(runs[0]) == 6  # 14 images in 4 batches, and the last two again
@@ -210,7 +211,7 @@ def test_a_corrupt_image_is_left_out_named_and_counted(
     whole = torch.cat([images for images, _ in found.loader("train", 5, augment=True)])
     spoil(tmp_path / "train", ["a/2.png"])
     (tmp_path / "train" / "b" / "0.png").write_text("no picture at all")
-    loader = found.loader("train", 5, augment=True, workers=workers)
+    loader = replace(found, workers=workers).loader("train", 5, augment=True)
     assert isinstance(loader, FileLoader)
     with caplog.at_level(logging.WARNING):
         batches = list(loader)
@@ -229,7 +230,7 @@ def test_too_many_corrupt_images_are_an_error(tmp_path: Path, workers: int) -> N
     spoil(tmp_path / "train", ["a/0.png", "a/1.png", "b/4.png"])
     found = data.load(f"folder:{tmp_path}", size=16, holdout="none", max_corrupt=2)
     with pytest.raises(DataError, match=f"3 images cannot be decoded, and at most 2 .*{tmp_path / 'train/a/0.png'}"):
-        list(found.loader("train", 5, workers=workers))
+        list(replace(found, workers=workers).loader("train", 5))
 
 
 def test_images_are_found_below_their_folder_in_one_order(tmp_path: Path) -> None:

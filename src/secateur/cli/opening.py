@@ -30,31 +30,6 @@ def checked_part(part: str) -> Part:
     return part  # type: ignore[return-value]
 
 
-def open_data(
-    spec: str,
-    model: str,
-    *,
-    root: Path | None = None,
-    mean: str | None = None,
-    std: str | None = None,
-    size: int | None = None,
-    holdout: str = "train:0.1",
-    seed: int = 0,
-) -> ImageData:
-    """The data set, with images of the size that the model takes unless `size` is given."""
-    from secateur.zoo.data import load
-
-    return load(
-        spec,
-        root,
-        mean=numbers(mean, "--mean"),
-        std=numbers(std, "--std"),
-        size=input_size(model) if size is None else size,
-        holdout=holdout,
-        seed=seed,
-    )
-
-
 def open_model(name: str, data: ImageData, weights: Path | None = None, *, seed: int = 0) -> nn.Module:
     """The named network for the data's classes and channels, with weights from a file or drawn with `seed`."""
     from secateur.base.preserve_state import generators_kept

@@ -99,22 +99,14 @@ class DeviceOptions:
         return found
 
 
-Augment = Annotated[bool, typer.Option(help="Random crops and flips in retraining")]
 Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default")]
-Data = Annotated[str, typer.Option(help=DATA_HELP)]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the data set")]
-DecidingImages = Annotated[str, typer.Option(help="Held-out images that decide: train:SHARE or test:SHARE")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; the best available by default")]
 Exact = Annotated[bool, typer.Option(help="Evaluate every unit on all held-out images: no racing")]
-HeldOut = Annotated[str, typer.Option(help=HOLDOUT_HELP)]
 LearningRate = Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's")]
-Mean = Annotated[str | None, typer.Option(help="Mean to subtract, as in 0.485,0.456,0.406")]
 Model = Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory")]
 Size = Annotated[int | None, typer.Option(help="Height and width of the images in pixels")]
-Std = Annotated[str | None, typer.Option(help="Standard deviation to divide by")]
 Streams = Annotated[
     str,
     typer.Option(help="Residual channels: each reader selects its own (select), or all drop them together (coupled)"),
 ]
-Weights = Annotated[Path | None, typer.Option(help="Weight file of the trained network")]
-Workers = Annotated[int, typer.Option(help="Number of processes that decode image files")]

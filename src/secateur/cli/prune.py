@@ -124,7 +124,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     network = _network(asked, options.weights, images, settings.seed, rank)
     if world == 1:
         network = network.to(device.pick())
-    loaders: dict[str, Any] = {"seed": settings.seed, "workers": data.workers}
+    loaders: dict[str, Any] = {"seed": settings.seed}
     share: dict[str, Any] = {"rank": rank, "world": world}
     batch = max(1, options.batch_size // world)
     with phases(rank == 0) as show:

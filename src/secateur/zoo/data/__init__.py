@@ -49,7 +49,7 @@ class ImageData:
     parts: Mapping[Part, Images]
     mirror: bool
     max_corrupt: int
-    workers: int = 0
+    workers: int = 0  # processes that decode files
 
     def count(self, part: Part) -> int:
         """Number of images in a part; 0 if the part does not exist."""
@@ -63,7 +63,6 @@ class ImageData:
         augment: bool = False,
         shuffle: bool = False,
         seed: int = 0,
-        workers: int | None = None,
         limit: int | None = None,
         rank: int = 0,
         world: int = 1,
@@ -72,7 +71,6 @@ class ImageData:
 
         augment: pad, crop and mirror (images in memory), random resized crop and mirror (files).
         limit: largest number of images; a stratified sample, drawn with `seed`.
-        workers: number of processes that decode files, instead of the data set's own; images in memory need none.
         rank, world: number of this process and of all processes, each of which gets its own images.
         """
         images = self._part(part)
@@ -89,7 +87,7 @@ class ImageData:
             *common,
             size=self.shape[1],
             augment=augment,
-            workers=self.workers if workers is None else workers,
+            workers=self.workers,
             max_corrupt=self.max_corrupt,
         )
 
@@ -119,7 +117,7 @@ def load(
     size: height and width in pixels; images in memory are resized, files are cropped.
     holdout: `train:SHARE`, `test:SHARE` (decide on a share of the test images, report on the others) or `none`.
     seed: chooses the held-out images.
-    workers: number of processes that decode image files.
+    workers: number of processes that decode image files; images in memory need none.
     max_corrupt: largest number of files that may fail to decode.
     """
     if size is not None and size < 1:
