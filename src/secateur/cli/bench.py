@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 class BenchOptions:
     """How networks are timed."""
 
-    batch: tuple[int, ...] = option((1, 64), "Batch size; repeat for several. Default: 1 and 64.")
-    engine: tuple[str, ...] = option((), f"Engine: {', '.join(ENGINES)}; repeat for several. Default: all.")
-    rounds: int = option(20, "Number of times that each network is timed.", least=1)
-    threads: int | None = option(None, "Number of CPU threads; PyTorch's choice by default.", least=1)
-    fold_bn: bool = option(False, "Fold batch norms into the layers before them, in all networks.")
-    cpu_time: bool = option(False, "Measure processor time, not wall-clock time. For busy machines; use one thread.")
+    batch: tuple[int, ...] = option((1, 64), "Batch size; repeat for several; 1 and 64 by default")
+    engine: tuple[str, ...] = option((), f"Engine: {', '.join(ENGINES)}; repeat for several; all by default")
+    rounds: int = option(20, "Number of times that each network is timed", least=1)
+    threads: int | None = option(None, "Number of CPU threads; PyTorch's choice by default", least=1)
+    fold_bn: bool = option(False, "Fold batch norms into the layers before them, in all networks")
+    cpu_time: bool = option(False, "Measure processor time, not wall-clock time; for busy machines, with one thread")
 
 
 @friendly
 @options_from_settings
 def command(
-    networks: Annotated[list[str], typer.Argument(help="Folders of pruned networks, names, or NAME=WEIGHTS.")],
+    networks: Annotated[list[str], typer.Argument(help="Folders of pruned networks, names, or NAME=WEIGHTS")],
     timing: BenchOptions,
     model: Annotated[
-        str | None, typer.Option(help="Original network of a folder, if the folder does not name it.")
+        str | None, typer.Option(help="Original network of a folder, if the folder does not name it")
     ] = None,
     classes: Classes = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """Compare the speed of networks. They take turns in one run, and speeds are relative to the first network.
     A single pruned network is compared with its original.

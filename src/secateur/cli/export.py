@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 class ExportOptions:
     """The file that is written."""
 
-    format: str | None = option(None, "onnx, pt2 or safetensors; by the file's suffix by default.")
-    fold_bn: bool = option(False, "Fold batch norms into the layers before them.")
-    opset: int | None = option(None, "ONNX opset.")
-    fixed_batch: int | None = option(None, "Fixed number of images at a time; any number by default.", least=1)
+    format: str | None = option(None, "onnx, pt2 or safetensors; by the file's suffix by default")
+    fold_bn: bool = option(False, "Fold batch norms into the layers before them")
+    opset: int | None = option(None, "ONNX opset")
+    fixed_batch: int | None = option(None, "Fixed number of images at a time; any number by default", least=1)
 
 
 @dataclass(frozen=True)
 class ComparisonData:
     """Images on which the file is compared with PyTorch."""
 
-    data: str | None = option(None, "Data set to compare on, instead of random images.", group="Comparison")
-    data_root: Path | None = option(None, "Folder that holds the data set.", group="Comparison")
-    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406.", group="Comparison")
-    std: str | None = option(None, "Standard deviation to divide by.", group="Comparison")
-    num_images: int = option(100, "Number of images of --data.", group="Comparison", least=1)
+    data: str | None = option(None, "Data set to compare on, instead of random images", group="Comparison")
+    data_root: Path | None = option(None, "Folder that holds the data set", group="Comparison")
+    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Comparison")
+    std: str | None = option(None, "Standard deviation to divide by", group="Comparison")
+    num_images: int = option(100, "Number of images of --data", group="Comparison", least=1)
 
     def images(self, size: int) -> Tensor | None:
         """Test images of this height and width; None without a data set."""
@@ -55,12 +55,12 @@ class ComparisonData:
 @friendly
 @options_from_settings
 def command(
-    network: Annotated[str, typer.Argument(help="Folder of a pruned network, or a model's NAME or NAME=WEIGHTS.")],
-    out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 or .safetensors.")],
+    network: Annotated[str, typer.Argument(help="Folder of a pruned network, or a model's NAME or NAME=WEIGHTS")],
+    out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 or .safetensors")],
     file: ExportOptions,
     comparison: ComparisonData,
     model: Annotated[
-        str | None, typer.Option(help="Original network of a folder, if the folder does not name it.")
+        str | None, typer.Option(help="Original network of a folder, if the folder does not name it")
     ] = None,
     classes: Classes = None,
 ) -> None:
