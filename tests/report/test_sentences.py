@@ -57,7 +57,7 @@ def test_what_was_removed(told: FinishedRun) -> None:
 
 
 def test_what_it_cost(told: FinishedRun) -> None:
-    held = "On the 50 held-out images, which were, it changed from"
+    held = "On the 50 held-out images, which decisions used, it changed from"
     assert sentences.what_it_cost(told) == (
         "The test accuracy changed from 95.00% to 93.00% (−2.00 points): 4 more mistakes on 200 images that were not "
         f"used for any decision. {held} 96.00% to 94.00%."

@@ -29,15 +29,15 @@ class Kitchen:
 
 
 def test_only_what_was_chosen_or_changed_is_told() -> None:
-    metric = f"metric: l1 ({METRICS.help('l1')})"
+    metric = f"metric l1: {METRICS.help('l1')}"
     assert chosen_settings(Kitchen()) == {"Channels": [metric]}
     changed = Kitchen(3, 0.5, "l1", ("a", "b", "c", "d", "e", "f"), 0.020, True, own, {"ridge": 0.5})
     assert chosen_settings(changed) == {
         "Channels": [metric],
-        "Layers": ["only: a, b, c, d and 2 more"],
-        "Retraining": ["lr: 0.02", "distill: yes", "fit: own"],
-        "Output": ["seed: 3"],
-        "Spices": ["options: ridge 0.5"],
+        "Layers": ["only a, b, c, d and 2 more"],
+        "Retraining": ["lr 0.02, distill yes, fit own"],
+        "Output": ["seed 3"],
+        "Spices": ["options ridge 0.5"],
     }
     assert list(chosen_settings(changed)) == ["Channels", "Layers", "Retraining", "Output", "Spices"]
 

@@ -77,7 +77,7 @@ def what_it_cost(run: FinishedRun) -> str:
         return f"{head}. These images were also used for decisions."
     held = f"from {percent(run.before.holdout.top1, 2)} to {percent(run.after.holdout.top1, 2)}"
     images = count(run.after.holdout.num_images, "held-out image")
-    return f"{head} that were not used for any decision. On the {images}, which were, it changed {held}."
+    return f"{head} that were not used for any decision. On the {images}, which decisions used, it changed {held}."
 
 
 def what_was_gained(run: FinishedRun) -> str:

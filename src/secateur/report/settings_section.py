@@ -24,28 +24,33 @@ LISTED = 4  # largest number of values of one setting in a sentence
 def what_was_asked(run: FinishedRun) -> str:
     """The network, the data, the goal, and the settings that were chosen or changed."""
     typed = run.command or {}
-    rows = [("Network", f"{typed.get('model', run.model)}, {len(run.layers)} layers with weights")]
+    rows = {"Network": [f"{typed.get('model', run.model)}, {len(run.layers)} layers with weights"]}
     if "data" in typed:
-        rows.append(("Data", str(typed["data"])))
-    rows.append(("Goal", goal(run)))
-    rows += [(group, "; ".join(texts)) for group, texts in chosen_settings(run.settings).items()]
-    listed = "".join(f"<dt>{escape(title)}</dt><dd>{escape(text)}</dd>" for title, text in rows)
-    return section("What was asked", f"<dl>{listed}</dl>")
+        rows["Data set"] = [str(typed["data"])]
+    rows["Goal"] = [goal(run)]
+    for group, lines in chosen_settings(run.settings).items():
+        rows[group] = rows.get(group, []) + lines
+    listed = [f"<dt>{escape(title)}</dt><dd>{'<br>'.join(map(escape, lines))}</dd>" for title, lines in rows.items()]
+    return section("What was asked", f"<dl>{''.join(listed)}</dl>")
 
 
 def chosen_settings(settings: Any) -> dict[str, list[str]]:
-    """Group -> "name: value" of the settings that differ from their defaults, and of all choices from a registry.
+    """Group -> lines of text about the settings that were chosen from a registry or differ from their defaults.
 
-    Goals are left out, because the report has a sentence about them.
+    A choice from a registry has a line of its own, with the registry's help; the others share a line. Goals are left
+    out, because the report has a sentence about them.
     """
     goals = {field.name for field in dataclasses.fields(Goal)}
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, tuple[list[str], list[str]]] = {}  # group -> lines, settings that share a line
     for field, about in _by_group(settings):
-        value = getattr(settings, field.name)
-        chosen = isinstance(about.choices, Registry) and value is not None
-        if field.name not in goals and (chosen or value != default_of(field)):
-            groups.setdefault(about.group, []).append(f"{_label(field)}: {_explained(value, about)}")
-    return groups
+        value, name = getattr(settings, field.name), field.name.replace("_", " ")
+        lines, shared = groups.setdefault(about.group, ([], []))
+        if isinstance(about.choices, Registry) and value in about.choices:
+            lines.append(f"{name} {value}: {about.choices.help(value)}")
+        elif field.name not in goals and value != default_of(field):
+            shared.append(f"{name} {_text(value)}")
+    joined = {group: [*lines, ", ".join(shared)] if shared else lines for group, (lines, shared) in groups.items()}
+    return {group: lines for group, lines in joined.items() if lines}
 
 
 def all_settings(settings: Any) -> str:
@@ -64,16 +69,6 @@ def _by_group(settings: Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
     """The options in the order of their groups."""
     places = {group: place for place, group in enumerate(GROUPS)}
     yield from sorted(options_of(settings), key=lambda pair: places.get(pair[1].group, len(places)))
-
-
-def _label(field: dataclasses.Field[Any]) -> str:
-    return field.name.replace("_", " ")
-
-
-def _explained(value: Any, about: Option) -> str:
-    """A value, with the registry's line about it."""
-    known = isinstance(about.choices, Registry) and isinstance(value, str) and value in about.choices
-    return f"{value} ({about.choices.help(value)})" if known else _text(value)  # type: ignore[union-attr]
 
 
 def _text(value: Any) -> str:
