@@ -276,7 +276,7 @@ def test_bad_input_is_refused_in_words() -> None:
             repair(graph, plan, bad)
     for options, words in (
         ({"how": "solv"}, "no repair called 'solv': did you mean solve"),
-        ({"layers": "some"}, "Available: changed, cut"),
+        ({"layers": "some"}, "layers must be one of changed, cut"),
         ({"ridge": 0.0}, "ridge must be above 0"),
         ({"ridge": float("nan")}, "ridge must be above 0"),
         ({"how": "bn", "ridge": 1.0}, "'bn' has no option 'ridge'; it has: none"),

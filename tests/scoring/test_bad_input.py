@@ -59,7 +59,7 @@ def relabelled(function: Any) -> Batches:
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
-        ([], "nothing to score with: the loader gave no images"),
+        ([], "nothing to score on: the loader gave no images"),
         ([(torch.zeros(0, 3, 8, 8, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))], "gave no images"),
         (relabelled(lambda y: y.double()), "batch 0: labels should be integers"),
         (relabelled(lambda y: y[:, None]), r"batch 0: labels should have the shape \[N\]"),
@@ -101,7 +101,7 @@ def test_small_classes_are_left_out_and_named(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.parametrize("counts", [[9], [9, 1], [1, 1, 1, 1, 1]])
 def test_one_class_is_too_few(metric: str, counts: list[int]) -> None:
     graph = graph_of()
-    with pytest.raises(ScoreError, match="need two classes with two images each"):
+    with pytest.raises(ScoreError, match="need at least two classes with two images each"):
         score(graph, with_classes(counts), metric)
     assert hooks(graph) == 0
 

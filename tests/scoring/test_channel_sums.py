@@ -1,4 +1,4 @@
-"""Sums over whole activations: every memory layout and type, and the rows that must be repaired."""
+"""Sums over whole activations: every memory layout and type, and the rows that must be recomputed."""
 
 from __future__ import annotations
 
@@ -65,14 +65,17 @@ def test_a_large_mean_does_not_drown_a_small_deviation(last: bool) -> None:
         np.testing.assert_allclose(moments.mean[k], mine.mean((0, 2, 3)), rtol=1e-12)
 
 
-def test_only_doubtful_rows_are_repaired() -> None:
+def test_only_doubtful_rows_are_recomputed() -> None:
     x = images(4, 3, 8, 8)
     x[2, 1] += 500
     x[0, 0] = 7.0
     x[1, 1] = 0.0
     found = channel_sums.reduce(x)
-    assert found.repairs is not None
-    assert sorted(zip(found.repairs.image.tolist(), found.repairs.channel.tolist(), strict=True)) == [(0, 0), (2, 1)]
+    assert found.recomputed is not None
+    assert sorted(zip(found.recomputed.image.tolist(), found.recomputed.channel.tolist(), strict=True)) == [
+        (0, 0),
+        (2, 1),
+    ]
     m2 = m2_of(to_sums([found]))
     assert m2[0, 0] == m2[1, 1] == 0
     np.testing.assert_allclose(m2[2, 1], x[2, 1].double().numpy().var() * 64, rtol=1e-8)

@@ -73,7 +73,7 @@ def test_all_metrics_as_json() -> None:
         (["--option", "ridge"], "an option of a metric must be NAME=VALUE"),
         (["--option", "rho=1"], "gsd_reader has no option 'rho'"),
         (["--part", "all"], "--part must be train, holdout or test"),
-        (["--tap", "writer"], "there is no tap called 'writer'"),
+        (["--tap", "writer"], "tap must be one of reader, before_activation"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_1(more: list[str], words: str) -> None:

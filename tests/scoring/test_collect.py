@@ -180,7 +180,7 @@ def test_the_tensor_in_front_of_the_activation() -> None:
     through_gelu, through_none = found.units["b:out"]
     assert {r.module for r in through_gelu.readers} | {r.module for r in through_none.readers} == {"c", "d"}
     assert [note.partition(":")[0] for note in found.notes] == ["b"]
-    assert "no activation comes right before d" in found.notes[0]
+    assert "no activation right before d" in found.notes[0]
     torch.testing.assert_close(through_gelu.moments.m2, through_none.moments.m2)  # both are b's own output
 
 

@@ -174,7 +174,7 @@ def test_mmd_of_a_dead_channel_is_zero_and_bad_sigmas_are_refused() -> None:
     for sigma in (1.0, "median"):
         assert METRICS["mmd"].score(whole(x, labels), sigma=sigma)[0].abs() < 1e-15
     for sigma in (0, -1.0, "mean"):
-        with pytest.raises(ScoreError, match="sigma should be a positive number"):
+        with pytest.raises(ScoreError, match="sigma must be a positive number"):
             METRICS["mmd"].score(whole(x, labels), sigma=sigma)
 
 

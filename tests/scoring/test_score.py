@@ -262,7 +262,7 @@ def test_filter_metrics_need_no_data() -> None:
         (3, {}, "a metric must be a name or a function, got int"),
         (lambda c: [1.0, 2.0], {}, "must give unit a:out 4 scores"),
         (lambda c: c.moments.mean[0] * float("nan"), {}, "the score nan"),
-        ("gsd", {"tap": "after"}, "there is no tap called 'after'"),
+        ("gsd", {"tap": "after"}, "tap must be one of reader, before_activation"),
         ("gsd", {"num_images": 1}, "at least 2 images"),
     ],
 )
@@ -296,9 +296,9 @@ def test_memory_for_maps_is_bounded_by_more_passes_and_then_by_fewer_images(capl
         np.testing.assert_allclose(split.values[unit], whole.values[unit], rtol=1e-12)
     with caplog.at_level("WARNING"):
         fewer = score(graph, batches(), "mmd", memory_gib=one_unit // 2 / GIB, seed=0)
-    assert "maps of 30 images do not fit into 0.00 GiB: taking 15" in caplog.text
+    assert "maps of 30 images do not fit into 0.00 GiB; using 15" in caplog.text
     assert np.isfinite(fewer.values["a:out"]).all()
-    with pytest.raises(ScoreError, match="maps of two images a class need more than"):
+    with pytest.raises(ScoreError, match="maps of two images per class need more than"):
         score(graph, batches(), "mmd", memory_gib=2000 / GIB)
     handle.remove()
 

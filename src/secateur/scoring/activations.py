@@ -1,9 +1,9 @@
-"""Finding the tensor in front of an activation, whatever way the network's code calls it.
+"""Find the tensor in front of an activation, however the network calls it.
 
-A network may call nn.ReLU, F.relu, x.relu_() or relu a sum of two tensors: hooks on modules would miss most of them.
-So the calls are counted below all of that, where torch dispatches its operators. A first forward of the example
-follows each activation's output through operators that keep channels apart (pooling, flattening, concatenation,
-selection of channels) to the layers that read it; the pass over the data then looks at the inputs of those calls.
+A network may call nn.ReLU, F.relu, x.relu_() or relu of a sum: hooks on modules would miss most of them. So the calls
+are counted where torch dispatches its operators. A first forward pass of the example follows each activation's output
+through operators that keep channels apart (pooling, flattening, concatenation, selection of channels) to the layers
+that read it. The pass over the data then looks at the inputs of those calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PASSING = frozenset(f"aten::{name}" for name in _PASSING.split())
 class Origin:
     """For each position on axis 1 of a tensor: the activation call it comes from, and the channel there; -1: none.
 
-    `direct` is the call whose very output the tensor is, so that its channels may also be at the last axis.
+    `direct` is the call whose output the tensor itself is; then its channels may also be at the last axis.
     """
 
     call: Indices
@@ -43,8 +43,8 @@ class Origin:
     direct: int | None = None
 
 
-class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts activation calls and follows their outputs. Keeps every followed tensor: for an example only."""
+class ActivationTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts activation calls and follows their outputs. It keeps all followed tensors: for an example only."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -52,7 +52,7 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._origins: dict[int, tuple[Tensor, Origin]] = {}
 
     def origin(self, x: Tensor) -> Origin | None:
-        """Where the channels of x come from, if that is known."""
+        """Where the channels of x come from, if known."""
         found = self._origins.get(id(x))
         return found[1] if found is not None and found[0] is x else None
 
@@ -96,7 +96,7 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _passed(before: Origin, x: Tensor, out: Tensor) -> Origin | None:
-    """Through pooling or a change of shape: channels stay at axis 1, or are flattened with the pixels behind them."""
+    """After pooling or a change of shape: channels stay at axis 1, or are flattened together with their pixels."""
     if out.shape[:2] == x.shape[:2]:
         return before if out.shape == x.shape else Origin(before.call, before.channel)
     pixels = x.shape[2:].numel()
@@ -105,8 +105,8 @@ def _passed(before: Origin, x: Tensor, out: Tensor) -> Origin | None:
     return None
 
 
-class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts activation calls, and shows the inputs of the wanted ones before an in-place call overwrites them."""
+class ActivationTaps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts activation calls, and shows the inputs of the wanted calls before an in-place call overwrites them."""
 
     def __init__(self, wanted: Mapping[int, Callable[[Tensor], None]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -114,7 +114,7 @@ class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls = 0
 
     def restart(self) -> None:
-        """A new forward begins."""
+        """Start counting again, for a new forward pass."""
         self._calls = 0
 
     def __torch_dispatch__(

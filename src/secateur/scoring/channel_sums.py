@@ -1,10 +1,10 @@
-"""Mean and sum of squared deviations of every channel of every image: the one thing that touches whole activations.
+"""Sums of every channel of every image: the only step of the pass that reads whole activations.
 
-On the CPU torch's var_mean reads 0.7 GB/s, its plain sum and 2-norm up to 28 GB/s each (one core, float32). So the
-pass takes sum and norm, and repairs in float64 the few rows where their difference would cancel. A tensor is read in
-pieces that fit into a core's cache, so that the norm finds what the sum has just fetched; and from its end to its
-start, because its end was written last, and its start is what the layer will read next.
-On accelerators var_mean is one fast kernel, and waiting for a repair would stall the queue: it is what is used there.
+On the CPU, torch's var_mean reads 0.7 GB/s; its plain sum and 2-norm read up to 28 GB/s each (one core, float32). So
+the pass takes sum and norm, and recomputes in float64 the few rows where their difference would cancel. A tensor is
+read in chunks that fit into a core's cache, so that the norm finds the data that the sum has just loaded. It is read
+from its end to its start, because its end was written last, and its start is what the layer reads next.
+On accelerators var_mean is one fast kernel, and waiting for recomputed rows would stall the queue, so it is used there.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 
 from secateur.scoring.moments import ImageSums
 
-# A float32 row is repaired when its squared deviations are less than this share of its sum of squares: there the
-# difference of the two keeps fewer than about 5 digits.
+# A float32 row is recomputed if its squared deviations are less than this fraction of its sum of squares: there the
+# difference of the two has fewer than about 5 correct digits.
 DOUBTFUL = 1e-2
-CHUNK = 1 << 19  # elements at a time: 2 MB of float32
-LONG = 4096  # elements that one row has at most, if it can be divided
+CHUNK = 1 << 19  # elements per chunk: 2 MB of float32
+LONG = 4096  # most elements of a row, if it can be divided
 
 
 @dataclass(frozen=True, eq=False)
-class Repairs:
-    """Rows whose moments were computed in float64: which images and channels [R], and their mean and m2 [R]."""
+class Recomputed:
+    """Rows that were computed in float64: their images and channels [R], their mean and m2 [R]."""
 
     image: Tensor
     channel: Tensor
@@ -36,16 +36,16 @@ class Repairs:
 
 @dataclass(frozen=True, eq=False)
 class RowSums:
-    """What is kept of one tensor [N, C, ...] until the batch is through."""
+    """What is kept of one tensor [N, C, ...] until the batch is done."""
 
     positions: int
     total: Tensor  # [N, C] sum over positions
     norm: Tensor  # [N, C] square root of the sum of squares
-    repairs: Repairs | None = None
+    recomputed: Recomputed | None = None
 
 
 def reduce(x: Tensor) -> RowSums:
-    """Sums of x [N, C, ...] over everything behind the channel axis."""
+    """Sums of x [N, C, ...] over all positions of a channel."""
     if x.dtype not in (torch.float32, torch.float64):
         x = x.float()
     positions = x.shape[2:].numel()
@@ -58,8 +58,8 @@ def reduce(x: Tensor) -> RowSums:
     if x.dtype == torch.float64:
         return RowSums(positions, total, norm)
     share = 1 / (positions * (1 - DOUBTFUL))
-    margin = torch.addcmul(norm.square(), total, total, value=-share)  # [N, C] below 0: too little is left
-    return RowSums(positions, total, norm, _repair(x, margin < 0) if margin.amin().item() < 0 else None)
+    margin = torch.addcmul(norm.square(), total, total, value=-share)  # [N, C] below 0: too few digits
+    return RowSums(positions, total, norm, _recompute(x, margin < 0) if margin.amin().item() < 0 else None)
 
 
 def to_sums(parts: Sequence[RowSums]) -> ImageSums:
@@ -70,8 +70,8 @@ def to_sums(parts: Sequence[RowSums]) -> ImageSums:
     squares = torch.cat([part.norm.cpu() for part in parts], 1).double().square_()  # [N, C]
     start = 0
     for size, part in zip(sizes, parts, strict=True):
-        if part.repairs is not None:
-            fix = part.repairs
+        if part.recomputed is not None:
+            fix = part.recomputed
             where = (fix.image, start + fix.channel)
             total[where] = fix.mean * part.positions
             squares[where] = fix.m2 + fix.mean.square() * part.positions
@@ -85,11 +85,11 @@ def image_sums(x: Tensor) -> ImageSums:
 
 
 def _by_welford(x: Tensor, positions: int) -> RowSums:
-    """One stable kernel; what it finds is all repair, so to speak."""
+    """One stable kernel. All of its rows are given as recomputed ones."""
     variance, mean = torch.var_mean(x.flatten(2), dim=2, correction=0)  # [N, C] each
     mean, variance = mean.cpu().double(), variance.cpu().double()
     image, channel = torch.ones_like(mean, dtype=torch.bool).nonzero(as_tuple=True)
-    return RowSums(positions, mean, mean, Repairs(image, channel, mean.flatten(), variance.flatten() * positions))
+    return RowSums(positions, mean, mean, Recomputed(image, channel, mean.flatten(), variance.flatten() * positions))
 
 
 def _sums(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,13 +108,15 @@ def _sums(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pieces(positions: int) -> int:
-    """In how many equal pieces a long row is summed: torch's norm adds one after the other, and 100,000 float32 numbers
-    in a row lose a digit that a few thousand do not."""
+    """Number of equal pieces in which a long row is summed.
+
+    torch's norm adds numbers one after the other, and with 100,000 float32 numbers it loses a digit.
+    """
     return next((q for q in range(1, 65) if positions % q == 0 and positions // q <= LONG), 1)
 
 
 def _in_chunks(rows: Tensor, size: int, sums: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """`sums` of so many elements at a time, whole rows, from the last to the first."""
+    """`sums` of chunks of whole rows with about `size` elements, from the last chunk to the first."""
     step = max(1, size // rows[0].numel())
     if step >= len(rows):
         return sums(rows)
@@ -122,8 +124,8 @@ def _in_chunks(rows: Tensor, size: int, sums: Callable[[Tensor], tuple[Tensor, T
     return torch.cat([total for total, _ in reversed(parts)]), torch.cat([norm for _, norm in reversed(parts)])
 
 
-def _repair(x: Tensor, doubtful: Tensor) -> Repairs:
-    """The doubtful rows by two passes in float64."""
+def _recompute(x: Tensor, doubtful: Tensor) -> Recomputed:
+    """The doubtful rows, computed by two passes in float64."""
     image, channel = doubtful.nonzero(as_tuple=True)  # [R] each
     step = max(1, CHUNK // x[0, 0].numel())
     means, m2s = [], []
@@ -132,4 +134,4 @@ def _repair(x: Tensor, doubtful: Tensor) -> Repairs:
         centre = row.mean(1)
         means.append(centre)
         m2s.append((row - centre[:, None]).square().sum(1))
-    return Repairs(image, channel, torch.cat(means), torch.cat(m2s))
+    return Recomputed(image, channel, torch.cat(means), torch.cat(m2s))

@@ -1,4 +1,4 @@
-"""One forward pass over labelled images: the class moments of every channel of every unit."""
+"""Class moments of every channel of every unit, in one forward pass over labelled images."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from secateur.scoring.sampling import sampled
 from secateur.scoring.settings import Where
 from secateur.scoring.statistics import Statistics, TapMoments, usable_classes
 from secateur.scoring.tap_hooks import Slot, Tap, gather
-from secateur.scoring.tap_location import find_places, watched
+from secateur.scoring.tap_location import locate_taps, watched
 
-Part = tuple[str, bytes]  # tap, and what is reduced there: Slot.key
+Part = tuple[str, bytes]  # a tap, and Slot.key: what is reduced there
 
 
 def collect(
@@ -34,15 +34,15 @@ def collect(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> Statistics:
-    """Count, mean and m2 of every channel and class in one pass, from which every moment metric follows.
+    """Count, mean and m2 of every channel and class in one pass. Every metric of moments can be computed from them.
 
     loader: batches of (images, labels), tuples or dicts; under torchrun each process passes its own share.
-    images: a fresh stratified sample of so many images instead of all; `seed` makes it the same each time.
-    tap: "reader" is the tensor that enters the layers that read the unit; "before_activation" the one in front of
-        the activation that comes before them, where there is one (`Statistics.notes` says where there is not).
-    The model, its mode, hooks and the random generators are as they were, on errors too.
+    num_images: a new stratified sample of this many images instead of all images; `seed` makes it reproducible.
+    tap: "reader" is the tensor that enters the layers that read the unit; "before_activation" the tensor in front of
+        the activation before them, if there is one (`Statistics.notes` says where there is none).
+    The model, its mode, its hooks and the random generators are left as they were, on errors too.
     """
-    places = find_places(graph, tap)
+    places = locate_taps(graph, tap)
     gatherer = _Gatherer(places.taps)
     with watched(graph, places, gatherer.see) as sharing:
         batches = sampled(loader, num_images, seed)
@@ -58,7 +58,7 @@ def collect(
 
 
 class _Gatherer:
-    """Keeps what the taps show until a batch is through, then adds it to the running moments."""
+    """Keeps what the taps show until a batch is done, then adds it to the running moments."""
 
     def __init__(self, taps: Mapping[str, Tap]) -> None:
         self._taps = taps
@@ -68,7 +68,7 @@ class _Gatherer:
         self._moments: Accumulator | None = None
 
     def see(self, name: str, x: Tensor) -> None:
-        """Reduce the tensor at a tap: the whole axis once for all plain slots, pooled slots each by themselves."""
+        """Reduce the tensor at a tap: the whole axis once for all plain slots, and each pooled slot separately."""
         for key, slot in self._needs[name]:
             self._pending[name, key] = reduce(gather(x, slot) if key else x)
 
@@ -80,19 +80,19 @@ class _Gatherer:
             self._moments = Accumulator(logits.shape[1], [part.total.shape[1] for part in parts.values()])
         if parts.keys() != set(self._parts):
             odd = sorted({name for name, _ in parts.keys() ^ set(self._parts)})
-            raise ScoreError(f"batch {batch} runs through other layers than the first one: {', '.join(odd)}")
+            raise ScoreError(f"batch {batch} runs through other layers than the first batch: {', '.join(odd)}")
         moments = by_class(to_sums([parts[part] for part in self._parts]), labels)
         self._check_finite(moments, parts, batch)
         self._moments.add(moments)
 
     @property
     def num_images(self) -> int:
-        """How many images have been added, in all processes once it is finished."""
+        """Number of images added so far; after `finish`, of all processes."""
         return 0 if self._moments is None else int(self._moments.num_images.sum())
 
     def finish(self) -> tuple[tuple[int, ...], dict[Part, ClassMoments]]:
-        """The classes that can be used, and the moments of each part, merged over all processes."""
-        assert self._moments is not None  # the walk has seen an image
+        """The usable classes, and the moments of each part, merged over all processes."""
+        assert self._moments is not None  # there was at least one image
         if processes() > 1:
             self._moments.sum_over(add_up)
         classes = usable_classes([int(n) for n in self._moments.num_images])
@@ -115,7 +115,7 @@ class _Gatherer:
 
 
 def _units_at(tap: Tap, key: bytes, column: int) -> str:
-    """The unit whose channel stands at a column; all units of the tap where it is nobody's channel."""
+    """The unit that a column belongs to; all units of the tap if it belongs to none."""
     mine = [s.unit for s in tap.slots if s.key == key and (key or column in s.inputs)]
     return " and ".join(dict.fromkeys(mine or [slot.unit for slot in tap.slots]))
 

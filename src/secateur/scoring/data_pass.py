@@ -1,4 +1,4 @@
-"""One walk over a loader: batches unpacked and checked, the network in eval mode, everything as found afterwards."""
+"""One pass over a loader: batches are unpacked and checked, the network runs in eval mode, all state is restored."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def walk(
     gradients: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Run the graph's model on every batch, and call `after` once a batch is through and its labels are known good.
+    """Run the graph's model on every batch, and call `after` when a batch is done and its labels are checked.
 
-    With `gradients` the images require them, so that every activation has one whatever the parameters are set to.
-    Returns how many images there were; an empty loader is an error.
+    With `gradients` the images require gradients, so that every activation has one even if all parameters are frozen.
+    Returns the number of images; an empty loader is an error.
     """
     model, total, images_seen = graph.model, length_of(loader), 0
     home = device_of(model)
@@ -46,12 +46,12 @@ def walk(
             if progress is not None:
                 progress(index + 1, total)
     if images_seen == 0:
-        raise DataError("there is nothing to score with: the loader gave no images; check the part, split and limit")
+        raise DataError("there is nothing to score on: the loader gave no images; check the part, split and limit")
     return images_seen
 
 
 def length_of(loader: Iterable[object]) -> int | None:
-    """Batches in all; None where the loader cannot tell."""
+    """Number of batches; None if the loader has no length."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:
@@ -59,7 +59,7 @@ def length_of(loader: Iterable[object]) -> int | None:
 
 
 def _leaves(images: object) -> object:
-    """Copies that gradients flow back to; the caller's tensors are left alone."""
+    """Copies that require gradients; the caller's tensors are not changed."""
     if isinstance(images, dict):
         return {key: _leaves(value) for key, value in images.items()}
     if isinstance(images, tuple):

@@ -1,4 +1,4 @@
-"""What a metric may look at: statistics and weights of a unit's channels, never the model."""
+"""The evidence that metrics take: statistics and weights of a unit's channels, never the model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ class Channels:
 
     unit: str
     moments: ClassMoments  # [K, n]
-    reader_norms: Tensor  # [n] squared norm of all that those layers multiply the channel with
+    reader_norms: Tensor  # [n] squared norm of the weights of those layers for the channel
 
 
 @dataclass(frozen=True, eq=False)
 class Scatter:
-    """Streamed sums of n channels' maps with d pixels, each less the same `shift` for accuracy; d x d, however many
-    images there were."""
+    """Streamed sums over the maps of n channels with d pixels. Its size does not depend on the number of images.
+
+    The same map is subtracted from all maps of a channel first, for accuracy.
+    """
 
     counts: Tensor  # [K] images of each class
     sums: Tensor  # [K, n, d]
@@ -30,22 +32,22 @@ class Scatter:
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """Whole feature maps of n channels for a sample of images, or their streamed scatter. One of the two is there."""
+    """Feature maps of n channels for a sample of images: whole, or as a scatter. One of the two is None."""
 
     unit: str
     labels: Tensor  # [N] numbered 0 .. K - 1 without gaps
     maps: Tensor | None  # [N, n, d]
     scatter: Scatter | None
-    memory: int  # bytes that may be used for matrices on top of the maps
+    memory: int  # bytes for matrices, in addition to the maps
 
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """The filters of a unit's channels: its writers', or its readers' slices if it is a stream."""
+    """The filters of a unit's channels: of its writers, or for a stream the slices of its readers."""
 
     unit: str
     weights: Tensor  # [n, everything]
-    scales: Tensor | None  # [n] |scale| of the batch norm the channel goes through, where each goes through one
+    scales: Tensor | None  # [n] |scale| of the channel's batch norm; None if some channel has none
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,7 @@ class Gradients:
 
 @dataclass(frozen=True, eq=False)
 class Bare:
-    """A unit of which nothing is known but its name and width."""
+    """The name and width of a unit, and nothing else."""
 
     unit: str
     width: int
@@ -74,7 +76,7 @@ class ReaderGroup:
     channels: Tensor  # [a] channels of the unit that it reads
     columns: Tensor  # [a, t] their positions among the group's inputs, one per kernel tap and copy
     weight: Tensor  # [o, n]
-    covariance: Tensor  # [n, n] of its inputs; [n] variances alone where it is too wide
+    covariance: Tensor  # [n, n] of its inputs; [n] only the variances if it is too wide
 
 
 @dataclass(frozen=True, eq=False)

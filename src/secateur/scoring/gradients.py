@@ -1,8 +1,8 @@
-"""The second kind of pass: forward and backward, for what removing a channel would do to the loss, to first order."""
+"""A pass with forward and backward: first-order effects of removing a channel on the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,13 +22,6 @@ from secateur.scoring.sampling import sampled
 from secateur.scoring.tap_hooks import Tap, channels_first, reading_taps
 from secateur.scoring.weights import filter_places, filters
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits [N, K], labels [N] -> the sum of the images' losses
-
-
-def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy added up over the batch, so that every image's gradient is its own."""
-    return F.cross_entropy(logits, labels, reduction="sum")
-
 
 def collect_gradients(
     graph: ChannelGraph,
@@ -36,14 +29,13 @@ def collect_gradients(
     *,
     num_images: int | None = None,
     seed: int | None = None,
-    loss: Loss = summed_cross_entropy,
     progress: Progress | None = None,
 ) -> dict[str, Gradients]:
-    """Gradients of every unit in one pass. Nobody's `.grad`, `requires_grad`, mode or hooks are changed."""
+    """Gradients of every unit in one pass. `.grad`, `requires_grad`, modes and hooks are left as they were."""
     taps = reading_taps(graph)
     names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
     weights = {name: graph.model.get_submodule(name).weight for name in names}
-    effects = _Effects(graph, taps, weights, loss)  # type: ignore[arg-type]
+    effects = _Effects(graph, taps, weights)  # type: ignore[arg-type]
     with _requiring(list(weights.values())), effects.hooked():  # type: ignore[arg-type]
         batches = sampled(loader, num_images, seed)
         total = all_or_none(lambda: walk(graph, batches, effects.after, gradients=True, progress=progress))
@@ -57,17 +49,17 @@ def collect_gradients(
 
 
 class _Effects:
-    """Adds up, over batches, squared effects of channels and gradients of weights."""
+    """Sums over batches of the squared effects of channels and the gradients of weights."""
 
-    def __init__(self, graph: ChannelGraph, taps: Mapping[str, Tap], weights: dict[str, Tensor], loss: Loss) -> None:
-        self._graph, self._taps, self._weights, self._loss = graph, taps, weights, loss
+    def __init__(self, graph: ChannelGraph, taps: Mapping[str, Tap], weights: dict[str, Tensor]) -> None:
+        self._graph, self._taps, self._weights = graph, taps, weights
         self._views: dict[str, tuple[Tensor, int]] = {}
         self.squares = {n: torch.zeros(unit.width, dtype=torch.float64) for n, unit in graph.units.items()}
         self.gradients = {n: torch.zeros_like(w, dtype=torch.float64, device="cpu") for n, w in weights.items()}
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Each reader gets a view of its input, whose gradient is what flows back through that reader alone."""
+        """Each reader gets a view of its input, whose gradient comes through that reader alone."""
         model = self._graph.model
         handles = [model.get_submodule(n).register_forward_pre_hook(partial(self._look, n)) for n in self._taps]
         try:
@@ -83,9 +75,10 @@ class _Effects:
         return (view, *args[1:])
 
     def after(self, batch: int, labels: Tensor, logits: Tensor) -> None:
-        """Backward, and the sums of this batch."""
+        """Run backward, and add this batch to the sums."""
         views, self._views = self._views, {}
-        loss = self._loss(logits, labels.to(logits.device))
+        # Summed over the batch, so that every image has its own gradient.
+        loss = F.cross_entropy(logits, labels.to(logits.device), reduction="sum")
         wanted = [*(view for view, _ in views.values()), *self._weights.values()]
         with torch.no_grad():
             found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
@@ -103,7 +96,7 @@ class _Effects:
             if flow is None:
                 continue
             if view._version != version:
-                raise ScoreError(f"the input of {name} is overwritten in place after it was read; it cannot be scored")
+                raise ScoreError(f"the input of {name} is overwritten in place after it is read; it cannot be scored")
             product = channels_first(view * flow, self._graph.model.get_submodule(name))
             product = product.flatten(2).sum(2) if product.ndim > 2 else product  # [N, F]
             product = _checked(product, name, batch).double().cpu()
@@ -123,7 +116,7 @@ def _checked(values: Tensor, name: str, batch: int) -> Tensor:
 
 @contextmanager
 def _requiring(weights: Sequence[Tensor]) -> Iterator[None]:
-    """The weights require gradients for a while."""
+    """The weights require gradients inside the block."""
     found = [weight.requires_grad for weight in weights]
     try:
         for weight in weights:

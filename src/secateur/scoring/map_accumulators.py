@@ -1,4 +1,4 @@
-"""What takes in feature maps batch by batch: whole, or as sums of squares and products that do not grow."""
+"""Accumulate feature maps batch by batch: whole, or as sums of products whose size stays the same."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from secateur.scoring.evidence import Maps, Scatter
 from secateur.scoring.tap_hooks import Slot
 
 
-class Keeper(ABC):
-    """The maps of one slot. A tap puts a batch's maps into `pending`; `add` takes them in once the batch is through."""
+class MapAccumulator(ABC):
+    """The maps of one slot. A tap puts a batch's maps into `pending`; `add` keeps them when the batch is done."""
 
     def __init__(self, tap: str, slot: Slot) -> None:
         self.tap, self.slot = tap, slot
         self.pending: Tensor | None = None  # [N, n, d]
 
     def add(self, batch: int, mine: Tensor, labels: Tensor, classes: int) -> None:
-        """Take in the images `mine` (a mask) of the batch, which have these labels."""
+        """Keep the images `mine` (a mask) of the batch, which have these labels."""
         maps, self.pending = self.pending, None
         if maps is None:
-            raise ScoreError(f"batch {batch} does not run through {self.tap} as the example does")
+            raise ScoreError(f"batch {batch} does not run through {self.tap}, unlike the example")
         maps = maps[mine.to(maps.device)].cpu()
         if not bool(torch.isfinite(maps).all()):
             raise ScoreError(
@@ -34,14 +34,14 @@ class Keeper(ABC):
 
     @abstractmethod
     def _take(self, maps: Tensor, labels: Tensor, classes: int) -> None:
-        """Keep maps [N, n, d] of images with these labels, of so many classes."""
+        """Keep maps [N, n, d] of images with these labels; `classes` is the number of classes."""
 
     @abstractmethod
     def maps(self, labels: Tensor, memory: int) -> Maps:
-        """All that was taken in; `labels` of all batches one after the other."""
+        """All maps that were kept; `labels` are those of all batches, concatenated."""
 
 
-class WholeKeeper(Keeper):
+class WholeMapAccumulator(MapAccumulator):
     """Keeps the maps themselves."""
 
     def __init__(self, tap: str, slot: Slot) -> None:
@@ -57,8 +57,8 @@ class WholeKeeper(Keeper):
         return Maps(self.slot.unit, labels, whole, None, memory)
 
 
-class ScatterKeeper(Keeper):
-    """Keeps sums and products in float64, of maps less the first batch's mean map, so that little cancels."""
+class ScatterAccumulator(MapAccumulator):
+    """Keeps sums and products in float64. The first batch's mean map is subtracted first, so that little cancels."""
 
     def __init__(self, tap: str, slot: Slot) -> None:
         super().__init__(tap, slot)

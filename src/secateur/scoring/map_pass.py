@@ -1,4 +1,4 @@
-"""Whole feature maps of a sample of images, for DI and MMD: as many units in one pass as fit into the memory given."""
+"""Whole feature maps of a sample of images, for DI and MMD: as many units in one pass as fit into memory."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from secateur.channels.units import Indices
 from secateur.errors import ScoreError
 from secateur.scoring.data_pass import walk
 from secateur.scoring.evidence import Maps
-from secateur.scoring.map_accumulators import Keeper, ScatterKeeper, WholeKeeper
+from secateur.scoring.map_accumulators import MapAccumulator, ScatterAccumulator, WholeMapAccumulator
 from secateur.scoring.sampling import Sample
 from secateur.scoring.settings import GIB, Where
 from secateur.scoring.statistics import usable_classes
 from secateur.scoring.tap_hooks import Slot, Tap, gather
-from secateur.scoring.tap_location import Places, find_places, watched
+from secateur.scoring.tap_location import TapLocations, locate_taps, watched
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class MapRequest:
-    """What is wanted of the maps."""
+    """Which images, how much memory, and which form of the maps."""
 
-    num_images: int | None = 2000  # as many of each class; None: all
-    memory: int = 2 * GIB  # bytes for maps and scatters, and once more for the matrices made of them
-    whole: bool = True  # MMD needs whole maps; DI alone is content with scatters where they are smaller
+    num_images: int | None = 2000  # the same number of each class; None: all
+    memory: int = 2 * GIB  # bytes for maps and scatters, and the same again for matrices computed from them
+    whole: bool = True  # False: scatters are enough, where they are smaller
     tap: Where = "reader"
     seed: int | None = None
     progress: Progress | None = field(default=None, repr=False)
@@ -49,8 +49,8 @@ class MapsAt:
 
 
 @dataclass(frozen=True, eq=False)
-class Want:
-    """One slot of one tap, the pixels of its maps and the bytes of one of them."""
+class WantedMaps:
+    """One slot of one tap, the number of pixels of its maps and the bytes of a pixel."""
 
     tap: str
     slot: Slot
@@ -58,27 +58,26 @@ class Want:
     pixel_bytes: int
 
     def streams(self, images: int, whole: bool) -> bool:
-        """Whether its d x d scatter is gathered instead of N maps."""
+        """Whether its d x d scatter is kept instead of N maps."""
         return not whole and self.pixels <= images
 
     def bytes(self, images: int, classes: int, whole: bool) -> int:
-        """Memory for all of its channels."""
+        """Bytes for all of its channels."""
         if self.streams(images, whole):
             return 8 * len(self.slot.channels) * self.pixels * (self.pixels + classes)
         return self.pixel_bytes * len(self.slot.channels) * self.pixels * images
 
 
-Found = Iterator[tuple[str, list[MapsAt]]]  # unit after unit, what was gathered at each of its taps
+Found = Iterator[tuple[str, list[MapsAt]]]  # unit by unit, the maps at each of its taps
 
 
 def collect_maps(graph: ChannelGraph, loader: Batches, request: MapRequest) -> tuple[int, Found]:
-    """How many images are taken, and the maps of one unit after the other, read as they are asked for.
+    """The number of images, and the maps unit by unit. A pass runs when its first unit is asked for.
 
-    What a group of units needs is freed before the next group is read.
-    The log says how much is needed, and in how many passes, before the first begins. Where a unit alone would not fit
-    into `memory`, the sample is made smaller.
+    Each pass handles a group of units, whose maps are freed before the next pass. The memory and the number of passes
+    are logged before the first one. If a single unit does not fit into the memory, the sample becomes smaller.
     """
-    places = find_places(graph, request.tap)
+    places = locate_taps(graph, request.tap)
     taps, wants = _wants(graph, places)
     sample = _fitting(loader, wants, request)
     images, classes = int(sample.quotas.sum()), len(sample.quotas)
@@ -90,7 +89,7 @@ def collect_maps(graph: ChannelGraph, loader: Batches, request: MapRequest) -> t
     def found() -> Found:
         for group in groups:
             names = {want.tap for want in group}
-            chosen = Places(
+            chosen = TapLocations(
                 {name: taps[name] for name in places.readers if name in names},
                 {call: taps[tap.name] for call, tap in places.activations.items() if tap.name in names},
                 places.last_axis,
@@ -101,39 +100,46 @@ def collect_maps(graph: ChannelGraph, loader: Batches, request: MapRequest) -> t
 
 
 def _gathered(
-    graph: ChannelGraph, sample: Sample, kept: list[int], places: Places, group: Sequence[Want], request: MapRequest
+    graph: ChannelGraph,
+    sample: Sample,
+    kept: list[int],
+    places: TapLocations,
+    group: Sequence[WantedMaps],
+    request: MapRequest,
 ) -> Found:
-    """One pass, for the wants of one group."""
-    number = torch.full((len(sample.quotas),), -1)  # [K] class -> its number among those kept
+    """One pass, for one group of units."""
+    number = torch.full((len(sample.quotas),), -1)  # [K] class -> its number among the usable classes
     number[kept] = torch.arange(len(kept))
     images = int(sample.quotas.sum())
-    keepers: dict[str, list[Keeper]] = {}
+    accumulators: dict[str, list[MapAccumulator]] = {}
     for want in group:
-        kind = ScatterKeeper if want.streams(images, request.whole) else WholeKeeper
-        keepers.setdefault(want.tap, []).append(kind(want.tap, want.slot))
+        kind = ScatterAccumulator if want.streams(images, request.whole) else WholeMapAccumulator
+        accumulators.setdefault(want.tap, []).append(kind(want.tap, want.slot))
     seen: list[Tensor] = []
 
     def see(name: str, x: Tensor) -> None:
-        for keeper in keepers[name]:
-            keeper.pending = gather(x, keeper.slot)  # [N, n, d]
+        for accumulator in accumulators[name]:
+            accumulator.pending = gather(x, accumulator.slot)  # [N, n, d]
 
     def after(batch: int, labels: Tensor, logits: Tensor) -> None:
         mine = number[labels] >= 0
         seen.append(number[labels][mine])
-        for keeper in (k for parts in keepers.values() for k in parts):
-            keeper.add(batch, mine, seen[-1], len(kept))
+        for accumulator in (k for parts in accumulators.values() for k in parts):
+            accumulator.add(batch, mine, seen[-1], len(kept))
 
     with watched(graph, places, see):
         walk(graph, sample.batches(), after, progress=request.progress)
     labels = torch.cat(seen)
     units: dict[str, list[MapsAt]] = {}
-    for keeper in (k for parts in keepers.values() for k in parts):
-        units.setdefault(keeper.slot.unit, []).append(MapsAt(keeper.slot.channels, keeper.maps(labels, request.memory)))
+    for accumulator in (k for parts in accumulators.values() for k in parts):
+        units.setdefault(accumulator.slot.unit, []).append(
+            MapsAt(accumulator.slot.channels, accumulator.maps(labels, request.memory))
+        )
     yield from units.items()
 
 
-def _wants(graph: ChannelGraph, places: Places) -> tuple[Mapping[str, Tap], list[Want]]:
-    """The taps, shared ones merged, and what there is to gather: one forward of the example shows the sizes."""
+def _wants(graph: ChannelGraph, places: TapLocations) -> tuple[Mapping[str, Tap], list[WantedMaps]]:
+    """The taps, with shared ones merged, and the maps to keep. One forward pass of the example shows their sizes."""
     shapes: dict[str, tuple[torch.Size, int]] = {}
 
     def see(name: str, x: Tensor) -> None:
@@ -143,25 +149,25 @@ def _wants(graph: ChannelGraph, places: Places) -> tuple[Mapping[str, Tap], list
     with evaluating(graph.model), generators_kept(), torch.no_grad(), watched(graph, places, see) as sharing:
         graph.model(*args, **kwargs)
     taps = sharing.merged(places.taps)
-    wants: list[Want] = []
+    wants: list[WantedMaps] = []
     for name, tap in taps.items():
         shape, size = shapes[name]
-        wants += [Want(name, slot, slot.inputs.shape[1] * shape[2:].numel(), size) for slot in tap.slots]
+        wants += [WantedMaps(name, slot, slot.inputs.shape[1] * shape[2:].numel(), size) for slot in tap.slots]
     order = list(graph.units)
     return taps, sorted(wants, key=lambda want: order.index(want.slot.unit))
 
 
-def _by_unit(wants: Sequence[Want], sizes: Sequence[int]) -> list[tuple[list[Want], int]]:
-    """Each unit's wants, which stand together, and the bytes that they take."""
-    units: dict[str, tuple[list[Want], int]] = {}
+def _by_unit(wants: Sequence[WantedMaps], sizes: Sequence[int]) -> list[tuple[list[WantedMaps], int]]:
+    """The wanted maps of each unit, and their bytes."""
+    units: dict[str, tuple[list[WantedMaps], int]] = {}
     for want, size in zip(wants, sizes, strict=True):
         before = units.get(want.slot.unit, ([], 0))
         units[want.slot.unit] = ([*before[0], want], before[1] + size)
     return list(units.values())
 
 
-def _fitting(loader: Batches, wants: Sequence[Want], request: MapRequest) -> Sample:
-    """The sample that was asked for, or the largest one whose maps of any one unit fit into the memory."""
+def _fitting(loader: Batches, wants: Sequence[WantedMaps], request: MapRequest) -> Sample:
+    """The requested sample, or the largest one for which the maps of every single unit fit into memory."""
     sample = Sample(loader, request.num_images, request.seed, balanced=True)
     asked = images = int(sample.quotas.sum())
     classes = len(sample.quotas)
@@ -176,16 +182,16 @@ def _fitting(loader: Batches, wants: Sequence[Want], request: MapRequest) -> Sam
         return sample
     if images < 2 * int((sample.sizes > 1).sum()):
         raise ScoreError(
-            f"maps of two images a class need more than the {request.memory / GIB:.2f} GiB allowed for one unit; "
-            "raise memory_gib, or score by a moment metric such as gsd, which needs no maps"
+            f"maps of two images per class need more than the {request.memory / GIB:.2f} GiB allowed for one unit; "
+            "raise memory_gib, or use a metric that needs no maps, such as gsd"
         )
-    log.warning("maps of %d images do not fit into %.2f GiB: taking %d", asked, request.memory / GIB, images)
+    log.warning("maps of %d images do not fit into %.2f GiB; using %d images", asked, request.memory / GIB, images)
     return Sample(loader, images, request.seed, balanced=True)
 
 
-def _grouped(wants: Sequence[Want], sizes: Sequence[int], memory: int) -> Iterator[list[Want]]:
-    """Whole units together, as many as fit."""
-    group: list[Want] = []
+def _grouped(wants: Sequence[WantedMaps], sizes: Sequence[int], memory: int) -> Iterator[list[WantedMaps]]:
+    """Groups of whole units, each as large as fits."""
+    group: list[WantedMaps] = []
     used = 0
     for unit, size in _by_unit(wants, sizes):
         if group and used + size > memory:

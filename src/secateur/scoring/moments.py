@@ -1,7 +1,7 @@
-"""Count, mean and sum of squared deviations per class and channel, in float64: they stream, merge and never grow.
+"""Count, mean and sum of squared deviations per class and channel, in float64: streamed and merged in constant memory.
 
-One formula carries everything: two groups of numbers with known (count, mean, m2) make one (Chan, Golub and LeVeque
-1979). It is associative up to rounding, so batches, processes and classes may be merged in any order.
+Everything uses one formula: the (count, mean, m2) of two groups of numbers give those of both together (Chan, Golub and
+LeVeque 1979). It is associative up to rounding, so batches, processes and classes can be merged in any order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def combine(a: Triple, b: Triple) -> Triple:
     """The (count, mean, m2) of both groups together.
 
     n = n_a + n_b,  mean = mean_a + d n_b / n,  m2 = m2_a + m2_b + d^2 n_a n_b / n,  with d = mean_b - mean_a.
-    Empty groups are neutral. Nothing is subtracted that could cancel.
+    Empty groups are neutral. No subtraction can cancel.
     """
     count_a, mean_a, m2_a = a
     count_b, mean_b, m2_b = b
@@ -34,16 +34,16 @@ def combine(a: Triple, b: Triple) -> Triple:
 
 @dataclass(frozen=True, eq=False)
 class ClassMoments:
-    """Statistics of a tensor's channels, one row a class. Population variance is `m2 / count`."""
+    """Statistics of a tensor's channels, one row per class. The population variance is `m2 / count`."""
 
-    num_images: Tensor  # [K] how many images of each class
-    count: Tensor  # [K] how many activations of a channel: images x positions
+    num_images: Tensor  # [K] number of images of each class
+    count: Tensor  # [K] number of activations of a channel: images x positions
     mean: Tensor  # [K, C]
     m2: Tensor  # [K, C] sum of squared deviations from the mean
 
     @property
     def classes(self) -> int:
-        """Number of classes, those without images among them."""
+        """Number of classes, including classes without images."""
         return self.mean.shape[0]
 
     @property
@@ -53,7 +53,7 @@ class ClassMoments:
 
     @property
     def variance(self) -> Tensor:
-        """[K, C], population variance of each class; 0 where a class has no images."""
+        """[K, C], population variance of each class; 0 for a class without images."""
         return self.m2 / self.count.clamp(min=1)[:, None]
 
     def merge(self, other: ClassMoments) -> ClassMoments:
@@ -72,10 +72,10 @@ class ClassMoments:
 
     @cached_property
     def rest(self) -> ClassMoments:
-        """For each class the moments of all the others together: the Q of the paper's (P, Q) partition.
+        """For each class the moments of all other classes together: the Q of the paper's (P, Q) partition.
 
-        With d_c = mean_c - mean of all, the others' mean lies at -d_c n_c / (n - n_c) from the mean of all. Sums over
-        the other classes are sums of what lies before and after, not differences from the total, which would cancel.
+        With d_c = mean_c - mean of all, the others' mean is the mean of all - d_c n_c / (n - n_c). Sums over the other
+        classes are computed from the classes before and after, because a difference from the total would cancel.
         """
         _, grand, _ = self.total()
         count = _others(self.count)  # [K]
@@ -98,16 +98,16 @@ class ClassMoments:
 
 
 def empty(classes: int, channels: int) -> ClassMoments:
-    """The moments of no image at all: the neutral element of merge."""
+    """The moments of no images: the neutral element of merge."""
     vector, matrix = torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, channels, dtype=torch.float64)
     return ClassMoments(vector, vector.clone(), matrix, matrix.clone())
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSums:
-    """Sum and sum of squares of each channel in each image, over so many positions each, in float64.
+    """Sum and sum of squares of each channel in each image over its positions, in float64.
 
-    From float32 activations: those whose squares would drown their deviations are repaired before they come here.
+    Rows of float32 activations in which the sum of squares would hide the deviations are recomputed before.
     """
 
     positions: Tensor  # [C]
@@ -117,7 +117,7 @@ class ImageSums:
 
 @dataclass(frozen=True, eq=False)
 class BatchMoments:
-    """The moments of one batch: only of the k classes that occur in it."""
+    """The moments of one batch, for the k classes that occur in it."""
 
     classes: Tensor  # [k]
     num_images: Tensor  # [k]
@@ -127,10 +127,10 @@ class BatchMoments:
 
 
 def by_class(images: ImageSums, labels: Tensor) -> BatchMoments:
-    """The moments of the images of each class: two matrix products over the batch, the rest is class-sized.
+    """The moments of the images of each class, by two matrix products over the batch.
 
-    m2 = sum of squares - n mean^2 in float64 keeps 16 digits less those of mean^2 / variance: 8 are left of a channel
-    with mean 10,000 and deviation 1.
+    m2 = sum of squares - n mean^2 in float64 has 16 digits minus those of mean^2 / variance: 8 digits remain for a
+    channel with mean 10,000 and deviation 1.
     """
     present, row = torch.unique(labels, return_inverse=True)  # [k], [N]
     member = torch.zeros(len(present), len(labels), dtype=torch.float64)  # [k, N]
@@ -143,7 +143,7 @@ def by_class(images: ImageSums, labels: Tensor) -> BatchMoments:
 
 
 def update(moments: ClassMoments, images: ImageSums, labels: Tensor) -> ClassMoments:
-    """The moments with a batch added, all of whose channels have as many positions; `moments` stays as it is."""
+    """The moments with a batch added, whose channels all have as many positions; `moments` is not changed."""
     batch, fresh = by_class(images, labels), empty(moments.classes, moments.channels)
     fresh.num_images[batch.classes] = batch.num_images
     fresh.count[batch.classes] = batch.num_images * images.positions[0]
@@ -153,10 +153,10 @@ def update(moments: ClassMoments, images: ImageSums, labels: Tensor) -> ClassMom
 
 
 class Accumulator:
-    """The running moments of several tensors side by side: one update a batch for all of them.
+    """The running moments of several tensors, with one update per batch for all of them.
 
-    It touches only the classes of the batch, so a thousand classes cost no more than ten. `widths` are the channels
-    of each tensor; the columns of all of them stand next to each other, which saves most of the small operations.
+    An update changes only the classes of the batch, so a thousand classes cost no more than ten. `widths` are the
+    numbers of channels of the tensors; all columns are in one matrix, which saves most of the small operations.
     """
 
     def __init__(self, classes: int, widths: Sequence[int]) -> None:
@@ -166,19 +166,19 @@ class Accumulator:
         columns = sum(self._widths)
         self._images = torch.zeros(classes, dtype=torch.float64)
         self._count = torch.zeros(classes, len(self._widths), dtype=torch.float64)  # [K, T]
-        # Rows are set to zero when their class is first seen: memory for classes that never come is never touched.
+        # A row is set to zero when its class is first seen, so memory for classes that never occur is never touched.
         self._mean = torch.empty(classes, columns, dtype=torch.float64)
         self._m2 = torch.empty(classes, columns, dtype=torch.float64)
 
     @property
     def num_images(self) -> Tensor:
-        """[K] images of each class so far."""
+        """[K] number of images of each class so far."""
         return self._images.clone()
 
     def add(self, batch: BatchMoments) -> None:
-        """Add a batch, whose columns are as in `widths`."""
+        """Add a batch with the columns of `widths`."""
         if len(batch.positions) != len(self._owner):
-            raise ScoreError(f"expected {len(self._owner)} channels in all, not {len(batch.positions)}")
+            raise ScoreError(f"expected {len(self._owner)} channels in total, got {len(batch.positions)}")
         rows = batch.classes
         self._clear(rows)
         fresh = batch.num_images[:, None] * batch.positions[self._first]  # [k, T]
@@ -189,7 +189,7 @@ class Accumulator:
         self._images[rows] += batch.num_images
 
     def sum_over(self, all_reduce: Callable[[Tensor], Tensor]) -> None:
-        """Merge with the other processes: `all_reduce` adds up a tensor over all of them.
+        """Merge with the other processes: `all_reduce` sums a tensor over all of them.
 
         mean = sum n_p mean_p / n,  m2 = sum (m2_p + n_p (mean_p - mean)^2): `combine` for any number of groups.
         """
@@ -202,7 +202,7 @@ class Accumulator:
         self._images, self._count, self._mean, self._m2 = images, count, mean, m2
 
     def result(self, classes: Sequence[int] | None = None) -> list[ClassMoments]:
-        """What has been seen so far of these classes, or of all, tensor by tensor; may share this one's memory."""
+        """The moments so far of these classes (None: all), tensor by tensor; they may share this object's memory."""
         everything = list(range(len(self._images)))
         chosen = everything if classes is None else list(classes)
         self._clear(torch.tensor(chosen, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""What the four single-variate metrics share: each class against the rest, and the unweighted mean over classes."""
+"""Each class against the rest, and the unweighted mean over classes: shared by gsd, fdr, abs_snr and ttest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A stratified sample of a loader's images: every class keeps its share, and each call draws afresh.
+"""A stratified sample of a loader's images: every class keeps its share, and each call draws a new sample.
 
-Where the labels can be had without the images (a DataLoader over a data set with `targets` or `labels`) only the
-chosen images are read. From any other loader the labels are counted in one reading and the images picked in a second.
+If the labels are available without the images (a DataLoader over a data set with `targets` or `labels`), only the
+chosen images are read. Any other loader is read twice: once to count the labels, once to pick the images.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Ints = npt.NDArray[np.int64]
 def sampled(loader: Batches, num_images: int | None, seed: int | None = None) -> Batches:
     """Batches of a stratified sample of `num_images` images; the loader itself if `num_images` is None.
 
-    Under several processes each draws its part of them from its own share.
+    With several processes, each draws its part of the sample from its own share of the images.
     """
     return loader if num_images is None else Sample(loader, num_images // processes(), seed).batches()
 
 
 class Sample:
-    """A choice of `num_images` images of a loader, all if None: `sizes` images of each class there, `quotas` chosen.
+    """A sample of `num_images` images of a loader; all if None. Of `sizes` images per class, `quotas` are chosen.
 
-    `balanced` chooses as many of every class instead of each class's share; small classes then give all they have.
-    `seed` None draws afresh; within one Sample every reading draws the same way.
+    balanced: choose the same number of every class instead of each class's share; small classes give all they have.
+    seed: None draws a new sample; within one Sample every reading gives the same images.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class Sample:
         self.quotas = self.sizes if num_images is None else quotas(self.sizes, num_images, balanced)
 
     def batches(self) -> Batches:
-        """The chosen images; only they are read where the labels can be had without them."""
+        """The chosen images. Only these are read if the labels are available without the images."""
         if self._all:
             return self._loader
         random = np.random.default_rng(self._entropy)
         if self._labels is not None and self._places is not None and isinstance(self._loader, DataLoader):
             return _only(self._loader, self._places[_draw(self._labels, self.quotas, random)])
-        log.info("picking %d of %d images while reading them all", self.quotas.sum(), self.sizes.sum())
+        log.info("picking %d of %d images while reading all of them", self.quotas.sum(), self.sizes.sum())
         return Picked(self._loader, self.sizes, self.quotas, random)
 
 
 def quotas(sizes: Ints, num_images: int, balanced: bool = False) -> Ints:
-    """How many images of each class to take: shares by largest remainder, or equal numbers as far as they reach."""
+    """Number of images of each class: shares by largest remainder, or equal numbers as far as possible."""
     num_images = min(num_images, int(sizes.sum()))
     if not balanced:
         whole, remainder = np.divmod(sizes * num_images, max(1, int(sizes.sum())))
@@ -89,8 +89,11 @@ def quotas(sizes: Ints, num_images: int, balanced: bool = False) -> Ints:
 
 
 class Picked:
-    """A sample of any loader, picked while it is read: an image of a class is taken with probability
-    (still wanted) / (still to come), which is an exact stratified sample in whatever order the images come."""
+    """A sample of any loader, picked while it is read.
+
+    An image of a class is taken with probability (still wanted) / (still to come). This gives an exact stratified
+    sample for any order of the images.
+    """
 
     def __init__(self, loader: Batches, sizes: Ints, wanted: Ints, random: np.random.Generator) -> None:
         self._loader, self._sizes, self._wanted, self._random = loader, sizes, wanted, random
@@ -118,7 +121,7 @@ class Picked:
 
 
 def _draw(labels: Ints, wanted: Ints, random: np.random.Generator) -> Ints:
-    """Sorted positions in `labels` of so many images of each class."""
+    """Sorted positions in `labels` of `wanted` images of each class."""
     mixed = random.permutation(len(labels))
     by_class = mixed[np.argsort(labels[mixed], kind="stable")]  # classes one after another, each in random order
     sizes = np.bincount(labels)
@@ -127,7 +130,7 @@ def _draw(labels: Ints, wanted: Ints, random: np.random.Generator) -> Ints:
 
 
 def _count(loader: Batches) -> Ints:
-    """Images of each class, by reading the loader once."""
+    """Number of images of each class, by reading the loader once."""
     sizes = np.zeros(0, dtype=np.int64)
     for index, batch in enumerate(loader):
         found = np.bincount(_plain_labels(batch, index), minlength=len(sizes))
@@ -137,7 +140,7 @@ def _count(loader: Batches) -> Ints:
 
 
 def _places_and_labels(loader: Batches) -> tuple[Ints | None, Ints | None]:
-    """Which places of its data set a DataLoader reads, and their labels, without reading an image; else None."""
+    """The places of its data set that a DataLoader reads, and their labels, without reading an image; else None."""
     if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
         return None, None
     labels = _labels_of(loader.dataset)
@@ -149,7 +152,7 @@ def _places_and_labels(loader: Batches) -> tuple[Ints | None, Ints | None]:
 
 
 def _labels_of(dataset: Any) -> Ints | None:
-    """All labels of a data set without reading an image, where it offers them."""
+    """All labels of a data set without reading an image; None if it does not offer them."""
     if isinstance(dataset, Subset):
         inner = _labels_of(dataset.dataset)
         return None if inner is None else inner[np.asarray(dataset.indices)]

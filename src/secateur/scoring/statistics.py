@@ -1,4 +1,4 @@
-"""What one pass over the data has found out about every unit."""
+"""Statistics of every unit from one pass over the data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from secateur.errors import ScoreError
 from secateur.scoring.moments import ClassMoments
 
 log = logging.getLogger(__name__)
-NAMED = 10  # classes that a message names before it only counts the rest
+NAMED = 10  # number of classes that a message names
 
 
 @dataclass(frozen=True, eq=False)
 class TapMoments:
-    """Some or all of a unit's channels as they enter the readers that share one tensor."""
+    """Moments of some or all of a unit's channels in the tensor that enters some of its readers."""
 
     channels: Indices  # [n]
     readers: tuple[Reader, ...]
@@ -25,7 +25,7 @@ class TapMoments:
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Class moments of every unit, at each of its taps. Classes with fewer than two images are left out."""
+    """Class moments of every unit at each of its taps. Classes with fewer than two images are left out."""
 
     num_images: int
     classes: tuple[int, ...]
@@ -34,7 +34,7 @@ class Statistics:
 
 
 def usable_classes(images: Sequence[int]) -> tuple[int, ...]:
-    """Classes with two images or more, given how many each has. Names those left out; fewer than two is an error."""
+    """Classes with at least two images, given the number of images of each. Fewer than two classes are an error."""
     kept = tuple(c for c, n in enumerate(images) if n >= 2)
     none = [c for c, n in enumerate(images) if n == 0]
     one = [c for c, n in enumerate(images) if n == 1]
@@ -44,8 +44,8 @@ def usable_classes(images: Sequence[int]) -> tuple[int, ...]:
     if len(kept) < 2:
         why = f"; left out: {', '.join(left_out)}" if left_out else ""
         raise ScoreError(
-            f"scores that tell classes apart need two classes with two images each, and there "
-            f"{'is one' if kept else 'is none'}{why}. Take more images, or shuffle them before taking the first few"
+            f"scores need at least two classes with two images each, and there {'is one' if kept else 'is none'}{why}. "
+            "Use more images, or shuffle them before taking the first ones"
         )
     if left_out:
         log.warning("left out of the scores: %s", ", ".join(left_out))

@@ -1,4 +1,4 @@
-"""Where scores are measured: the tensors that enter the readers, each looked at once however many layers read it."""
+"""The tensors that enter the readers. A tensor that several layers read is looked at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from secateur.errors import ScoreError
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """Some of a unit's channels as they arrive at one place: positions [n, m] on the channel axis there."""
+    """Some of a unit's channels in one tensor: their positions [n, m] on its channel axis."""
 
     unit: str
     channels: Indices  # [n]
@@ -30,7 +30,7 @@ class Slot:
 
     @property
     def key(self) -> bytes:
-        """What must be reduced for it: empty for the whole axis position by position, else its own pooled positions."""
+        """What must be reduced: empty for each position of the axis separately, else the slot's pooled positions."""
         return b"" if self.inputs.shape[1] == 1 else self.inputs.tobytes()
 
 
@@ -42,7 +42,7 @@ class Tap:
     slots: tuple[Slot, ...]
 
     def needs(self) -> dict[bytes, Slot]:
-        """What must be reduced here: key -> a slot that asks for it."""
+        """What must be reduced here: key -> a slot that needs it."""
         return {slot.key: slot for slot in self.slots}
 
 
@@ -56,14 +56,14 @@ def reading_taps(graph: ChannelGraph) -> dict[str, Tap]:
 
 
 def channels_first(x: Tensor, layer: nn.Module) -> Tensor:
-    """The tensor that enters `layer` with its input-channel axis at 1: linear layers have theirs at the end."""
+    """The tensor that enters `layer` with its channel axis at 1; linear layers have it at the end."""
     return x.movedim(-1, 1) if isinstance(layer, nn.Linear) and x.ndim > 2 else x
 
 
 def gather(x: Tensor, slot: Slot) -> Tensor:
     """The slot's channels of x [N, F, ...], all positions of a channel together: [N, n, m x P].
 
-    Where they simply follow each other (an ordinary flatten) this is a view.
+    This is a view if they are in order (an ordinary flatten).
     """
     n, m = slot.inputs.shape
     flat = slot.inputs.reshape(-1)
@@ -77,12 +77,12 @@ See = Callable[[str, Tensor], None]  # the tap's name and its tensor, channels a
 
 @dataclass
 class Sharing:
-    """Which layers were seen to read the very tensor that another one had read before."""
+    """Which layers read the same tensor as another layer before them."""
 
     owner: dict[str, str] = field(default_factory=dict)  # layer -> the first layer that reads its tensor
 
     def merged(self, taps: Mapping[str, Tap]) -> dict[str, Tap]:
-        """The taps with those that share a tensor made one; their readers of the same channels stand together."""
+        """The taps, with those that share a tensor merged into one."""
         slots: dict[str, list[Slot]] = {}
         for name, tap in taps.items():
             mine = slots.setdefault(self.owner.get(name, name), [])
@@ -102,18 +102,20 @@ def _add(slots: list[Slot], new: Slot) -> None:
 
 @contextmanager
 def tapped(graph: ChannelGraph, taps: Mapping[str, Tap], see: See) -> Iterator[Sharing]:
-    """Within the block every forward of `graph.model` shows each tap's tensor to `see`, a shared one only once.
+    """Inside the block every forward pass of `graph.model` shows each tap's tensor to `see`, a shared one only once.
 
-    The hooks come after those that are there already, so that a channel selection on the layer has done its work.
-    They are taken off again, on errors too.
+    The hooks run after existing hooks, so they see the channels that a channel selection has left. They are removed
+    afterwards, on errors too.
     """
     sharing = Sharing()
-    seen: dict[tuple[int, bool], tuple[weakref.ref[Tensor], int, str]] = {}  # tensor's id, linear? -> whose it was
+    seen: dict[
+        tuple[int, bool], tuple[weakref.ref[Tensor], int, str]
+    ] = {}  # (id of the tensor, linear layer?) -> tensor, version, layer
     handles: list[RemovableHandle] = []
 
     def look(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
         if not args or not isinstance(args[0], Tensor):
-            raise ScoreError(f"{name} should be called with a tensor as its first argument; it cannot be scored")
+            raise ScoreError(f"{name} must be called with a tensor as its first argument; it cannot be scored")
         x = args[0]
         key = (id(x), isinstance(layer, nn.Linear))  # linear layers have their channel axis elsewhere
         tensor, version, owner = seen.get(key, (lambda: None, 0, ""))

@@ -1,4 +1,4 @@
-"""Which tensors a pass looks at: those that enter the readers, or those in front of the activations before them."""
+"""The tensors that a pass looks at: those that enter the readers, or those in front of the activations before them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.traced import as_call
 from secateur.errors import ScoreError
-from secateur.scoring.activations import Follow, Look, Origin
+from secateur.scoring.activations import ActivationTaps, ActivationTracer, Origin
 from secateur.scoring.settings import Where
 from secateur.scoring.tap_hooks import See, Sharing, Slot, Tap, reading_taps, tapped
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Places:
+class TapLocations:
     """The taps of a pass: by layer for tensors that enter it, by call for tensors in front of an activation."""
 
     readers: Mapping[str, Tap]
@@ -39,13 +39,13 @@ class Places:
         return {**self.readers, **{tap.name: tap for tap in self.activations.values()}}
 
 
-def find_places(graph: ChannelGraph, where: Where) -> Places:
-    """The taps for `where`; "before_activation" runs the example once to see which activation each layer reads."""
+def locate_taps(graph: ChannelGraph, where: Where) -> TapLocations:
+    """The taps for `where`; "before_activation" runs the example once to find the activation that each layer reads."""
     taps = reading_taps(graph)
     if where == "reader":
-        return Places(taps)
+        return TapLocations(taps)
     if where != "before_activation":
-        raise ScoreError(f'tap should be "reader" or "before_activation", not {where!r}')
+        raise ScoreError(f'tap must be "reader" or "before_activation", got {where!r}')
     origins = _origins(graph, taps)
     readers: dict[str, Tap] = {}
     slots: dict[int, list[Slot]] = {}
@@ -64,21 +64,23 @@ def find_places(graph: ChannelGraph, where: Where) -> Places:
         if rest:
             readers[name] = Tap(name, tuple(rest))
             units = " and ".join(dict.fromkeys(slot.unit for slot in rest))
-            notes.append(f"{units}: no activation comes right before {name}, so its input is what is scored")
+            notes.append(f"{units}: there is no activation right before {name}, so its input is scored")
     for note in notes:
         log.info("%s", note)
     activations = {call: Tap(f"activation {call}", tuple(parts)) for call, parts in sorted(slots.items())}
-    return Places(readers, activations, frozenset(last_axis), tuple(notes))
+    return TapLocations(readers, activations, frozenset(last_axis), tuple(notes))
 
 
 @contextmanager
-def watched(graph: ChannelGraph, places: Places, see: See) -> Iterator[Sharing]:
-    """Within the block every forward of the model shows the places' tensors to `see`; hooks are gone afterwards."""
+def watched(graph: ChannelGraph, places: TapLocations, see: See) -> Iterator[Sharing]:
+    """Inside the block every forward pass of the model shows the taps' tensors to `see`. Hooks are removed after it."""
     with tapped(graph, places.readers, see) as sharing:
         if not places.activations:
             yield sharing
             return
-        look = Look({call: _shown(see, tap.name, call in places.last_axis) for call, tap in places.activations.items()})
+        look = ActivationTaps(
+            {call: _shown(see, tap.name, call in places.last_axis) for call, tap in places.activations.items()}
+        )
         handle = graph.model.register_forward_pre_hook(lambda *_: look.restart())
         try:
             with look:
@@ -93,7 +95,7 @@ def _shown(see: See, name: str, at_end: bool) -> Callable[[Tensor], None]:
 
 def _origins(graph: ChannelGraph, taps: Mapping[str, Tap]) -> dict[str, Origin | None]:
     """For each tapped layer: the activations that its input comes from."""
-    follow = Follow()
+    follow = ActivationTracer()
     origins: dict[str, Origin | None] = dict.fromkeys(taps)
     model = graph.model
     args, kwargs = as_call(graph.example)
@@ -112,10 +114,10 @@ def _origins(graph: ChannelGraph, taps: Mapping[str, Tap]) -> dict[str, Origin |
 
 
 def _moved(slot: Slot, origin: Origin | None, at_end: bool) -> dict[int, Slot] | None:
-    """The slot in front of the activations, one part for each call; None where some channel comes from none."""
+    """The slot in front of the activations, one part for each call; None if some channel comes from no activation."""
     if origin is None:
         return None
-    if at_end and origin.direct is not None:  # the positions of the last axis are the activation's own
+    if at_end and origin.direct is not None:  # the positions of the last axis are those of the activation
         return {origin.direct: slot}
     if slot.inputs.max() >= len(origin.call):
         return None

@@ -1,4 +1,4 @@
-"""The weights that belong to a unit's channels: filters of its writers, slices of its readers, scales between them."""
+"""Weights of a unit's channels: filters of its writers, slices of its readers, and batch-norm scales between them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Indices, Reader, Unit, Writer
 
-CHUNK = 1 << 18  # weights squared at a time
+CHUNK = 1 << 18  # number of weights that are squared at a time
 
 
 def input_slices(layer: nn.Module, weight: Tensor, inputs: Indices) -> Tensor:
-    """What `layer` multiplies each channel with: [n, everything], for positions [n, m] on its input axis."""
+    """The weights of `layer` for each channel: [n, everything], for positions [n, m] on its input axis."""
     positions = torch.from_numpy(inputs).to(weight.device)
     return _entries(layer, weight, positions, rows=isinstance(layer, _ConvTransposeNd)).flatten(1)
 
 
 def output_filters(layer: nn.Module, weight: Tensor, outputs: Indices) -> Tensor:
-    """The filters of `layer` that make each channel: [n, everything], for filter numbers [n, m]."""
+    """The filters of `layer` that write each channel: [n, everything], for filter numbers [n, m]."""
     positions = torch.from_numpy(outputs).to(weight.device)
     return _entries(layer, weight, positions, rows=not isinstance(layer, _ConvTransposeNd)).flatten(1)
 
 
 def _entries(layer: Any, weight: Tensor, positions: Tensor, *, rows: bool) -> Tensor:
-    """Rows or columns of a weight [groups x rows, columns, ...], in which columns are numbered through all groups.
+    """Rows or columns of a weight [groups x rows, columns, ...], with columns numbered through all groups.
 
-    Outputs are rows and inputs columns; in a transposed convolution it is the other way round.
+    Outputs are rows and inputs are columns; in a transposed convolution it is the other way round.
     """
     if rows:
         return weight[positions]  # [n, m, columns, ...]
@@ -43,7 +43,7 @@ def _entries(layer: Any, weight: Tensor, positions: Tensor, *, rows: bool) -> Te
 
 
 def reader_norms(graph: ChannelGraph, readers: Sequence[Reader], width: int) -> Tensor:
-    """[width] squared norm of all that these readers multiply each of a unit's channels with, in float64."""
+    """[width] squared norm of these readers' weights for each of a unit's channels, in float64."""
     norms = torch.zeros(width, dtype=torch.float64)
     for reader in readers:
         every = _input_squares(graph.model.get_submodule(reader.module))  # [inputs]
@@ -54,7 +54,7 @@ def reader_norms(graph: ChannelGraph, readers: Sequence[Reader], width: int) -> 
 def _input_squares(layer: Any) -> Tensor:
     """[inputs] squared norm of the weights for each position of the input axis, in float64.
 
-    Nothing of the weights' size is made: a few rows at a time are squared in cache and added up.
+    A few rows at a time are squared and summed, so that no temporary tensor has the size of the weights.
     """
     weight = _weight(layer)
     if isinstance(layer, _ConvTransposeNd):
@@ -70,14 +70,14 @@ def _input_squares(layer: Any) -> Tensor:
 
 
 def filter_places(unit: Unit) -> tuple[Writer, ...] | tuple[Reader, ...]:
-    """Where a unit's filters are: in its writers, or, for a stream, which has no one filter, in its readers."""
+    """Where a unit's filters are: in its writers, or for a stream, which has many writers, in its readers."""
     return unit.writers if unit.kind == "private" else unit.readers
 
 
 def filters(graph: ChannelGraph, unit: Unit, weights: dict[str, Tensor] | None = None) -> Tensor:
-    """[width, everything] the unit's filters side by side, in float64; 0 where a layer has nothing of a channel.
+    """[width, everything] the unit's filters of all layers, concatenated, in float64; 0 if a layer lacks a channel.
 
-    `weights` may give other tensors for the layers' weights, such as their gradients.
+    weights: tensors to use instead of the layers' weights, such as their gradients.
     """
     parts = []
     for place in filter_places(unit):
@@ -94,9 +94,9 @@ def filters(graph: ChannelGraph, unit: Unit, weights: dict[str, Tensor] | None =
 
 
 def scales(graph: ChannelGraph, unit: Unit) -> Tensor | None:
-    """[width] the largest |scale| of the batch norms that each channel goes through; None where some goes through none.
+    """[width] the largest |scale| of the batch norms that each channel passes; None if some channel passes none.
 
-    For a stream whose readers decide alone only norms that belong to the unit's own reader count.
+    For a stream whose readers select their own channels, only norms of the unit's own reader count.
     """
     numbers = graph.grouped.channels[unit.name]
     place = np.full(graph.found.channels, -1)

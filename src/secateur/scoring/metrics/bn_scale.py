@@ -8,10 +8,10 @@ from secateur.scoring.metrics.l2 import l2
 
 
 def bn_scale(filters: Filters) -> Tensor:
-    """|gamma| of the batch norm that the channel goes through on its way from its writer to its readers.
+    """|gamma| of the batch norm between the channel's writer and its readers; the largest if there are several.
 
-    Several norms: the largest. Where a channel goes through none (a stream, a network without batch norm) the L2 norm
-    of its filter, or of the readers' slices, stands in for the whole unit.
+    If a channel passes no batch norm (a stream, a network without batch norm), the whole unit is scored by the L2 norm
+    of its filters, or of the readers' slices.
     """
     return l2(filters) if filters.scales is None else filters.scales
 

@@ -8,13 +8,13 @@ from torch import Tensor
 from secateur.scoring.evidence import Maps, Scatter
 from secateur.scoring.metrics import Metric
 
-BLOCKS = 4  # a symmetric product is made in so many strips, each only up to the diagonal: 5/8 of the work
+BLOCKS = 4  # number of strips of a symmetric product, each computed up to the diagonal: 5/8 of the work
 
 
 def di(maps: Maps, rho: float = 1e-4) -> Tensor:
     """DI = tr([S + rho I]^-1 S_B), supplement Eqn. 8, with the scatter S (Eqn. 6) and that of class means S_B (Eqn. 7).
 
-    d pixels, N images: with d <= N by Cholesky of the d x d matrix S + rho I; else by Cholesky of the N x N Gram
+    With d pixels and N images, d <= N: Cholesky of the d x d matrix S + rho I. Otherwise Cholesky of the N x N Gram
     matrix K of the centred maps, as tr(P K [K + rho I]^-1) = C - rho tr(P [K + rho I]^-1) with the projection P onto
     class means. Both in float64, a few channels at a time.
     """
@@ -71,7 +71,7 @@ def _dual(maps: Tensor, member: Tensor, rho: float) -> Tensor:
 
 
 def _lower_product(a: Tensor) -> Tensor:
-    """The lower triangle of a a^T for a [n, rows, columns]; what is above it is never read."""
+    """The lower triangle of a a^T for a [n, rows, columns]; the upper part is never read."""
     rows = a.shape[1]
     product = a.new_zeros(len(a), rows, rows)
     width = -(-rows // BLOCKS)

@@ -9,8 +9,8 @@ from secateur.scoring.metrics import Metric
 def fisher(gradients: Gradients) -> Tensor:
     """1 / (2 N) sum over images of (sum over positions of activation x gradient of the image's loss)^2.
 
-    The second-order change of the loss if the channel were gone, with the Fisher matrix for the Hessian. Activation
-    and gradient are those that the unit's readers see; a channel with several readers adds them up.
+    The second-order change of the loss if the channel is removed, with the Fisher matrix as the Hessian. Activation
+    and gradient are those of the readers' inputs, summed over readers.
     """
     return gradients.effect_squares / (2 * gradients.num_images)
 

@@ -10,7 +10,7 @@ from secateur.scoring.metrics import Metric
 def fpgm(filters: Filters) -> Tensor:
     """Sum of the Euclidean distances from a channel's filter to all other filters of the unit.
 
-    The filters with the smallest sums lie nearest to the geometric median: the others can stand in for them.
+    Filters with the smallest sums are nearest to the geometric median, so the other filters can replace them.
     """
     return torch.cdist(filters.weights, filters.weights).sum(1)  # [n, n] -> [n]
 

@@ -10,8 +10,8 @@ from secateur.scoring.one_versus_rest import Partition, one_versus_rest
 def gsd(channels: Channels, ridge: float = 0.05) -> Tensor:
     """G-SD = mean over classes of SD(F^c, F^-c); paper Eqn. 1, supplement Eqns. 4 and 5.
 
-    SD = 1/2 [v / (w + r) + w / (v + r)] + 1/2 (mu - nu)^2 / (v + w + r) - 1, with the class's mean mu and variance v
-    and the rest's nu and w. The ridge r is not in the paper, which divides by zero where a channel is dead for a class.
+    SD = 1/2 [v / (w + r) + w / (v + r)] + 1/2 (mu - nu)^2 / (v + w + r) - 1, with mean mu and variance v of the class
+    and nu and w of the rest. The ridge r is ours: the paper divides by zero if a channel is dead for a class.
     """
 
     def divergence(p: Partition) -> Tensor:

@@ -10,8 +10,8 @@ from secateur.scoring.metrics.gsd import gsd
 def gsd_reader(channels: Channels, ridge: float = 0.05) -> Tensor:
     """(G-SD + 1) x norm of the readers' weights for the channel.
 
-    G-SD says what a channel knows of the classes, the norm how much of that the next layers hear. G-SD is -1 at its
-    lowest (a dead channel under a ridge), so the first factor is never negative.
+    G-SD measures how well a channel separates the classes, the norm how strongly the next layers use it. G-SD is at
+    least -1 (a dead channel, with a ridge), so the first factor is never negative.
     """
     return (gsd(channels, ridge) + 1) * channels.reader_norms.sqrt()
 

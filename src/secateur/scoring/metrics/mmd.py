@@ -15,12 +15,12 @@ from secateur.scoring.metrics import Metric
 def mmd(maps: Maps, sigma: float | Literal["median"] = 1.0) -> Tensor:
     """MMD = mean over classes of MMD_two(F^c, F^-c), supplement Eqns. 9 to 11, kernel exp(-|x - y|^2 / (2 sigma^2)).
 
-    All pairs of images by one matrix product, then sums over blocks of classes, a few channels at a time.
-    sigma "median" takes the median distance between two different images, channel by channel (1 where that is 0).
+    One matrix product gives all pairs of images; then sums over blocks of classes, a few channels at a time.
+    sigma="median" is the median distance between two different images, for each channel (1 if that is 0).
     """
     assert maps.maps is not None
     if sigma != "median" and not (isinstance(sigma, int | float) and sigma > 0):
-        raise ScoreError(f'mmd: sigma should be a positive number or "median", not {sigma!r}')
+        raise ScoreError(f'mmd: sigma must be a positive number or "median", got {sigma!r}')
     images, channels, pixels = maps.maps.shape
     each = 8 * (2 * images * pixels + 3 * images**2)  # bytes for one channel
     step = max(1, min(channels, maps.memory // each))

@@ -9,8 +9,7 @@ from secateur.scoring.metrics import Metric
 def reader_energy(channels: Channels) -> Tensor:
     """Mean square of the activations x squared norm of the readers' weights for the channel.
 
-    The expected square of what the channel adds to its readers' outputs, if its pixels were independent: what is lost
-    when the readers stop reading it. No labels enter.
+    The expected square of the channel's contribution to its readers' outputs, if its pixels were independent.
     """
     count, mean, m2 = channels.moments.total()
     return (m2 / count + mean.square()) * channels.reader_norms

@@ -7,11 +7,11 @@ from secateur.scoring.metrics import Metric
 
 
 def taylor(gradients: Gradients) -> Tensor:
-    """Sum over a channel's filter of |weight x gradient of the mean loss|: how much the loss would change, to first
-    order, if each weight by itself were zero. The readers' slices for a stream.
+    """Sum over a channel's filter (the readers' slices for a stream) of |weight x gradient of the mean loss|.
 
-    Signs are dropped before the sum: near a minimum the signed contributions of a whole filter cancel, and the squared
-    sum of them ranks filters far worse (docs/metrics.md).
+    This is the first-order change of the loss if each weight alone is set to zero. Absolute values are taken before the
+    sum: near a minimum the signed terms of a whole filter cancel, and their squared sum ranks filters far worse
+    (docs/metrics.md).
     """
     return (gradients.weights * gradients.weight_gradients).abs().sum(1)
 
