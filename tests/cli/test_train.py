@@ -1,4 +1,4 @@
-"""`secateur train` and `secateur evaluate`: exit codes, output, files, and two processes under torchrun."""
+"""`secateur train`, and `secateur evaluate` of its result: exit codes, output, files, two processes under torchrun."""
 
 from __future__ import annotations
 
