@@ -30,8 +30,8 @@ def test_names_and_help_are_known_without_torch() -> None:
 
 
 def test_an_unknown_engine_gets_the_nearest_name() -> None:
-    with pytest.raises(RunError, match="no engine called 'onnx': did you mean onnxruntime"):
-        ENGINES.find("onnx")
+    with pytest.raises(RunError, match="no engine called 'onnxrt': did you mean onnxruntime"):
+        ENGINES.find("onnxrt")
 
 
 @pytest.mark.parametrize(
