@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy, evaluate
-from secateur.pictures.image_choice import some_images
 from secateur.pictures.run_pictures import load_pictures
 from secateur.running.compress import compress
 from secateur.running.pictures import _names
@@ -64,19 +62,6 @@ def test_bytes_are_the_maps(done: Any) -> None:
 def test_small_and_only_in_the_first_round(done: Any) -> None:
     assert (done.folder / "round-01" / "pictures.safetensors").stat().st_size < 200_000
     assert not (done.folder / "round-02" / "pictures.safetensors").exists()
-
-
-def test_inputs_that_are_no_images_give_no_pictures() -> None:
-    assert some_images([{"x": {"a": torch.ones(2, 3)}, "y": torch.tensor([0, 1])}], 0, 4) is None
-    assert some_images([(torch.ones(2, 3), torch.tensor([0, 1]))], 0, 4) is None
-    assert some_images([], 0, 4) is None
-
-
-def test_another_class_may_come_in_a_later_batch() -> None:
-    batches = [(torch.full((3, 1, 2, 2), float(i)), torch.full((3,), i)) for i in (5, 5, 2, 9)]
-    found = some_images(batches, 0, count=2)
-    assert found is not None
-    assert found[1] == [2, 5] and found[0][:, 0, 0, 0].tolist() == [2.0, 5.0]
 
 
 def test_batches_that_only_the_users_function_can_read(tmp_path: Path) -> None:

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @friendly
 def command(
-    name: Annotated[str | None, typer.Argument(help="Name of a recipe; without it, all recipes are listed.")] = None,
-    budget: Annotated[str, typer.Option(help="smoke (seconds), cpu (hours) or full (as in the paper).")] = "full",
-    weights: Annotated[Path | None, typer.Option(help="Weight file, instead of training a network first.")] = None,
-    data: Annotated[str | None, typer.Option(help="Folder of ILSVRC-2012, as imagenet:FOLDER.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a recipe; without it, all recipes are listed")] = None,
+    budget: Annotated[str, typer.Option(help="smoke (seconds), cpu (hours) or full (as in the paper)")] = "full",
+    weights: Annotated[Path | None, typer.Option(help="Weight file, instead of training a network first")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder of ILSVRC-2012, as imagenet:FOLDER")] = None,
     data_root: DataRoot = None,
     device: Device = None,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a setting, as in epochs=5 or train.epochs=5. Can be repeated."),
+        typer.Option("--set", help="Change a setting, as in epochs=5 or train.epochs=5. Can be repeated"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; runs/NAME-BUDGET by default.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands without running them.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/NAME-BUDGET by default")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands without running them")] = False,
 ) -> None:
     """Run one of the paper's experiments. Every setting that differs from the paper's is printed.
 

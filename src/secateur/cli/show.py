@@ -29,7 +29,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory; the demo's by default."),
+    typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory; the demo's by default"),
 ]
 
 
@@ -70,7 +70,7 @@ def separation(
     options: ShowOptions,
     data: DataOptions,
     device: DeviceOptions,
-    classes: Annotated[int, typer.Option(help="Number of classes to show, evenly spread.")] = 10,
+    classes: Annotated[int, typer.Option(help="Number of classes to show, evenly spread")] = 10,
 ) -> None:
     """A weak and a strong channel of a layer: maps of a few images of each class, and PCA and LDA of many (Fig. 1).
 
@@ -117,7 +117,7 @@ def channels(
     options: ShowOptions,
     data: DataOptions,
     device: DeviceOptions,
-    rows: Annotated[int, typer.Option(help="Number of images, each of another class.")] = 5,
+    rows: Annotated[int, typer.Option(help="Number of images, each of another class")] = 5,
 ) -> None:
     """Images, the weakest and the strongest channel, and the mean of the strongest by several metrics (Figs. 3 and 7).
 

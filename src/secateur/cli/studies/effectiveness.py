@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 @friendly
 @options_from_settings
 def command(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Networks: NAME or NAME=WEIGHTS.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Networks: NAME or NAME=WEIGHTS")],
     settings: EffectivenessSettings,
     data: UndividedData,
     images: StudyImages,
     device: DeviceOptions,
     output: StudyOutput,
-    weights: Annotated[Path | None, typer.Option(help="Weight file, if there is one network.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weight file, if there is one network")] = None,
 ) -> None:
     """Remove the same fraction of every unit by each metric, and measure accuracy (the paper's Figs. 2 and 4).
 

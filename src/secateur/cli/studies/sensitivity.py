@@ -17,13 +17,13 @@ from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
 @friendly
 @options_from_settings
 def command(
-    model: Annotated[str, typer.Argument(help="Network: NAME or NAME=WEIGHTS.")],
+    model: Annotated[str, typer.Argument(help="Network: NAME or NAME=WEIGHTS")],
     settings: SensitivityStudySettings,
     data: DataOptions,
     images: StudyImages,
     device: DeviceOptions,
     output: StudyOutput,
-    weights: Annotated[Path | None, typer.Option(help="Weight file of the trained network.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weight file of the trained network")] = None,
 ) -> None:
     """Prune and retrain by Algorithm 1 and by the analysis of Li et al., side by side (the paper's Fig. 5).
 

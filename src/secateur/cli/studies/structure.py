@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 @friendly
 @options_from_settings
 def command(
-    network: Annotated[str, typer.Argument(help="Folder of a pruned network, or a model's name with --widths.")],
+    network: Annotated[str, typer.Argument(help="Folder of a pruned network, or a model's name with --widths")],
     output: StudyOutput,
-    by: Annotated[str, typer.Option(help="One row per layer or per block.")] = "layer",
+    by: Annotated[str, typer.Option(help="One row per layer or per block")] = "layer",
     widths: Annotated[
-        str | None, typer.Option(help="Channels to keep: 11,39,... in the order of the units, or UNIT=11,UNIT=39.")
+        str | None, typer.Option(help="Channels to keep: 11,39,... in the order of the units, or UNIT=11,UNIT=39")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The original network, if the folder does not record it.")] = None,
+    model: Annotated[str | None, typer.Option(help="The original network, if the folder does not record it")] = None,
     classes: Classes = None,
     streams: Streams = "select",
 ) -> None:

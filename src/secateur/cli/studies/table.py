@@ -33,15 +33,15 @@ TITLES = {  # short ones, so that a line fits a terminal
 
 @friendly
 def command(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of finished `secateur prune` runs.")] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of finished `secateur prune` runs")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Network, if a folder does not record it; without folders, the rows to print.")
+        str | None, typer.Option(help="Network, if a folder does not record it; without folders, the rows to print")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Data set, if a folder does not record it; without folders, the rows to print.")
+        str | None, typer.Option(help="Data set, if a folder does not record it; without folders, the rows to print")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="text, csv, json or markdown.")] = "text",
-    out: Annotated[Path | None, typer.Option(help="Also write a study folder with a picture.")] = None,
+    form: Annotated[str, typer.Option("--format", help="text, csv, json or markdown")] = "text",
+    out: Annotated[Path | None, typer.Option(help="Also write a study folder with a picture")] = None,
 ) -> None:
     """Print runs as rows among the paper's published rows of their network and data set.
 

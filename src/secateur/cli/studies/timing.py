@@ -26,10 +26,10 @@ def command(
     data: UndividedData,
     device: DeviceOptions,
     output: StudyOutput,
-    weights: Annotated[Path | None, typer.Option(help="Weight file; it hardly changes the times.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Number of torch threads.", min=1)] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weight file; it hardly changes the times")] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of torch threads", min=1)] = None,
     streams: Streams = "select",
-    batch_size: Annotated[int, typer.Option(help="Images per batch in forward passes.", min=1)] = 32,
+    batch_size: Annotated[int, typer.Option(help="Images per batch in forward passes", min=1)] = 32,
 ) -> None:
     """Measure how long each metric takes to score each layer, with and without the time for the feature maps.
 
