@@ -26,7 +26,7 @@ def command(
     device: Device = None,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a setting, as in epochs=5 or train.epochs=5. Can be repeated"),
+        typer.Option("--set", help="Change a setting, as in epochs=5 or train.epochs=5; can be repeated"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; runs/NAME-BUDGET by default")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands without running them")] = False,
