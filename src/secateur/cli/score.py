@@ -29,21 +29,21 @@ def command(
     settings: ScoreSettings,
     data: RequiredData,
     device: DeviceOptions,
-    weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th).")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th)")] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help=f"A name, several separated by commas, or all; {DEFAULT_METRIC} by default."),
+        typer.Option(help=f"A name, several separated by commas, or all; {DEFAULT_METRIC} by default"),
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="Option of the metric, as in ridge=0.5. Can be repeated.")
+        list[str] | None, typer.Option(help="Option of the metric, as in ridge=0.5. Can be repeated")
     ] = None,
     streams: Streams = "select",
-    part: Annotated[str, typer.Option(help="Images to score on: train, holdout or test.")] = "train",
-    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of samples, held-out images and the metric random.")] = 0,
-    show: Annotated[int, typer.Option(help="Number of channels shown at each end of a unit.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="Folder for scores.safetensors and scores.json.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    part: Annotated[str, typer.Option(help="Images to score on: train, holdout or test")] = "train",
+    batch_size: Annotated[int, typer.Option(help="Images per batch")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of samples, held-out images and the metric random")] = 0,
+    show: Annotated[int, typer.Option(help="Number of channels shown at each end of a unit")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Folder for scores.safetensors and scores.json")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")] = False,
 ) -> None:
     """Score every channel of every unit. Pruning removes the channels with the lowest scores.
 

@@ -28,19 +28,19 @@ WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
 @friendly
 @options_from_settings
 def command(
-    model: Annotated[str, typer.Option(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")],
+    model: Annotated[str, typer.Option(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory")],
     settings: TrainingSettings,
     data: RequiredData,
     device: DeviceOptions,
-    out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Weight file to start from.")] = None,
-    teacher: Annotated[str | None, typer.Option(help="Network to distil from.")] = None,
-    teacher_weights: Annotated[Path | None, typer.Option(help="Weight file of the teacher.")] = None,
-    temperature: Annotated[float, typer.Option(help="Temperature of the distillation.")] = 2.0,
-    distill_weight: Annotated[float, typer.Option(help="Weight of the distillation in the loss, 0 to 1.")] = 0.5,
-    augment: Annotated[bool, typer.Option(help="Random crops and flips.")] = True,
-    limit: Annotated[int | None, typer.Option(help="Largest number of training images.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weight file to start from")] = None,
+    teacher: Annotated[str | None, typer.Option(help="Network to distil from")] = None,
+    teacher_weights: Annotated[Path | None, typer.Option(help="Weight file of the teacher")] = None,
+    temperature: Annotated[float, typer.Option(help="Temperature of the distillation")] = 2.0,
+    distill_weight: Annotated[float, typer.Option(help="Weight of the distillation in the loss, 0 to 1")] = 0.5,
+    augment: Annotated[bool, typer.Option(help="Random crops and flips")] = True,
+    limit: Annotated[int | None, typer.Option(help="Largest number of training images")] = None,
 ) -> None:
     """Train a network. The same command continues a run that was killed.
 
@@ -48,11 +48,11 @@ def command(
 
     Examples:
 
-        secateur train resnet8 --data digits
+        secateur train --model resnet8 --data digits
 
-        secateur train resnet20 --data cifar10 --preset cifar --epochs 200
+        secateur train --model resnet20 --data cifar10 --preset cifar --epochs 200
 
-        secateur train vgg16 --data cifar10 --mixed-precision bf16
+        secateur train --model vgg16 --data cifar10 --mixed-precision bf16
     """
     from secateur.base.processes import leave, rank_and_world
     from secateur.cli.opening import open_model

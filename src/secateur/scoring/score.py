@@ -71,7 +71,7 @@ def score(
         of the images, and all get the merged scores. Metrics of the weights alone need no loader.
     metric: a name; a name with options, as in "gsd:ridge=0.5"; "all" for a dict of all metrics by name; or your own
         function of a `Channels`, which returns one number per channel. If a unit is read at several places, its score
-        is the maximum over them.
+        is the maximum over them. The default is that of `compress`, too.
     num_images: a new stratified sample of this many images instead of all images; `seed` makes it reproducible.
     tap: "reader" scores the tensor that enters the readers, "before_activation" the tensor in front of the activation
         before them; for metrics of activations.
