@@ -1,8 +1,12 @@
 # `make demo` and `make test` are all a fresh clone needs; each sets up .venv first if that is not done.
 PYTHON ?= python3
 PY := .venv/bin/python
+# pyproject.toml allows this torch and newer ones; `make test-oldest` tries it. torchvision is the one made for it.
+OLDEST_TORCH := 2.10.0
+OLDEST_TORCHVISION := 0.25.0
+OLDEST := .venv-oldest/bin/python
 
-.PHONY: help setup demo test test-cpus check zoo bench wheel clean
+.PHONY: help setup demo test test-cpus test-oldest check zoo bench wheel clean
 
 help:                ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -24,6 +28,13 @@ test-cpus: .venv/.ready  ## the tests that compute with networks, as older proce
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1 $(PY) -m pytest -m "numeric and not zoo" -n 2
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 $(PY) -m pytest -m "numeric and not zoo" -n 2
 
+test-oldest:         ## the tests with the oldest torch that is supported (PyPI has it for CUDA only: 6 GB)
+	test -x $(OLDEST) || $(PYTHON) -m venv .venv-oldest
+	sed 's/^torch==.*/torch==$(OLDEST_TORCH)/; s/^torchvision==.*/torchvision==$(OLDEST_TORCHVISION)/' \
+		constraints.txt > .venv-oldest/constraints.txt
+	$(OLDEST) -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt -e ".[dev]"
+	OMP_NUM_THREADS=1 $(OLDEST) -m pytest -m "not zoo" -n 2
+
 check: .venv/.ready  ## ruff and mypy --strict
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -39,4 +50,4 @@ wheel: .venv/.ready  ## build the wheel into dist/
 	$(PY) -m build --wheel
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-oldest build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

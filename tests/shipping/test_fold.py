@@ -17,11 +17,11 @@ def norms(model: nn.Module) -> list[str]:
 
 
 def test_one_weight_by_hand() -> None:
-    """2 x + 1, then (y - 3) / sqrt(4) x 5 + 7: 5 x + 2."""
-    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, eps=0.0))
+    """2 x + 1, then (y - 3) / sqrt(3 + 1) x 5 + 7: 5 x + 2."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, eps=1.0))
     with torch.no_grad():
         model[0].weight.fill_(2), model[0].bias.fill_(1)
-        model[1].running_mean.fill_(3), model[1].running_var.fill_(4)
+        model[1].running_mean.fill_(3), model[1].running_var.fill_(3)
         model[1].weight.fill_(5), model[1].bias.fill_(7)
     folded = fold_batch_norm(model, torch.ones(2, 1))
     assert (folded[0].weight.item(), folded[0].bias.item()) == (5.0, 2.0)
