@@ -132,6 +132,16 @@ def test_rounds_are_drawn_where_they_belong(page: str, compressed: Any) -> None:
     assert picture.count('class="test"') == 2 and 'class="goal"' in picture
 
 
+def test_the_lowest_accuracy_allowed_is_drawn(run: Path) -> None:
+    """max_drop is in points: 0.1 points below the accuracy before pruning."""
+    config = read(run / "config.json")
+    config["settings"]["max_drop"] = 0.1
+    (run / "config.json").write_text(json.dumps(config))
+    (picture,) = charts(write_report(run).read_text(), "rounds")
+    lowest = 100 * read(run / "summary.json")["before"]["holdout"]["top1"] - 0.1
+    assert f"lowest held-out accuracy allowed: {lowest:.2f}%" in picture
+
+
 def test_epochs_are_drawn_one_after_the_other(page: str, compressed: Any, tmp_path: Path) -> None:
     (picture,) = charts(page, "epochs")
     points = re.findall(r'class="(\w+)" cx="([\d.]+)%"[^>]*><title>round (\d), (.*?): ([\d.]+)%<', picture)

@@ -97,7 +97,7 @@ def test_what_was_gained(told: FinishedRun) -> None:
         ({"params": 100.0}, "Keep 100 of 400 weights. Reached: 75.0% removed."),
         ({"macs": 400.0}, "Keep 400 of 1.00 K MACs. Not reached: 50.0% removed."),
         ({"ratio": 0.3}, "Remove 30% of the channels of every unit in one round."),
-        ({"max_drop": 0.005}, "Remove as many channels as possible and lose at most 0.5 points of held-out accuracy."),
+        ({"max_drop": 0.5}, "Remove as many channels as possible and lose at most 0.5 points of held-out accuracy."),
     ],
 )
 def test_goals(told: FinishedRun, goal: dict[str, float], expected: str) -> None:

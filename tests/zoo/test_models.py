@@ -221,7 +221,7 @@ def test_bad_arguments() -> None:
         models.create("lenet5", 0)
     with pytest.raises(ModelError, match=r"lenet5: cannot be built with \{'depth': 3\}"):
         models.create("lenet5", depth=3)
-    with pytest.raises(ModelError, match=r"depth must be 6n \+ 2 for a whole n >= 1, not 21"):
+    with pytest.raises(ModelError, match=r"depth must be 6n \+ 2 with an integer n >= 1, got 21"):
         models.create("resnet20", depth=21)
     with pytest.raises(ModelError, match="'lenet5' is registered twice"):
         register("lenet5", IMAGENET, "")(lambda: nn.Identity())

@@ -64,7 +64,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class EverydayData(DataOptions):
-    """A data set whose name is listed among the everyday options, where a verb has many options."""
+    """A data set whose name is listed among the everyday options, for verbs with many options."""
 
     data: str = option("digits", DATA_HELP, group="Data", everyday=True)
 
@@ -78,7 +78,7 @@ class RequiredData(DataOptions):
 
 @dataclass(frozen=True)
 class UndividedData(DataOptions):
-    """A data set of which no images are held out, unless the user asks for it."""
+    """A data set without held-out images, unless the user asks for them."""
 
     holdout: str = option("none", HOLDOUT_HELP, group="Data")
 
@@ -102,8 +102,6 @@ class DeviceOptions:
 Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the data set")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; the best available by default")]
-Exact = Annotated[bool, typer.Option(help="Evaluate every unit on all held-out images: no racing")]
-LearningRate = Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's")]
 Model = Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory")]
 Size = Annotated[int | None, typer.Option(help="Height and width of the images in pixels")]
 Streams = Annotated[

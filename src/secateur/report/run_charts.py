@@ -193,7 +193,7 @@ def _limits(run: FinishedRun, axes: _Axes) -> list[str]:
         body.append(svg.line(x, 18, x, axes.down.start, "goal", f"goal: {percent(target)} of the MACs removed"))
         body.append(svg.text(x, 12, "goal", "small", "middle"))
     if asked.max_drop is not None:
-        floor = 100 * (run.before.holdout.top1 - asked.max_drop)
+        floor = 100 * run.before.holdout.top1 - asked.max_drop
         if floor >= axes.down.low:
             y = axes.down(floor)
             body.append(svg.line(0, y, 100, y, "goal", f"lowest held-out accuracy allowed: {floor:.2f}%"))

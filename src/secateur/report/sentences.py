@@ -106,7 +106,7 @@ def _faster(size: str, was: float, now: float) -> str:
 def goal(run: FinishedRun) -> str:
     """The goal of the run, and whether it was reached."""
     asked = run.settings
-    drop = None if asked.max_drop is None else f"{100 * asked.max_drop:g} points of held-out accuracy"
+    drop = None if asked.max_drop is None else f"{asked.max_drop:g} points of held-out accuracy"
     limit = f" and lose at most {drop}" if drop else ""
     if asked.ratio is not None:
         return f"Remove {percent(asked.ratio, 0)} of the channels of every unit in one round{limit}."

@@ -36,6 +36,6 @@ NAMES = tuple(known.typed for known in DATA_SETS.values())
 
 
 def num_classes(spec: str) -> int | None:
-    """Number of classes of a data set as it is typed (`cifar10`, `imagenet:PATH`); None where that is not known."""
+    """Number of classes of a data set as it is typed (`cifar10`, `imagenet:PATH`); None if it is not known."""
     known = DATA_SETS.get(spec.partition(":")[0])
     return None if known is None else known.num_classes

@@ -31,7 +31,7 @@ class PreBasicBlock(nn.Module):
 
 
 class PreBottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, the last four times as wide; a 1x1 projection where the shape changes."""
+    """1x1, 3x3 and 1x1 convolutions, the last four times as wide; a 1x1 projection if the shape changes."""
 
     expansion = 4
 

@@ -89,7 +89,7 @@ def blocks_per_stage(depth: int, layers_per_block: int) -> int:
     """The n of a network with depth 3 * layers_per_block * n + 2."""
     blocks, rest = divmod(depth - 2, 3 * layers_per_block)
     if rest or blocks < 1:
-        raise ModelError(f"depth must be {3 * layers_per_block}n + 2 for a whole n >= 1, not {depth}")
+        raise ModelError(f"depth must be {3 * layers_per_block}n + 2 with an integer n >= 1, got {depth}")
     return blocks
 
 
