@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from secateur import studies
 from secateur.errors import FileError, RunError
 from secateur.studies.folder import Provenance, StudyFolder, read_study
 
@@ -70,3 +71,13 @@ def test_rows_of_different_shape_and_broken_files_are_errors(tmp_path: Path) -> 
     (folder.path / "rows" / "k.json").write_text("{")
     with pytest.raises(FileError, match="cannot be read"):
         folder.row("k")
+
+
+def test_public_names_stay_functions_after_their_modules_are_imported() -> None:
+    """A study's package must not have the name of its function, or the package would hide it."""
+    assert list(studies.__all__) == sorted(studies.__all__) == dir(studies)
+    for name in studies.__all__:
+        assert callable(getattr(studies, name)), name
+    assert callable(studies.timing) and callable(studies.table)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = studies.nothing

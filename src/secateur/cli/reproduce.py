@@ -51,16 +51,18 @@ def command(
         return
     recipe, changes = at_budget(load_recipe(name), budget)
     recipe, more = _as_asked(recipe, data, change or [])
-    told = commands(recipe, out or Path("runs") / f"{name}-{budget}", weights=weights, device=device, root=data_root)
-    _say(recipe, budget, [one for one in merged((*changes, *more)) if weights is None or one.step == "run"], told)
-    for words in told:
+    steps = commands(recipe, out or Path("runs") / f"{name}-{budget}", weights=weights, device=device, root=data_root)
+    _print_plan(
+        recipe, budget, [one for one in merged((*changes, *more)) if weights is None or one.step == "run"], steps
+    )
+    for words in steps:
         check(words)
     if dry_run:
         return
-    lacking = missing(told)
+    lacking = missing(steps)
     if lacking is not None:
         raise RunError(f"{name} needs {lacking}; or use --budget smoke, which needs nothing")
-    for words in told:
+    for words in steps:
         console.print(f"\n[bold]{shlex.join(['secateur', *words])}[/]", soft_wrap=True)
         _run(words)
 
@@ -123,7 +125,7 @@ def _list() -> None:
     )
 
 
-def _say(recipe: Recipe, budget: str, changes: list[Change], told: list[list[str]]) -> None:
+def _print_plan(recipe: Recipe, budget: str, changes: list[Change], steps: list[list[str]]) -> None:
     console.print(f"{recipe.title} ({recipe.paper})", markup=False, soft_wrap=True)
     _published(recipe)
     for text in recipe.open:
@@ -135,7 +137,7 @@ def _say(recipe: Recipe, budget: str, changes: list[Change], told: list[list[str
     else:
         console.print(f"\nno setting is changed (budget {budget})")
     console.print("\ncommands:")
-    for words in told:
+    for words in steps:
         console.print(f"  {shlex.join(['secateur', *words])}", markup=False, soft_wrap=True)
 
 

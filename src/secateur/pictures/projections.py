@@ -44,7 +44,7 @@ def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Axes:
     """Fisher's directions: class means are farthest apart along them, relative to the spread within classes.
 
     They maximise w^T S_B w / w^T S_W w, with w^T S_W w = 1. Maps with many pixels are first reduced to (N - K) / 4
-    principal components (N images of K classes), because otherwise any N points of so many dimensions can be separated.
+    principal components (N images of K classes), because N points in more than N dimensions can always be separated.
     """
     classes, of_class = np.unique(labels, return_inverse=True)
     components = min(max(count, (len(x) - len(classes)) // 4), *x.shape)

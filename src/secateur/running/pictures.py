@@ -1,4 +1,4 @@
-"""Pictures of a few channels on a few held-out images, written while a run has the network and the images at hand."""
+"""Writes pictures of a few channels on a few held-out images during a run, for its report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def keep_pictures(context: RunContext, number: int, graph: ChannelGraph, scores: Scores, plan: Plan) -> None:
-    """Write the pictures of the first round, unless they are there. Inputs that are no images give none."""
+    """Write the pictures of the first round if they do not exist yet. Inputs that are not images have no pictures."""
     path = context.folder.round(number) / PICTURES
     if number != 1 or not context.folder.writes or path.exists():
         return
@@ -36,6 +36,6 @@ def keep_pictures(context: RunContext, number: int, graph: ChannelGraph, scores:
 
 
 def _names(loader: Batches, labels: Sequence[int]) -> Sequence[str] | None:
-    """What the loader calls its classes, if it has names for these."""
+    """The loader's names of classes, if it has names for these labels."""
     names = getattr(loader, "classes", None)
     return [str(name) for name in names] if isinstance(names, tuple | list) and max(labels) < len(names) else None

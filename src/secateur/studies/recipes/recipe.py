@@ -123,11 +123,11 @@ def commands(
 ) -> list[list[str]]:
     """The commands to run, without `secateur`, in order. Results are written below `folder`."""
     where = {key: str(value) for key, value in (("device", device), ("data_root", root)) if value is not None}
-    told: list[list[str]] = []
+    steps: list[list[str]] = []
     trained = str(weights) if weights else None
     if trained is None and recipe.train is not None:
         base = folder / "base"
-        told.append(["train", *_words({**recipe.train, **where, "out": str(base)})])
+        steps.append(["train", *_words({**recipe.train, **where, "out": str(base)})])
         trained = str(base / "model.safetensors")
     if trained is None and recipe.command not in UNTRAINED:
         trained = WEIGHTS
@@ -137,15 +137,15 @@ def commands(
         options["weights"] = trained
     if "data" in options:
         options |= where
-    told.append([*recipe.command.split(), model, *_words({**options, "out": str(result)})])
+    steps.append([*recipe.command.split(), model, *_words({**options, "out": str(result)})])
     if recipe.published is not None:
-        told.append(["study", "table", str(result)])
-    return told
+        steps.append(["study", "table", str(result)])
+    return steps
 
 
-def missing(told: list[list[str]]) -> str | None:
+def missing(steps: list[list[str]]) -> str | None:
     """What the user must provide before the commands can run, in words; None if nothing."""
-    words = [word for one in told for word in one]
+    words = [word for one in steps for word in one]
     if any(word.endswith(f":{PATH}") for word in words):
         return "a folder of images: pass --data imagenet:FOLDER"
     if WEIGHTS in words:
