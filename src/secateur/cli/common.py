@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from rich.console import Console
@@ -89,6 +90,11 @@ def phases(speaks: bool = True) -> Iterator[Callable[[str, int, int, str], None]
                 bar.update(tasks[phase], completed=done, total=total, note=note)
 
         yield show
+
+
+def run_folder(name: str) -> Path:
+    """runs/NAME, where NAME may contain a model or data set with slashes and colons in it."""
+    return Path("runs") / "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
 def note_untrained() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.base.options import option
-from secateur.cli.common import console, friendly, phases
+from secateur.cli.common import console, friendly, phases, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.from_settings import command_line, options_from_settings, settings_from, values_of
 from secateur.cli.options import DeviceOptions, EverydayData
@@ -77,7 +77,7 @@ def command(
         asked, out = _asked_before(folder.resume), folder.resume
     elif model is None:
         asked = _demo(asked, settings)
-    _prune(asked, out or Path("runs") / _plain(f"prune-{asked['model']}-{asked['data']}"))
+    _prune(asked, out or run_folder(f"prune-{asked['model']}-{asked['data']}"))
 
 
 def _demo(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
@@ -90,10 +90,6 @@ def _demo(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
     if settings.given:
         return asked
     return asked | {key: value for key, value in DEMO.items() if asked[key] is None or isinstance(value, bool)}
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
 def _asked_before(folder: Path) -> dict[str, Any]:

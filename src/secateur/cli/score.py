@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from secateur.cli.common import complaints, console, friendly, names_in, progress
+from secateur.cli.common import console, friendly, names_in, note_untrained, progress
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, Model, RequiredData, Streams
 from secateur.scoring.metrics import DEFAULT_METRIC
@@ -61,21 +61,19 @@ def command(
 
     from secateur.base.processes import leave, rank_and_world
     from secateur.channels.graph import trace
-    from secateur.cli.opening import open_model
-    from secateur.errors import DataError
+    from secateur.cli.opening import checked_part, open_model
     from secateur.scoring.metric_choice import parse_options
     from secateur.scoring.scores import save_scores
 
-    if part not in ("test", "holdout", "train"):
-        raise DataError(f"--part must be train, holdout or test, got {part!r}")
+    part = checked_part(part)
     rank, world = rank_and_world(device.device)
     found = data.open(model, seed)
     home = device.pick()
     network = open_model(model, found, weights, seed=seed).to(home)
     graph = trace(network, torch.zeros(1, *found.shape, device=home), streams)  # type: ignore[arg-type]
-    wanted = min(settings.num_images or found.count(part), found.count(part))  # type: ignore[arg-type]
+    wanted = min(settings.num_images or found.count(part), found.count(part))
     loader = found.loader(
-        part,  # type: ignore[arg-type]
+        part,
         batch_size,
         limit=wanted - wanted % world,  # equal shares for all processes
         seed=seed,
@@ -90,7 +88,7 @@ def command(
             save_scores(results, out)
         _print(graph, results, show, as_json, out)
         if weights is None:
-            complaints.print("[yellow]note:[/] no --weights were given, so the network is untrained")
+            note_untrained()
     leave()
 
 

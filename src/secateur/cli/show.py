@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.base.options import check, option
-from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.common import console, friendly, note_untrained, progress, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DataOptions, DeviceOptions
@@ -185,8 +185,7 @@ def _open(model: str | None, options: ShowOptions, data: DataOptions, device: De
     network = _network(name, options.weights, data.data, images, seed)
     home = device.pick()
     graph = trace(network.to(home), torch.zeros(1, *images.shape, device=home), options.streams)  # type: ignore[arg-type]
-    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"show-{name}-{data.data}")
-    return _Opened(graph, images, options.out or Path("runs") / plain, seed)
+    return _Opened(graph, images, options.out or run_folder(f"show-{name}-{data.data}"), seed)
 
 
 def _network(name: str, weights: Path | None, data: str, images: ImageData, seed: int) -> nn.Module:
@@ -195,7 +194,7 @@ def _network(name: str, weights: Path | None, data: str, images: ImageData, seed
     if weights is None and (name, data) == (DEMO_MODEL, DEMO_DATA):
         return demo_network(images, seed)
     if weights is None and (":" not in name or name.startswith(("torchvision:", "timm:"))):
-        complaints.print("[yellow]note:[/] no --weights were given, so the network is not trained")
+        note_untrained()
     return open_model(name, images, weights, seed=seed)
 
 

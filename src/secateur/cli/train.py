@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.common import complaints, console, friendly, progress, run_folder
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, RequiredData
 from secateur.training.settings import TrainingSettings
@@ -59,7 +59,7 @@ def command(
     from secateur.training.distillation import Distillation
     from secateur.training.fit import fit
 
-    folder = out or Path("runs") / _plain(f"train-{model}-{data.data}")
+    folder = out or run_folder(f"train-{model}-{data.data}")
     schedule, seed = settings.schedule, settings.seed
     rank, world = rank_and_world(device.device)
     images = data.open(model, seed)
@@ -159,8 +159,3 @@ def _share_of_batch(batch_size: int, world: int) -> int:
     if batch_size < world or batch_size % world:
         raise RunError(f"a batch of {batch_size} images cannot be divided among {world} processes; change --batch-size")
     return batch_size // world
-
-
-def _plain(name: str) -> str:
-    """A folder name without the slashes and colons that names of models and data may have."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secateur.base.options import check, option
-from secateur.cli.common import console
+from secateur.cli.common import console, run_folder
 from secateur.cli.options import DataOptions
 from secateur.errors import DataError
 
@@ -45,8 +45,7 @@ class StudyOutput:
 
     def folder(self, study: str, model: str, data: str) -> Path:
         """The folder that was asked for, or runs/study-NAME-MODEL-DATA."""
-        plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"study-{study}-{model}-{data}")
-        return self.out or Path("runs") / plain
+        return self.out or run_folder(f"study-{study}-{model}-{data}")
 
 
 def command_line() -> str:

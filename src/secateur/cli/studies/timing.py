@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.common import console, friendly, note_untrained, progress
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, Model, Streams, UndividedData
 from secateur.cli.studies.common import StudyOutput, command_line, print_results
@@ -77,7 +77,7 @@ def command(
     folder.finish(f"Seconds to score each layer of {model}", found.rows, pictures, found.notes, columns=COLUMNS)
     _print_times(found)
     if weights is None:
-        complaints.print("[yellow]note:[/] no --weights were given, so the network is not trained")
+        note_untrained()
     print_results(folder.path)
 
 
