@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-# Rooms whose tests compute with networks: `make test-cpus` runs these under other instruction sets as well.
-COMPUTING = {"channels", "scoring", "repairing", "deciding", "measuring", "training", "running", "shipping", "studies"}
+# `make test-cpus` runs the tests of all other rooms under older instruction sets as well: they compute with networks.
+NOT_COMPUTING = {"base", "zoo", "report"}
 # In continuous integration the browser must be there: without it the tests fail, and are not left out.
 LEFT_OUT = shutil.which("chromium") is None and not os.environ.get("CI")
 collect_ignore = ["report/test_browser.py"] if LEFT_OUT else []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`numeric` for all tests of the computing rooms, but for those of wall-clock time."""
+    """Mark as `numeric` the tests of all rooms that compute, except those of wall-clock time."""
     for item in items:
-        room = item.path.relative_to(TESTS).parts[0]
-        if room in COMPUTING and item.get_closest_marker("timing") is None:
+        room, *inside = item.path.relative_to(TESTS).parts
+        if inside and room not in NOT_COMPUTING and item.get_closest_marker("timing") is None:
             item.add_marker(pytest.mark.numeric)
 
 

@@ -8,29 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from safetensors.torch import load_file
-from typer.testing import CliRunner, Result
 
-from secateur.cli import evaluate, train
 from secateur.zoo.data import load
 from secateur.zoo.models import create
+from tests.cli.command_line import lines, secateur
 from tests.processes import torchrun
 from tests.proof import assert_accuracy
 
-APP = typer.Typer()
-APP.command("train")(train.command)
-APP.command("evaluate")(evaluate.command)
 SHORT = ["--model", "lenet5", "--data", "digits", "--epochs", "2", "--limit", "256", "--no-augment", "--device", "cpu"]
-
-
-def secateur(*words: str | Path) -> Result:
-    return CliRunner().invoke(APP, [str(word) for word in words], catch_exceptions=False)
-
-
-def lines(result: Result) -> list[str]:
-    assert result.exit_code == 0, result.output
-    return result.stdout.splitlines()
 
 
 def test_lenet_on_digits_passes_97_per_cent_and_evaluate_says_the_same(tmp_path: Path) -> None:
@@ -77,9 +63,15 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     one = lines(secateur("train", *SHORT, "--out", tmp_path / "one"))
     expected = load_file(tmp_path / "one" / "model.safetensors")
     for name, tensor in load_file(tmp_path / "two" / "model.safetensors").items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
+        # Sums of half batches round differently: about 1e-7 in each of the 16 steps, with room for what they grow to.
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
     assert len(said) == len(one) == 5  # one process speaks
-    assert said[2] == one[2] and "(144 images)" in said[2]  # held-out shares add up to the whole
+    assert "(144 images)" in said[2]  # held-out shares add up to the whole
+    for name in ("one", "two"):
+        network = create("lenet5")
+        network.load_state_dict(load_file(tmp_path / name / "model.safetensors"))
+        held = json.loads((tmp_path / name / "summary.json").read_text())["holdout"]
+        assert_accuracy(held["top1"], network, load("digits", size=32).loader("holdout", 144))
 
 
 def test_distillation_presets_and_own_normalisation(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import secateur as sc
 from secateur.deciding.sensitivity import Sensitivity, sensitivity
 from tests.deciding.test_sensitivity import case
 from tests.deciding.toys import measured, without_weakest
+from tests.proof import assert_accuracy
 
 
 @pytest.mark.parametrize("words", [{"exact": True}, {"tolerance": 0.0}, {"measure": "loss", "exact": True}, {"own": 1}])
@@ -35,8 +36,10 @@ def test_a_repair_of_ones_own_is_in_force_when_a_unit_is_judged(words: dict[str,
     for name, row in found.tried.items():
         if row.num_images in (0, 60):  # a race need not show all images to all units
             with turned(name, without_weakest(graph.units[name], scores.values[name], row.channels)):
-                accuracy, loss = measured(model, pairs)
-            assert row.value == pytest.approx(accuracy if found.measure == "accuracy" else -loss, rel=1e-4)
+                if found.measure == "accuracy":
+                    assert_accuracy(row.value, model, pairs)
+                else:
+                    assert row.value == pytest.approx(-measured(model, pairs)[1], rel=1e-4)
     assert sum(row.num_images in (0, 60) for row in found.tried.values()) >= 2
     losses = [[row.loss or row.value for row in which.tried.values()] for which in (found, plain)]
     assert any(abs(one - other) > 1e-3 for one, other in zip(*losses, strict=True))

@@ -84,7 +84,8 @@ def test_images_that_tell_most_come_first() -> None:
 def test_by_loss(exact: bool) -> None:
     model, graph, scores, pairs = case(60)
     found = sensitivity(graph, scores, pairs, measure="loss", exact=exact, tolerance=0.0)
-    assert found.measure == "loss" and found.base_value == -found.base_loss == pytest.approx(-measured(model, pairs)[1])
+    assert found.measure == "loss" and found.base_value == -found.base_loss
+    assert found.base_loss == pytest.approx(measured(model, pairs)[1], rel=1e-5)
     for name, row in found.tried.items():
         keep = without_weakest(graph.units[name], scores.values[name], row.channels)
         with sc.zeroed(graph, {name: keep}):
@@ -111,7 +112,7 @@ def test_by_a_users_own_measure() -> None:
     for name, row in found.tried.items():
         keep = without_weakest(graph.units[name], scores.values[name], row.channels)
         with sc.zeroed(graph, {name: keep}), torch.no_grad():
-            assert row.value == pytest.approx(small(model, pairs), rel=1e-6)
+            assert row.value == pytest.approx(small(model, pairs), rel=1e-5)
     assert found.ranked()[0] == max(found.tried, key=lambda n: found.tried[n].value)
 
 

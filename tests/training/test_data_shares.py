@@ -31,6 +31,6 @@ def test_two_processes_end_with_one_network(tmp_path: Path) -> None:
         together, alone = first[f"{name} accuracy"], first[f"{name} whole"]
         assert together == second[f"{name} accuracy"] and together["num_images"] == 24
         low, high = first[f"{name} bounds"]  # with room for rounding: each process evaluates its share
-        assert low <= together["top1"] <= high and together["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+        assert low <= together["top1"] <= high and together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
     lines = (tmp_path / "list" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 1  # written by one process, once
