@@ -131,3 +131,31 @@ def test_no_mutable_defaults(path: Path) -> None:
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
     defaults = [d for f in functions for d in [*f.args.defaults, *f.args.kw_defaults] if d is not None]
     assert not [d.lineno for d in defaults if isinstance(d, (ast.List, ast.Dict, ast.Set))]
+
+
+# Sizes that keep the code readable. A verb of the command line may be longer: it parses, calls and prints.
+LONGEST_FUNCTION, USUAL_FUNCTION, MOST_PARAMETERS, LONGEST_FILE = 60, 20, 10, 300
+
+
+def functions() -> list[tuple[str, int, int]]:
+    """(where, lines, parameters) of every function outside the command line."""
+    found = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and room_of(module_name(path)) != "cli":
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                own = sum(argument.arg not in ("self", "cls") for argument in given)
+                starred = sum(argument is not None for argument in (node.args.vararg, node.args.kwarg))
+                assert node.end_lineno is not None
+                where = f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
+                found.append((where, node.end_lineno - node.lineno + 1, own + starred))
+    return found
+
+
+def test_functions_and_files_are_short() -> None:
+    found = functions()
+    assert not [where for where, lines, _ in found if lines > LONGEST_FUNCTION]
+    assert not [where for where, _, parameters in found if parameters > MOST_PARAMETERS]
+    lengths = sorted(lines for _, lines, _ in found)
+    assert lengths[int(0.9 * len(lengths))] <= USUAL_FUNCTION
+    assert not [p for p in FILES if len(p.read_text(encoding="utf-8").splitlines()) > LONGEST_FILE]

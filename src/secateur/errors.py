@@ -3,19 +3,19 @@
     SecateurError
     ├── TraceError          the network cannot be followed (torch.fx failed, lazy modules, wrong example)
     ├── PlanError           a plan that does not fit (another network, indices, granules, nothing left)
-    ├── FileError           a file that is missing, truncated, foreign or does not belong
+    ├── FileError           a file that is missing, truncated or of another kind
     ├── ModelError          a model name, factory or weight file that cannot be used
     ├── DataError           images or labels that cannot be used
     ├── ScoreError          statistics or a metric that cannot be computed
     ├── DecideError         a target, k or alpha that cannot be met
-    └── RunError            a run directory or a training run that cannot go on
+    └── RunError            a run folder or a training run that cannot continue
 
 Each message says what was expected, what came, and what to do; it names the module or file concerned.
 """
 
 
 class SecateurError(Exception):
-    """The root: `except SecateurError` catches all that secateur raises on purpose."""
+    """The base class: `except SecateurError` catches every error that secateur raises on purpose."""
 
 
 class TraceError(SecateurError):
@@ -27,7 +27,7 @@ class PlanError(SecateurError):
 
 
 class FileError(SecateurError):
-    """A file that is missing, truncated, foreign or does not belong."""
+    """A file that is missing, truncated or of another kind."""
 
 
 class ModelError(SecateurError):
@@ -47,4 +47,4 @@ class DecideError(SecateurError):
 
 
 class RunError(SecateurError):
-    """A run directory or a training run that cannot go on."""
+    """A run folder or a training run that cannot continue."""

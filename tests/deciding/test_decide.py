@@ -241,3 +241,21 @@ def test_scores_of_another_network() -> None:
         sensitivity(graph, Scores("none", {"a:out": np.zeros(4)}), pairs)
     some = sensitivity(graph, scores.of_units(["conv1:out", "point:out"]), pairs, exact=True)
     assert set(some.tried) == {"conv1:out", "point:out"}
+
+
+def test_latency_is_a_cost_of_targets() -> None:
+    """Measured now, so the figures differ between machines; but the plan must remove channels of this network."""
+    model, example, graph, scores = network("mixed")
+    plan = decide(graph, scores, made(graph, scores), target=0.2, cost="latency", round_to=4)
+    assert sum(plan.removed().values()) > 0
+    assert counted_macs(sc.prune(graph, plan), example) < counted_macs(model, example)
+
+
+def test_a_sensitivity_prints_as_a_short_table() -> None:
+    _, _, graph, scores = network("resnet20")
+    found = made(graph, scores)
+    lines = repr(found).splitlines()
+    best = found.ranked()[0]
+    assert lines[0] == "Sensitivity of 18 units (algorithm1, accuracy 0.9000 before)"
+    assert lines[2].split() == [best, str(found.tried[best].channels), "of", str(found.tried[best].width), "0.9444"]
+    assert len(lines) == 13 and lines[-1].strip() == "... and 8 more"

@@ -276,11 +276,11 @@ def test_held_out_sets_that_cannot_be_used(exact: bool) -> None:
     for loader, complaint in (
         ([], "the held-out loader gave no images"),
         ([(images[:0], labels[:0])], "the held-out loader gave no images"),
-        ([images], r"batch 0 should be a pair \(images, labels\) or a dict with both"),
+        ([images], r"batch 0 must be a pair \(images, labels\) or a dict with both"),
         ([{"image": images}], "none of them is label or labels"),
-        ([(images, labels.float())], "labels should be integers"),
-        ([(images, labels + 5)], "the model tells 5 classes apart"),
-        ([(images, torch.eye(5, dtype=torch.long)[labels])], r"labels should have the shape \[N\]"),
+        ([(images, labels.float())], "labels must be integers"),
+        ([(images, labels + 5)], "the model has 5 classes"),
+        ([(images, torch.eye(5, dtype=torch.long)[labels])], r"labels must have the shape \[N\]"),
     ):
         with pytest.raises(DataError, match=complaint):
             sensitivity(graph, scores, loader, exact=exact)

@@ -148,7 +148,7 @@ IMAGES = torch.zeros(2, 10)
         ([(IMAGES,)], "pair.*tuple of 1"),
         ([IMAGES], "pair.*Tensor of 2"),
         ([{"pictures": IMAGES, "labels": torch.tensor([0, 1])}], r"keys \['labels', 'pictures'\]"),
-        ([("cat.png", torch.tensor([0]))], "images should be tensors.*str"),
+        ([("cat.png", torch.tensor([0]))], "images must be tensors.*str"),
     ],
 )
 def test_bad_batches_are_named(loader: Any, words: str) -> None:

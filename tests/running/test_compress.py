@@ -290,8 +290,8 @@ def test_the_reach_that_is_named_is_the_networks() -> None:
 def test_data_that_cannot_be_used() -> None:
     images, labels = HOLDOUT[0]
     for holdout, complaint in (
-        ([images], "should be a pair"),
-        ([(images, labels + 10)], "the model tells 4 classes apart"),
+        ([images], "must be a pair"),
+        ([(images, labels + 10)], "the model has 4 classes"),
         ([], "gave no images"),
     ):
         with pytest.raises(DataError, match=complaint):
@@ -366,3 +366,11 @@ def test_the_round_that_meets_the_goal_may_train_longer() -> None:
     ]
     with pytest.raises(DecideError, match="last_epochs needs a goal"):
         compress(trained(), TRAIN, HOLDOUT, max_drop=1, last_epochs=3, **QUICK)
+
+
+def test_a_result_prints_as_a_short_table() -> None:
+    result = run(epochs=0, rounds=1)
+    lines = repr(result).splitlines()
+    assert lines[0] == "Compressed Small in 1 round(s)" and len(lines) <= 9
+    before, after = (100 * result.summary[side]["holdout"]["top1"] for side in ("before", "after"))
+    assert lines[2].split()[:4] == ["held-out", "accuracy", f"{before:.2f}%", f"{after:.2f}%"]

@@ -117,7 +117,7 @@ def test_an_earlier_round_is_missing(finished: dict[str, bytes], tmp_path: Path)
     "name, content, complaint",
     [
         ("config.json", b"{", "config.json cannot be read"),
-        ("config.json", b"[]", "config.json should hold a JSON object, and holds list"),
+        ("config.json", b"[]", "config.json must hold a JSON object, but holds list"),
         ("base.json", b"\xff\xfe", "base.json cannot be read"),
         ("base.json", b"{}", "base.json is not as secateur writes it"),
         ("round-02/round.json", b"", "round.json cannot be read"),

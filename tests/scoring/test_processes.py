@@ -103,7 +103,7 @@ def test_all_means_all_that_can_be_merged(answers: list[dict[str, Any]]) -> None
 @pytest.mark.parametrize(
     ("case", "first", "second"),
     [
-        ("unequal", "should read equal shares of the images, and read 16, 12", "equal shares"),
+        ("unequal", "must read equal shares of the images, but they read 16, 12", "equal shares"),
         ("one fails", "1 of 2 processes failed", "batch 1: activations of unit"),
         ("maps", "mmd needs all images in one process", "mmd needs all images"),
     ],

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, the one way in which secateur writes; and JSON read back."""
+"""Atomic writing of files, which all of secateur uses, and reading of JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from secateur.errors import FileError
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A neighbour of `path` to write to, which is flushed to the disk and takes its place when the block ends.
+    """A temporary file next to `path`. When the block ends it is flushed to the disk and replaces `path`.
 
-    A reader sees the old file or the new one. On any failure (a full disk, a folder without permission) the old file
-    is as it was, and FileError names the path.
+    Readers see either the old file or the new one. On any failure (a full disk, no permission) the old file stays as it
+    was, and FileError names the path.
     """
-    # One name for all attempts: what a kill left half-written is overwritten by the next try, and does not pile up.
+    # All attempts use one name, so that files left by killed processes are overwritten and do not accumulate.
     spare = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,9 +28,7 @@ def atomic(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         spare.replace(path)
     except OSError as error:
-        raise FileError(
-            f"{path} cannot be written: {error.strerror or error}; what was there before is kept"
-        ) from error
+        raise FileError(f"{path} cannot be written: {error.strerror or error}; the previous file is kept") from error
     finally:
         if spare.is_file() or spare.is_symlink():
             spare.unlink()
@@ -43,7 +41,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def read_object(path: Path, otherwise: str = "") -> dict[str, Any]:
-    """The JSON object in a file. FileError says what is wrong with it; `otherwise` is added where it is missing."""
+    """The JSON object in a file. FileError says what is wrong; `otherwise` is added to the message if it is missing."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -51,5 +49,5 @@ def read_object(path: Path, otherwise: str = "") -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise FileError(f"{path} should hold a JSON object, and holds {type(found).__name__}")
+        raise FileError(f"{path} must hold a JSON object, but holds {type(found).__name__}")
     return found

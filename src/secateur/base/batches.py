@@ -1,4 +1,4 @@
-"""What a loader yields, made plain: (images, labels) out of tuples and dicts, checked, and given to a model."""
+"""Batches of any loader: (images, labels) from tuples and dicts, checked, moved and passed to a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 def unpack(batch: Batch, index: int) -> tuple[Any, Tensor]:
     """(images, labels) of a batch that is a pair or a dict; labels as int64 [N].
 
-    Images are what the model takes: a tensor [N, C, H, W], or a tuple or dict of tensors for several inputs.
+    Images are the input of the model: a tensor [N, C, H, W], or a tuple or dict of tensors for several inputs.
     """
     if isinstance(batch, Mapping):
         images, labels = _pick(batch, IMAGE_KEYS, index), _pick(batch, LABEL_KEYS, index)
@@ -28,7 +28,7 @@ def unpack(batch: Batch, index: int) -> tuple[Any, Tensor]:
         images, labels = batch
     else:
         got = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
-        raise DataError(f"batch {index} should be a pair (images, labels) or a dict with both, and is a {got}")
+        raise DataError(f"batch {index} must be a pair (images, labels) or a dict with both, but is a {got}")
     return images, _as_class_indices(labels, index)
 
 
@@ -36,14 +36,14 @@ def check_range(labels: Tensor, logits: Tensor, index: int) -> None:
     """Raise DataError unless logits are [N, K] for the N labels and every label lies in 0 .. K-1."""
     if logits.ndim != 2 or len(logits) != len(labels):
         raise DataError(
-            f"batch {index}: the model should answer {len(labels)} labels with logits [{len(labels)}, classes], "
-            f"and answers {list(logits.shape)}"
+            f"batch {index}: for {len(labels)} labels the model must return logits [{len(labels)}, classes], "
+            f"but it returns {list(logits.shape)}"
         )
     classes = logits.shape[1]
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         raise DataError(
-            f"batch {index} has labels from {int(labels.min())} to {int(labels.max())}, but the model tells "
-            f"{classes} classes apart, 0 to {classes - 1}; number the classes from 0, or build the model with more"
+            f"batch {index} has labels from {int(labels.min())} to {int(labels.max())}, but the model has "
+            f"{classes} classes, 0 to {classes - 1}; number the classes from 0, or build the model with more"
         )
 
 
@@ -54,7 +54,7 @@ def logits_of(output: Any) -> Tensor:
     elif isinstance(output, list | tuple) and output:
         output = output[0]
     if not isinstance(output, Tensor):
-        raise ModelError(f"the model should return a tensor of class scores [N, classes], not {type(output).__name__}")
+        raise ModelError(f"the model must return a tensor of class scores [N, classes], not {type(output).__name__}")
     return output
 
 
@@ -68,20 +68,20 @@ def call(model: nn.Module, images: Any) -> Any:
 
 
 def move(images: Any, device: torch.device, channels_last: bool = False) -> Any:
-    """Images on `device`; 4-dimensional ones in channels-last order if asked. The caller's tensors stay as they are."""
+    """Images on `device`, 4-dimensional ones in channels-last order if asked. The caller's tensors are not changed."""
     if isinstance(images, Mapping):
         return {key: move(value, device, channels_last) for key, value in images.items()}
     if isinstance(images, list | tuple):
         return tuple(move(value, device, channels_last) for value in images)
     if not isinstance(images, Tensor):
-        raise DataError(f"images should be tensors [N, C, H, W], not {type(images).__name__}")
+        raise DataError(f"images must be tensors [N, C, H, W], not {type(images).__name__}")
     if channels_last and images.ndim == 4:
         return images.to(device, non_blocking=True, memory_format=torch.channels_last)
     return images.to(device, non_blocking=True)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of the model's first parameter or buffer; the CPU where it has neither."""
+    """The device of the model's first parameter or buffer; the CPU if it has neither."""
     for tensors in (model.parameters(), model.buffers()):
         for tensor in tensors:
             return tensor.device
@@ -92,19 +92,19 @@ def _pick(batch: Mapping[str, Any], keys: tuple[str, ...], index: int) -> Any:
     for key in keys:
         if key in batch:
             return batch[key]
-    raise DataError(f"batch {index} is a dict with the keys {sorted(batch)}, and none of them is {' or '.join(keys)}")
+    raise DataError(f"batch {index} is a dict with the keys {sorted(batch)}, but none of them is {' or '.join(keys)}")
 
 
 def _as_class_indices(labels: Any, index: int) -> Tensor:
     if not isinstance(labels, Tensor):
-        raise DataError(f"batch {index}: labels should be a tensor of class indices [N], not {type(labels).__name__}")
+        raise DataError(f"batch {index}: labels must be a tensor of class indices [N], not {type(labels).__name__}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise DataError(
-            f"batch {index}: labels should be integers (class indices), not {labels.dtype}; "
-            "one-hot or soft labels become indices by argmax(1)"
+            f"batch {index}: labels must be integers (class indices), not {labels.dtype}; "
+            "convert one-hot or soft labels with argmax(1)"
         )
     if labels.ndim != 1:
         raise DataError(
-            f"batch {index}: labels should have the shape [N], one class index an image, not {list(labels.shape)}"
+            f"batch {index}: labels must have the shape [N], one class index per image, not {list(labels.shape)}"
         )
     return labels.long()

@@ -1,4 +1,4 @@
-"""Several processes, one result: each reads its share of the images, and what they have counted is added up."""
+"""Merging results of several processes, each of which reads its share of the images."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 def processes() -> int:
-    """How many processes work together; 1 unless torch.distributed has been set up (torchrun, Accelerate)."""
+    """The number of processes; 1 unless torch.distributed has been set up (torchrun, Accelerate)."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def add_up(tensor: Tensor) -> Tensor:
-    """The sum of `tensor` over all processes; each gets it."""
+    """The sum of `tensor` over all processes, returned in each of them."""
     if processes() == 1:
         return tensor.clone()
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -30,24 +30,24 @@ def add_up(tensor: Tensor) -> Tensor:
 
 
 def all_or_none(work: Callable[[], T]) -> T:
-    """work(), and an error in all processes if it failed in one: none goes on alone and waits for ever."""
+    """Run `work`, and raise an error in all processes if it fails in one, so that none waits forever for another."""
     if processes() == 1:
         return work()
     failure: Exception | None = None
     try:
         result = work()
-    except Exception as error:  # noqa: BLE001  (raised again below, once the others know)
+    except Exception as error:  # noqa: BLE001  (raised again below, after the others were told)
         failure = error
     failed = add_up(torch.tensor([float(failure is not None)]))
     if failure is not None:
         raise failure
     if failed.item():
-        raise ScoreError(f"{int(failed.item())} of {processes()} processes failed; their own message says why")
+        raise ScoreError(f"{int(failed.item())} of {processes()} processes failed; see their own messages")
     return result
 
 
 def check_even(images: int) -> None:
-    """Every process must have read as many images as the others."""
+    """Raise ScoreError unless all processes have read the same number of images."""
     if processes() == 1:
         return
     counts = torch.zeros(processes())
@@ -55,6 +55,6 @@ def check_even(images: int) -> None:
     shares = [int(n) for n in add_up(counts)]
     if len(set(shares)) > 1:
         raise ScoreError(
-            f"{processes()} processes should read equal shares of the images, and read {', '.join(map(str, shares))}; "
-            "give each the same number of batches, or leave the last few images out"
+            f"{processes()} processes must read equal shares of the images, but they read "
+            f"{', '.join(map(str, shares))}; give each the same number of batches, or leave out the last images"
         )

@@ -1,4 +1,4 @@
-"""Context managers that leave things as found: train / eval mode of every module, and the random generators."""
+"""Context managers that restore state: the train / eval mode of every module, and the random generators."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in eval mode; afterwards each module has its own mode back, on errors too."""
+    """Put the model into eval mode, and restore the mode of each module afterwards, also after an error."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield model
     finally:
-        for module, training in modes:  # one by one: a frozen batch norm may be in eval mode inside a training model
+        for module, training in modes:  # one by one: a training model may contain a frozen batch norm in eval mode
             module.training = training
 
 
 @contextmanager
 def generators_kept(seed: int | None = None) -> Iterator[None]:
-    """The global generators of torch (all devices), numpy and random put back afterwards; seeded first if asked."""
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  users' transforms still draw from it
+    """Restore the global generators of torch (all devices), numpy and random afterwards; seed them first if asked."""
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  users' transforms may use it
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices):
         try:
@@ -39,7 +39,7 @@ def generators_kept(seed: int | None = None) -> Iterator[None]:
 
 
 def reseed(*numbers: int) -> None:
-    """Seed the global generators from one or several numbers; (seed, epoch) and (seed, epoch + 1) share nothing."""
+    """Seed the global generators from one or several numbers; (seed, epoch) and (seed, epoch + 1) are independent."""
     words = np.random.SeedSequence(numbers).generate_state(2, np.uint32)
     torch.manual_seed(int(words[0]))
     random.seed(int(words[1]))

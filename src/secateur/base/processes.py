@@ -1,8 +1,8 @@
-"""Devices and processes, by Accelerate: which process this is, and an Accelerator that leaves no state behind.
+"""Devices and processes, with Accelerate: the rank of this process, and an Accelerator that leaves no state behind.
 
 Accelerate keeps one global state for the whole Python process and refuses a second Accelerator with other settings.
-A library may be called twice with two precisions, and its user may use Accelerate as well; so here the state is
-made for a while, and what was there before is put back.
+But secateur may be called twice with two precisions, and its user may use Accelerate as well. So the state is created
+temporarily, and the previous one is restored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Precision = Literal["no", "bf16", "fp16"]
 
 
 def rank_and_world(device: torch.device | str | None = None) -> tuple[int, int]:
-    """(number of this process, how many there are); joins them first if torchrun started several."""
+    """(rank of this process, number of processes). Joins the processes first if torchrun started several."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return 0, 1  # the usual case needs no import of Accelerate, which takes a second
     state = _partial_state(device)
@@ -31,18 +31,18 @@ def rank_and_world(device: torch.device | str | None = None) -> tuple[int, int]:
 
 
 def leave() -> None:
-    """Part from the other processes at the end of a program; torch complains of those that just exit."""
+    """Leave the process group at the end of a program; torch warns about processes that just exit."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def best_device() -> torch.device:
-    """An accelerator where there is one (CUDA, MPS, ...), else the CPU."""
+    """An accelerator if there is one (CUDA, MPS, ...), else the CPU."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def usable(device: torch.device | str) -> torch.device:
-    """`device` as torch.device; RunError where this machine or this torch has no such device."""
+    """`device` as torch.device; RunError if this machine or this build of torch does not have it."""
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
@@ -53,7 +53,7 @@ def usable(device: torch.device | str) -> torch.device:
 
 @contextmanager
 def accelerating(device: torch.device | str | None, precision: Precision) -> Iterator[Accelerator]:
-    """An Accelerator for `device` (None: the best there is) and `precision`, and the global state as found after it."""
+    """An Accelerator for `device` (None: the best available) and `precision`. Restores the global state afterwards."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 

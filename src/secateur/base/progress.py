@@ -1,4 +1,4 @@
-"""How long work tells its caller how far it is."""
+"""Progress callbacks of long work."""
 
 from collections.abc import Callable
 

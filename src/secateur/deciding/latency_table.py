@@ -1,14 +1,15 @@
 """Cost as measured time: a table of layer timings, so that equal measured time is compared, not equal MACs.
 
-Kernels work on 8 or 16 channels at a time, so time is no smooth function of width: a convolution with 10 outputs often
-costs what one with 16 costs. So each layer, with the batch norm right behind it, is timed at many widths of its inputs
-and outputs: at multiples of 8, or at eighths of its width where that is more. In between, time is taken to be linear,
-so that one channel is worth its share of a step. A layer that selects its inputs from a stream is charged for that too.
+Kernels work on 8 or 16 channels at a time, so time is not a smooth function of width: a convolution with 10 outputs
+often takes as long as one with 16. So each layer, with the batch norm right after it, is timed at many widths of its
+inputs and outputs: at multiples of 8, or at eighths of its width if that is more. Between these widths time is
+interpolated linearly, so that one channel is worth its share of a step. A layer that selects its inputs from a stream
+is charged for that as well.
 
-Decisions fall on widths that were timed if they are rounded: use cost="latency" with round_to=8.
+Use cost="latency" with round_to=8, so that decisions fall on widths that were timed.
 
-Layers of one kind and shape are timed once, on their own input shape, on the device of the model, in turns; the least
-time counts, as other work on the machine only adds to it.
+Layers of the same kind and shape are timed once, on their own input shape, on the device of the model, in turns. The
+shortest time counts, because other work on the machine only adds to it.
 """
 
 from __future__ import annotations
@@ -34,40 +35,40 @@ from secateur.channels.units import Indices, Keep
 
 ROUNDS = 5
 BATCH = 16
-STEP = 8  # channels between timed widths, at the least
-LEVELS = 8  # timed widths of a wide layer, about
-LONGEST = 0.01  # seconds that one run of a layer may take: slower ones are timed on fewer images
+STEP = 8  # smallest number of channels between timed widths
+LEVELS = 8  # approximate number of timed widths of a wide layer
+LONGEST = 0.01  # longest run of a layer in seconds; slower layers are timed on fewer images
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class LayerTime:
-    """Seconds of a layer at the widths that were timed; narrower never takes longer."""
+    """Seconds of a layer at the widths that were timed. A narrower layer never takes longer."""
 
     inputs: tuple[int, ...]  # ascending
     outputs: tuple[int, ...]
     seconds: Floats  # [inputs, outputs]
-    selecting: Floats  # [inputs, outputs] the same where the inputs are selected from a wider stream
+    selecting: Floats  # [inputs, outputs] the same, if the inputs are selected from a wider stream
 
     def at(self, inputs: int, outputs: int, *, selects: bool = False) -> float:
-        """Seconds with so many inputs and outputs, linear between timed widths."""
+        """Seconds for these numbers of inputs and outputs, linear between timed widths."""
         table = self.selecting if selects else self.seconds
         rows = [np.interp(outputs, self.outputs, row) for row in table]
         return float(np.interp(inputs, self.inputs, rows))
 
 
 def layer_time(inputs: Sequence[int], outputs: Sequence[int], seconds: Floats, select: Sequence[float]) -> LayerTime:
-    """A table from timings [inputs, outputs] and from the seconds that it takes to select so many inputs.
+    """A table from timings [inputs, outputs] and from the seconds that selecting the inputs takes.
 
-    A time that is longer than that of a wider layer is noise, or a kernel that a wider layer avoids by being wider.
+    If a layer takes longer than a wider one, this is noise, or a slow kernel that the wider layer does not use.
     """
-    extra = np.append(np.asarray(select)[:-1], 0.0)  # whoever reads all selects nothing
+    extra = np.append(np.asarray(select)[:-1], 0.0)  # a layer that reads all channels selects nothing
     return LayerTime(tuple(inputs), tuple(outputs), _monotone(seconds), _monotone(seconds + extra[:, None]))
 
 
 def _monotone(table: Floats) -> Floats:
-    """The least of all entries that are as wide or wider, in both directions."""
+    """Each entry becomes the minimum of all entries that are at least as wide, in both directions."""
     for axis in (0, 1):
         table = np.flip(np.minimum.accumulate(np.flip(table, axis), axis), axis)
     return table
@@ -114,7 +115,7 @@ def _selecting(graph: ChannelGraph, keep: Keep) -> set[str]:
 
 
 def _block(graph: ChannelGraph, node: fx.Node) -> nn.Sequential:
-    """A copy of a layer, and of the batch norm if that is all that reads it."""
+    """A copy of a layer, and of the batch norm after it if nothing else reads the layer."""
     traced = graph.found.traced
     parts = [traced.module(node)]
     behind = next(iter(node.users)) if len(node.users) == 1 else None
@@ -154,7 +155,7 @@ def _widths(layer: nn.Module) -> tuple[int, int]:
 
 
 def _levels(layer: nn.Module) -> tuple[list[Indices], list[Indices]]:
-    """Inputs and outputs to keep; groups keep equal parts. The outputs of a depthwise layer follow from its inputs."""
+    """Inputs and outputs to keep. Groups keep equal parts; outputs of a depthwise layer follow from its inputs."""
     width, out = _widths(layer)
     groups = 1 if is_depthwise(layer) else int(getattr(layer, "groups", 1))
     inputs, outputs = (
@@ -182,13 +183,13 @@ def _cut(block: nn.Sequential, inputs: Indices, outputs: Indices) -> nn.Sequenti
 
 
 def _least(runs: Sequence[Callable[[], Tensor]], rounds: int) -> list[float]:
-    """The least seconds of each, in turns; the first turn warms up."""
+    """The shortest time of each run; runs take turns, and the first turn is a warm-up."""
     seconds: list[list[float]] = [[] for _ in runs]
     for turn in range(rounds + 1):
         for run, spent in zip(runs, seconds, strict=True):
             start = time.perf_counter()
             if run().device.type != "cpu":
-                torch.accelerator.synchronize()  # it returned before it was done
+                torch.accelerator.synchronize()  # the call returns before the device is done
             if turn:
                 spent.append(time.perf_counter() - start)
     return [min(spent) for spent in seconds]
