@@ -1,4 +1,4 @@
-"""Settings declared once: bounds and choices are checked, and groups can be listed."""
+"""Settings declared once: bounds and choices are checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from secateur.base.options import check, describe, option
+from secateur.base.options import check, option
 from secateur.errors import DecideError
 
 
@@ -37,8 +37,3 @@ def test_bad_values_are_refused(words: dict[str, Any], message: str) -> None:
 def test_good_values_pass() -> None:
     check(Bake(), DecideError)
     check(Bake(heat=300.0, rounds=1, shape="square"), DecideError)
-
-
-def test_describe_lists_groups() -> None:
-    assert describe(Bake(rounds=2)) == {"Oven": {"heat": 180.0, "rounds": 2}, "Cake": {"shape": "round"}}
-    assert describe(Bake(rounds=2), changed_only=True) == {"Oven": {"rounds": 2}}

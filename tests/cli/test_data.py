@@ -45,5 +45,5 @@ def test_data_get_with_a_wrong_checksum_or_name(tmp_path: Path) -> None:
     done = secateur("data", "get", "roses")
     assert done.exit_code == 1
     assert (
-        done.stderr == "error: there is no downloadable data set called 'roses': Available: cifar10, cifar100, mnist\n"
+        done.stderr == "error: there is no downloadable data set called 'roses'. Available: cifar10, cifar100, mnist\n"
     )

@@ -44,7 +44,7 @@ def test_a_dry_run_prints_what_changes_and_runs_nothing(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["nothing"], "there is no recipe called 'nothing': Available: fig1"),
+        (["nothing"], "there is no recipe called 'nothing'. Available: fig1"),
         (["vgg16-imagenet-a"], "needs a folder of images: pass --data imagenet:FOLDER"),
         (["vgg16-imagenet-a", "--data", "imagenet:x"], "needs a trained network: pass --weights FILE"),
         (["vgg16-imagenet-a", "--set", "train.epochs=3"], "trains no network at this budget"),

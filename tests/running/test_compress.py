@@ -267,7 +267,7 @@ def test_phases_are_told() -> None:
         ({"target": 0.5, "preset": "x"}, RunError, "no training preset called 'x'"),
         ({"target": 0.5, "lr": 0.0}, DecideError, "lr must be above 0, got 0.0"),
         ({"target": 0.5, "exclude": ("*",)}, DecideError, "no unit is left to prune"),
-        ({"target": 0.5, "colour": 1}, DecideError, "no setting called 'colour': Available: target,"),
+        ({"target": 0.5, "colour": 1}, DecideError, "no setting called 'colour'\\. Available: target,"),
         ({"target": 0.5, "evaluate": lambda m, d: 0.5}, RunError, "must return a secateur.Accuracy.*returned float"),
     ],
 )

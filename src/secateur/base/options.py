@@ -5,7 +5,7 @@
         epochs: int | None = option(None, "Epochs of each round", group="Retraining", least=0)
 
 The command line makes its options from these fields (`secateur.cli.from_settings`), `check` validates an instance, and
-reports read `describe`. Nothing here imports torch, so that `--help` is quick.
+the report lists them. Nothing here imports torch, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -72,16 +72,6 @@ def check(settings: Any, error: type[SecateurError]) -> None:
         bounds = _bounds(about)
         if bounds and not _within(value, about):
             raise error(f"{field.name} must be {bounds}, got {value!r} ({about.help})")
-
-
-def describe(settings: Any, *, changed_only: bool = False) -> Mapping[str, Mapping[str, Any]]:
-    """Group -> name -> value, for reports."""
-    groups: dict[str, dict[str, Any]] = {}
-    for field, about in options_of(settings):
-        value = getattr(settings, field.name)
-        if not (changed_only and value == field.default):
-            groups.setdefault(about.group, {})[field.name] = value
-    return groups
 
 
 def replaced(settings: Any, changes: Mapping[str, Any], error: type[SecateurError]) -> Any:

@@ -99,5 +99,5 @@ class Registry(Mapping[str, E], Generic[E]):
 def unknown(what: str, name: str, known: Mapping[str, object] | list[str] | tuple[str, ...]) -> str:
     """The message for a name that does not exist: the nearest names first, then all of them."""
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.6)
-    guess = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"there is no {what} called {name!r}: {guess}Available: {', '.join(known)}"
+    guess = f": did you mean {' or '.join(near)}?" if near else "."
+    return f"there is no {what} called {name!r}{guess} Available: {', '.join(known)}"

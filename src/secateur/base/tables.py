@@ -1,4 +1,4 @@
-"""Plain text tables."""
+"""Plain text tables and numbers for people."""
 
 from __future__ import annotations
 
@@ -14,3 +14,11 @@ def short_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown]
     more = [f"  ... and {len(rows) - most} more"] if len(rows) > most else []
     return "\n".join([title, *(line.rstrip() for line in lines), *more])
+
+
+def big_number(number: float) -> str:
+    """1234567 -> 1.23 M, as in the paper's tables."""
+    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
+        if number >= unit:
+            return f"{number / unit:.2f}{suffix}"
+    return str(number)

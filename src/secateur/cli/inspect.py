@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from secateur.base.tables import big_number
 from secateur.cli.common import console, friendly
 from secateur.cli.options import Classes, Model, Size, Streams
 
@@ -67,13 +68,14 @@ command.__doc__ = f"{command.__doc__}\n{EXAMPLES}"
 def _print_head(name: str, graph: ChannelGraph, cost: Cost | None, shape: tuple[int, ...]) -> None:
     image = " x ".join(str(n) for n in shape)
     console.print(
-        f"[bold]{name}[/] on {image}: {_big(graph.macs)} MACs, {_big(graph.params)} weights, {len(graph.units)} units",
+        f"[bold]{name}[/] on {image}: {big_number(graph.macs)} MACs, {big_number(graph.params)} weights, "
+        f"{len(graph.units)} units",
         soft_wrap=True,
     )
     if cost is not None:
         console.print(
-            f"with the plan: {_big(cost.macs)} MACs ({_share(graph.macs, cost.macs)} removed), "
-            f"{_big(cost.params)} weights ({_share(graph.params, cost.params)} removed)",
+            f"with the plan: {big_number(cost.macs)} MACs ({_share(graph.macs, cost.macs)} removed), "
+            f"{big_number(cost.params)} weights ({_share(graph.params, cost.params)} removed)",
             soft_wrap=True,
         )
 
@@ -86,16 +88,16 @@ def _layer_table(graph: ChannelGraph, cost: Cost | None) -> Table:
     for title in ("channels", "weights", "MACs", *(("pruned weights", "pruned MACs", "removed") if cost else ())):
         table.add_column(title, justify="right")
     for name, layer in graph.layers.items():
-        row = [name, f"{layer.inputs} → {layer.outputs}", _big(layer.params), _big(layer.macs)]
+        row = [name, f"{layer.inputs} → {layer.outputs}", big_number(layer.params), big_number(layer.macs)]
         if cost is not None:
             now = cost.layers[name]
             if (now.inputs, now.outputs) != (layer.inputs, layer.outputs):
                 row[1] += f"  ⇒  {now.inputs} → {now.outputs}"
-            row += [_big(now.params), _big(now.macs), _share(layer.macs, now.macs)]
+            row += [big_number(now.params), big_number(now.macs), _share(layer.macs, now.macs)]
         table.add_row(*row)
-    total = ["[bold]total[/]", "", f"[bold]{_big(graph.params)}[/]", f"[bold]{_big(graph.macs)}[/]"]
+    total = ["[bold]total[/]", "", f"[bold]{big_number(graph.params)}[/]", f"[bold]{big_number(graph.macs)}[/]"]
     if cost is not None:
-        total += [_big(cost.params), _big(cost.macs), _share(graph.macs, cost.macs)]
+        total += [big_number(cost.params), big_number(cost.macs), _share(graph.macs, cost.macs)]
     table.add_row(*total)
     return table
 
@@ -162,14 +164,6 @@ def _facts(name: str, graph: ChannelGraph, cost: Cost | None) -> dict[str, Any]:
 
 def _layer_facts(layer: Any) -> dict[str, int]:
     return {name: getattr(layer, name) for name in ("inputs", "outputs", "macs", "params")}
-
-
-def _big(number: int) -> str:
-    """1234567 -> 1.23 M, as in the paper's tables."""
-    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
-        if number >= unit:
-            return f"{number / unit:.2f}{suffix}"
-    return str(number)
 
 
 def _share(before: int, after: int) -> str:

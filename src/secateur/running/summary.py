@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.base.tables import big_number
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.measuring.accuracy import Accuracy
@@ -70,7 +71,9 @@ def headline(summary: Mapping[str, Any]) -> list[list[str]]:
                 name = f"{'held-out' if part == 'holdout' else part} {title}"
                 rows.append([name, f"{100 * was:.2f}%", f"{100 * now:.2f}%", f"{100 * (now - was):+.2f} points"])
     for key, title in (("macs", "MACs"), ("params", "weights"), ("bytes", "bytes on disk")):
-        rows.append([title, _big(before[key]), _big(after[key]), f"-{100 * (1 - after[key] / before[key]):.1f}%"])
+        rows.append(
+            [title, big_number(before[key]), big_number(after[key]), f"-{100 * (1 - after[key] / before[key]):.1f}%"]
+        )
     for size, was in (before["latency"] or {}).items():
         now = after["latency"][size]
         rows.append([f"ms, batch {size}", f"{1e3 * was:.2f}", f"{1e3 * now:.2f}", f"{was / now:.2f}x"])
@@ -137,10 +140,3 @@ def _seconds(rounds: Sequence[Outcome]) -> dict[str, float]:
         for phase, seconds in phases.items():
             total[phase] = round(total.get(phase, 0.0) + seconds, 3)
     return total
-
-
-def _big(number: int) -> str:
-    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
-        if number >= unit:
-            return f"{number / unit:.2f}{suffix}"
-    return str(number)
