@@ -65,8 +65,9 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     for name, tensor in load_file(tmp_path / "two" / "model.safetensors").items():
         # Sums of half batches round differently: about 1e-7 in each of the 16 steps, with room for what they grow to.
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
-    assert len(said) == len(one) == 5  # one process speaks
-    assert "(144 images)" in said[2]  # held-out shares add up to the whole
+    printed = [line for line in said if line.startswith(("epoch", "held-out", "test", "weights"))]  # not Gloo's lines
+    assert len(printed) == len(one) == 5  # one process speaks
+    assert "(144 images)" in printed[2]  # held-out shares add up to the whole
     for name in ("one", "two"):
         network = create("lenet5")
         network.load_state_dict(load_file(tmp_path / name / "model.safetensors"))

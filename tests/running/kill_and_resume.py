@@ -38,7 +38,8 @@ def main(folder: Path) -> None:
     sys.modules["secateur.training.fit"].SECONDS_BETWEEN_REPORTS = 0.0  # type: ignore[attr-defined]
     total = _in_a_fork(lambda tell: prune(folder / "whole", tell))
     assert total is not None
-    moments, killed, rounds = random.Random(11), [], []
+    moments, killed = random.Random(11), []
+    rounds: list[list[int]] = [[]]  # finished rounds after each kill, for each run from its beginning
     while len(killed) < KILLS:
         # After some news (a step of training, a file about to be flushed, ...), at any moment of the next milliseconds;
         # first all over a run, later soon after the start, so that every attempt dies before it ends.
@@ -46,9 +47,10 @@ def main(folder: Path) -> None:
         heard = _in_a_fork(lambda tell: prune(folder / "broken", tell), news, moments.uniform(0, 0.006))
         if heard is None:  # it was quicker than the kill: begin again
             shutil.rmtree(folder / "broken")
+            rounds.append([])
             continue
         killed.append(heard)
-        rounds.append(RunFolder(folder / "broken").finished_rounds())
+        rounds[-1].append(RunFolder(folder / "broken").finished_rounds())
     _in_a_fork(lambda tell: prune(folder / "broken", tell))
     results = {name: digests(folder / name) for name in ("whole", "broken")}
     _in_a_fork(lambda tell: prune(folder / "broken", tell))  # all is done already: must be the same again
