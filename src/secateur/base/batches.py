@@ -80,6 +80,17 @@ def move(images: Any, device: torch.device, channels_last: bool = False) -> Any:
     return images.to(device, non_blocking=True)
 
 
+def order_channels_last(model: nn.Module) -> nn.Module:
+    """Put the model's 4-dimensional weights and buffers into channels-last order, in place, and return it.
+
+    `model.to(memory_format=torch.channels_last)` does the same, but it refuses 5-dimensional weights (Conv3d).
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return model
+
+
 def device_of(model: nn.Module) -> torch.device:
     """The device of the model's first parameter or buffer; the CPU if it has neither."""
     for tensors in (model.parameters(), model.buffers()):

@@ -43,8 +43,7 @@ def command(
 
         secateur evaluate resnet56 --pruned runs/prune-resnet56-cifar10 --data cifar10
     """
-    import torch
-
+    from secateur.base.batches import order_channels_last
     from secateur.channels.files import load
     from secateur.cli.opening import checked_part, open_model
     from secateur.errors import DataError
@@ -57,7 +56,7 @@ def command(
     network = open_model(model, images, weights, seed=seed)
     if pruned is not None:
         network = load(pruned, network)
-    network.to(device.pick(), memory_format=torch.channels_last)  # type: ignore[call-overload]
+    order_channels_last(network.to(device.pick()))
     start = time.perf_counter()
     with progress() as bar:
         task = bar.add_task(f"{part} images", total=len(loader), note="")

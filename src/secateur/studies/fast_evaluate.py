@@ -12,7 +12,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from secateur.base.batches import Batch, Batches, unpack
+from secateur.base.batches import Batch, Batches, order_channels_last, unpack
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
@@ -54,4 +54,4 @@ def _folded(model: nn.Module, graph: ChannelGraph) -> nn.Module:
         folded = fold_batch_norm(model, graph.example)
     except (ModelError, TraceError):  # keep batch norms that cannot be folded
         folded = copy.deepcopy(model)
-    return folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return order_channels_last(folded)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from secateur.base.batches import Batches, call, device_of, logits_of
+from secateur.base.batches import Batches, call, device_of, logits_of, order_channels_last
 from secateur.errors import RunError
 from secateur.measuring.accuracy import at_least_float32
 from secateur.training.checkpoint import digest
@@ -107,9 +107,7 @@ def _objective(teacher: nn.Module | None, settings: TrainingSettings, accelerato
 
 
 def _ordered(model: nn.Module, channels_last: bool) -> nn.Module:
-    if channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-    return model
+    return order_channels_last(model) if channels_last else model
 
 
 def identity_of(
