@@ -201,8 +201,9 @@ def test_retraining_and_repair_do_good() -> None:
     again = result.rounds[0]
     assert again.pruned == cut.pruned and again.after.loss < cut.after.loss and again.after.top1 > cut.after.top1
     assert [epoch.number for epoch in again.retraining] == [1, 2, 3, 4] and cut.retraining == ()
-    # The last epoch's network is the round's. It is evaluated in channels_last there, and in plain memory afterwards.
-    last = again.retraining[-1].holdout
+    # The best epoch's network is the round's. It is evaluated in channels_last there, and in plain memory afterwards.
+    assert again.kept_epoch
+    last = again.retraining[again.kept_epoch - 1].holdout
     assert last is not None and last.loss == pytest.approx(again.after.loss, rel=1e-5)
     for accuracy in (last, again.after):
         assert_accuracy(accuracy.top1, result.model, HOLDOUT)

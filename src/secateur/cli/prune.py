@@ -164,6 +164,8 @@ def say(result: Compressed, folder: Path, report: Path) -> None:
 
     titles = ["", "before", "after", ""]
     console.print(columns(titles, headline(result.summary), numbers=("before", "after", "")), highlight=False)
+    for note in result.summary["notes"]:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
     seconds = dict(result.summary["seconds"])
     whole = seconds.pop("this_call")
     spent = ", ".join(f"{phase} {taken:.0f} s" for phase, taken in seconds.items() if taken >= 0.5)

@@ -81,6 +81,7 @@ class FinishedRun:
     units: Mapping[str, UnitWidth]
     layers: Mapping[str, LayerCost]
     seconds: Mapping[str, float]
+    notes: tuple[str, ...]  # about retraining that did not help, and lost accuracy
     versions: Mapping[str, str]
     plan: Plan
     pictures: RunPictures | None  # None if the run saved none
@@ -109,6 +110,7 @@ def read_run(folder: str | Path) -> FinishedRun:
             units={name: UnitWidth(**words) for name, words in summary["units"].items()},
             layers={name: _layer(words) for name, words in summary["layers"].items()},
             seconds={phase: float(seconds) for phase, seconds in summary["seconds"].items()},
+            notes=tuple(str(note) for note in summary.get("notes", ())),
             versions={name: str(version) for name, version in summary["versions"].items()},
             plan=_plan(path / PLAN_FILE),
             pictures=load_pictures(files.round(1) / PICTURES),

@@ -52,6 +52,7 @@ def _lead(run: FinishedRun) -> str:
         ("What was removed:", what_was_removed(run)),
         ("What was lost:", what_it_cost(run)),
         ("What was gained:", what_was_gained(run)),
+        *(("Note:", note) for note in run.notes),
     )
     told = "".join(f"<p><b>{a}</b> {escape(b)}</p>" for a, b in rows)
     return f'<p class="verdict">{escape(verdict(run))}</p><div class="lead">{told}</div>'

@@ -3,6 +3,7 @@
     config.json                     the settings
     base.json                       accuracy of the original network
     round-01/scores.{json,safetensors}, sensitivity.json, step-plan.json, plan.json, round.json, model.safetensors
+    round-01/rate.json              the rates that were tried before retraining
     round-01/pictures.safetensors   a few channels on a few images, for the report
     model.safetensors, plan.json    the result, readable by secateur.load
     summary.json                    the result in numbers

@@ -18,13 +18,12 @@ from secateur.running.folder import ROUND
 from secateur.running.pictures import keep_pictures
 from secateur.running.round_plan import plan_round
 from secateur.running.round_repair import repair_round, repair_units
+from secateur.running.round_retrain import retrain
 from secateur.running.run_context import RunContext, Stopwatch
 from secateur.scoring.metrics import METRICS
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores, load_scores, save_scores
-from secateur.training.fit import fit
 from secateur.training.history import Epoch, from_dict
-from secateur.training.presets import preset_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Outcome:
     seconds: dict[str, float]  # phase -> seconds
     last: bool = False  # nothing more can be removed
     retraining: tuple[Epoch, ...] = ()  # epoch by epoch; empty if a function of the user's own retrains
+    kept_epoch: int | None = None  # the best epoch, whose weights the round ends with; 0: as pruned and repaired
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -70,16 +70,19 @@ def run_round(
     cut = context.evaluate(pruned, context.data.holdout)
     composed = so_far.then(plan)
     epochs = _epochs(context, composed, last=not chosen)
-    trained, history = watch("retrain", lambda: _retrain(context, number, pruned, epochs))
+    done = watch("retrain", lambda: retrain(context, number, pruned, epochs))
+    trained, history = done.model, done.history
     if history:  # epochs from before an interruption count as well
         watch.seconds["retrain"] = max(watch.seconds["retrain"], round(sum(epoch.seconds for epoch in history), 3))
     folder.save_model(trained, composed, number)
     # Read it back, so that a resumed run and an unbroken one continue from the same bits.
-    untouched = trained is pruned
+    untouched = trained is pruned and context.settings.fit is None  # the user's own may train in place
     trained, composed = folder.load_model(context.original, number)
     after = cut if untouched else context.evaluate(trained, context.data.holdout)
     cost = context.graph.cost(composed)
-    outcome = Outcome(number, cost.macs, cost.params, before, cut, after, chosen, watch.seconds, not chosen, history)
+    outcome = Outcome(
+        number, cost.macs, cost.params, before, cut, after, chosen, watch.seconds, not chosen, history, done.kept
+    )
     folder.write(f"{folder.round(number).name}/{ROUND}", outcome.to_dict())
     folder.wait_for_writer()
     folder.forget(folder.round(number) / "checkpoint")
@@ -113,32 +116,3 @@ def _epochs(context: RunContext, composed: Plan, *, last: bool) -> int | None:
     settings = context.settings
     last = last or settings.ratio is not None or context.budget.met(context.graph.cost(composed))
     return settings.last_epochs if last and settings.last_epochs is not None else settings.epochs
-
-
-def _retrain(
-    context: RunContext, number: int, pruned: nn.Module, epochs: int | None
-) -> tuple[nn.Module, tuple[Epoch, ...]]:
-    settings, data = context.settings, context.data
-    if settings.fit is not None:
-        with generators_kept(settings.seed + number):
-            return settings.fit(pruned, data.train, data.holdout), ()
-    if epochs == 0:
-        return pruned, ()
-    phase = f"round {number}: retrain"
-    fitted = fit(
-        pruned,
-        data.train,
-        data.holdout,
-        preset=preset_of(settings.preset, epochs=epochs, lr=settings.lr),
-        teacher=context.original if settings.distill else None,
-        seed=settings.seed + number,
-        checkpoint_dir=context.folder.round(number) / "checkpoint",
-        evaluate=context.evaluate,
-        progress=lambda news: context.say(
-            phase,
-            (news.epoch - 1) * news.steps + news.step,
-            news.epochs * news.steps,
-            f"loss {news.loss:.3f}, accuracy {100 * news.accuracy:.1f}%, {news.images_per_second:.0f} images/s",
-        ),
-    )
-    return fitted.model, fitted.history

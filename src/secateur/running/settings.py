@@ -59,7 +59,12 @@ class Settings(SplitSettings, Goal):
         None, "Epochs of the round that meets the goal, if different", group="Retraining", least=0
     )
     preset: str = option(DEFAULT_PRESET, "Schedule of the retraining, as in `secateur train`", group="Retraining")
-    lr: float | None = option(None, "Learning rate instead of the preset's", group="Retraining", above=0)
+    lr: float | None = option(
+        None,
+        "Learning rate instead of the preset's; by default a short test chooses up to that of cosine",
+        group="Retraining",
+        above=0,
+    )
     distill: bool = option(False, "Use the unpruned network as a teacher when retraining", group="Retraining")
     fit: Callable[..., Any] | None = option(None, "Your own retraining", group="Retraining", hidden=True, own=True)
     evaluate: Callable[..., Any] | None = option(None, "Your own evaluation", group="Goal", hidden=True, own=True)

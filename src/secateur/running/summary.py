@@ -52,6 +52,7 @@ def summarise(
             "latency": times.get("after"),
         },
         "removed": {"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
+        "notes": notes(before, rounds),
         "rounds": [outcome.to_dict() for outcome in rounds],
         "units": _units(graph, plan),
         "layers": _layers(graph, plan),
@@ -78,6 +79,31 @@ def headline(summary: Mapping[str, Any]) -> list[list[str]]:
         now = after["latency"][size]
         rows.append([f"ms, batch {size}", f"{1e3 * was:.2f}", f"{1e3 * now:.2f}", f"{was / now:.2f}x"])
     return rows
+
+
+def notes(before: Accuracy, rounds: Sequence[Outcome]) -> list[str]:
+    """What a person should know about the retraining, and the loss of accuracy in words."""
+    said = [words for words in map(_about_retraining, rounds) if words]
+    after = rounds[-1].after if rounds else before
+    if after.top1 < before.top1:
+        lost = 100 * (before.top1 - after.top1)
+        said.append(f"The held-out accuracy is {lost:.2f} points lower than before pruning.")
+    return said
+
+
+def _about_retraining(outcome: Outcome) -> str | None:
+    """A sentence if retraining in this round did not help."""
+    was, now = 100 * outcome.pruned.top1, 100 * outcome.after.top1
+    reached = [100 * epoch.holdout.top1 for epoch in outcome.retraining if epoch.holdout is not None]
+    if outcome.kept_epoch == 0 and reached:
+        return (
+            f"Round {outcome.number}: no epoch of retraining was as good on the held-out images as the network before "
+            f"it ({was:.2f}%, at best {max(reached):.2f}% retrained), so that one is kept. A lower learning rate or "
+            "more epochs may help."
+        )
+    if outcome.kept_epoch is None and now < was:
+        return f"Round {outcome.number}: your own fit lowered the held-out accuracy from {was:.2f}% to {now:.2f}%."
+    return None
 
 
 def _test_accuracies(context: RunContext, original: nn.Module, pruned: nn.Module) -> dict[str, Any]:

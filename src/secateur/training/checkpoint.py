@@ -1,8 +1,9 @@
 """The state of a training run after an epoch, in one safetensors file that is written atomically.
 
-Tensors: `model.NAME` (the state_dict) and `momentum.NAME` (SGD's buffer for that parameter). The file's own metadata
-carries the rest as JSON: the run's `identity` and its history so far. Weights and history are replaced together, so
-they always agree. Random state is not saved, because each epoch draws from generators seeded by (seed, epoch).
+Tensors: `model.NAME` (the state_dict), `momentum.NAME` (SGD's buffer for that parameter) and, if the best epoch is
+kept, `best.NAME` (its state_dict). The file's own metadata carries the rest as JSON: the run's `identity` and its
+history so far. Weights and history are replaced together, so they always agree. Random state is not saved, because each
+epoch draws from generators seeded by (seed, epoch).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class State:
     identity: Mapping[str, Any]
     history: list[dict[str, Any]]
     scaler: Mapping[str, Any]  # state of the loss scale of fp16; empty otherwise
+    best: Mapping[str, Any] = field(default_factory=dict)  # number and accuracy of the best epoch, if it is to be kept
+    best_weights: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
@@ -42,7 +45,8 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         buffer = optimizer.state.get(parameter, {}).get("momentum_buffer")
         if buffer is not None:
             tensors[f"momentum.{name}"] = _detached(buffer)
-    words = {"identity": state.identity, "history": state.history, "scaler": state.scaler}
+    tensors |= {f"best.{name}": _detached(tensor) for name, tensor in state.best_weights.items()}
+    words = {"identity": state.identity, "history": state.history, "scaler": state.scaler, "best": state.best}
     content = save(tensors, metadata={"format": FORMAT, "state": json.dumps(words)})
     write_atomically(folder / NAME, content)
 
@@ -95,7 +99,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], State]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
         if metadata.get("format") != FORMAT:
             raise FileError(f"{path} is not a training checkpoint of this version; use another folder")
-        return tensors, State(**json.loads(metadata["state"]))
+        best = {name.removeprefix("best."): tensor for name, tensor in tensors.items() if name[:5] == "best."}
+        return tensors, State(**json.loads(metadata["state"]), best_weights=best)
     except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
         raise FileError(f"{path} is damaged ({error}); delete it to start again") from error
 

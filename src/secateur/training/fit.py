@@ -20,6 +20,7 @@ from secateur.base.preserve_state import generators_kept, reseed
 from secateur.base.processes import accelerating
 from secateur.errors import RunError
 from secateur.measuring.accuracy import Accuracy, evaluate, too_good
+from secateur.training.best_epoch import BestEpoch
 from secateur.training.checkpoint import State, load_checkpoint, save_checkpoint
 from secateur.training.data_shares import holdout_share, set_epoch
 from secateur.training.history import Epoch, Journal, from_dict, to_dict
@@ -41,6 +42,7 @@ class Fitted:
 
     model: nn.Module
     history: tuple[Epoch, ...]
+    kept: int | None = None  # number of the epoch whose weights `model` has, with keep_best; 0: as it was given
 
 
 def fit(
@@ -62,7 +64,7 @@ def fit(
 
     holdout: batches for `evaluate(model, holdout)`, which is called after each epoch.
     settings, changes: a `TrainingSettings`, or its fields by name: preset, epochs, lr, mixed_precision, channels_last,
-        seed, distillation, device, about.
+        seed, keep_best, distillation, device, about.
     teacher: the network to distil from, usually the unpruned one.
     checkpoint_dir: folder for the state after each epoch and for metrics.jsonl. The same call continues a killed run,
         and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run with other
@@ -78,22 +80,27 @@ def fit(
     with accelerating(chosen.device, chosen.mixed_precision) as accelerator, generators_kept():
         run = prepare(model, train, teacher, chosen, accelerator)
         store = _Store(folder, run, {} if folder is None else identity_of(run, chosen, model, teacher))
-        history = store.resume()
+        first = _evaluate_together(run, holdout, evaluate) if chosen.keep_best else None
+        best = None if first is None else BestEpoch(run.model, first)
+        history = store.resume(best)
         with Journal(folder if accelerator.is_main_process else None, history) as journal:
             for epoch in range(len(history), schedule.epochs):
                 reseed(chosen.seed, epoch, accelerator.process_index)
                 set_epoch(train, epoch)
                 trained = _train_one_epoch(run, epoch, progress)
-                accuracy = None if holdout is None else _evaluate_together(run, holdout, evaluate)
-                history.append(dataclasses.replace(trained, holdout=accuracy))
+                history.append(dataclasses.replace(trained, holdout=_evaluate_together(run, holdout, evaluate)))
                 logger.info("%s", history[-1])
-                store.save(history)
+                if best is not None:
+                    best.see(history)
+                store.save(history, best)
                 journal.write(history)
                 if on_epoch is not None:
                     on_epoch(history[-1])
         accelerator.wait_for_everyone()
     _warn_if_too_good(history)
-    return Fitted(returned_like(run.model, model), tuple(history))
+    if best is not None:
+        best.restore()
+    return Fitted(returned_like(run.model, model), tuple(history), None if best is None else best.number)
 
 
 class _Store:
@@ -102,7 +109,7 @@ class _Store:
     def __init__(self, folder: Path | None, run: TrainingRun, identity: dict[str, Any]) -> None:
         self._folder, self._run, self._identity = folder, run, identity
 
-    def resume(self) -> list[Epoch]:
+    def resume(self, best: BestEpoch | None) -> list[Epoch]:
         """Load the checkpoint into the run, if there is one, and return the history so far."""
         run = self._run
         if self._folder is None:
@@ -112,14 +119,17 @@ class _Store:
             return []
         if run.accelerator.scaler is not None:
             run.accelerator.scaler.load_state_dict(dict(state.scaler))
+        if best is not None:
+            best.resume(state.best, dict(state.best_weights))
         return [from_dict(values) for values in state.history]
 
-    def save(self, history: list[Epoch]) -> None:
+    def save(self, history: list[Epoch], best: BestEpoch | None) -> None:
         """Write the checkpoint; the main process alone does."""
         run = self._run
         if self._folder is not None and run.accelerator.is_main_process:
             scaler = {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
-            state = State(self._identity, [to_dict(epoch) for epoch in history], scaler)
+            seen = () if best is None else (best.to_dict(), best.weights)
+            state = State(self._identity, [to_dict(epoch) for epoch in history], scaler, *seen)
             save_checkpoint(self._folder, run.model, run.sgd, state)
 
 
@@ -162,8 +172,10 @@ def _report(run: TrainingRun, epoch: int, step: int, meter: Meter, progress: OnS
     progress(StepReport(*position, loss, accuracy, speed, left * seconds_per_step))
 
 
-def _evaluate_together(run: TrainingRun, holdout: Batches, evaluate: Evaluate) -> Accuracy:
-    """Each process evaluates its share; all get the result of the whole."""
+def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Evaluate) -> Accuracy | None:
+    """Each process evaluates its share; all get the result of the whole. None without held-out images."""
+    if holdout is None:
+        return None
     if run.accelerator.num_processes == 1:
         return evaluate(run.model, holdout)
     part = evaluate(run.model, holdout_share(holdout, run.accelerator))

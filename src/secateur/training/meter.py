@@ -11,6 +11,10 @@ from torch import Tensor
 from secateur.errors import RunError
 
 
+class DivergedError(RunError):
+    """The training loss is no longer finite."""
+
+
 @dataclass(frozen=True)
 class StepReport:
     """Position of a training run. Loss and accuracy are means over the epoch so far, on this process's batches."""
@@ -50,15 +54,15 @@ class Meter:
         return torch.cat((self._sums, self._sums.new_tensor([self.num_images])))
 
     def means(self, where: str) -> tuple[float, float]:
-        """(loss, accuracy) so far; RunError if the loss is not finite."""
+        """(loss, accuracy) so far; DivergedError if the loss is not finite."""
         loss, hits = self._sums.tolist()
         return checked(loss / self.num_images, where), hits / self.num_images
 
 
 def checked(loss: float, where: str) -> float:
-    """`loss`; RunError if the training has diverged."""
+    """`loss`; DivergedError if the training has diverged."""
     if not abs(loss) < float("inf"):  # NaN compares false as well
-        raise RunError(
+        raise DivergedError(
             f"the training loss became {loss} in {where}: the run has diverged. A lower learning rate or a warm-up "
             "usually helps. Check the images for NaN, and try without mixed precision"
         )

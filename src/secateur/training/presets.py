@@ -15,7 +15,7 @@ from typing import Literal
 from secateur.base.registry import unknown
 from secateur.errors import RunError
 
-DEFAULT_PRESET = "cosine"
+DEFAULT_PRESET = "cosine"  # of `fit` and `compress`: the shortest, and good for retraining
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,6 @@ PRESETS = _by_name(
     Preset("effectiveness", epochs=150, lr=0.01, batch_size=128, factor=0.2),
     Preset("cosine", epochs=30, lr=0.05, batch_size=128, schedule="cosine", warmup=1.0),
 )
-
-DEFAULT_PRESET = "cosine"  # of `fit` and `compress`: the shortest, and good for retraining
 
 
 def preset_of(name: str | Preset, *, epochs: int | None = None, lr: float | None = None) -> Preset:

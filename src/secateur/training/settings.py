@@ -15,6 +15,7 @@ from secateur.training.presets import DEFAULT_PRESET, PRESETS, Preset, preset_of
 class TrainingSettings:
     """How to train. `epochs` and `lr` replace those of the preset.
 
+    keep_best: the network before the first epoch counts as epoch 0; of equal epochs the last is taken.
     distillation: temperature and weight of the teacher's part of the loss, if there is a teacher.
     device: None takes the best available.
     about: what else identifies the run (data set, augmentation), as JSON values. A checkpoint of a run with other
@@ -34,6 +35,9 @@ class TrainingSettings:
     )
     channels_last: bool = option(True, "Memory layout that is faster for most convolutions", group="Training")
     seed: int = option(0, "Seed of initial weights, held-out images, order and augmentation", group="Training")
+    keep_best: bool = option(
+        False, "Return the epoch with the best held-out accuracy, not the last one", group="Training", hidden=True
+    )
     distillation: Distillation = field(default_factory=Distillation)
     device: Any = None  # a torch.device or its name
     about: Mapping[str, Any] = field(default_factory=dict)

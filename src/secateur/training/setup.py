@@ -125,6 +125,7 @@ def identity_of(
         "distillation": None if teacher is None else dataclasses.asdict(settings.distillation),
         "initial weights": digest(model),
         "teacher": digest(teacher),
+        **({"keep_best": True} if settings.keep_best else {}),
     }
 
 

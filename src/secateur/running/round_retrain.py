@@ -1,0 +1,87 @@
+"""Retraining inside a run: the rate, the best epoch, and words about what it did."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from torch import nn
+
+from secateur.base.preserve_state import generators_kept
+from secateur.running.run_context import RunContext
+from secateur.training.fit import fit
+from secateur.training.history import Epoch
+from secateur.training.meter import StepReport
+from secateur.training.presets import DEFAULT_PRESET, Preset, preset_of
+from secateur.training.rate_test import best_rate, try_rates
+
+RATE = "rate.json"
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """A retrained network, its training epoch by epoch, and the epoch that was kept."""
+
+    model: nn.Module
+    history: tuple[Epoch, ...] = ()
+    kept: int | None = (
+        None  # 0: the network before retraining; None: it was not retrained, or by the user's own function
+    )
+
+
+def retrain(context: RunContext, number: int, pruned: nn.Module, epochs: int | None) -> Retrained:
+    """The network of a round after retraining: its best epoch by held-out accuracy, where `pruned` is epoch 0.
+
+    epochs: None takes the preset's.
+    """
+    settings, data = context.settings, context.data
+    if settings.fit is not None:
+        with generators_kept(settings.seed + number):
+            return Retrained(settings.fit(pruned, data.train, data.holdout))
+    if epochs == 0:
+        return Retrained(pruned)
+    schedule = _schedule(context, number, pruned, preset_of(settings.preset, epochs=epochs, lr=settings.lr))
+    fitted = fit(
+        pruned,
+        data.train,
+        data.holdout,
+        preset=schedule,
+        teacher=context.original if settings.distill else None,
+        seed=settings.seed + number,
+        keep_best=True,
+        checkpoint_dir=context.folder.round(number) / "checkpoint",
+        evaluate=context.evaluate,
+        progress=lambda news: _tell(context, f"round {number}: retrain", news),
+    )
+    return Retrained(fitted.model, fitted.history, fitted.kept)
+
+
+def _schedule(context: RunContext, number: int, pruned: nn.Module, schedule: Preset) -> Preset:
+    """The schedule with the rate that a short test chooses; a rate or preset that the user named is not changed."""
+    settings, folder = context.settings, context.folder
+    if settings.lr is not None or settings.preset != DEFAULT_PRESET:
+        return schedule
+    name = f"{folder.round(number).name}/{RATE}"
+    if folder.has(name):
+        return preset_of(schedule, lr=folder.parse(name, lambda words: float(words["lr"])))
+    tries = try_rates(
+        pruned,
+        context.data.train,
+        context.data.holdout,
+        schedule,
+        evaluate=context.evaluate,
+        teacher=context.original if settings.distill else None,
+        seed=settings.seed + number,
+    )
+    chosen = best_rate(tries)
+    folder.write(name, {"lr": chosen, "tries": [asdict(one) for one in tries]})
+    folder.wait_for_writer()
+    return preset_of(schedule, lr=chosen)
+
+
+def _tell(context: RunContext, phase: str, news: StepReport) -> None:
+    context.say(
+        phase,
+        (news.epoch - 1) * news.steps + news.step,
+        news.epochs * news.steps,
+        f"loss {news.loss:.3f}, accuracy {100 * news.accuracy:.1f}%, {news.images_per_second:.0f} images/s",
+    )

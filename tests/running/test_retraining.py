@@ -1,0 +1,111 @@
+"""Retraining never makes a run's network worse on the held-out images, and says so if it could not help."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from secateur.report.run_page import write_report
+from secateur.running.compress import Compressed, compress
+from secateur.running.folder import RunFolder
+from secateur.training.fit import fit
+from secateur.zoo import models
+from secateur.zoo.data import load
+from tests.running.toys import HOLDOUT, TRAIN, contents, run, trained
+
+
+def test_a_destructive_rate_is_undone_and_said(tmp_path: Path) -> None:
+    result = run(tmp_path, ratio=0.3, lr=20.0, epochs=2)
+    (outcome,) = result.rounds
+    assert outcome.kept_epoch == 0 and outcome.after.top1 == outcome.pruned.top1
+    reached = max(epoch.holdout.top1 for epoch in outcome.retraining if epoch.holdout)
+    assert reached < outcome.pruned.top1
+    (words,) = [note for note in result.summary["notes"] if "Round 1" in note]
+    assert f"{100 * outcome.pruned.top1:.2f}%" in words and f"at best {100 * reached:.2f}%" in words
+    assert words in write_report(tmp_path).read_text()
+
+
+def test_a_drop_is_said_in_points() -> None:
+    result = run(ratio=0.6, epochs=0)
+    lost = 100 * (result.summary["before"]["holdout"]["top1"] - result.rounds[-1].after.top1)
+    assert lost > 1
+    assert result.summary["notes"] == [f"The held-out accuracy is {lost:.2f} points lower than before pruning."]
+
+
+def test_own_fit_that_makes_it_worse_is_kept_and_said() -> None:
+    def spoil(model: nn.Module, _train: Any, _holdout: Any) -> nn.Module:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        return model
+
+    result = run(ratio=0.2, fit=spoil)
+    now = 100 * result.rounds[0].after.top1
+    assert result.summary["notes"][0].startswith("Round 1: your own fit lowered the held-out accuracy from")
+    assert result.summary["notes"][0].endswith(f"to {now:.2f}%.")
+
+
+def test_the_rate_is_tried_once_and_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    words: dict[str, Any] = {"ratio": 0.3, "epochs": 2}
+    first = compress(trained(), TRAIN, HOLDOUT, folder=whole, **words)
+
+    def stop(phase: str, done: int, _total: int, _note: str) -> None:
+        if phase.endswith("retrain") and done > 14:  # in the second epoch of 12 steps
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compress(trained(), TRAIN, HOLDOUT, folder=broken, progress=stop, **words)
+    kept = (broken / "round-01" / "rate.json").read_bytes()
+    second = compress(trained(), TRAIN, HOLDOUT, folder=broken, **words)
+    assert (broken / "round-01" / "rate.json").read_bytes() == kept
+    assert contents(whole)["model.safetensors"] == contents(broken)["model.safetensors"]
+    assert first.rounds[0].kept_epoch == second.rounds[0].kept_epoch
+
+
+def test_a_rate_or_preset_that_the_user_names_is_not_tested(tmp_path: Path) -> None:
+    run(tmp_path / "rate", ratio=0.3, lr=0.02)
+    run(tmp_path / "preset", ratio=0.3, lr=None, preset="cifar")
+    assert not list(tmp_path.rglob("rate.json"))
+
+
+@functools.cache
+def trained_on_digits(name: str) -> tuple[nn.Module, Any]:
+    """A network of the zoo, trained on digits for a short time."""
+    images = load("digits", size=32)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        channels = {} if models.config(name).shape[0] == 1 else {"in_channels": 1}
+        network = models.create(name, 10, **channels)
+    train = images.loader("train", 64, shuffle=True, seed=0)
+    return fit(network, train, preset="cosine", epochs=4, lr=0.02).model, images
+
+
+def pruned_by_default(name: str, folder: Path) -> Compressed:
+    network, images = trained_on_digits(name)
+    return compress(
+        network,
+        images.loader("train", 128, augment=True, shuffle=True, seed=0),
+        images.loader("holdout", 256),
+        score_on=images.loader("train", 256),
+        folder=RunFolder(folder),
+        ratio=0.3,
+        epochs=2,
+    )
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet8"])
+def test_defaults_never_end_below_the_start(name: str, tmp_path: Path) -> None:
+    """Two epochs at the preset's rate took LeNet-5 from 86.1% as cut to 38.9%."""
+    (outcome,) = pruned_by_default(name, tmp_path).rounds
+    assert outcome.after.top1 >= outcome.pruned.top1
+    last = outcome.retraining[-1].holdout
+    assert last is not None and last.top1 > outcome.pruned.top1 - 0.1  # the rate itself is a sensible one
+    tries = json.loads((tmp_path / "round-01" / "rate.json").read_text())["tries"]
+    assert [one["lr"] for one in tries] == pytest.approx([0.05, 0.015, 0.005, 0.0015])
