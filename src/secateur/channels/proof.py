@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from secateur.channels.labels.label_tensors import present, tensors_in
+from secateur.channels.discovery.sources import tensors_behind
+from secateur.channels.labels.label_tensors import present
 from secateur.channels.labels.record import Mismatch
 from secateur.channels.replay import replay
 from secateur.channels.units import Unit
@@ -44,8 +45,8 @@ def _trial(unit: Unit, stagger: int) -> list[int]:
 def _hold(graph: ChannelGraph, error: Mismatch) -> ChannelGraph:
     """Hold the units whose channels meet at the node where the replay failed."""
     found, numbers = graph.found, graph.grouped.channels
-    values = [found.record.values[node.name] for node in [error.node, *error.node.all_input_nodes]]
-    labels = np.concatenate([np.zeros(0, np.int64), *(present(tensor) for tensor in tensors_in(values))])
+    tensors = tensors_behind(error.node, found.record.values)
+    labels = np.concatenate([np.zeros(0, np.int64), *(present(tensor) for tensor in tensors)])
     channels = np.unique(found.of_label[labels])
     units = [name for name in graph.units if np.isin(numbers[name], channels).any()] or list(graph.units)
     reason = f"{error.node.target} does not work with fewer channels ({error})"

@@ -11,7 +11,6 @@ model with the same names, such as a pruned copy.
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from secateur.channels.traced import Traced, as_call, attribute_of
+from secateur.channels.recording.arguments import input_tensors
+from secateur.channels.traced import Traced, attribute_of
 
 Values = dict[fx.Node, Any]
 LastUses = Mapping[fx.Node, Sequence[fx.Node]]
@@ -56,15 +56,9 @@ class GraphRunner(fx.Interpreter):
         Arguments that are not tensors have the value they were traced with. With `copy`, tensors are cloned, so that
         calls that work in place do not change the caller's.
         """
-        args, kwargs = as_call(inputs)
-        given = inspect.signature(self.traced.model.forward).bind_partial(*args, **kwargs).arguments
-        values: Values = {}
-        for node in self.nodes:
-            if node.op == "placeholder":
-                constant = node.name not in self.traced.inputs
-                value = self.traced.constants[node.name] if constant else given[self.traced.inputs[node.name]]
-                values[node] = copied(value) if copy else value
-        return values
+        tensors = input_tensors(self.traced.model, inputs)
+        nodes = [node for node in self.nodes if node.op == "placeholder"]
+        return {node: copied(tensors[str(node.target)]) if copy else tensors[str(node.target)] for node in nodes}
 
     # -- calls
 
@@ -96,8 +90,8 @@ class GraphRunner(fx.Interpreter):
         return attribute_of(self.module, target)
 
     def output(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the model returns. torch.fx flattens it where forward has constant arguments."""
-        return self.graph.process_outputs(args[0])
+        """What the model returns."""
+        return args[0]
 
     # -- many calls
 

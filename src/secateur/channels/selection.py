@@ -26,8 +26,8 @@ class Selection:
 
 def selection_of(module: nn.Module) -> Selection | None:
     """The selection in front of `module`, if it has one."""
-    index = module._buffers.get(INDEX)
-    return None if index is None else Selection(index, int(getattr(module, DIM)))
+    buffers = module._buffers  # of a TorchScript module, this is no dict
+    return Selection(buffers[INDEX], int(getattr(module, DIM))) if INDEX in buffers else None  # type: ignore[arg-type]
 
 
 def select(module: nn.Module, index: Tensor, dim: int) -> None:

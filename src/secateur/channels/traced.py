@@ -22,8 +22,6 @@ class Traced:
     model: nn.Module
     graph: fx.Graph
     shapes: Mapping[str, Shapes]  # node name -> shape(s) of its value
-    inputs: Mapping[str, str]  # placeholder that takes a tensor -> argument of forward
-    constants: Mapping[str, Any]  # placeholder of an argument that is not a tensor -> its value
     identities: frozenset[str]  # nodes that returned their first argument unchanged
     guards: frozenset[str]  # nodes whose plain value the model's code has looked at
     calls: Mapping[str, int]  # module name -> number of calls
@@ -69,6 +67,12 @@ def as_call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, tuple | list):
         return tuple(example), {}
     return (example,), {}
+
+
+def with_part(x: Any, index: Any, value: Any) -> Any:
+    """`x` after `x[index] = value`: item assignment as a call that has a result."""
+    x[index] = value
+    return x
 
 
 def attribute_of(model: nn.Module, name: str) -> Any:

@@ -48,7 +48,7 @@ def _shared(traced: Traced, node: fx.Node, tied: dict[str, str], bare: set[str])
     name, module = str(node.target), traced.module(node)
     if traced.calls[name] > 1 and any(True for _ in module.parameters()):
         return f"{name} is called {traced.calls[name]} times"
-    for parameter in module._parameters:
+    for parameter, _ in module._parameters.items():  # also those of TorchScript modules
         own = f"{name}.{parameter}"
         if own in tied:
             return f"{own} is shared with {tied[own]}"

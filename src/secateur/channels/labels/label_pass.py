@@ -62,7 +62,7 @@ class LabelPass:
 
     def _value(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
-            return self._input(node)
+            return fixed_like(self.traced.shapes[node.name])
         if node.op == "get_attr":
             return self._attribute(node)
         call = Call(self, node)
@@ -72,11 +72,6 @@ class LabelPass:
         if isinstance(self.emit, Replay) and node.name in self.emit.first.failed:
             return call.unknown(self.emit.first.failed[node.name])
         return self.find_rule(node)(call)
-
-    def _input(self, node: fx.Node) -> Any:
-        if node.name in self.traced.constants:
-            return self.traced.constants[node.name]
-        return fixed_like(self.traced.shapes[node.name])
 
     def _is_state(self, name: str) -> bool:
         """Whether a tensor is a parameter or buffer, which surgery can replace, and not a plain attribute."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from secateur.channels.recording.arguments import Arguments, read_arguments
@@ -59,8 +59,6 @@ def _traced(model: nn.Module, tracer: ValueTracer, attributes: dict[str, Any]) -
         model=model,
         graph=tracer.graph,
         shapes=tracer.shapes,
-        inputs=tracer.inputs,
-        constants=tracer.constants,
         identities=frozenset(tracer.identities),
         guards=frozenset(tracer.guards),
         calls=calls,
@@ -84,21 +82,17 @@ def _record(model: nn.Module, is_leaf: IsLeaf, arguments: Arguments, example: Ex
     `self.filter.expand(x.size(1), 1, 3, 3)` needs the second way: it calls a method of a plain tensor with a recorded
     size. It is not the first way, because code may look at the values of a buffer.
     """
-    tracer = ValueTracer(is_leaf, arguments.slots, False)
+    tracer = ValueTracer(is_leaf, arguments, False)
     try:
-        _run(tracer, model, arguments)
+        tracer.trace(model)
     except Exception as error:  # noqa: BLE001  whatever the model's own code raises
         if not training:
-            tracer = ValueTracer(is_leaf, arguments.slots, True)
+            tracer = ValueTracer(is_leaf, arguments, True)
             try:
-                _run(tracer, model, arguments)
+                tracer.trace(model)
             except Exception:  # noqa: BLE001  the first error is the one that a user can do something about
                 raise TraceError(explain(model, error, example)) from error
     return tracer
-
-
-def _run(tracer: ValueTracer, model: nn.Module, arguments: Arguments) -> fx.Graph:
-    return tracer.trace(model, concrete_args=dict(arguments.constants) or None)
 
 
 def _prepare(model: nn.Module) -> None:
@@ -133,12 +127,18 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _no_new_attributes(model: nn.Module) -> Iterator[None]:
-    """Remove the constants of forward that torch.fx stores on the model."""
-    before, buffers = set(model.__dict__), set(model._buffers)
+    """Restore the attributes, buffers and hooks of all modules: what forward sets holds recorded values, and torch.fx
+    stores the constants of forward on the model."""
+    owned = [module.__dict__ for _, module in named_modules(model)]
+    inner = [value for each in owned for value in each.values() if isinstance(value, dict)]
+    empty = [each for each in inner if not each]
+    saved = [(each, dict(each), list(map(id, each.values()))) for each in (*owned, *inner) if each]
     try:
         yield
     finally:
-        for name in set(model.__dict__) - before:
-            del model.__dict__[name]
-        for name in set(model._buffers) - buffers:
-            del model._buffers[name]
+        for new in filter(None, empty):
+            new.clear()
+        for live, before, values in saved:
+            if list(map(id, live.values())) != values or live.keys() != before.keys():
+                live.clear()
+                live.update(before)

@@ -19,8 +19,23 @@ from secateur.channels.rules.running import execute
 def take(call: Call) -> Any:
     """Indexing. Channels cut at numbers in the code are kept; channels cut in computed halves are balanced."""
     x = call.args[0]
+    return _part(call, x) if isinstance(x, Tensor) else execute(call)
+
+
+def assign(call: Call) -> Any:
+    """Item assignment: what is assigned meets the part that it replaces, position by position."""
+    x, value = call.args[0], call.args[2]
     if not isinstance(x, Tensor):
-        return execute(call)
+        return call.unknown()
+    if tensors_in(call.args[1]):
+        return call.unknown(f"{call.what} indexes with a tensor")
+    part = _part(call, x)
+    if isinstance(value, Tensor):
+        call.unite(part, value, additive=False)
+    return x
+
+
+def _part(call: Call, x: Tensor) -> Any:
     index = call.args[1]
     if tensors_in(index):
         return call.unknown(f"{call.what} indexes with a tensor")

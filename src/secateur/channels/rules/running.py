@@ -49,6 +49,12 @@ def nothing(call: Call) -> Any:
     return None
 
 
+def new(call: Call) -> Any:
+    """A new tensor of given sizes and constant values. The first argument gives its type and place only."""
+    result = execute(call)
+    return constant(result.shape)
+
+
 def unknown(call: Call) -> Any:
     """Nothing is known about this operation: its channels are kept. Without tensors it is simply computed."""
     if not tensors_in((call.args, call.kwargs)):

@@ -13,6 +13,7 @@ from torch import nn
 from secateur.channels.labels.call import Rule
 from secateur.channels.layer_kinds import CONVOLUTIONS
 from secateur.channels.rules import cutting, layers, pointwise, reshaping, running
+from secateur.channels.traced import with_part
 
 # --------------------------------------------------------------------------------------------- layers, by class
 
@@ -54,7 +55,7 @@ _ELEMENTWISE = """
     relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh hardshrink softshrink
     softplus softsign sigmoid logsigmoid tanh tanhshrink threshold dropout dropout1d dropout2d dropout3d alpha_dropout
     feature_alpha_dropout abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos erf floor
-    ceil round sign clamp clip clamp_min clamp_max nan_to_num pos positive
+    ceil round sign clamp clip clamp_min clamp_max nan_to_num pos positive zeros_like ones_like full_like
 """
 _COMBINE = """
     mul multiply imul div divide true_divide truediv itruediv floordiv floor_divide pow ipow mod remainder fmod maximum
@@ -87,6 +88,9 @@ _CUTS: dict[str, Rule] = {
     "reshape_as": reshaping.reshape,
     "softmax": pointwise.softmax,
     "log_softmax": pointwise.softmax,
+    "new_zeros": running.new,
+    "new_ones": running.new,
+    "new_full": running.new,
     "size": running.size_of,
     "dim": running.size_of,
     "ndimension": running.size_of,
@@ -130,6 +134,7 @@ def _functions(names: dict[str, Rule]) -> dict[Any, Rule]:
             if plain is not None:
                 table[plain] = layers.spatial(k)
     table[getattr] = running.size_of
+    table[with_part] = cutting.assign
     table[torch.nn.functional.pad] = reshaping.pad
     for function in (len, int, float, bool, max, min, math.ceil, math.floor, math.sqrt, round, abs, isinstance):
         table[function] = running.compute
