@@ -279,7 +279,25 @@ BLOCK = {  # stem 4x3x9x64, conv1 6x4x9x64, conv2 4x6x9x64, fc 20
 }
 PAIR = {"a:out": Answer(4, ("fc",), ("a",)), "b:out": Answer(6, ("fc",), ("b",))}
 
+
+class CalledTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.s, self.b, self.fc = conv(3, 4), conv(4, 4), conv(4, 6, 1), nn.Linear(6, 5)
+        self.relu = nn.ReLU()  # called often too, and that is nobody's business
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.s(self.relu(self.s(self.relu(self.a(x))))))
+        return self.fc(pooled(self.relu(self.b(x))))
+
+
 NETS: dict[str, Tiny] = {
+    "called_twice": Tiny(
+        CalledTwice,
+        macs=6912 + 2 * 9216 + 1536 + 30,
+        params=306,
+        units={"a:out": Answer(4, ("s", "b"), ("a", "s")), "b:out": Answer(6, ("fc",), ("b",))},
+    ),
     "chain": Tiny(
         Chain,
         macs=6912 + 13824 + 30,

@@ -12,17 +12,6 @@ from torch import Tensor, nn
 from tests.nets import Answer, Chain, Flattened, Tiny, conv, pooled
 
 
-class CalledTwice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.s, self.b, self.fc = conv(3, 4), conv(4, 4), conv(4, 6, 1), nn.Linear(6, 5)
-        self.relu = nn.ReLU()  # called often too, and that is nobody's business
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu(self.s(self.relu(self.s(self.relu(self.a(x))))))
-        return self.fc(pooled(self.relu(self.b(x))))
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +142,6 @@ CHAIN = {"macs": 6912 + 13824 + 30, "params": 108 + 216 + 30, "units": B_FREE, "
 MIDDLE = {"macs": 6912 + 9216 + 1536 + 30, "params": 108 + 144 + 24 + 30, "units": B_FREE}
 
 FROZEN_NETS: dict[str, Tiny] = {
-    "called_twice": Tiny(CalledTwice, macs=6912 + 2 * 9216 + 1536 + 30, params=306, units=B_FREE, frozen=("a", "s")),
     "tied": Tiny(Tied, macs=6912 + 2 * 9216 + 1536 + 30, params=306, units=B_FREE, frozen=("a", "s", "t")),
     "literal_view": Tiny(
         LiteralView,

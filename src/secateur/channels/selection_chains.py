@@ -43,6 +43,8 @@ def find_chains(found: Discovery, readers: Collection[str]) -> SelectionChains:
 def _chain(found: Discovery, reader: fx.Node) -> list[str]:
     traced = found.traced
     chain = [str(reader.target)]
+    if traced.calls[chain[0]] > 1:  # each call has other layers in front of it
+        return chain
     node = reader
     while len(inputs := node.all_input_nodes) == 1 and len(inputs[0].users) == 1:
         node = inputs[0]
@@ -50,6 +52,8 @@ def _chain(found: Discovery, reader: fx.Node) -> list[str]:
             break
         module = traced.module(node) if node.op == "call_module" else None
         if not is_pass_through(found.find_rule(node), module):
+            break
+        if module is not None and traced.calls[str(node.target)] > 1 and str(node.target) in found.passes:
             break
         if module is not None and node.args and traced.calls[str(node.target)] == 1:
             chain.append(str(node.target))

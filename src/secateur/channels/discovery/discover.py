@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,10 +60,20 @@ def discover(model: nn.Module, example: Example) -> Discovery:
     with left_as_found(model):
         traced = record_calls(model, example, is_leaf)
         find_rule = RuleFinder(traced, opaque_layers(traced))
-        emit = Emitter()
-        record = LabelPass(find_rule, emit).run()
+        find_rule, emit, record = _follow(find_rule)
         read_by_training(find_rule, example, emit, record)
     return _number(find_rule, record, emit)
+
+
+def _follow(find_rule: RuleFinder) -> tuple[RuleFinder, Emitter, Record]:
+    """Run the labels. A layer that is called several times is cut only if the rules can follow every call of it."""
+    while True:
+        emit = Emitter()
+        record = LabelPass(find_rule, emit).run()
+        partly = {name: why for name, why in record.opaque.items() if name in record.reads or name in record.passes}
+        if not partly:
+            return find_rule, emit, record
+        find_rule = replace(find_rule, opaque={**find_rule.opaque, **partly})
 
 
 def _number(find_rule: RuleFinder, record: Record, emit: Emitter) -> Discovery:

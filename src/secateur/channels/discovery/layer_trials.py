@@ -1,8 +1,8 @@
 """Layers whose weights must not be cut, found before they are trusted.
 
-A layer is opaque, and its channels are kept, if taking slices of its weights would not remove channels: it is called
-twice, its parameters are computed or shared with another module, or it derives from a known layer but has a forward of
-its own that behaves differently. The last case is tried on the layer itself: a copy with fewer channels must give the
+A layer is opaque, and its channels are kept, if taking slices of its weights would not remove channels: its parameters
+are computed or shared with another module, or it derives from a known layer but has a forward of its own that behaves
+differently. The last case is tried on the layer itself: a copy with fewer channels must give the
 outputs of the full layer whose other inputs are zeroed.
 """
 
@@ -20,7 +20,7 @@ from secateur.channels.layer_kinds import MIXING, is_depthwise
 from secateur.channels.rules.layers import norm_over_channels
 from secateur.channels.rules.rulebook import base_layer
 from secateur.channels.rules.tables import LAYERS
-from secateur.channels.traced import Traced
+from secateur.channels.traced import Traced, named_modules
 from secateur.channels.units import Indices
 
 _Trials = dict[tuple[object, ...], bool]
@@ -46,9 +46,7 @@ def opaque_layers(traced: Traced) -> dict[str, str]:
 def _shared(traced: Traced, node: fx.Node, tied: dict[str, str], bare: set[str]) -> str | None:
     """Why the parameters of a called module serve other purposes too, if they do."""
     name, module = str(node.target), traced.module(node)
-    if traced.calls[name] > 1 and any(True for _ in module.parameters()):
-        return f"{name} is called {traced.calls[name]} times"
-    for parameter, _ in module._parameters.items():  # also those of TorchScript modules
+    for parameter in dict(module._parameters.items()):  # also those of TorchScript modules
         own = f"{name}.{parameter}"
         if own in tied:
             return f"{own} is shared with {tied[own]}"
@@ -78,9 +76,9 @@ def _parameters_are_plain(module: nn.Module) -> bool:
 
 
 def _tied_parameters(model: nn.Module) -> dict[str, str]:
-    """Name of a parameter that has two names -> its other name."""
+    """Name of a parameter that two modules share -> its other name. One module under two names shares nothing."""
     names: dict[int, list[str]] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
+    for prefix, module in named_modules(model):
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 names.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)

@@ -1,4 +1,7 @@
-"""Layers that eval mode does not call, such as auxiliary heads: all channels that they could read are kept."""
+"""Layers that eval mode does not call, such as auxiliary heads: all channels that they read in training are kept.
+
+A layer that training does not call either is unused. It keeps its shape and holds nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,9 @@ def read_by_training(find_rule: RuleFinder, example: Example, emit: Emitter, rec
     extra = LabelPass(_TrainingRules(training, find_rule.opaque, frozenset(unseen)), emit).run()
     record.unions += extra.unions  # its reads and writes are those of the first pass again
     record.holds += extra.holds
-    for name in sorted(unseen - set(training.calls)):
-        _could_read(traced, name, record)
+    if not any(node.op == "output" for node in training.graph.nodes):  # not followed to its end
+        for name in sorted(unseen - set(training.calls)):
+            _could_read(traced, name, record)
 
 
 def _unseen_layers(traced: Traced) -> set[str]:
@@ -56,7 +60,7 @@ class _TrainingRules(RuleFinder):
 
 
 def _could_read(traced: Traced, name: str, record: Record) -> None:
-    """A layer that no trace reaches might be called by other code: every value that has its width is kept."""
+    """A layer that no trace reaches might be called later in training: every value that has its width is kept."""
     module = traced.model.get_submodule(name)
     if not isinstance(module, MIXING):
         return

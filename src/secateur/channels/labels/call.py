@@ -112,7 +112,7 @@ class Call:
 
     def reads(self, vector: Tensor) -> None:
         """This layer mixes the channels `vector` of its input axis."""
-        self.record.reads[self.name] = vector.numpy()
+        self._at_every_call(self.record.reads, vector)
 
     def writes(self, width: int) -> Tensor:
         """Labels of the channels that this layer produces."""
@@ -122,7 +122,17 @@ class Call:
 
     def passes(self, vector: Tensor) -> None:
         """This layer has parameters per channel and passes each channel on."""
-        self.record.passes[self.name] = vector.numpy()
+        self._at_every_call(self.record.passes, vector)
+
+    def _at_every_call(self, vectors: dict[str, Indices], vector: Tensor) -> None:
+        """A layer that is called several times has one weight for each position, so the channels that arrive there in
+        different calls are pruned together."""
+        own = vector.numpy()
+        first = vectors.setdefault(self.name, own)
+        if len(first) != len(own):
+            raise ValueError(f"{self.name} is called with {len(first)} and with {len(own)} channels")
+        if first is not own:
+            self._meet(first, own, additive=False)
 
     def hold(self, value: Any, reason: str) -> None:
         """These channels must be kept."""
@@ -200,15 +210,24 @@ class Call:
             if self.name not in emit.wanted:
                 return x
             dim = selection.dim if selection is not None else self._selection_dim(x)
-            arriving = self.vector(x, dim)
-            if arriving is None:
-                raise Mismatch(self.node, f"channels of {self.name} arrive on more than one axis")
-            index = match(arriving.numpy(), emit.wanted[self.name])
-            if index is None:
-                raise Mismatch(self.node, f"channels that {self.name} selects do not arrive at it")
-            self.record.selected[self.name] = Selected(index, dim, len(arriving))
-            return pick(x, dim, torch.from_numpy(index))
+            return pick(x, dim, torch.from_numpy(self._replayed_selection(x, dim, emit.wanted[self.name])))
         return x if selection is None else pick(x, selection.dim, selection.index.cpu())
+
+    def _replayed_selection(self, x: Tensor, dim: int, wanted: Indices) -> Indices:
+        """What the layer selects under the plan. Later calls of a layer select what its first call does."""
+        arriving = self.vector(x, dim)
+        if arriving is None:
+            raise Mismatch(self.node, f"channels of {self.name} arrive on more than one axis")
+        first = self.record.selected.get(self.name)
+        if first is not None:
+            if first.arriving != len(arriving) or first.dim != dim:
+                raise Mismatch(self.node, f"{self.name} would have to select other channels in each call")
+            return first.index
+        index = match(arriving.numpy(), wanted)
+        if index is None:
+            raise Mismatch(self.node, f"channels that {self.name} selects do not arrive at it")
+        self.record.selected[self.name] = Selected(index, dim, len(arriving))
+        return index
 
     def _selection_dim(self, x: Tensor) -> int:
         return x.dim() - 1 if isinstance(self.module, nn.Linear) else 1

@@ -44,7 +44,7 @@ def sizes_are_recorded(is_recorded: Callable[[Any], bool], record: Record) -> It
     call_scripted = torch._C.ScriptFunction.__call__
     own = {name: Tensor.__dict__[name] for name in METHODS if name in Tensor.__dict__}
     try:
-        torch._C.ScriptFunction.__call__ = scripted  # type: ignore[method-assign]
+        torch._C.ScriptFunction.__call__ = scripted  # type: ignore[method-assign, assignment]
         for name, function in factories.items():
             setattr(torch, name, patched("call_function", function, function))
         for name in METHODS:

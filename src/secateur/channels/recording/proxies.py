@@ -83,12 +83,12 @@ class KnownProxy(fx.Proxy):
         return np.asarray(self.tracer.look(self), *args)
 
 
-class TensorProxy(KnownProxy, Tensor):
+class TensorProxy(KnownProxy, Tensor):  # type: ignore[misc]
     """A proxy for a tensor, which is a tensor."""
 
-    __class__ = property(type)  # type: ignore[assignment]
+    __class__ = property(type)
     __hash__ = object.__hash__
-    __format__ = object.__format__  # type: ignore[assignment]
+    __format__ = object.__format__
 
     def property_value(self, name: str) -> Any:
         """A property such as `shape`: recorded, if it could depend on the number of channels."""
