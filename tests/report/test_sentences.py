@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from secateur.measuring.accuracy import Accuracy
+from secateur.measuring.speedup import Speedup
 from secateur.report import sentences
 from secateur.report.finished_run import FinishedRun, NetworkFigures, UnitWidth, read_run
 
@@ -26,7 +27,8 @@ def told(run: Path) -> FinishedRun:
     now = NetworkFigures(
         Accuracy(0.94, None, 0.1, 50), Accuracy(0.93, None, 0.2, 200), 500, 100, 600, {"1": 0.004, "64": 0.01}
     )
-    return replace(read_run(run), units=units, before=was, after=now)
+    speed = {"1": Speedup(0.5, 0.2, 1.1), "64": Speedup(3.0, 2.5, 3.25)}
+    return replace(read_run(run), units=units, before=was, after=now, speedup=speed)
 
 
 def test_the_verdict(told: FinishedRun) -> None:
@@ -82,8 +84,9 @@ def test_what_was_gained(told: FinishedRun) -> None:
         "(−75.0%), and its tensors take 600B instead of 2.00 KB."
     )
     assert sentences.what_was_gained(told) == (
-        f"{work} On this run's machine it is slower on one image (2 ms before, 4 ms after) and 3.00 times as fast on "
-        "batches of 64 images (30 ms before, 10 ms after)."
+        f"{work} On this run's machine there is no measurable difference in speed on one image (2 ms before, 4 ms "
+        "after) and it is 3.00 times as fast on batches of 64 images (95% interval 2.50 to 3.25; 30 ms before, 10 ms "
+        "after)."
     )
     untimed = replace(told, before=replace(told.before, latency={}))
     assert sentences.what_was_gained(untimed) == work

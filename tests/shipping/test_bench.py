@@ -118,15 +118,16 @@ def test_folded_and_in_processor_seconds() -> None:
 
 def test_repr_is_a_short_table() -> None:
     def row(model: str, engine: str, batch: int, seconds: float, speedup: float) -> BenchRow:
-        return BenchRow(model, engine, Timing(model, batch, seconds, (seconds, seconds), 1), speedup)
+        interval = (speedup - 0.25, speedup + 0.25)
+        return BenchRow(model, engine, Timing(model, batch, seconds, (seconds, seconds), 1), speedup, interval)
 
     rows = row("original", "eager", 64, 0.0125, 1.0), row("small", "onnxruntime", 1, 0.00025, 2.5)
     found = Benched(rows, {"original": PROFILE, "small": PROFILE}, 2, ("small does not run in compile: no compiler",))
     assert repr(found).splitlines() == [
         "Benched 2 models on 2 threads",
         "  model     engine       batch  ms      speed",
-        "  original  eager        64     12.500  1.00x",
-        "  small     onnxruntime  1      0.250   2.50x",
+        "  original  eager        64     12.500  no measurable difference",
+        "  small     onnxruntime  1      0.250   2.50x (2.25 to 2.75)",
         "small does not run in compile: no compiler",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,6 +106,7 @@ def _as_dict(found: Benched) -> dict[str, Any]:
             "quartiles": row.timing.quartiles,
             "images_per_second": row.timing.images_per_second,
             "speedup": row.speedup,
+            "interval": None if math.isinf(row.interval[1]) else row.interval,
         }
         for row in found.rows
     ]
@@ -126,7 +128,7 @@ def _print(found: Benched) -> None:
             f"{1e3 * row.timing.median:.2f}",
             f"{100 * row.timing.spread:.0f}%",
             f"{row.timing.images_per_second:,.0f}",
-            f"{row.speedup:.2f}x",
+            "" if row.model == next(iter(found.profiles)) else row.said(),
         ]
         for row in sorted(found.rows, key=lambda r: (r.timing.batch_size, r.engine))
     ]
@@ -137,7 +139,8 @@ def _print(found: Benched) -> None:
     rows = [_profile_row(name, profile, first) for name, profile in found.profiles.items()]
     titles = ["network", "MACs", "", "selections", "where the time goes (eager, largest batch)"]
     console.print(columns(titles, rows, {"MACs", "selections"}), soft_wrap=True)
-    console.print(f"{found.threads} threads; ms is the median, spread the distance between the quartiles")
+    console.print(f"{found.threads} threads; ms is the median, spread the distance between the quartiles;")
+    console.print("speed: relative to the first network, with the 95% interval of the ratio")
 
 
 def _profile_row(name: str, profile: ModelProfile, first: int | None) -> list[str]:

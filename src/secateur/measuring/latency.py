@@ -28,6 +28,7 @@ class Timing:
     median: float
     quartiles: tuple[float, float]
     rounds: int
+    seconds: tuple[float, ...] = ()  # of each round; those of two models are pairs, see `secateur.measuring.speedup`
 
     @property
     def spread(self) -> float:
@@ -168,4 +169,4 @@ def _wait_for(device: torch.device) -> None:
 
 def _timing(name: str, size: int, seconds: list[float]) -> Timing:
     low, median, high = np.percentile(seconds, (25, 50, 75))
-    return Timing(name, size, float(median), (float(low), float(high)), len(seconds))
+    return Timing(name, size, float(median), (float(low), float(high)), len(seconds), tuple(seconds))

@@ -12,6 +12,7 @@ from secateur.channels.plan import Plan
 from secateur.deciding.sensitivity import Sensitivity, Tried
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy
+from secateur.measuring.speedup import Speedup
 from secateur.pictures.run_pictures import PICTURES, RunPictures, load_pictures
 from secateur.running.folder import CONFIG, ROUND, SENSITIVITY, SUMMARY, RunFolder
 from secateur.running.rounds import Outcome
@@ -81,6 +82,7 @@ class FinishedRun:
     units: Mapping[str, UnitWidth]
     layers: Mapping[str, LayerCost]
     seconds: Mapping[str, float]
+    speedup: Mapping[str, Speedup]  # batch size -> speed relative to the original; empty if it was not measured
     notes: tuple[str, ...]  # about retraining that did not help, and lost accuracy
     versions: Mapping[str, str]
     plan: Plan
@@ -110,6 +112,7 @@ def read_run(folder: str | Path) -> FinishedRun:
             units={name: UnitWidth(**words) for name, words in summary["units"].items()},
             layers={name: _layer(words) for name, words in summary["layers"].items()},
             seconds={phase: float(seconds) for phase, seconds in summary["seconds"].items()},
+            speedup={size: Speedup(**words) for size, words in summary.get("speedup", {}).items()},
             notes=tuple(str(note) for note in summary.get("notes", ())),
             versions={name: str(version) for name, version in summary["versions"].items()},
             plan=_plan(path / PLAN_FILE),

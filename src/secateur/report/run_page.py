@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from secateur.base.atomic_files import write_atomically
+from secateur.measuring.speedup import NO_DIFFERENCE
 from secateur.report.channel_section import channels
 from secateur.report.chart_sections import over_rounds, scores, sensitivities, widths
 from secateur.report.code_snippets import call, loading
@@ -76,10 +77,12 @@ def _cards(run: FinishedRun) -> str:
     for size, before in was.latency.items():
         after = now.latency[size]
         name = f"Time for {count(int(size), 'image')}"
-        cards.append(_card(name, milliseconds(after), milliseconds(before), f"{before / after:.2f}× the speed"))
+        found = run.speedup.get(size)
+        said = NO_DIFFERENCE if found is None or not found.measurable else f"{str(found).replace('x', '×')} the speed"
+        cards.append(_card(name, milliseconds(after), milliseconds(before), said))
     timed = (
-        "Times are medians of forward passes on the machine of the run, measured alternately for both networks. Other "
-        "programs on that machine make them less exact."
+        "Times are medians of forward passes on the machine of the run, measured alternately for both networks. A "
+        "speed-up is the median over pairs of turns, with its 95% interval in brackets."
     )
     return '<div class="cards">' + "".join(cards) + "</div>" + (paragraph(timed, "soft") if was.latency else "")
 

@@ -88,19 +88,19 @@ def what_was_gained(run: FinishedRun) -> str:
         f"({change(was.macs, now.macs)}), the network has {big(now.params)} weights instead of {big(was.params)} "
         f"({change(was.params, now.params)}), and its tensors take {big(now.bytes)}B instead of {big(was.bytes)}B."
     )
-    said = [_faster(size, seconds, now.latency[size]) for size, seconds in was.latency.items()]
-    return work + (f" On this run's machine it is {' and '.join(said)}." if said else "")
+    said = [_faster(run, size) for size in was.latency]
+    return work + (f" On this run's machine {' and '.join(said)}." if said else "")
 
 
-def _faster(size: str, was: float, now: float) -> str:
+def _faster(run: FinishedRun, size: str) -> str:
+    """The speed at a batch size. A ratio is given only if the turns of both networks can tell them apart."""
     images = "one image" if size == "1" else f"batches of {size} images"
-    ratio = was / now if now else 1.0
-    times = f"({milliseconds(was)} before, {milliseconds(now)} after)"
-    if abs(ratio - 1) < 0.02:
-        return f"as fast as before on {images} {times}"
-    if ratio < 1:
-        return f"slower on {images} {times}"
-    return f"{ratio:.2f} times as fast on {images} {times}"
+    times = f"{milliseconds(run.before.latency[size])} before, {milliseconds(run.after.latency[size])} after"
+    found = run.speedup.get(size)
+    if found is None or not found.measurable:
+        return f"there is no measurable difference in speed on {images} ({times})"
+    interval = f"95% interval {found.low:.2f} to {found.high:.2f}"
+    return f"it is {found.ratio:.2f} times as fast on {images} ({interval}; {times})"
 
 
 def goal(run: FinishedRun) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -15,10 +16,12 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.measuring.accuracy import Accuracy
 from secateur.measuring.latency import latency
+from secateur.measuring.speedup import Speedup, speedup
 from secateur.running.rounds import Outcome
 from secateur.running.run_context import RunContext
 
 BATCHES = (1, 64)
+TURNS = 20  # of each network at each batch size
 
 
 def summarise(
@@ -28,7 +31,7 @@ def summarise(
     graph, original = context.graph, context.original
     cost = graph.cost(plan)
     tests = _test_accuracies(context, original, pruned)
-    times = _times(context, original, pruned)
+    times, faster = _times(context, original, pruned)
     after = rounds[-1].after if rounds else before
     return {
         "format": "secateur-summary",
@@ -51,6 +54,7 @@ def summarise(
             "bytes": _bytes(pruned),
             "latency": times.get("after"),
         },
+        "speedup": faster,
         "removed": {"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
         "notes": notes(before, rounds),
         "rounds": [outcome.to_dict() for outcome in rounds],
@@ -77,7 +81,8 @@ def headline(summary: Mapping[str, Any]) -> list[list[str]]:
         )
     for size, was in (before["latency"] or {}).items():
         now = after["latency"][size]
-        rows.append([f"ms, batch {size}", f"{1e3 * was:.2f}", f"{1e3 * now:.2f}", f"{was / now:.2f}x"])
+        faster = Speedup(**summary["speedup"][size])
+        rows.append([f"ms, batch {size}", f"{1e3 * was:.2f}", f"{1e3 * now:.2f}", str(faster)])
     return rows
 
 
@@ -118,22 +123,25 @@ def _test_accuracies(context: RunContext, original: nn.Module, pruned: nn.Module
     return found
 
 
-def _times(context: RunContext, original: nn.Module, pruned: nn.Module) -> dict[str, dict[str, float]]:
-    """Median seconds of a forward pass at each batch size; the two networks take turns."""
+def _times(
+    context: RunContext, original: nn.Module, pruned: nn.Module
+) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    """Median seconds of a forward pass at each batch size, and the speed-ups; the two networks take turns."""
     example = context.graph.example
     if not isinstance(example, Tensor):
-        return {}
+        return {}, {}
     timings = latency(
         {"before": original, "after": pruned},
         example,
         batch_sizes=BATCHES,
-        rounds=10,
+        rounds=TURNS,
         progress=lambda done, total: context.say("latency", done, total),
     )
     found: dict[str, dict[str, float]] = {"before": {}, "after": {}}
     for timing in timings:
         found[timing.name][str(timing.batch_size)] = timing.median
-    return found
+    turns = {(timing.name, timing.batch_size): timing.seconds for timing in timings}
+    return found, {str(size): asdict(speedup(turns["before", size], turns["after", size])) for size in BATCHES}
 
 
 def _units(graph: ChannelGraph, plan: Plan) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from secateur.base.tables import short_table
 from secateur.errors import ModelError, RunError
 from secateur.measuring.engines import ENGINES, PreparedModel
 from secateur.measuring.latency import Timing, latency, prepare, ready_to_time
+from secateur.measuring.speedup import Speedup, speedup
 from secateur.shipping.fold import fold_batch_norm
 from secateur.shipping.model_profile import ModelProfile, profile
 
@@ -25,7 +27,12 @@ class BenchRow:
     model: str
     engine: str
     timing: Timing
-    speedup: float  # relative to the first model in the same engine at the same batch size
+    speedup: float  # relative to the first model in the same engine at the same batch size: median over paired turns
+    interval: tuple[float, float] = (0.0, math.inf)  # 95% confidence interval of the speed-up
+
+    def said(self) -> str:
+        """The speed-up with its interval, or that there is no measurable difference."""
+        return "" if math.isnan(self.speedup) else str(Speedup(self.speedup, *self.interval))
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +55,7 @@ class Benched:
         """A short table: the time and speed of every model in every engine, and the notes."""
         title = f"Benched {len(self.profiles)} models on {self.threads} threads"
         rows = [
-            (row.model, row.engine, str(row.timing.batch_size), f"{1e3 * row.timing.median:.3f}", f"{row.speedup:.2f}x")
+            (row.model, row.engine, str(row.timing.batch_size), f"{1e3 * row.timing.median:.3f}", row.said())
             for row in self.rows
         ]
         return "\n".join([short_table(title, ("model", "engine", "batch", "ms", "speed"), rows), *self.notes])
@@ -129,6 +136,9 @@ def _rows(timings: Sequence[Timing]) -> tuple[BenchRow, ...]:
     rows = []
     for (name, engine, size), timing in by_key.items():
         against = by_key.get((first, engine, size))
-        speedup = against.median / timing.median if against is not None else float("nan")
-        rows.append(BenchRow(str(name), str(engine), timing, speedup))
+        if against is None:
+            rows.append(BenchRow(str(name), str(engine), timing, math.nan))
+            continue
+        found = speedup(against.seconds, timing.seconds)
+        rows.append(BenchRow(str(name), str(engine), timing, found.ratio, (found.low, found.high)))
     return tuple(rows)
