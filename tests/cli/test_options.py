@@ -16,7 +16,7 @@ def test_images_have_the_size_that_the_model_takes() -> None:
     assert DataOptions().load().shape == (1, 8, 8)
     assert DataOptions().open("resnet8").shape == (1, 32, 32)
     assert DataOptions(size=16).open("resnet8").shape == (1, 16, 16)
-    assert DataOptions().open("package.module:factory").shape == (1, 8, 8)
+    assert DataOptions().open("tests.nets:Chain").shape == (1, 8, 8)
 
 
 def test_how_images_are_divided_and_normalised() -> None:

@@ -26,7 +26,7 @@ EXAMPLE = torch.zeros(1, 1, 32, 32)
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """LeNet-5, trained on the digits for three epochs."""
     folder = tmp_path_factory.mktemp("trained")
-    words = ["--model", "lenet5", "--data", "digits", "--epochs", "3", "--no-augment", "--device", "cpu"]
+    words = ["lenet5", "--data", "digits", "--epochs", "3", "--no-augment", "--device", "cpu"]
     lines(secateur("train", *words, "--lr", "0.05", "--batch-size", "32", "--out", folder))
     return folder / "model.safetensors"
 

@@ -16,11 +16,11 @@ from tests.cli.command_line import lines, secateur
 from tests.processes import torchrun
 from tests.proof import assert_accuracy
 
-SHORT = ["--model", "lenet5", "--data", "digits", "--epochs", "2", "--limit", "256", "--no-augment", "--device", "cpu"]
+SHORT = ["lenet5", "--data", "digits", "--epochs", "2", "--limit", "256", "--no-augment", "--device", "cpu"]
 
 
 def test_lenet_on_digits_passes_97_per_cent_and_evaluate_says_the_same(tmp_path: Path) -> None:
-    said = lines(secateur("train", "--model", "lenet5", "--data", "digits", "--out", tmp_path))
+    said = lines(secateur("train", "lenet5", "--data", "digits", "--out", tmp_path))
     assert [line.split()[1] for line in said[:30]] == [f"{number}/30" for number in range(1, 31)]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["holdout"]["top1"] > 0.97 and summary["test"]["top1"] > 0.95
@@ -88,12 +88,12 @@ def test_distillation_presets_and_own_normalisation(tmp_path: Path) -> None:
     "words, complaint",
     [
         (["train", *SHORT, "--preset", "sine"], "no training preset called 'sine'"),
-        (["train", *SHORT, "--lr", "0"], "learning rate must be above 0"),
+        (["train", *SHORT, "--lr", "0"], "lr must be above 0, got 0.0"),
         (["train", *SHORT, "--device", "abacus"], "device 'abacus' cannot be used"),
         (["train", *SHORT, "--mixed-precision", "fp16"], "fp16 needs a GPU"),
         (["train", *SHORT, "--mean", "a,b"], "--mean must be numbers"),
-        (["train", "--model", "lenet6", "--data", "digits"], "there is no model called 'lenet6'"),
-        (["train", "--model", "lenet5", "--data", "digit"], "there is no data set called 'digit'"),
+        (["train", "lenet6", "--data", "digits"], "there is no model called 'lenet6'"),
+        (["train", "lenet5", "--data", "digit"], "there is no data set called 'digit'"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(tmp_path: Path, words: list[str], complaint: str) -> None:

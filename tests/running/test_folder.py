@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 import secateur as sc
 from secateur.errors import FileError, RunError
 from secateur.running import folder as folder_module
-from secateur.running import rounds, run_context
+from secateur.running import round_retrain, rounds, run_context
 from secateur.running.folder import RunFolder
 from tests.proof import same_state
 from tests.running.toys import contents, fresh, run, trained
@@ -60,7 +60,7 @@ def test_a_finished_run_is_not_done_again(
     def never(*arguments: Any) -> Any:
         raise AssertionError("the run was finished")
 
-    for module, name in ((rounds, "fit"), (rounds, "score"), (run_context, "evaluate")):
+    for module, name in ((round_retrain, "fit"), (rounds, "score"), (run_context, "evaluate")):
         monkeypatch.setattr(module, name, never)
     result = run(tmp_path)
     assert contents(tmp_path) == finished

@@ -149,7 +149,7 @@ def test_changes_are_told() -> None:
     ]
     assert not merged((*changes[:1], *changed(third, "run", {"epochs": 5})[1]))  # as it was in the beginning
     assert commands(other, Path("here")) == [
-        ["train", "--epochs", "2", "--no-augment", "--out", "here/base"],
+        ["train", "resnet8", "--epochs", "2", "--no-augment", "--out", "here/base"],
         [
             *("prune", "resnet8", "--data", "digits", "--alpha", "3.0", "--epochs", "1"),
             *("--exclude", "a", "--exclude", "b", "--augment", "--rounds", "2"),

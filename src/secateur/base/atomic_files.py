@@ -23,7 +23,11 @@ def atomic(path: Path) -> Iterator[Path]:
     spare = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        spare.unlink(missing_ok=True)
+        spare.touch()
+        mode = spare.stat().st_mode & 0o777  # what the user's umask leaves; some writers let only the owner read
         yield spare
+        spare.chmod(mode)
         with spare.open("rb") as written:
             os.fsync(written.fileno())
         spare.replace(path)

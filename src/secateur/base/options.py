@@ -39,6 +39,7 @@ class Option:
     parse: Callable[[str], Any] | None = None  # makes the value of the text typed on the command line, as 63M
     own: bool = False  # a function of the user's own is a valid value
     hidden: bool = False  # a setting that only Python can give
+    several: bool = False  # a tuple of strings; a single string is a tuple of one
 
 
 def option(default: Any, help: str, **details: Any) -> Any:
@@ -61,6 +62,14 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+def strings_as_tuples(settings: Any) -> None:
+    """For `__post_init__`: a string given for a setting with several values is one value, not its characters."""
+    for field, about in options_of(settings):
+        value = getattr(settings, field.name)
+        if about.several and isinstance(value, str):
+            object.__setattr__(settings, field.name, (value,))  # the dataclass is frozen, and still being made
+
+
 def check(settings: Any, error: type[SecateurError]) -> None:
     """Raise `error` for the first setting that is not one of its choices or is outside its bounds."""
     for field, about in options_of(settings):
@@ -69,9 +78,12 @@ def check(settings: Any, error: type[SecateurError]) -> None:
             continue
         if about.choices is not None and value not in about.choices:
             raise error(_no_choice(field.name, value, about.choices))
+        if about.several and not _are_strings(value):
+            raise error(f"{field.name} must be a string or several strings, got {value!r}")
         bounds = _bounds(about)
         if bounds and not _within(value, about):
-            raise error(f"{field.name} must be {bounds}, got {value!r} ({about.help})")
+            number = "" if isinstance(value, int | float) else f", which is no number but {type(value).__name__}"
+            raise error(f"{field.name} must be {bounds}, got {value!r}{number} ({about.help})")
 
 
 def replaced(settings: Any, changes: Mapping[str, Any], error: type[SecateurError]) -> Any:
@@ -95,6 +107,10 @@ def _no_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any]) ->
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
     guess = f" (did you mean {near[0]}?)" if near else ""
     return f"{name} must be one of {', '.join(choices)}; got {value!r}{guess}"
+
+
+def _are_strings(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
 
 
 def _bounds(about: Option) -> str:

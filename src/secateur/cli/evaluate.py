@@ -28,11 +28,11 @@ def command(
         Path | None, typer.Option(help="Folder of the pruned network: plan.json, model.safetensors")
     ] = None,
     part: Annotated[str, typer.Option(help="Images to evaluate on: test, holdout or train")] = "test",
-    batch_size: Annotated[int, typer.Option(help="Number of images in a batch")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Number of images in a batch", min=1)] = 256,
     limit: Annotated[
-        int | None, typer.Option(help="Largest number of images; a sample with the same share of each class")
+        int | None, typer.Option(help="Largest number of images; a sample with the same share of each class", min=1)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the held-out images and of the sample")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the held-out images and of the sample", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Measure the accuracy of a network.

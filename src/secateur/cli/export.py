@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from secateur.base.folder_contents import refuse_overwriting
 from secateur.base.options import check, option
 from secateur.cli.common import complaints, console, friendly
 from secateur.cli.from_settings import options_from_settings
@@ -77,6 +78,7 @@ def command(
     from secateur.shipping.export import export
 
     check(file, ModelError)
+    refuse_overwriting(out)
     found = open_network(network, model=model, classes=classes)
     images = comparison.images(found.shape[-1])
     done = export(

@@ -20,7 +20,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import typer
 
-from secateur.base.options import GROUPS, Option, default_of, options_of
+from secateur.base.options import GROUPS, Option, check, default_of, options_of
+from secateur.errors import SecateurError
 
 S = TypeVar("S")
 
@@ -47,6 +48,7 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
         for name, kind in classes.items():
             names = [field.name for field, _ in _shown(kind)]
             values[name] = settings_typed(kind, {name: values.pop(name) for name in names})
+            check(values[name], SecateurError)  # before anything slow is imported
         return verb(**values)
 
     arguments = [p for p in plain if _is_argument(p)]

@@ -44,11 +44,32 @@ def open_model(name: str, data: ImageData, weights: Path | None = None, *, seed:
 
 
 def input_size(model: str) -> int | None:
-    """Height and width of the images that the model takes; None for the user's own model, which may take any size."""
+    """Height and width of the images that the model takes; None if the user's own factory does not say."""
     from secateur.zoo.models import config
 
-    known = ":" not in model or model.split(":")[0] in ("torchvision", "timm")
-    return config(model).shape[-1] if known else None
+    return config(model).shape[-1] if not _is_own(model) or "shape" in _declared(model) else None
+
+
+def normalisation(model: str, mean: str | None, std: str | None) -> tuple[str | None, str | None]:
+    """Mean and standard deviation as typed, or else those that the user's own factory declares as its attributes."""
+    from secateur.zoo.models import config
+
+    said = _declared(model)
+    if mean is None and "mean" in said:
+        mean = ",".join(map(str, config(model).mean))
+    if std is None and "std" in said:
+        std = ",".join(map(str, config(model).std))
+    return mean, std
+
+
+def _is_own(model: str) -> bool:
+    return ":" in model and model.split(":")[0] not in ("torchvision", "timm")
+
+
+def _declared(model: str) -> set[str]:
+    from secateur.zoo.models import config
+
+    return set(config(model).declared) if _is_own(model) else set()
 
 
 def _channels_argument(model: str) -> str:

@@ -7,7 +7,7 @@ command line options; a single option is a type alias. Importing this module doe
 from __future__ import annotations
 
 import os
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,14 +35,16 @@ class DataOptions:
     data_root: Path | None = option(None, "Folder that holds the data set", group="Data")
     mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Data")
     std: str | None = option(None, "Standard deviation to divide by", group="Data")
-    size: int | None = option(None, "Height and width of the images in pixels", group="Data")
+    size: int | None = option(None, "Height and width of the images in pixels", group="Data", least=1)
     workers: int = option(0, "Number of processes that decode image files", group="Data", least=0)
 
     def open(self, model: str, seed: int = 0) -> ImageData:
-        """The data set, with images of the size that the model takes unless `size` is given."""
-        from secateur.cli.opening import input_size
+        """The data set, with the size, mean and standard deviation that the model names unless others are given."""
+        from secateur.cli.opening import input_size, normalisation
 
-        return self.load(input_size(model) if self.size is None else self.size, seed)
+        size = input_size(model) if self.size is None else self.size
+        mean, std = normalisation(model, self.mean, self.std)
+        return replace(self, mean=mean, std=std).load(size, seed)
 
     def load(self, size: int | None = None, seed: int = 0) -> ImageData:
         """The data set with images of this size (None: their own). `seed` chooses the held-out images."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from secateur.base.folder_contents import PRUNING, refuse_others
 from secateur.base.options import option
 from secateur.cli.common import console, friendly, phases, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
@@ -49,6 +51,7 @@ def command(
         str | None, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")
     ] = None,
     *,
+    context: typer.Context,
     options: PruneOptions,
     data: EverydayData,
     device: DeviceOptions,
@@ -74,7 +77,9 @@ def command(
     asked = {"model": model, **values_of(options, data, device, settings)}
     out = folder.out
     if folder.resume is not None:
-        asked, out = _asked_before(folder.resume), folder.resume
+        before = _asked_before(folder.resume)
+        _refuse_changes(context, before, {**asked, "out": None if out is None else str(out)}, folder.resume)
+        asked, out = before, folder.resume
     elif model is None:
         asked = _demo(asked, settings)
     _prune(asked, out or run_folder(f"prune-{asked['model']}-{asked['data']}"))
@@ -102,6 +107,25 @@ def _asked_before(folder: Path) -> dict[str, Any]:
     return asked
 
 
+def _refuse_changes(context: typer.Context, before: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
+    """RunError for options next to --resume that differ from those of the run."""
+    from secateur.errors import RunError
+
+    before = {**before, "out": str(folder)}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name == "resume" or source is None or source.name.startswith("DEFAULT"):
+            continue
+        was, now = (json.loads(json.dumps(words.get(name))) for words in (before, asked))
+        if was != now:
+            word = "MODEL" if parameter.param_type_name == "argument" else f"--{name.replace('_', '-')}"
+            raise RunError(
+                f"{word} {now} differs from the run in {folder}, which has {was}: --resume continues a run with its "
+                "own options. Leave the option out, or start another run with --out"
+            )
+
+
 def _prune(asked: dict[str, Any], folder: Path) -> None:
     import torch
 
@@ -110,6 +134,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     from secateur.running.compress import compress
     from secateur.running.folder import RunFolder
 
+    refuse_others(folder, PRUNING)
     options, device = settings_from(PruneOptions, asked), settings_from(DeviceOptions, asked)
     settings, data = settings_from(Settings, asked), settings_from(EverydayData, asked)
     again = command_line("prune", asked["model"], options, data, device, settings, always=("data",))
@@ -153,7 +178,7 @@ def _network(asked: dict[str, Any], weights: Path | None, images: ImageData, see
         return demo_network(images, seed, rank)
     raise ModelError(
         f"pruning starts from a trained network: pass --weights FILE with the weights of {name}. "
-        f"To train one first: secateur train --model {name} --data {data}"
+        f"To train one first: secateur train {name} --data {data}"
     )
 
 

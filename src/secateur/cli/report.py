@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from secateur.base.folder_contents import refuse_overwriting
 from secateur.cli.common import console, friendly
 
 
@@ -26,5 +27,7 @@ def command(
     from secateur.report.run_page import write_report
     from secateur.report.study_page import is_study, write_study_report
 
+    if out is not None and out.suffix != ".html":
+        refuse_overwriting(out)
     write = write_study_report if is_study(run_folder) else write_report
     console.print(f"written: {write(run_folder, out)}", soft_wrap=True, markup=False)

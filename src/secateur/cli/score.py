@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from secateur.base.folder_contents import SCORES, SENSITIVITY, refuse_others
 from secateur.cli.common import console, friendly, names_in, note_untrained, progress
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, Model, RequiredData, Streams
@@ -39,9 +40,9 @@ def command(
     ] = None,
     streams: Streams = "select",
     part: Annotated[str, typer.Option(help="Images to score on: train, holdout or test")] = "train",
-    batch_size: Annotated[int, typer.Option(help="Images per batch")] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of samples, held-out images and the metric random")] = 0,
-    show: Annotated[int, typer.Option(help="Number of channels shown at each end of a unit")] = 3,
+    batch_size: Annotated[int, typer.Option(help="Images per batch", min=1)] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of samples, held-out images and the metric random", min=0)] = 0,
+    show: Annotated[int, typer.Option(help="Number of channels shown at each end of a unit", min=0)] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder for scores.safetensors and scores.json")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")] = False,
 ) -> None:
@@ -66,6 +67,8 @@ def command(
     from secateur.scoring.scores import save_scores
 
     part = checked_part(part)
+    if out is not None:
+        refuse_others(out, SCORES, beside=(SENSITIVITY,))
     rank, world = rank_and_world(device.device)
     found = data.open(model, seed)
     home = device.pick()

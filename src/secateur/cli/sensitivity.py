@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from secateur.base.folder_contents import SCORES, SENSITIVITY, refuse_others
 from secateur.base.options import check, option
 from secateur.cli.common import console, friendly, progress
 from secateur.cli.from_settings import options_from_settings
@@ -58,6 +59,7 @@ def command(model: Model, *, settings: RankSettings, options: SensitivityOptions
 
     check(options, DecideError)
     check(settings, DecideError)
+    refuse_others(options.out, SENSITIVITY, beside=(SCORES,))
     found = _measure(model, settings, options, data)
     chosen, out = found.ranked()[: check_k(settings.k, len(found.tried))], options.out
     write_atomically(out / "sensitivity.json", f"{json.dumps(found.to_dict(), indent=2)}\n".encode())

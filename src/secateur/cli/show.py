@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from secateur.base.folder_contents import refuse_others
 from secateur.base.options import check, option
 from secateur.cli.common import console, friendly, note_untrained, progress, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
@@ -180,6 +181,8 @@ def _open(model: str | None, options: ShowOptions, data: DataOptions, device: De
     from secateur.channels.graph import trace
 
     check(options, DataError)
+    if options.out is not None:
+        refuse_others(options.out, "pictures")
     name = DEMO_MODEL if model is None else model
     images = data.open(name, seed)
     network = _network(name, options.weights, data.data, images, seed)

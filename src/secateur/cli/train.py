@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from secateur.base.folder_contents import TRAINING, refuse_others
 from secateur.cli.common import complaints, console, friendly, progress, run_folder
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DeviceOptions, RequiredData
+from secateur.cli.options import DeviceOptions, Model, RequiredData
 from secateur.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -28,19 +29,19 @@ WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
 @friendly
 @options_from_settings
 def command(
-    model: Annotated[str, typer.Option(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory")],
+    model: Model,
     settings: TrainingSettings,
     data: RequiredData,
     device: DeviceOptions,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes", min=1)] = None,
     weights: Annotated[Path | None, typer.Option(help="Weight file to start from")] = None,
     teacher: Annotated[str | None, typer.Option(help="Network to distil from")] = None,
     teacher_weights: Annotated[Path | None, typer.Option(help="Weight file of the teacher")] = None,
     temperature: Annotated[float, typer.Option(help="Temperature of the distillation")] = 2.0,
     distill_weight: Annotated[float, typer.Option(help="Weight of the distillation in the loss, 0 to 1")] = 0.5,
     augment: Annotated[bool, typer.Option(help="Random crops and flips")] = True,
-    limit: Annotated[int | None, typer.Option(help="Largest number of training images")] = None,
+    limit: Annotated[int | None, typer.Option(help="Largest number of training images", min=1)] = None,
 ) -> None:
     """Train a network. The same command continues a run that was killed.
 
@@ -48,11 +49,11 @@ def command(
 
     Examples:
 
-        secateur train --model resnet8 --data digits
+        secateur train resnet8 --data digits
 
-        secateur train --model resnet20 --data cifar10 --preset cifar --epochs 200
+        secateur train resnet20 --data cifar10 --preset cifar --epochs 200
 
-        secateur train --model vgg16 --data cifar10 --mixed-precision bf16
+        secateur train vgg16 --data cifar10 --mixed-precision bf16
     """
     from secateur.base.processes import leave, rank_and_world
     from secateur.cli.opening import open_model
@@ -60,6 +61,7 @@ def command(
     from secateur.training.fit import fit
 
     folder = out or run_folder(f"train-{model}-{data.data}")
+    refuse_others(folder, TRAINING, WEIGHTS, SUMMARY)
     schedule, seed = settings.schedule, settings.seed
     rank, world = rank_and_world(device.device)
     images = data.open(model, seed)

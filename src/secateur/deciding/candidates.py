@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
@@ -27,8 +28,56 @@ def candidates(graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[
         if only or not _left_alone(graph, unit):
             chosen.append(name)
     if not chosen:
-        raise DecideError("no unit is left to prune: the patterns exclude all of them. `secateur inspect` lists units.")
+        raise DecideError(_why_none(graph, exclude, only))
     return chosen
+
+
+def check_patterns(
+    graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[str] = (), original: Iterable[str] = ()
+) -> None:
+    """DecideError if a pattern matches nothing, with the nearest names.
+
+    original: units of the original network, if `graph` is that of a network that has been pruned before.
+    """
+    units = [*dict.fromkeys([*graph.units, *original])]
+    names = [*dict.fromkeys([*units, *(name.partition(":")[0] for name in units)])]
+    for option, patterns in (("only", only), ("exclude", exclude)):
+        for pattern in patterns:
+            if _matches(names, [pattern]) or (option == "exclude" and _matches([*graph.frozen], [pattern])):
+                continue
+            frozen = next((name for name in graph.frozen if fnmatch.fnmatch(name, pattern)), None)
+            if frozen is not None:
+                raise DecideError(f"{option}: {frozen} cannot be pruned: {graph.frozen[frozen]}")
+            raise DecideError(
+                f"{option}: the pattern {pattern!r} matches no unit and no layer that can be pruned. "
+                f"{_nearest(pattern, names)}. `secateur inspect` lists all of them."
+            )
+
+
+def _nearest(pattern: str, names: Sequence[str]) -> str:
+    inside = [name for name in names if name.startswith(f"{pattern.rstrip('.*')}.")]
+    if inside and not pattern.endswith("*"):
+        return f"For all layers inside it, write '{pattern}.*'"
+    near = difflib.get_close_matches(pattern, names, n=5, cutoff=0.4)
+    return f"The nearest names are {', '.join(near)}" if near else f"Names are such as {', '.join(names[:5])}"
+
+
+def _why_none(graph: ChannelGraph, exclude: Sequence[str], only: Sequence[str]) -> str:
+    if exclude or only:
+        return "no unit is left to prune: the patterns exclude all of them. `secateur inspect` lists units."
+    name = type(graph.model).__name__
+    if not any(layer.kind != "linear" for layer in graph.layers.values()):
+        return (
+            f"{name} has no convolutions that secateur can see, and without patterns only their channels are pruned. "
+            "To prune linear layers, name them with only="
+        )
+    if graph.units:
+        return (
+            f"no unit of {name} is pruned by default: its units are {', '.join([*graph.units][:5])}, the classifier's "
+            "input or between linear layers. To prune them, name them with only="
+        )
+    reasons = [f"{layer}: {reason}" for layer, reason in [*graph.frozen.items()][:3]]
+    return f"{name} has no channels that can be removed. {'; '.join(reasons)}"
 
 
 def scored(graph: ChannelGraph, scores: Scores, names: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ by default units race (`racing.py`): the most informative images come first, unt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from secateur.base.tables import short_table
 from secateur.channels.graph import ChannelGraph
 from secateur.deciding.amounts import amounts
 from secateur.deciding.budget import Cutter
-from secateur.deciding.candidates import candidates, scored
+from secateur.deciding.candidates import candidates, check_patterns, scored
 from secateur.deciding.costs import CostOf, cost_function, name_of
 from secateur.deciding.partial_forward import Cut, cut_by_zeroing
 from secateur.deciding.settings import RankSettings
@@ -133,7 +134,7 @@ def sensitivity(
     check(chosen, DecideError)
     split = chosen.split or "algorithm1"
     cutter = Cutter(graph, scores, WidthLimits(chosen.round_to, widths or {}))
-    names = scored(graph, scores, candidates(graph, chosen.exclude, chosen.only))
+    names = _names(graph, scores, chosen, widths or {})
     cost_of = cost_function(graph, chosen.cost)
     if split == "ratio":
         trials, details = _by_ratio(cutter, names, ratios, cost_of)
@@ -158,6 +159,11 @@ def sensitivity(
         curves=_curves(rows) if split == "ratio" else {},
         repair="none" if repair is None else str(getattr(repair, "how", "own")),
     )
+
+
+def _names(graph: ChannelGraph, scores: Scores, settings: RankSettings, widths: Mapping[str, int]) -> list[str]:
+    check_patterns(graph, settings.exclude, settings.only, widths)
+    return scored(graph, scores, candidates(graph, settings.exclude, settings.only))
 
 
 def check_k(k: int | None, units: int) -> int:
@@ -242,14 +248,27 @@ def _by_own_measure(
 ) -> tuple[TrialResult, list[TrialResult]]:
     """The user's own measure of the network, whole and for each trial."""
     holdout = list(holdout) if iter(holdout) is holdout else holdout  # it is read once for each trial
-    base = TrialResult(None, None, float(measure(graph.model, holdout)), 0)
+    base = _own_result(measure, graph, holdout, "the whole network")
     results = []
     for i, trial in enumerate(trials):
         with cut(trial.unit, trial.kept):
-            results.append(TrialResult(None, None, float(measure(graph.model, holdout)), 0))
+            results.append(_own_result(measure, graph, holdout, f"unit {trial.unit} cut to {len(trial.kept)} channels"))
         if progress is not None:
             progress(i + 1, len(trials))
     return base, results
+
+
+def _own_result(
+    measure: Callable[[nn.Module, Batches], float], graph: ChannelGraph, holdout: Batches, what: str
+) -> TrialResult:
+    found = measure(graph.model, holdout)
+    try:
+        value = float(found)
+    except (TypeError, ValueError) as error:
+        raise DecideError(f"your measure must return a number, but returned {type(found).__name__}") from error
+    if math.isnan(value):
+        raise DecideError(f"your measure returned NaN for {what}, and units cannot be ranked by it")
+    return TrialResult(None, None, value, 0)
 
 
 def _row(trial: Trial, result: TrialResult, detail: _Detail, graph: ChannelGraph) -> Tried:

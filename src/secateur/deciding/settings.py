@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from secateur.base.options import Seeded, option
+from secateur.base.options import Seeded, option, strings_as_tuples
 from secateur.deciding.costs import COSTS
 from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
@@ -25,8 +25,12 @@ class RankSettings(Seeded):
     cost: str | Callable[..., float] = option(
         "macs", f"Cost that units are compared at: {', '.join(COSTS)}", group="Layers", choices=COSTS, own=True
     )
-    only: tuple[str, ...] = option((), "Prune only units or layers that match this pattern", group="Layers")
-    exclude: tuple[str, ...] = option((), "Do not prune units or layers that match this pattern", group="Layers")
+    only: tuple[str, ...] = option(
+        (), "Prune only units or layers that match this pattern", group="Layers", several=True
+    )
+    exclude: tuple[str, ...] = option(
+        (), "Do not prune units or layers that match this pattern", group="Layers", several=True
+    )
     round_to: int = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
     alpha: float = option(3.0, "Pruning rate of Eqn. 3; the paper uses 2 to 4", group="Layers", above=0)
     k: int | None = option(None, "Units pruned in each round; a third of them by default", group="Layers", least=1)
@@ -47,6 +51,10 @@ class RankSettings(Seeded):
     trial_ratio: float = option(
         0.5, "Fraction removed at which the split `ratio` ranks units", group="Layers", above=0, below=1, hidden=True
     )
+
+    def __post_init__(self) -> None:
+        """A single pattern may be given as a string."""
+        strings_as_tuples(self)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from secateur.base.processes import rank_and_world
 from secateur.base.tables import short_table
 from secateur.channels.graph import trace
 from secateur.channels.plan import Plan
+from secateur.deciding.candidates import check_patterns
 from secateur.deciding.reach import check_reach
 from secateur.deciding.sensitivity import NothingToLoseError
 from secateur.errors import DataError, DecideError
@@ -35,7 +36,7 @@ from secateur.running.folder import BASE, ROUND, SUMMARY, RunFolder
 from secateur.running.rounds import Outcome, run_round
 from secateur.running.run_context import PhaseProgress, RunContext, RunData
 from secateur.running.settings import Settings, check_settings
-from secateur.running.summary import headline, summarise
+from secateur.running.summary import SUMMARY_FORMAT, headline, summarise
 from secateur.training.checkpoint import digest
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ def _run(
     original = copy.deepcopy(model)
     example = example if example is not None else first_image(data.train, device_of(model))
     graph = trace(original, example, settings.streams)
+    check_patterns(graph, settings.exclude, settings.only)
     settings = fill_defaults(settings, graph, _pixels(example))
     context = RunContext(folder, original, graph, settings.budget(graph), settings, data, progress)
     check_reach(graph, context.budget, settings)
@@ -246,7 +248,13 @@ def _summary(
     if not folder.has(SUMMARY) or not folder.has_model():
         folder.save_model(current, plan)
     if folder.has(SUMMARY):
-        return folder.read(SUMMARY)
+        return folder.parse(SUMMARY, _checked_summary)
     summary = summarise(context, plan, current, before, rounds)
     folder.write(SUMMARY, summary)
     return summary
+
+
+def _checked_summary(words: dict[str, Any]) -> dict[str, Any]:
+    if words.get("format") != SUMMARY_FORMAT:
+        raise ValueError(f'"format" is {words.get("format")!r}, not {SUMMARY_FORMAT!r}; it has been replaced')
+    return {**words, "seconds": {**words["seconds"]}}

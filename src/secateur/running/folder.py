@@ -26,6 +26,7 @@ from torch import nn
 
 from secateur.base.atomic_files import read_object, write_atomically
 from secateur.base.distributed import all_or_none, processes
+from secateur.base.folder_contents import PRUNING, STUDY, held_by
 from secateur.channels.files import MODEL_FILE, PLAN_FILE, load, save
 from secateur.channels.plan import Plan
 from secateur.errors import FileError, RunError
@@ -55,6 +56,9 @@ class RunFolder:
         all_or_none(lambda: self._start({**config, **self.about}) if self.writes else None)
 
     def _start(self, config: dict[str, Any]) -> None:
+        other = held_by(self.path)
+        if other not in (None, PRUNING) and (other == STUDY or not self.has(CONFIG)):
+            raise RunError(f"{self.path} holds {other}, not a pruning run; use another folder")
         if self.has(CONFIG):
             found, wanted = _flat(self.read(CONFIG)), _flat(_plain(config))
             different = sorted(key for key in {**found, **wanted} if found.get(key) != wanted.get(key))

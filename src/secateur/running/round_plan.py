@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+from torch import nn
+
+from secateur.base.batches import Batches
 from secateur.channels.files import PLAN_FILE
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
@@ -62,7 +67,7 @@ def _rank(
             graph,
             scores,
             context.data.holdout,
-            settings,
+            replace(settings, measure=_measure(context, settings)),
             ratios=(settings.trial_ratio,),  # the other points of Li et al.'s curves decide nothing
             repair=unit_repair() if settings.trials == "repaired" else None,
             widths=context.widths,
@@ -72,3 +77,17 @@ def _rank(
         return found
 
     return rank
+
+
+def _measure(context: RunContext, settings: SplitSettings) -> Any:
+    """What units are ranked by: the user's own evaluation, if there is one, measures accuracy and loss here too."""
+    own, measure = context.settings.evaluate, settings.measure
+    if own is None or callable(measure):
+        return measure
+
+    def by_own_evaluation(model: nn.Module, holdout: Batches) -> float:
+        found = context.evaluate(model, holdout)
+        return found.top1 if measure == "accuracy" else -found.loss
+
+    by_own_evaluation.__name__ = str(getattr(own, "__name__", "own"))
+    return by_own_evaluation

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch import nn
 
 from secateur.base.preserve_state import generators_kept
+from secateur.errors import RunError
 from secateur.running.run_context import RunContext
 from secateur.training.fit import fit
 from secateur.training.history import Epoch
@@ -36,7 +38,7 @@ def retrain(context: RunContext, number: int, pruned: nn.Module, epochs: int | N
     settings, data = context.settings, context.data
     if settings.fit is not None:
         with generators_kept(settings.seed + number):
-            return Retrained(settings.fit(pruned, data.train, data.holdout))
+            return Retrained(_own_fit(settings.fit(pruned, data.train, data.holdout), pruned))
     if epochs == 0:
         return Retrained(pruned)
     schedule = _schedule(context, number, pruned, preset_of(settings.preset, epochs=epochs, lr=settings.lr))
@@ -53,6 +55,30 @@ def retrain(context: RunContext, number: int, pruned: nn.Module, epochs: int | N
         progress=lambda news: _tell(context, f"round {number}: retrain", news),
     )
     return Retrained(fitted.model, fitted.history, fitted.kept)
+
+
+def _own_fit(found: Any, pruned: nn.Module) -> nn.Module:
+    """What the user's own retraining returned, if it is a network of the same shape."""
+    if not isinstance(found, nn.Module):
+        hint = "; if it trains the network in place, end it with `return model`" if found is None else ""
+        raise RunError(f"your fit function must return the retrained network, but returned {_kind(found)}{hint}")
+    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in (found, pruned)]
+    if shapes[0] != shapes[1]:
+        odd = next(name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
+        raise RunError(
+            f"your fit function must return the network that it was given, retrained: {odd} is "
+            f"{_size(shapes[0].get(odd))} in the network that it returned, and {_size(shapes[1].get(odd))} in the one "
+            "that it was given"
+        )
+    return found
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _size(shape: Any) -> str:
+    return "missing" if shape is None else str(list(shape))
 
 
 def _schedule(context: RunContext, number: int, pruned: nn.Module, schedule: Preset) -> Preset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class RunContext:
                 "your evaluate function must return a secateur.Accuracy(top1, top5, loss, num_images), whose top1 may "
                 f"be any figure where higher is better; it returned {type(found).__name__}"
             )
+        if math.isnan(found.top1):
+            raise RunError("the evaluation returned NaN, and decisions cannot be based on it: check your function")
         return found
 
 

@@ -20,6 +20,7 @@ from secateur.measuring.speedup import Speedup, speedup
 from secateur.running.rounds import Outcome
 from secateur.running.run_context import RunContext
 
+SUMMARY_FORMAT = "secateur-summary"
 BATCHES = (1, 64)
 TURNS = 20  # of each network at each batch size
 
@@ -34,7 +35,7 @@ def summarise(
     times, faster = _times(context, original, pruned)
     after = rounds[-1].after if rounds else before
     return {
-        "format": "secateur-summary",
+        "format": SUMMARY_FORMAT,
         "version": 1,
         "model": type(original).__name__,
         "settings": context.settings.to_dict(),

@@ -21,12 +21,12 @@ class ScoreSettings:
     """
 
     num_images: int | None = option(
-        None, "Number of images to score on, a stratified sample; all by default", group="Scoring"
+        None, "Number of images to score on, a stratified sample; all by default", group="Scoring", least=1
     )
     tap: Where = option(
         "reader", "Tensor to score: the readers' input (reader) or before_activation", group="Scoring", choices=TAPS
     )
-    num_map_images: int | None = option(2000, "Number of images for di, mmd and rebuilt", group="Scoring")
+    num_map_images: int | None = option(2000, "Number of images for di, mmd and rebuilt", group="Scoring", least=1)
     memory_gib: float = option(2.0, "Memory for di and mmd in GiB", group="Scoring", above=0)
     seed: int | None = option(None, "Seed of the sample; a new sample each time if None", hidden=True)
 

@@ -22,6 +22,8 @@ from typing import Any
 
 from secateur.base.atomic_files import read_object, write_atomically
 from secateur.base.distributed import all_or_none
+from secateur.base.folder_contents import STUDY as HELD
+from secateur.base.folder_contents import held_by
 from secateur.base.processes import rank_and_world
 from secateur.errors import FileError, RunError
 
@@ -120,6 +122,9 @@ class StudyFolder:
 
     def _start(self) -> None:
         path = self.path / CONFIG
+        other = held_by(self.path)
+        if other not in (None, HELD):
+            raise RunError(f"{self.path} holds {other}, not a study; use another folder")
         if path.exists():
             found = read_object(path)
             if found.get("study") != self.name:

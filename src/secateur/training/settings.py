@@ -34,7 +34,7 @@ class TrainingSettings:
         "no", "no, bf16 or fp16", group="Training", choices=("no", "bf16", "fp16")
     )
     channels_last: bool = option(True, "Memory layout that is faster for most convolutions", group="Training")
-    seed: int = option(0, "Seed of initial weights, held-out images, order and augmentation", group="Training")
+    seed: int = option(0, "Seed of initial weights, held-out images, order and augmentation", group="Training", least=0)
     keep_best: bool = option(
         False, "Return the epoch with the best held-out accuracy, not the last one", group="Training", hidden=True
     )

@@ -127,7 +127,8 @@ def commands(
     trained = str(weights) if weights else None
     if trained is None and recipe.train is not None:
         base = folder / "base"
-        steps.append(["train", *_words({**recipe.train, **where, "out": str(base)})])
+        train = {**recipe.train, **where, "out": str(base)}
+        steps.append(["train", str(train.pop("model", recipe.run["model"])), *_words(train)])
         trained = str(base / "model.safetensors")
     if trained is None and recipe.command not in UNTRAINED:
         trained = WEIGHTS

@@ -75,12 +75,7 @@ def _own(name: str, module_name: str, attribute: str) -> ModelConfig:
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise ModelError(f"{name!r}: the module {module_name} has no callable {attribute!r}")
-    takes = Input(
-        shape=tuple(getattr(factory, "shape", IMAGENET.shape)),
-        num_classes=int(getattr(factory, "num_classes", IMAGENET.num_classes)),
-        mean=tuple(getattr(factory, "mean", IMAGENET.mean)),
-        std=tuple(getattr(factory, "std", IMAGENET.std)),
-    )
+    takes = _declared_input(name, factory)
 
     def build(num_classes: int, **arguments: Any) -> nn.Module:
         if _accepts(factory, "num_classes"):
@@ -91,7 +86,28 @@ def _own(name: str, module_name: str, attribute: str) -> ModelConfig:
             raise ModelError(f"{name!r} must return a torch.nn.Module, but returned {type(model).__name__}")
         return model
 
-    return ModelConfig(name, build, takes, "your own")
+    declared = tuple(part for part in ("shape", "mean", "std") if hasattr(factory, part))
+    return ModelConfig(name, build, takes, "your own", declared=declared)
+
+
+def _declared_input(name: str, factory: Any) -> Input:
+    def numbers(part: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        found = getattr(factory, part, default)
+        return (float(found),) if isinstance(found, int | float) else tuple(float(number) for number in found)
+
+    try:
+        channels, height, width = getattr(factory, "shape", IMAGENET.shape)
+        return Input(
+            shape=(int(channels), int(height), int(width)),
+            num_classes=int(getattr(factory, "num_classes", IMAGENET.num_classes)),
+            mean=numbers("mean", IMAGENET.mean),
+            std=numbers("std", IMAGENET.std),
+        )
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"{name!r}: the attributes of a factory are shape = (channels, height, width), num_classes = a number, "
+            f"mean and std = one number per channel; {error}"
+        ) from error
 
 
 def _library(module_name: str, package: str) -> ModuleType:

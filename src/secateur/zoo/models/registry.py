@@ -45,6 +45,7 @@ class ModelConfig:
     input: Input
     about: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    declared: tuple[str, ...] = ()  # parts of the input that the user's own factory names: shape, mean, std
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -1,0 +1,49 @@
+"""The examples of the help and of the documents that need nothing but the built-in digits: they run."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from pathlib import Path
+
+import pytest
+
+from secateur.cli import demo, prune
+from tests.cli.command_line import lines, secateur
+from tests.cli.test_documents import DOCUMENTS, commands
+from tests.cli.test_help import VERBS
+
+SHORTER = {"train": ["--epochs", "1", "--limit", "64"], "prune": ["--num-images", "64"]}  # the rest is as written
+# In this order: a report needs the run of `secateur prune`, an evaluation needs the weights of `secateur train`.
+RUNNABLE = [
+    "secateur train lenet5 --data digits",
+    "secateur evaluate lenet5 --data digits --weights runs/train-lenet5-digits/model.safetensors",
+    "secateur train resnet8 --data digits",
+    "secateur prune",
+    "secateur report runs/prune-resnet8-digits",
+    "secateur report runs/prune-resnet8-digits --out report.html",
+    "secateur report runs/prune-resnet8-digits --out somewhere/else.html",
+    "secateur study structure lenet5 --widths 4,9,60,40",
+    "secateur reproduce",
+]
+
+
+def examples() -> set[str]:
+    told = {line.strip() for command in VERBS.values() for line in inspect.cleandoc(command.help or "").splitlines()}
+    return told | {command for path in DOCUMENTS for command in commands(path)}
+
+
+def test_all_examples_on_digits_are_run() -> None:
+    assert set(RUNNABLE) <= examples()
+    on_digits = {example for example in examples() if example.startswith("secateur") and "digits" in example}
+    assert on_digits <= set(RUNNABLE)
+
+
+def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "DEMO_EPOCHS", 1)
+    monkeypatch.setattr(prune, "DEMO", {**prune.DEMO, "epochs": 1, "rounds": 1})
+    for example in RUNNABLE:
+        words = shlex.split(example)[1:]
+        lines(secateur(*words, *SHORTER.get(words[0], [])))
+    assert Path("report.html").exists() and Path("somewhere/else.html").exists()

@@ -1,0 +1,50 @@
+"""`secateur prune --resume`: options next to it that differ from the run's are refused, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command_line import lines, secateur
+from tests.running.toys import contents
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    short = ["lenet5", "--data", "digits", "--epochs", "1", "--limit", "64", "--device", "cpu"]
+    lines(secateur("train", *short, "--out", folder / "trained"))
+    words = ["--weights", folder / "trained" / "model.safetensors", "--data", "digits", "--device", "cpu"]
+    lines(secateur("prune", "lenet5", *words, "--epochs", "0", "--target", "0.3", "--out", folder / "run"))
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (["--target", "0.7"], "--target 0.7 differs from the run"),
+        (["--metric", "l1"], "--metric l1 differs"),
+        (["--only", "conv1*"], "--only ['conv1*'] differs"),
+        (["--no-augment"], "--augment False differs"),
+        (["--data", "mnist"], "--data mnist differs"),
+        (["--out", "elsewhere"], "--out elsewhere differs"),
+        (["--preset", "nonsense"], "--preset nonsense differs"),
+    ],
+)
+def test_other_options_are_refused(finished: Path, words: list[str], named: str) -> None:
+    before = contents(finished)
+    result = secateur("prune", "--resume", finished, *words)
+    assert result.exit_code == 1 and named in result.stderr and "--resume continues a run" in result.stderr
+    assert contents(finished) == before
+
+
+def test_another_network_is_refused(finished: Path) -> None:
+    result = secateur("prune", "resnet8", "--resume", finished)
+    assert result.exit_code == 1 and "MODEL resnet8 differs" in result.stderr and "has lenet5" in result.stderr
+
+
+def test_the_same_options_may_be_repeated(finished: Path) -> None:
+    same = ["--target", "0.3", "--data", "digits", "--epochs", "0", "--out", finished]
+    assert lines(secateur("prune", "lenet5", "--resume", finished, *same))
+    assert lines(secateur("prune", "--resume", finished))
