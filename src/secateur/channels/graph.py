@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from torch import nn
 
+from secateur.base.module_state import module_state_kept
+from secateur.base.preserve_state import generators_kept
 from secateur.channels.cost import Cost, Layer, cost_under, find_layers
 from secateur.channels.discovery.discover import Discovery, discover
 from secateur.channels.discovery.grouping import make_units
@@ -132,6 +134,7 @@ class ChannelGraph:
             if name not in covered:
                 why = next((held[c] for c in vector.tolist() if c in held), None)
                 reasons.setdefault(name, why or "its channels go through an addition whose readers cannot select")
+        reasons |= {name: why for name, why in self.found.held_readers.items() if name not in covered}
         return {name: reasons[name] for name in reasons if name in self.layers or name in self.found.record.opaque}
 
     @property
@@ -157,12 +160,21 @@ class ChannelGraph:
         Code that looks at sizes may have seen the number of images of the example, so it is traced again.
         """
         traced = self.found.traced
-        return trace_calls(self.model, inputs, is_leaf) if traced.guards else traced
+        if not traced.guards:
+            return traced
+        with module_state_kept(self.model):
+            return trace_calls(self.model, inputs, is_leaf)
 
-    def holding(self, channels: Iterable[int], reason: str) -> ChannelGraph:
-        """The graph of the same network in which these channels must be kept too."""
-        held = {int(channel): reason for channel in channels} | self.found.held
-        return ChannelGraph(replace(self.found, held=held), self.example, self.streams)
+    def holding(self, reasons: Mapping[str, str]) -> ChannelGraph:
+        """The graph of the same network without these units (name -> why their channels must be kept)."""
+        held, readers = dict(self.found.held), dict(self.found.held_readers)
+        for name, reason in reasons.items():
+            reader = self.grouped.selecting.get(name)
+            if reader is not None:
+                readers.setdefault(reader, reason)
+            for channel in self.grouped.channels[name].tolist() if reader is None else ():
+                held.setdefault(channel, reason)
+        return ChannelGraph(replace(self.found, held=held, held_readers=readers), self.example, self.streams)
 
 
 def trace(model: nn.Module, example: Example, streams: Streams = "select") -> ChannelGraph:
@@ -174,10 +186,12 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select") -> Ch
         channels that it reads (the paper's channel selection layer). "coupled": all readers and writers drop a channel
         together, and no selection is needed.
 
-    The model is not changed: mode, random state, requires_grad, hooks and weights are as they were.
+    At the end, trial plans are carried out and run: units without which the network computes something else are
+    frozen. The model is not changed: attributes, buffers, mode, random state, hooks and weights are as they were.
     """
     if streams not in ("select", "coupled"):
         raise TraceError(f'streams must be "select" or "coupled", got {streams!r}')
     if not isinstance(model, nn.Module):
         raise TraceError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    return prove(ChannelGraph(discover(model, example), example, streams))
+    with generators_kept():
+        return prove(ChannelGraph(discover(model, example), example, streams))

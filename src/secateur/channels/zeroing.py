@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from secateur.channels import layer_surgery
-from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.channels.units import Indices, Keep
+
+if TYPE_CHECKING:
+    from secateur.channels.graph import ChannelGraph
 
 
 @contextmanager

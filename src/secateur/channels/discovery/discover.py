@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import nn
 
+from secateur.base.module_state import module_state_kept
 from secateur.channels.discovery.layer_trials import opaque_layers
 from secateur.channels.discovery.unseen_layers import read_by_training
 from secateur.channels.labels.label_pass import LabelPass
@@ -40,6 +41,7 @@ class Discovery:
     stream: npt.NDArray[np.bool_]  # [channels] whether it goes through an addition
     held: dict[int, str]  # channel that must be kept -> reason
     balances: tuple[Balance, ...]  # blocks hold channel numbers
+    held_readers: Mapping[str, str] = field(default_factory=dict)  # reader that must not select channels -> reason
 
     @property
     def traced(self) -> Traced:
@@ -58,7 +60,8 @@ class Discovery:
 def discover(model: nn.Module, example: Example) -> Discovery:
     """Trace the network and follow its channels. The model is not changed."""
     with left_as_found(model):
-        traced = record_calls(model, example, is_leaf)
+        with module_state_kept(model):
+            traced = record_calls(model, example, is_leaf)
         find_rule = RuleFinder(traced, opaque_layers(traced))
         find_rule, emit, record = _follow(find_rule)
         read_by_training(find_rule, example, emit, record)

@@ -46,6 +46,8 @@ def make_units(found: Discovery, streams: Streams) -> Grouped:
     kept = []
     for draft, balances in zip(drafts, balances_of(drafts, found), strict=True):
         reason = set_blocks(draft, balances)
+        if reason is None and draft.reader is not None:
+            reason = found.held_readers.get(draft.reader)
         if reason is None and len(draft.channels) // draft.granule < 2:
             reason = f"its {len(draft.channels)} channels can only be removed all together"
         if reason is None:

@@ -9,6 +9,7 @@ outputs of the full layer whose other inputs are zeroed.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,14 +17,25 @@ import torch
 from torch import Tensor, fx, nn
 
 from secateur.channels import layer_surgery
-from secateur.channels.layer_kinds import MIXING, is_depthwise
-from secateur.channels.rules.layers import norm_over_channels
+from secateur.channels.layer_kinds import DEPTHWISE, MIXING, is_depthwise
+from secateur.channels.rules.layers import channelwise, instance_norm, norm_over_channels, prelu
 from secateur.channels.rules.rulebook import base_layer
 from secateur.channels.rules.tables import LAYERS
+from secateur.channels.selection import DIM, INDEX, selection_of, unselect
 from secateur.channels.traced import Traced, named_modules
 from secateur.channels.units import Indices
 
 _Trials = dict[tuple[object, ...], bool]
+
+# What a subclass may define without computing anything else, and attributes that every module has.
+_HARMLESS = frozenset(
+    (
+        *("__module__", "__doc__", "__init__", "__annotations__", "__constants__", "__static_attributes__"),
+        *("__firstlineno__", "__repr__", "extra_repr", "reset_parameters", "__qualname__", "__parameters__"),
+    )
+)
+_INTERNAL = frozenset((*vars(nn.Module()), DEPTHWISE, DIM)) - {"forward"}
+_STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked", INDEX))
 
 
 def opaque_layers(traced: Traced) -> dict[str, str]:
@@ -46,8 +58,8 @@ def opaque_layers(traced: Traced) -> dict[str, str]:
 def _shared(traced: Traced, node: fx.Node, tied: dict[str, str], bare: set[str]) -> str | None:
     """Why the parameters of a called module serve other purposes too, if they do."""
     name, module = str(node.target), traced.module(node)
-    for parameter in dict(module._parameters.items()):  # also those of TorchScript modules
-        own = f"{name}.{parameter}"
+    names = (*dict(module._parameters.items()), *dict(module._buffers.items()))  # also those of TorchScript modules
+    for own in (f"{name}.{tensor}" for tensor in names):
         if own in tied:
             return f"{own} is shared with {tied[own]}"
         if own in bare:
@@ -58,17 +70,18 @@ def _shared(traced: Traced, node: fx.Node, tied: dict[str, str], bare: set[str])
 def _unlike_its_class(traced: Traced, node: fx.Node, trials: _Trials) -> str | None:
     """Why a called module does not compute what its class computes, if it does not."""
     name, module = str(node.target), traced.module(node)
-    if isinstance(module, (*MIXING, nn.modules.batchnorm._BatchNorm)) and not _parameters_are_plain(module):
+    if hasattr(module, "parametrizations") or not _parameters_are_plain(module):
         return f"the weights of {name} are computed from other parameters"
-    if _overrides_forward(module) and not _behaves(module, traced.shapes[node.all_input_nodes[0].name], trials):
-        return f"{type(module).__name__} {name} does not act like the layer it derives from"
+    if _is_changed(module) and not _behaves(module, traced.shapes[node.all_input_nodes[0].name], trials):
+        hooked = " with its hooks" if _has_hooks(module) else ""
+        return f"{type(module).__name__} {name}{hooked} does not act like the layer it derives from"
     return None
 
 
 def _parameters_are_plain(module: nn.Module) -> bool:
-    """Whether weight and bias are parameters of the module itself, not computed (weight norm, parametrisations)."""
-    if hasattr(module, "parametrizations"):
-        return False
+    """Whether weight and bias of a layer are parameters of the module itself, not computed (weight norm)."""
+    if not isinstance(module, (*MIXING, nn.modules.batchnorm._BatchNorm)):
+        return True
     return all(
         isinstance(module._parameters.get(name), Tensor) or getattr(module, name, None) is None
         for name in ("weight", "bias")
@@ -90,28 +103,67 @@ def _tied_parameters(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _overrides_forward(module: nn.Module) -> bool:
+def _is_changed(module: nn.Module) -> bool:
+    """Whether a layer may compute something else than the class with a rule that it derives from."""
     base = base_layer(module)
     if base is None or LAYERS.get(base) in (None, norm_over_channels):
         return False
-    return type(module).forward is not base.forward  # type: ignore[attr-defined]
+    if _has_hooks(module) or any(callable(getattr(type(module), name, None)) for name in module.__dict__):
+        return True
+    if type(module) is base:
+        return False
+    derived = itertools.takewhile(lambda kind: kind is not base, type(module).__mro__)
+    return any(name not in _HARMLESS for kind in derived for name in vars(kind))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether forward hooks of the user run with the module."""
+    own = 1 if selection_of(module) is not None else 0
+    return len(module._forward_pre_hooks) > own or bool(module._forward_hooks)
 
 
 def _behaves(module: nn.Module, shape: object, trials: _Trials) -> bool:
-    """Try the layer on a small random input. Layers of the same class and settings are tried once."""
-    key = (type(module), module.extra_repr(), tuple(sorted((k, repr(v)) for k, v in module._modules.items())))
+    """Try the layer on a small random input. Layers of the same class, settings and hooks are tried once."""
+    key = _settings(module)
+    if key is None:
+        return _passes(module, shape)
     if key not in trials:
-        try:
-            trials[key] = isinstance(shape, torch.Size) and _trial(module, len(shape))
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-            trials[key] = False
+        trials[key] = _passes(module, shape)
     return trials[key]
 
 
+def _passes(module: nn.Module, shape: object) -> bool:
+    try:
+        return isinstance(shape, torch.Size) and _trial(module, len(shape))
+    except Exception:  # noqa: BLE001  whatever the layer's own code raises
+        return False
+
+
+def _settings(module: nn.Module) -> tuple[object, ...] | None:
+    """All that the behaviour of a layer may depend on, besides its weights; None if it cannot be put in words."""
+    if _has_hooks(module) or any(name not in _STATISTICS for name in module._buffers):
+        return None
+    found: list[object] = [type(module)]
+    for name, value in module.__dict__.items():
+        if name in _INTERNAL:
+            continue
+        parts = value if isinstance(value, tuple | list) else (value,)
+        if not all(isinstance(part, bool | int | float | str | type(None)) for part in parts):
+            return None
+        found.append((name, repr(value)))
+    found += [(name, None if p is None else p.shape) for name, p in module._parameters.items()]
+    for name, child in module._modules.items():
+        inner = None if child is None else _settings(child)
+        if inner is None:
+            return None
+        found.append((name, inner))
+    return tuple(found)
+
+
+@torch.no_grad()
 def _trial(module: nn.Module, dims: int) -> bool:
     whole = copy.deepcopy(module).cpu().double().eval()
-    for hooks in (whole._forward_hooks, whole._forward_pre_hooks):
-        hooks.clear()
+    unselect(whole)
     _randomise(whole.parameters())
     cut = copy.deepcopy(whole)
     width = _input_width(whole)
@@ -140,7 +192,9 @@ def _cut_both(whole: nn.Module, cut: nn.Module, keep: Indices, groups: int) -> I
         with torch.no_grad():
             layer_surgery.zero_inputs(whole, np.setdiff1d(np.arange(width), keep))
         return outputs
-    layer_surgery.shrink_channelwise(cut, keep, width)
+    base = base_layer(whole)
+    if base is not None and LAYERS[base] in (channelwise, prelu, instance_norm):  # others are not cut
+        layer_surgery.shrink_channelwise(cut, keep, width)
     return keep
 
 

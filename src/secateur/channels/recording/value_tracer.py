@@ -56,7 +56,11 @@ class ValueTracer(fx.Tracer):
             return tuple([self.create_arg(part) for part in a])
         if kind is dict and not a:
             return {}
-        return super().create_arg(a)
+        made = isinstance(a, Tensor) and a not in self.tensor_attrs  # by forward, which may write into it later
+        arg = super().create_arg(a)
+        if made and isinstance(arg, fx.Node):
+            setattr(self.root, str(arg.target), a.clone())
+        return arg
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Node:
         """Without torch.fx's record of the scope of each call and its search for symbolic sizes: both take time, and

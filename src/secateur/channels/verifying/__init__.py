@@ -1,0 +1,1 @@
+"""Proof by running: a pruned network must compute what the zeroed network computes."""

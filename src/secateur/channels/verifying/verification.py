@@ -1,0 +1,127 @@
+"""The check at the end of `prune`: the pruned and the zeroed network compute the same, or nothing is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from secateur.base.preserve_state import generators_kept
+from secateur.channels.carving import carve
+from secateur.channels.replay import Slices, replay_plan
+from secateur.channels.traced import Example, named_modules
+from secateur.channels.units import Keep
+from secateur.channels.verifying.comparison import RANDOM, NotRun, difference, in_mode
+from secateur.channels.verifying.inputs import few_images, is_constant, randomised
+from secateur.channels.verifying.taps import first_difference
+from secateur.channels.verifying.trials import Trial
+from secateur.channels.zeroing import zeroed
+from secateur.errors import PlanError
+
+if TYPE_CHECKING:
+    from secateur.channels.graph import ChannelGraph
+
+_TRIALS = 200  # how many smaller plans are tried to find the unit that is to blame
+
+
+def verify(graph: ChannelGraph, keep: Keep, pruned: nn.Module) -> None:
+    """Raise PlanError unless `pruned` computes what the zeroed network computes.
+
+    Both run on the example and on random inputs of its shape, in eval mode, and in the mode of the model if that is
+    another one. Both are left as they were.
+    """
+    modes = ["own"] if not any(module.training for _, module in named_modules(graph.model)) else ["eval", "own"]
+    given = [] if is_constant(graph.example) else [graph.example]
+    for inputs in [*given, randomised(graph.example)]:
+        for mode in modes:
+            found = difference_under(graph, keep, pruned, inputs, mode)
+            if found is not None:
+                raise PlanError(_message(graph, keep, inputs, mode, found))
+
+
+def difference_under(graph: ChannelGraph, keep: Keep, pruned: nn.Module, inputs: Example, mode: str) -> str | None:
+    """How the pruned network's outputs differ from those of the zeroed one, in words; None if they do not.
+
+    In training mode, networks that do not run on these inputs or depend on random numbers cannot be compared.
+    """
+    with in_mode(graph.model, mode), in_mode(pruned, mode), zeroed(graph, keep):
+        try:
+            try:
+                found = difference(pruned, graph.model, few_images(inputs))
+            except NotRun:
+                found = difference(pruned, graph.model, inputs)
+        except NotRun as error:
+            return None if graph.model.training else f"it cannot be compared, because the network fails with {error}"
+        return None if found == RANDOM and graph.model.training else found
+
+
+def _message(graph: ChannelGraph, keep: Keep, inputs: Example, mode: str, found: str) -> str:
+    """What differs, the first layer at which it does, and the unit to exclude."""
+    cut = [name for name, kept in keep.items() if len(kept) < graph.units[name].width]
+
+    def fails(names: Sequence[str]) -> bool:
+        return failure(graph, {name: keep[name] for name in names}, [Trial(mode, inputs, [])]) is not None
+
+    units = [] if found == RANDOM else culprits(cut, fails)
+    layer = layer_that_differs(graph, {name: keep[name] for name in units or cut}, inputs, mode)
+    where = f", first at layer {layer!r}" if layer else ""
+    advice = f"Keep all channels of {' and '.join(repr(name) for name in units[:3])}" if units else "Keep all channels"
+    in_training = " in training mode" if mode == "own" and graph.model.training else ""
+    return (
+        f"the pruned {type(graph.model).__name__} does not compute what the zeroed network computes{in_training}: "
+        f"{found}{where}. {advice}; or pass check=False if this is known and wanted."
+    )
+
+
+def failure(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> str | None:
+    """What goes wrong if the network is pruned to `keep` and run in these modes on these inputs, in words."""
+    try:
+        pruned = carve(graph, *replay_plan(graph, keep), share=True)
+    except PlanError as error:
+        return str(error)
+    for trial in trials:
+        found = difference_under(graph, keep, pruned, trial.inputs, trial.mode)
+        if found is not None:
+            return found
+    return None
+
+
+def layer_that_differs(graph: ChannelGraph, keep: Keep, inputs: Example, mode: str) -> str | None:
+    """The first layer whose values differ between the network pruned to `keep` and the zeroed one."""
+    try:
+        record, slices = replay_plan(graph, keep)
+        return _tap(graph, keep, carve(graph, record, slices, share=True), slices, inputs, mode)
+    except Exception:  # noqa: BLE001  the layer is only named to help
+        return None
+
+
+def _tap(graph: ChannelGraph, keep: Keep, pruned: nn.Module, slices: Slices, inputs: Any, mode: str) -> str | None:
+    with generators_kept(), in_mode(graph.model, mode), in_mode(pruned, mode), zeroed(graph, keep):
+        return first_difference(pruned, graph.model, slices, inputs)
+
+
+def culprits(names: Sequence[str], fails: Callable[[Sequence[str]], bool], trials: int = _TRIALS) -> list[str]:
+    """The fewest names, found by bisection, without which all others together do not fail.
+
+    After so many trials, parts that still fail are not divided further.
+    """
+    left = trials
+
+    def test(some: list[str]) -> bool:
+        nonlocal left
+        left -= 1
+        return fails(some)
+
+    def search(part: list[str], base: list[str]) -> list[str]:
+        """The culprits in `part`, which fails together with `base`; `base` alone does not."""
+        if len(part) == 1 or left <= 0:
+            return part
+        found: list[str] = []
+        for half in (part[: len(part) // 2], part[len(part) // 2 :]):
+            bad = search(half, base) if test(base + half) else []
+            base = base + [name for name in half if name not in bad]
+            found += bad
+        return found
+
+    return search(list(names), []) if names else []
