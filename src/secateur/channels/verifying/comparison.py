@@ -19,7 +19,7 @@ from secateur.channels.traced import Example, as_call
 from secateur.channels.verifying.inputs import copied, in_double
 from secateur.channels.verifying.outputs import distance, flattened
 
-_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}  # differences that need no second look
+_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}  # differences that need no second look; others always do
 _SAME = 1e-9  # of copies in float64
 _MARGIN = 30.0  # how much larger a difference by rounding may be than the one that noise in the weights makes
 
@@ -85,7 +85,7 @@ def difference(pruned: nn.Module, whole: nn.Module, inputs: Example, dropout: bo
     except Exception as error:  # noqa: BLE001  whatever the model's own code raises
         return f"it fails with {said(error)}"
     apart = distance(got, want)
-    if apart <= _CLOSE.get(precision_of(whole), 0.0):
+    if apart <= _CLOSE.get(precision_of(whole), -1.0):
         return None
     if distance(outputs_of(whole, inputs, 1, dropout), want) > 0.0:
         return difference(pruned, whole, inputs, dropout=False) if dropout else RANDOM
