@@ -27,18 +27,22 @@ def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
     _slice(layer, "bias", outputs)
 
 
-def zero_inputs(layer: Any, inputs: Indices) -> None:
-    """Set the weights that read these inputs to zero, in place."""
-    weight: Tensor = layer.weight
-    index = _t(inputs, weight.device)
-    if isinstance(layer, TRANSPOSED):
-        weight[index] = 0
-    elif getattr(layer, "groups", 1) == 1:
-        weight[:, index] = 0
-    else:
-        per_group, rows = layer.in_channels // layer.groups, weight.size(0) // layer.groups
-        grouped = weight.view(layer.groups, rows, *weight.shape[1:])  # [groups, out / groups, in / groups, ...]
-        grouped[index // per_group, :, index % per_group] = 0
+def without_inputs(layer: Any, inputs: Indices) -> Tensor:
+    """The weight of a conv or linear layer, with zeros where it reads these inputs."""
+    weight: Tensor = layer.weight.detach()
+    transposed = isinstance(layer, TRANSPOSED)
+    width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    stays = torch.ones(width, dtype=torch.bool)
+    stays[_t(inputs)] = False
+    stays = stays.to(weight.device)
+    groups = 1 if transposed else getattr(layer, "groups", 1)  # all groups of a transposed one share its first axis
+    if groups == 1:
+        shape = [1] * weight.dim()
+        shape[0 if transposed else 1] = width
+        return torch.where(stays.view(shape), weight, 0)
+    grouped = weight.view(groups, weight.size(0) // groups, *weight.shape[1:])  # [groups, out / groups, in / groups ..]
+    mask = stays.view(groups, 1, width // groups, *(1,) * (weight.dim() - 2))
+    return torch.where(mask, grouped, 0).view(weight.shape)
 
 
 def _conv_weight(layer: Any, inputs: Indices, outputs: Indices) -> Tensor:

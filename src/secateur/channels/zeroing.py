@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from secateur.channels import layer_surgery
@@ -27,17 +26,15 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     drops = _dropped_inputs(graph, graph.keep_of(plan))
     saved: list[tuple[Tensor, Tensor]] = []
     try:
-        with torch.no_grad():
-            for name, inputs in drops.items():
-                layer = graph.model.get_submodule(name)
-                weight: Tensor = layer.weight  # type: ignore[assignment]
-                saved.append((weight, weight.detach().clone()))
-                layer_surgery.zero_inputs(layer, inputs)
+        for name, inputs in drops.items():
+            layer = graph.model.get_submodule(name)
+            weight: Tensor = layer.weight  # type: ignore[assignment]
+            saved.append((weight, weight.data))
+            weight.data = layer_surgery.without_inputs(layer, inputs)
         yield
     finally:
-        with torch.no_grad():
-            for weight, before in saved:
-                weight.copy_(before)
+        for weight, before in reversed(saved):
+            weight.data = before
 
 
 def _dropped_inputs(graph: ChannelGraph, keep: Keep) -> dict[str, Indices]:

@@ -189,8 +189,8 @@ def _cut_both(whole: nn.Module, cut: nn.Module, keep: Indices, groups: int) -> I
         out_width = whole.out_features if isinstance(whole, nn.Linear) else whole.out_channels
         outputs = _all_but_first(int(out_width), groups)  # not the same as the inputs, or a skip would not show
         layer_surgery.shrink_mixing(cut, keep, outputs)
-        with torch.no_grad():
-            layer_surgery.zero_inputs(whole, np.setdiff1d(np.arange(width), keep))
+        zeroed = layer_surgery.without_inputs(whole, np.setdiff1d(np.arange(width), keep))
+        whole.weight.data = zeroed
         return outputs
     base = base_layer(whole)
     if base is not None and LAYERS[base] in (channelwise, prelu, instance_norm):  # others are not cut

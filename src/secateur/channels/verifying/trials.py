@@ -15,6 +15,9 @@ from secateur.channels.verifying.inputs import few_images, randomised, smaller, 
 _MODES = frozenset(("training", "is_grad_enabled", "requires_grad"))  # what code asks to know that it is trained
 
 
+_WHOLE_BRANCHES = frozenset(("StochasticDepth", "DropPath"))  # drop branches of whole images, and no channels
+
+
 class Trial(NamedTuple):
     """One run: a mode ("eval" or "training"), inputs, and the flattened output of the whole model."""
 
@@ -48,7 +51,7 @@ def _smallest(model: nn.Module, few: Example, example: Example, mode: str) -> Tr
 
 def acts_on_training(model: nn.Module) -> bool:
     """Whether code of the model that is not PyTorch's own asks for the mode, or may do so in a hook."""
-    kinds = {type(module) for _, module in named_modules(model)}
+    kinds = {type(module) for _, module in named_modules(model) if type(module).__name__ not in _WHOLE_BRANCHES}
     if any(_asks(code) for kind in kinds for code in _own_code(kind)):
         return True
     return any(
