@@ -96,7 +96,6 @@ FROZEN = {
     "patched instance": "does not act like",
     "parametrised PReLU": "computed from other parameters",
     "scaled ReLU": "does not act like",
-    "shared statistics": "called 2 times",
 }
 
 
