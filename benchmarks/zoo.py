@@ -15,6 +15,7 @@ import hashlib
 import json
 import multiprocessing
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -164,9 +165,15 @@ def guarded(name: str) -> dict[str, Any]:
 
 def code_hash() -> str:
     """Results are of this code; another one starts over."""
-    files = sorted((ROOT / "src" / "secateur" / "channels").glob("*.py"))
+    files = sorted((ROOT / "src" / "secateur" / "channels").rglob("*.py"))
     files += [Path(__file__), ROOT / "tests" / "proof.py", ROOT / "tests" / "zoo_nets.py"]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def commit() -> str:
+    """The commit that is checked out, or nothing outside a git checkout."""
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return found.stdout.strip()
 
 
 def kept_results(path: Path, stamp: str) -> dict[str, dict[str, Any]]:
@@ -206,7 +213,7 @@ def main() -> int:
             write(options.results, json.dumps({"code": stamp, "rows": rows}, indent=1))
         print(line(rows[name]), flush=True)
     chosen = [rows[name] for name in names]
-    text = as_markdown(chosen)
+    text = as_markdown(chosen, commit())
     print(text[text.index("\n## ") :] if "\n## " in text else text)
     if options.write:
         write(options.write, text)

@@ -17,6 +17,7 @@ depthwise ones) and linear layers that can shrink, out of all layers of the netw
 are not called. *checks*: MACs by formula equal half of PyTorch's own flop count before and after; the pruned network
 can be deep-copied, saved and loaded with equal results, and trained for a step. *seconds*: trace + prune. *frozen*:
 layers that cannot be pruned, each with a reason.
+
 """
 
 
@@ -31,8 +32,8 @@ def line(row: Row) -> str:
     )
 
 
-def as_markdown(rows: list[Row]) -> str:
-    parts = [HEAD]
+def as_markdown(rows: list[Row], commit: str = "") -> str:
+    parts = [HEAD, f"Run on commit {commit}.\n" if commit else ""]
     for library in ("torchvision", "timm"):
         mine = [row for row in rows if row["name"].startswith(library + ":")]
         if mine:
