@@ -10,19 +10,7 @@ from torch import Tensor, nn
 
 from secateur.errors import DataError, RunError
 from secateur.measuring.latency import latency
-
-
-class Clock:
-    """Time passes only when a model advances it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def process_time(self) -> float:
-        return self.now / 4
+from tests.clock import Clock
 
 
 class Slow(nn.Module):

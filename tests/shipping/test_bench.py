@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import time
 import warnings
 
@@ -15,6 +16,7 @@ from secateur.measuring.engines import ENGINES
 from secateur.measuring.latency import Timing
 from secateur.shipping.bench import Benched, BenchRow, bench
 from secateur.shipping.model_profile import ModelProfile
+from tests.clock import Clock
 from tests.shipping.nets import network, pictures, pruned
 
 PROFILE = ModelProfile(1000, 0, {"Conv2d": 1.0})
@@ -40,8 +42,10 @@ class Outside(nn.Sequential):
         return super().forward(x)
 
 
-@pytest.mark.timing
-def test_ratios_and_shares_of_known_durations() -> None:
+def test_ratios_and_shares_of_known_durations(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(tick=1e-9)
+    for module in ("secateur.measuring.latency", "secateur.shipping.model_profile", __name__):
+        monkeypatch.setattr(importlib.import_module(module), "time", clock)
     slow, quick = Outside(Sleepy(0.03)), nn.Sequential(Sleepy(0.02))
     found = bench({"slow": slow, "quick": quick}, pictures(1), (1, 2), ("eager",), rounds=5)
     assert [(r.model, r.engine, r.timing.batch_size) for r in found.rows] == [
@@ -51,12 +55,11 @@ def test_ratios_and_shares_of_known_durations() -> None:
         ("quick", "eager", 2),
     ]
     assert found.rows[0].speedup == 1.0
-    assert found.rows[1].speedup == pytest.approx(2.0, rel=0.25)
-    slower, faster = (found.best(name, 2).timing.median for name in ("slow", "quick"))
-    assert slower / faster == pytest.approx(2.0, rel=0.25)
+    assert found.rows[1].speedup == pytest.approx(2.0, rel=1e-3)
+    assert found.best("quick", 2).timing.median == pytest.approx(0.02, rel=1e-3)
     shares = found.profiles["slow"].shares
-    assert shares["Sleepy"] == pytest.approx(0.75, abs=0.1)
-    assert shares["functions"] == pytest.approx(0.25, abs=0.1)
+    assert shares["Sleepy"] == pytest.approx(0.75, rel=1e-3)
+    assert shares["functions"] == pytest.approx(0.25, rel=1e-3)
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
