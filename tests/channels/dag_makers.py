@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.channels.dag_odd_makers import ODD_BAG, WIDEST
+from tests.channels.dag_wrong_makers import WRONG_BAG
 from tests.channels.dags import Builder, Dag
 
 WIDTHS = (2, 3, 4, 6, 8, 12)
@@ -360,8 +361,8 @@ BAG = [maker for weight, maker in MAKERS for _ in range(weight)]
 
 
 @st.composite
-def dags(draw: st.DrawFn, steps: int = 9) -> Dag:
-    """A random network; one in three has odd corners."""
+def dags(draw: st.DrawFn, steps: int = 9, deceiving: bool = False) -> Dag:
+    """A random network; one in three has odd corners. Deceiving ones have layers that are not what they seem."""
     b = Builder(draw)
     b.net.layers["relu"] = nn.ReLU()  # one module for the whole network: calling it often is fine
     x = b.layer(nn.Conv2d(3, b.choice(WIDTHS), 3, padding=1), 0)
@@ -369,6 +370,7 @@ def dags(draw: st.DrawFn, steps: int = 9) -> Dag:
     odd = b.choice((False, False, True))
     for _ in range(b.integer(1, steps)):
         bag = ODD_BAG if odd and b.choice((False, False, True)) else BAG
+        bag = WRONG_BAG if deceiving and b.choice((False, True)) else bag
         b.choice(bag)(b)
     b.net.results = tuple(make_result(b) for _ in range(b.choice((1, 1, 2))))
     return b.net

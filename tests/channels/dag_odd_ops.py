@@ -63,6 +63,9 @@ def rotate_half(x: Tensor) -> Tensor:
 
 
 ODD_OPS: dict[str, Callable[..., Any]] = {
+    "folded_pick": lambda x: x.view(x.size(0), 2, -1, *x.shape[2:])[:, :, 1],
+    "folded_chunk": lambda x: x.view(x.size(0), 2, -1, *x.shape[2:]).chunk(2, 2)[0].sum(1),
+    "rows_by_width": lambda x: x[:, :, : x.size(1) % x.size(2) + 1],
     "count_scale": lambda x: x * (1.0 / x.shape[1]),
     "count_root": lambda x: x * x.size(1) ** -0.5,
     "numel_scale": lambda x: x.sum() / x.numel() + x,

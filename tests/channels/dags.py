@@ -62,6 +62,10 @@ class Dag(nn.Module):
         if step.op == "weight_scalar":
             assert step.module is not None
             return arguments[0] * self.layers[step.module].weight.abs().mean()
+        if step.op == "module_fact":
+            assert step.module is not None
+            fact = getattr(self.layers[step.module], step.consts[0])
+            return arguments[0] * (fact.mean() if isinstance(fact, Tensor) else fact**0.5)
         return (OPS.get(step.op) or ODD_OPS[step.op])(*arguments, *step.consts)
 
     def __str__(self) -> str:
@@ -138,6 +142,11 @@ class Builder:
     @torch.no_grad()
     def weight_scalar(self, index: int, name: str) -> int:
         return self._append(Step("weight_scalar", (index,), name), last=False)
+
+    @torch.no_grad()
+    def module_fact(self, index: int, name: str, fact: str) -> int:
+        """A tensor times a number that is an attribute of a layer."""
+        return self._append(Step("module_fact", (index,), name, (fact,)), last=False)
 
     def _append(self, step: Step, last: bool) -> int:
         made = self.net.run(step, [self.values[i] for i in step.inputs])

@@ -139,3 +139,25 @@ def test_one_unit_alone(net: Dag, seed: int) -> None:
             zeroed = proof.outputs(net, IMAGE)
         exact(proof.outputs(sc.prune(graph, plan), IMAGE), zeroed, whole)
         assert graph.cost(plan).macs < graph.macs or graph.units[name].width == graph.units[name].granule
+
+
+@settings(FUZZ, max_examples=max(EXAMPLES // 5, 1))
+@given(dags(deceiving=True), st.sampled_from(("select", "coupled")), st.integers(0, 2**16))
+def test_deceiving_networks(net: Dag, mode: str, seed: int) -> None:
+    """Hooks, patched layers and widths in disguise: exact or refused, and the network is as it was."""
+    net.eval()
+    note(f"streams={mode!r}, seed={seed}\n{net}")
+    whole = proof.outputs(net, IMAGE)
+    before = copy.deepcopy(net.state_dict())
+    try:
+        graph = sc.trace(net, IMAGE, streams=mode)
+        plan = sc.Plan.of(graph, proof.random_keep(graph, seed, 0.2, 0.7))
+        small = sc.prune(graph, plan)
+    except sc.SecateurError as error:
+        note(f"refused: {error}")
+    else:
+        with sc.zeroed(graph, plan):
+            zeroed = proof.outputs(net, IMAGE)
+        exact(proof.outputs(small, IMAGE), zeroed, whole)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert all(torch.equal(a, b) for a, b in zip(proof.outputs(net, IMAGE), whole, strict=True))
