@@ -2,9 +2,9 @@
 
     python benchmarks/graph.py
 
-Ours: `sc.trace` (forward pass, labels, units, trial plans). Theirs: building the dependency graph and listing all
-groups. Both take turns, and the shortest CPU time of several rounds counts, so that other work on the machine matters
-little.
+Ours: `sc.trace` (forward pass, labels, units, trial plans, and the proof by running one of them). Theirs: building the
+dependency graph and listing all groups. Both take turns, and the shortest CPU time of several rounds counts, so that
+other work on the machine matters little.
 """
 
 from __future__ import annotations
