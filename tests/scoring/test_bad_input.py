@@ -31,16 +31,18 @@ def hooks(graph: sc.ChannelGraph) -> int:
 @pytest.mark.parametrize("metric", ["gsd", "mmd"])
 def test_nan_and_infinite_activations_name_unit_and_batch(bad: float, metric: str) -> None:
     graph, images = graph_of(), batches()
-    images[2][0][1, 0, 3, 3] = bad
-    with pytest.raises(ScoreError, match=r"batch 2: activations of unit a:out that enter b are NaN"):
+    with torch.no_grad():
+        graph.model.get_submodule("a").weight[1] = bad
+    with pytest.raises(ScoreError, match=r"batch 0: activations of unit a:out that enter b are NaN"):
         score(graph, images, metric)
     assert hooks(graph) == 0
 
 
 def test_nan_gradients_name_layer_and_batch() -> None:
     graph, images = graph_of(), batches()
-    images[1][0][0, 0, 0, 0] = float("nan")
-    with pytest.raises(ScoreError, match=r"batch 1: gradients at \w+ are NaN"):
+    with torch.no_grad():
+        graph.model.get_submodule("a").weight[1] = float("nan")
+    with pytest.raises(ScoreError, match=r"batch 0: gradients at \w+ are NaN"):
         score(graph, images, "fisher")
 
 
@@ -112,3 +114,30 @@ def test_an_error_of_ours_is_always_a_secateur_error() -> None:
         score(graph)
     with pytest.raises(SecateurError, match="read twice, not a generator"):
         score(graph, (b for b in batches()), num_images=10)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_images_that_are_not_finite_are_named(value: float) -> None:
+    images, labels = torch.zeros(4, 3, 6, 6), torch.zeros(4, dtype=torch.int64)
+    images[1, 0, 0, 0] = images[3, 2, 5, 5] = value
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 2))
+    complaint = "batch 1: 2 of 4 images have values that are NaN or infinite"
+    loader = [(torch.zeros(4, 3, 6, 6), labels), (images, labels)]
+    with pytest.raises(DataError, match=complaint):
+        sc.evaluate(model, loader)
+    with pytest.raises(DataError, match=complaint):
+        sc.score(sc.trace(model, images[:1]), loader, metric="gsd")
+    with pytest.raises(DataError, match=complaint):
+        sc.fit(model, loader, epochs=1)
+
+
+@pytest.mark.parametrize("ridge", [-1, float("nan"), "much"])
+def test_a_ridge_must_not_be_negative(ridge: object) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 2))
+    graph = sc.trace(model, torch.zeros(1, 3, 6, 6))
+    loader = [(torch.rand(4, 3, 6, 6), torch.tensor([0, 1, 0, 1]))]
+    with pytest.raises(ScoreError, match="ridge must be a number of at least 0"):
+        sc.score(graph, loader, metric="gsd", ridge=ridge)
+    if isinstance(ridge, int):
+        with pytest.raises(ScoreError, match="ridge must be a number of at least 0, got -1"):
+            sc.score(graph, loader, metric="gsd:ridge=-1")

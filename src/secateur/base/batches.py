@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from secateur.errors import DataError, ModelError
 
@@ -29,6 +30,7 @@ def unpack(batch: Batch, index: int) -> tuple[Any, Tensor]:
     else:
         got = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
         raise DataError(f"batch {index} must be a pair (images, labels) or a dict with both, but is a {got}")
+    _check_finite(images, index)
     return images, _as_class_indices(labels, index)
 
 
@@ -97,6 +99,21 @@ def device_of(model: nn.Module) -> torch.device:
         for tensor in tensors:
             return tensor.device
     return torch.device("cpu")
+
+
+def _check_finite(images: Any, index: int) -> None:
+    for tensor in tree_leaves(images):
+        # One sum is quicker than a look at each number, and it is finite only if all of them are.
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.sum(dtype=_wide(tensor)).isfinite():
+            count = int((~tensor.isfinite().flatten(1).all(1)).sum()) if tensor.ndim > 1 else 1
+            raise DataError(
+                f"batch {index}: {count} of {len(tensor)} images have values that are NaN or infinite; check how they "
+                "are read and normalised (a standard deviation of 0?)"
+            )
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
 
 
 def _pick(batch: Mapping[str, Any], keys: tuple[str, ...], index: int) -> Any:

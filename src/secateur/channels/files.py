@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from secateur.base.atomic_files import atomic, write_atomically
+from secateur.channels.arguments import check_network
 from secateur.channels.graph import trace
+from secateur.channels.origin import check_origin
 from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
 from secateur.channels.units import Streams
@@ -29,8 +31,10 @@ NOTES = "secateur"  # key in the metadata of the tensors
 def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
     """Write a pruned model, and the plan that gives it from the original: `plan.json` and `model.safetensors`.
 
-    Each file is written atomically: an existing file is replaced only when the new one is complete.
+    Raises PlanError if the model was cut by another plan. Each file is written atomically: an existing file is replaced
+    only when the new one is complete.
     """
+    check_origin(model, plan)
     folder = Path(folder)
     tensors, same = _state(model)
     with atomic(folder / MODEL_FILE) as path:
@@ -45,6 +49,9 @@ def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
 
 def load(folder: str | Path, model: nn.Module) -> nn.Module:
     """The pruned model that `save` wrote. `model` is a new model of the original class; it is not changed."""
+    if not isinstance(folder, str | Path):
+        raise FileError(f"expected load(folder, model) with the path of a folder, got {type(folder).__name__}")
+    check_network(model)
     folder = Path(folder)
     plan = Plan.load(folder / PLAN_FILE)
     tensors = read_tensors(folder / MODEL_FILE)
@@ -118,7 +125,9 @@ def _example(plan: Plan, model: nn.Module, path: Path) -> Any:
 
     def build(entry: Any) -> Any:
         if isinstance(entry, dict) and set(entry) == {"shape", "dtype"}:
-            dtype = getattr(torch, str(entry["dtype"]), torch.float32)
+            dtype = getattr(torch, str(entry["dtype"]), None)
+            if not isinstance(dtype, torch.dtype):
+                raise ValueError(f"{entry['dtype']!r} is no type of torch's tensors")
             dtype = tensor.dtype if dtype.is_floating_point else dtype
             return torch.zeros([int(n) for n in entry["shape"]], dtype=dtype, device=tensor.device)
         return entry

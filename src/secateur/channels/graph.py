@@ -11,6 +11,7 @@ from torch import nn
 
 from secateur.base.module_state import module_state_kept
 from secateur.base.preserve_state import generators_kept
+from secateur.channels.arguments import check_example, check_network
 from secateur.channels.cost import Cost, Layer, cost_under, find_layers
 from secateur.channels.discovery.discover import Discovery, discover
 from secateur.channels.discovery.grouping import make_units
@@ -86,7 +87,8 @@ class ChannelGraph:
         if not isinstance(plan, Plan):
             self._check_names(plan)
             return {name: checked_indices(name, self.units[name].width, kept) for name, kept in plan.items()}
-        if plan.fingerprint != self.fingerprint:
+        widths = {name: unit.width for name, unit in self.units.items()}
+        if plan.fingerprint != self.fingerprint or dict(plan.widths) != widths:
             why = difference(plan, self.streams, self.units, type(self.model).__name__)
             raise PlanError(f"the plan is for another network: {why}")
         return plan.keep
@@ -191,7 +193,7 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select") -> Ch
     """
     if streams not in ("select", "coupled"):
         raise TraceError(f'streams must be "select" or "coupled", got {streams!r}')
-    if not isinstance(model, nn.Module):
-        raise TraceError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    check_network(model)
+    check_example(example)
     with generators_kept():
         return prove(ChannelGraph(discover(model, example), example, streams))

@@ -110,6 +110,7 @@ class Plan:
             raise FileError(f"the plan has version {data.get('version')!r}; this secateur reads version {VERSION}")
         try:
             units = data["units"]
+            _check_fields(data)
             return cls(
                 str(data["fingerprint"]),
                 str(data["streams"]),
@@ -132,6 +133,14 @@ class Plan:
             raise FileError(f"cannot read the plan {path}: {error}") from error
         except FileError as error:
             raise FileError(f"{path}: {error}") from error
+
+
+def _check_fields(data: Mapping[str, Any]) -> None:
+    if data["streams"] not in ("select", "coupled"):
+        raise ValueError(f'"streams" must be "select" or "coupled", not {data["streams"]!r}')
+    for name, unit in data["units"].items():
+        if type(unit["width"]) is not int or unit["width"] < 1:
+            raise ValueError(f"the width of {name!r} must be a whole number above 0, not {unit['width']!r}")
 
 
 def _why_frozen(graph: ChannelGraph, name: str) -> str:

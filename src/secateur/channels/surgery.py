@@ -6,9 +6,11 @@ from torch import nn
 
 from secateur.channels.carving import carve
 from secateur.channels.graph import ChannelGraph
+from secateur.channels.origin import remember_plan
 from secateur.channels.plan import Plan
 from secateur.channels.replay import replay_plan
 from secateur.channels.verifying.verification import verify
+from secateur.errors import PlanError
 
 
 def prune(graph: ChannelGraph, plan: Plan, *, check: bool = True) -> nn.Module:
@@ -20,9 +22,12 @@ def prune(graph: ChannelGraph, plan: Plan, *, check: bool = True) -> nn.Module:
     check: run the new model and the zeroed original on the example and on random inputs of its shape, and raise
         PlanError if their outputs differ by more than rounding.
     """
+    if not isinstance(graph, ChannelGraph):
+        raise PlanError(f"expected prune(graph, plan) with the graph of secateur.trace, got {type(graph).__name__}")
     keep = graph.keep_of(plan)
     record, slices = replay_plan(graph, keep)
     model = carve(graph, record, slices)
     if check:
         verify(graph, keep, model)
+    remember_plan(model, graph.model, plan)
     return model

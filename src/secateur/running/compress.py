@@ -24,6 +24,7 @@ from secateur.base.options import replaced
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.processes import rank_and_world
 from secateur.base.tables import short_table
+from secateur.channels.arguments import check_network
 from secateur.channels.graph import trace
 from secateur.channels.plan import Plan
 from secateur.deciding.candidates import check_patterns
@@ -90,6 +91,7 @@ def compress(
     """
     chosen: Settings = replaced(settings or Settings(), changes, DecideError)
     check_settings(chosen)
+    check_network(model)
     data = RunData(train, score_on if score_on is not None else train, holdout, test)
     with _run_folder(folder) as place, generators_kept():
         result = _run(model, example, chosen, place, data, progress)

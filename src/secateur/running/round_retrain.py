@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from secateur.base.preserve_state import generators_kept
+from secateur.channels.origin import same_origin
 from secateur.errors import RunError
 from secateur.running.run_context import RunContext
 from secateur.training.fit import fit
@@ -70,6 +71,7 @@ def _own_fit(found: Any, pruned: nn.Module) -> nn.Module:
             f"{_size(shapes[0].get(odd))} in the network that it returned, and {_size(shapes[1].get(odd))} in the one "
             "that it was given"
         )
+    same_origin(found, pruned)  # it may be a network built anew
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,6 +64,8 @@ def choose_metrics(
     unknown = options.keys() - {key for one in found.values() for key in _accepted(one.metric, options)}
     if unknown:
         raise _no_option(list(found.values()), min(unknown))
+    for one in found.values():
+        _check_ridge({**options, **one.options})
     shared = {**options} if settings.seed is None else {"seed": settings.seed, **options}
     return [replace(one, options={**_accepted(one.metric, shared), **one.options}) for one in found.values()]
 
@@ -108,6 +111,12 @@ def _chosen(metric: AnyMetric, tap: Where) -> ChosenMetric:
     if unknown:
         raise _no_option([chosen], min(unknown))
     return chosen
+
+
+def _check_ridge(options: Mapping[str, Any]) -> None:
+    ridge = options.get("ridge", 0.0)
+    if isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 <= ridge < math.inf:
+        raise ScoreError(f"ridge must be a number of at least 0, got {ridge!r}")
 
 
 def _checked_tap(tap: Any) -> Where:

@@ -1,0 +1,33 @@
+"""Checks of arguments that several functions share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from secateur.errors import TraceError
+
+
+def check_network(model: Any) -> None:
+    """TraceError unless `model` is a network that can be followed."""
+    if isinstance(model, type):
+        raise TraceError(
+            f"expected a network, got the class {model.__name__}; pass an instance, as in {model.__name__}()"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TraceError("TorchScript modules cannot be pruned; pass the nn.Module that the script was made from")
+    if not isinstance(model, nn.Module):
+        raise TraceError(f"expected a torch.nn.Module, got {type(model).__name__}; check the order of the arguments")
+
+
+def check_example(example: Any) -> None:
+    """TraceError if an input of the example has no elements."""
+    for tensor in tree_leaves(example):
+        if isinstance(tensor, Tensor) and tensor.numel() == 0:
+            raise TraceError(
+                f"the example is empty: its shape is {list(tensor.shape)}. Pass at least one image, as in "
+                "torch.zeros(1, 3, 224, 224)"
+            )
