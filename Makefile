@@ -18,7 +18,12 @@ setup: .venv/.ready  ## make .venv and install secateur and its tools under cons
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: .venv/.ready   ## the main job: train, prune and retrain a small network on scikit-learn's digits
+.venv/.demo: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+demo: .venv/.demo    ## the main job: train, prune and retrain a small network on scikit-learn's digits
 	.venv/bin/secateur prune
 
 test: .venv/.ready   ## the tests

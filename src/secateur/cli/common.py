@@ -53,6 +53,16 @@ def friendly(verb: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
+@contextmanager
+def resumable(command: str) -> Iterator[None]:
+    """After Ctrl-C, say which command continues the work."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complaints.print(f"interrupted; to continue: {command}", markup=False, soft_wrap=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
 def _escape(text: str) -> str:
     from rich.markup import escape
 

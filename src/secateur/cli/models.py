@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import textwrap
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from secateur.cli.columns import columns
 from secateur.cli.common import console, friendly
 
+if TYPE_CHECKING:
+    from secateur.zoo.model_table import KnownModel
+
+WIDTH = 80
 NUMBERS = ("classes", "MACs", "weights", "params")
 
 
@@ -27,21 +32,36 @@ def command(
 
         secateur models resnet56 torchvision:resnet50 --classes 10
     """
-    from secateur.zoo import models
-    from secateur.zoo.models.totals import totals
+    from secateur.zoo.model_table import known_models
 
+    table = known_models()
+    found = {name: _known(name, classes) for name in names or table}
     rows = []
-    for name in names or models.names():
-        found = models.config(name)
-        cost = totals(name, classes)
-        shape = "x".join(str(side) for side in found.shape)
-        counts = [_short(number) for number in (cost.macs, cost.weights, cost.parameters)]
-        rows.append([name, shape, str(classes or found.num_classes), *counts, found.about])
-    table = columns(("name", "input", *NUMBERS, "notes"), rows, NUMBERS)
-    console.print(table, soft_wrap=True, markup=False)
+    for name, known in found.items():
+        shape = "x".join(str(side) for side in known.shape)
+        counts = [_short(number) for number in (known.macs, known.weights, known.parameters)]
+        rows.append([name, shape, str(known.classes), *counts])
+    console.print(columns(("name", "input", *NUMBERS), rows, NUMBERS), soft_wrap=True, markup=False)
+    for about in dict.fromkeys(known.about for known in found.values() if known.about):
+        named = ", ".join(name for name, known in found.items() if known.about == about)
+        console.print(textwrap.fill(f"{about}: {named}", WIDTH, subsequent_indent="  "), soft_wrap=True, markup=False)
     console.print("MACs, weights: of convolutions and linear layers. params: all parameters.", soft_wrap=True)
     if not names:
         console.print("Other models: torchvision:NAME, timm:NAME, package.module:factory.", soft_wrap=True)
+
+
+def _known(name: str, classes: int | None) -> KnownModel:
+    """From the stored table, or counted if the network or its classes are others."""
+    from secateur.zoo.model_table import KnownModel, known_models
+
+    if name in known_models() and classes is None:
+        return known_models()[name]
+    from secateur.zoo import models
+    from secateur.zoo.models.totals import totals
+
+    config, cost = models.config(name), totals(name, classes)
+    number = classes or config.num_classes
+    return KnownModel(config.shape, number, cost.macs, cost.weights, cost.parameters, config.about)
 
 
 def _short(number: int) -> str:

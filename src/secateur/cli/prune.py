@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.base.folder_contents import PRUNING, refuse_others
-from secateur.base.options import option
-from secateur.cli.common import console, friendly, phases, run_folder
+from secateur.base.options import check, option
+from secateur.cli.common import console, friendly, phases, resumable, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.from_settings import command_line, options_from_settings, settings_from, values_of
 from secateur.cli.options import DeviceOptions, EverydayData
-from secateur.running.settings import Settings
+from secateur.errors import DataError, RunError
+from secateur.running.settings import Settings, check_settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,7 +83,16 @@ def command(
         asked, out = before, folder.resume
     elif model is None:
         asked = _demo(asked, settings)
+    _check(asked)
     _prune(asked, out or run_folder(f"prune-{asked['model']}-{asked['data']}"))
+
+
+def _check(asked: dict[str, Any]) -> None:
+    """Refuse wrong options at once, before torch is imported."""
+    check(settings_from(PruneOptions, asked), RunError)
+    check(settings_from(EverydayData, asked), DataError)
+    settings = settings_from(Settings, asked)
+    check_settings(settings if settings.given else replace(settings, target=DEFAULT_TARGET))
 
 
 def _demo(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
@@ -148,7 +158,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     loaders: dict[str, Any] = {"seed": settings.seed}
     share: dict[str, Any] = {"rank": rank, "world": world}
     batch = max(1, options.batch_size // world)
-    with phases(rank == 0) as show:
+    with resumable(f"secateur prune --resume {folder}"), phases(rank == 0) as show:
         result = compress(
             network,
             images.loader("train", batch, augment=options.augment, shuffle=True, **share, **loaders),
@@ -193,6 +203,7 @@ def say(result: Compressed, folder: Path, report: Path) -> None:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
     seconds = dict(result.summary["seconds"])
     whole = seconds.pop("this_call")
+    seconds["evaluation, timing and the rest"] = whole - sum(seconds.values())  # below 0 after an interruption
     spent = ", ".join(f"{phase} {taken:.0f} s" for phase, taken in seconds.items() if taken >= 0.5)
     rounds = f"{len(result.rounds)} round{'s' if len(result.rounds) != 1 else ''}"
     console.print(f"\n{rounds} in {whole:.0f} s" + (f": {spent}" if spent else ""))

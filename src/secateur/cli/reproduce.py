@@ -119,10 +119,8 @@ def _list() -> None:
     from secateur.studies.recipes.recipe import load_recipe, recipe_names
 
     rows = [[r.name, r.paper, r.title] for r in map(load_recipe, recipe_names())]
-    console.print(columns(("name", "in the paper", "title"), rows), markup=False, soft_wrap=True)
-    console.print(
-        "\nsecateur reproduce NAME --budget smoke|cpu|full; --dry-run only prints the commands", soft_wrap=True
-    )
+    console.print(columns(("name", "in the paper", "title"), rows, width=console.width), markup=False, soft_wrap=True)
+    console.print("\nsecateur reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands", soft_wrap=True)
 
 
 def _print_plan(recipe: Recipe, budget: str, changes: list[Change], steps: list[list[str]]) -> None:
