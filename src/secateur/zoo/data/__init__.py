@@ -48,7 +48,7 @@ class ImageData:
     shape: tuple[int, int, int]  # channels, height, width
     parts: Mapping[Part, Images]
     mirror: bool
-    max_corrupt: int
+    max_corrupt: int | None
     workers: int = 0  # processes that decode files
 
     def count(self, part: Part) -> int:
@@ -108,7 +108,7 @@ def load(
     holdout: str = "train:0.1",
     seed: int = 0,
     workers: int = 0,
-    max_corrupt: int = 20,
+    max_corrupt: int | None = None,
 ) -> ImageData:
     """Open a data set by name.
 
@@ -118,7 +118,7 @@ def load(
     holdout: `train:SHARE`, `test:SHARE` (decide on a share of the test images, report on the others) or `none`.
     seed: chooses the held-out images.
     workers: number of processes that decode image files; images in memory need none.
-    max_corrupt: largest number of files that may fail to decode.
+    max_corrupt: largest number of files that may fail to decode in an epoch; by default 20, and at most one in 20.
     """
     if size is not None and size < 1:
         raise DataError(f"size must be at least 1 pixel, got {size}")

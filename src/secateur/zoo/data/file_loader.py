@@ -25,6 +25,7 @@ RESIZE_SHARE = 256 / 224  # the shorter side before the centre crop, relative to
 CROP_AREA = (0.08, 1.0)  # fraction of the image that a random crop covers
 CROP_RATIO = (3 / 4, 4 / 3)  # its width over its height
 CROP_TRIES = 10
+MOST_CORRUPT, CORRUPT_SHARE = 20, 20  # by default 20 files of an epoch may be corrupt, and at most one in 20
 SHOWN = 5  # corrupt files listed in an error
 
 
@@ -84,7 +85,7 @@ class FileLoader(Loader):
         size: int,
         augment: bool,
         workers: int,
-        max_corrupt: int,
+        max_corrupt: int | None,
     ) -> None:
         super().__init__(order, classes, mean, std)
         self.corrupt: dict[str, str] = {}
@@ -92,7 +93,9 @@ class FileLoader(Loader):
         self._size = size
         self._augment = augment
         self._workers = workers
-        self._max_corrupt = max_corrupt
+        # Of few images, a few corrupt ones are already many.
+        default = min(MOST_CORRUPT, max(1, order.num_images // CORRUPT_SHARE))
+        self._max_corrupt = default if max_corrupt is None else max_corrupt
 
     def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
         decoder = BatchDecoder(self._images, self.order, epoch, self._size, self._augment)
@@ -103,23 +106,28 @@ class FileLoader(Loader):
             num_workers=self._workers,
             generator=torch.Generator(),  # DataLoader would draw from the global generator
         )
-        for decoded in batches:
-            self._note(decoded.corrupt)
-            if len(decoded.labels):
-                yield decoded.pixels, decoded.labels
+        corrupt: dict[str, str] = {}  # of this epoch
+        try:
+            for decoded in batches:
+                corrupt.update(decoded.corrupt)
+                if len(corrupt) > self._max_corrupt:
+                    raise DataError(
+                        f"{len(corrupt)} images cannot be decoded, and at most {self._max_corrupt} of "
+                        f"{self.num_images} may be skipped; repair or delete them, or allow more with max_corrupt. "
+                        f"The first ones: {_named(corrupt)}"
+                    )
+                if len(decoded.labels):
+                    yield decoded.pixels, decoded.labels
+        finally:
+            if not corrupt.keys() <= self.corrupt.keys():  # each epoch skips the same files; once is enough
+                logger.warning("skipped %d images that cannot be decoded: %s", len(corrupt), _named(corrupt))
+            self.corrupt.update(corrupt)
 
-    def _note(self, corrupt: tuple[tuple[str, str], ...]) -> None:
-        for path, reason in corrupt:
-            if path in self.corrupt:
-                continue
-            self.corrupt[path] = reason
-            logger.warning("skipped corrupt image number %d: %s (%s)", len(self.corrupt), path, reason)
-        if len(self.corrupt) > self._max_corrupt:
-            named = "; ".join(f"{path} ({reason})" for path, reason in list(self.corrupt.items())[:SHOWN])
-            raise DataError(
-                f"{len(self.corrupt)} images cannot be decoded, and at most {self._max_corrupt} may be skipped; "
-                f"repair or delete them, or allow more with max_corrupt. The first ones: {named}"
-            )
+
+def _named(corrupt: dict[str, str]) -> str:
+    """The first few files with their reasons."""
+    named = "; ".join(f"{path} ({reason})" for path, reason in list(corrupt.items())[:SHOWN])
+    return f"{named}; ..." if len(corrupt) > SHOWN else named
 
 
 def decode(path: str, size: int, rng: np.random.Generator | None) -> Pixels:
