@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +138,16 @@ def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
         run(tmp_path)
 
 
-def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Stop):
         run(tmp_path, stop_after=2)
     before = (tmp_path / NAME).read_bytes()
-    (tmp_path / f".{NAME}.partial").symlink_to("/dev/full")
-    with pytest.raises(FileError, match=rf"{NAME} cannot be written: No space left on device"):
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(FileError, match=rf"{NAME} cannot be written: No space left on"):
+        patch.setattr(os, "fsync", full)
         run(tmp_path)
     assert (tmp_path / NAME).read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == [NAME, "metrics.jsonl"]
