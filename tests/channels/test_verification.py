@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 import types
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -189,6 +190,19 @@ def test_state_of_the_pruned_network_is_that_of_the_original() -> None:
     assert not small.a._forward_hooks
     model(IMAGE)  # leaves a tensor with a history, of which copy.deepcopy would complain
     assert sc.prune(graph, plan).last.requires_grad is False
+
+
+def test_a_network_that_cannot_be_copied() -> None:
+    """Its units are frozen, and the reason is that."""
+
+    class Locked(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    graph = sc.trace(Locked().eval(), IMAGE)
+    assert not graph.units
+    assert "cannot be copied" in graph.frozen["a"]
 
 
 # ------------------------------------------------------------------------------------------------ outputs

@@ -26,7 +26,10 @@ def prune(graph: ChannelGraph, plan: Plan, *, check: bool = True) -> nn.Module:
         raise PlanError(f"expected prune(graph, plan) with the graph of secateur.trace, got {type(graph).__name__}")
     keep = graph.keep_of(plan)
     record, slices = replay_plan(graph, keep)
-    model = carve(graph, record, slices)
+    try:
+        model = carve(graph, record, slices)
+    except (ValueError, RuntimeError, IndexError, TypeError) as error:
+        raise PlanError(f"the plan cannot be carried out on the layers of the network: {error}") from error
     if check:
         verify(graph, keep, model)
     remember_plan(model, graph.model, plan)

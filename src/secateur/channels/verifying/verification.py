@@ -12,7 +12,7 @@ from secateur.channels.carving import carve
 from secateur.channels.replay import Slices, replay_plan
 from secateur.channels.traced import Example, named_modules
 from secateur.channels.units import Keep
-from secateur.channels.verifying.comparison import RANDOM, NotRun, difference, in_mode
+from secateur.channels.verifying.comparison import RANDOM, NotRun, difference, in_mode, said
 from secateur.channels.verifying.inputs import few_images, is_constant, randomised
 from secateur.channels.verifying.taps import first_difference
 from secateur.channels.verifying.trials import Trial
@@ -78,8 +78,8 @@ def failure(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> str | N
     """What goes wrong if the network is pruned to `keep` and run in these modes on these inputs, in words."""
     try:
         pruned = carve(graph, *replay_plan(graph, keep), share=True)
-    except PlanError as error:
-        return str(error)
+    except Exception as error:  # noqa: BLE001  a plan that cannot be carried out fails, for whatever reason
+        return str(error) if isinstance(error, PlanError) else said(error)
     for trial in trials:
         found = difference_under(graph, keep, pruned, trial.inputs, trial.mode)
         if found is not None:
