@@ -66,7 +66,7 @@ class LayerNormed(nn.Module):
 class GroupNormed(Chain):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(2, 4)
+        self.norm = nn.GroupNorm(1, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(pooled(self.b(F.relu(self.norm(self.a(x))))))

@@ -13,12 +13,14 @@ Maker = Callable[[Builder], None]
 
 ANY_NAMES = (
     "count_scale count_root numel_scale channel_ramp normalised whole_mean masked first_kept one_channel "
-    "resize_by_width channels_as_images channels_as_length norm_channels sort_channels ones_cat new_zeros_cat"
+    "resize_by_width channels_as_images channels_as_length norm_channels sort_channels ones_cat new_zeros_cat "
+    "border_assigned max_rows pixels_there_and_back batch_of_ones"
 )
 ANY = ANY_NAMES.split()
-EVEN_NAMES = "maxout unflatten unflatten_swap halves_swapped half_changed_in_place rotate_half channels_pooled"
+EVEN_NAMES = "maxout unflatten unflatten_swap halves_swapped half_changed_in_place rotate_half channels_pooled "
+EVEN_NAMES += "parts_listed native_channel_shuffle"
 EVEN = EVEN_NAMES.split()
-SEVERAL_NAMES = "three_quarters without_last topk_channels diff_channels index_select unbind_sum"
+SEVERAL_NAMES = "three_quarters without_last topk_channels diff_channels index_select unbind_sum after_first"
 SEVERAL = SEVERAL_NAMES.split()
 
 
@@ -34,12 +36,12 @@ def make_odd(b: Builder) -> None:
 def make_wide_odd(b: Builder) -> None:
     x = b.map()
     channels = b.channels(x)
-    op = b.choice(("pad_up_to", "branch_on_width", "channels_resized"))
+    op = b.choice(("pad_up_to", "branch_on_width", "channels_resized", "checked_width"))
     if op == "channels_resized":
         if 2 * channels <= WIDEST:
             b.add(op, x)
         return
-    b.add(op, x, consts=(channels + b.integer(0, 2),))
+    b.add(op, x, consts=(channels - 1 if op == "checked_width" else channels + b.integer(0, 2),))
 
 
 def make_gathered(b: Builder) -> None:
@@ -51,6 +53,14 @@ def make_gathered(b: Builder) -> None:
 def make_copy(b: Builder) -> None:
     x = b.map()
     b.add("copy_into", x, b.like(x))
+
+
+def make_pair(b: Builder) -> None:
+    """Two tensors of one shape that must keep equal widths, or of which one is written into the other."""
+    x = b.map()
+    op = b.choice(("stacked", "part_assigned"))
+    if 2 * b.channels(x) <= WIDEST:
+        b.add(op, x, b.like(x))
 
 
 def make_swapped(b: Builder) -> None:
@@ -132,6 +142,7 @@ ODD_MAKERS: tuple[tuple[int, Maker], ...] = (
     (2, make_wide_odd),
     (1, make_gathered),
     (1, make_copy),
+    (2, make_pair),
     (1, make_swapped),
     (3, make_tokens),
     (1, make_rows),

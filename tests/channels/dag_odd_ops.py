@@ -57,6 +57,30 @@ def half_changed_in_place(x: Tensor) -> Tensor:
     return x
 
 
+def border_assigned(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, :, 0] = 0.5
+    y[..., -1:] = x[..., :1]
+    return y
+
+
+def part_assigned(x: Tensor, y: Tensor) -> Tensor:
+    """Some channels of one tensor, by numbers, take the values of another's."""
+    x = x.clone()
+    x[:, 1:] = y[:, :-1]
+    return x
+
+
+def parts_listed(x: Tensor) -> Tensor:
+    first, *rest = [part * (i + 1) for i, part in enumerate(x.chunk(2, 1))]
+    return torch.cat([*rest, first], 1)
+
+
+def checked_width(x: Tensor, channels: int) -> Tensor:
+    assert x.shape[1] >= channels and len(list(x.shape)) == 4
+    return x
+
+
 def rotate_half(x: Tensor) -> Tensor:
     half = x.shape[1] // 2
     return torch.cat((-x[:, half:], x[:, :half]), dim=1)
@@ -93,6 +117,16 @@ ODD_OPS: dict[str, Callable[..., Any]] = {
     "halves_swapped": halves_swapped,
     "half_changed_in_place": half_changed_in_place,
     "rotate_half": rotate_half,
+    "border_assigned": border_assigned,
+    "part_assigned": part_assigned,
+    "parts_listed": parts_listed,
+    "checked_width": checked_width,
+    "max_rows": lambda x: x * x.max(2, keepdim=True).values + torch.min(x, dim=-1, keepdim=True)[0],
+    "pixels_there_and_back": lambda x: F.pixel_shuffle(F.pixel_unshuffle(x, 2) * 0.5, 2) if x.size(2) % 2 == 0 else x,
+    "native_channel_shuffle": lambda x: F.channel_shuffle(x, 2),
+    "after_first": lambda x: torch.cat([x[:, 1:] * 2, x[:, :1]], 1),
+    "batch_of_ones": lambda x: x * torch.full((x.shape[0], 1, *x.shape[2:]), 0.5, dtype=x.dtype),
+    "stacked": lambda x, y: torch.stack([x, y], 2).flatten(1, 2),
     "sort_channels": lambda x: x.sort(1)[0],
     "topk_channels": lambda x: x.topk(2, 1)[0],
     "diff_channels": lambda x: torch.diff(x, dim=1),

@@ -136,7 +136,7 @@ WRITTEN: dict[str, tuple[Callable[[Tensor], Tensor], Widths]] = {
     "zeros like": (lambda x: torch.where(x > 0, x, torch.zeros_like(x)), FREE),
     "ones like a part": (lambda x: torch.cat([x, torch.ones_like(x[:, :1])], 1)[:, :8], KEPT),
     "border": (border_cleared, FREE),
-    "part replaced": (part_replaced, KEPT),
+    "part replaced": (part_replaced, {"a:out": (6, 1), "b:out": (6, 1)}),
     "replaced by another": (replaced_by_another, {"a:out": (4, 1), "b:out": (6, 1)}),
     "is a tensor": (only_tensors, FREE),
     "numbers": (numbers_are_numbers, FREE),

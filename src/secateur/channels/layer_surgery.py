@@ -86,6 +86,8 @@ def shrink_channelwise(layer: nn.Module, channels: Indices, width: int) -> None:
     for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
         if tensor is not None and tensor.dim() > 0 and tensor.size(0) == width and not name.startswith("secateur_"):
             _slice(layer, name, channels)
+    if isinstance(layer, nn.GroupNorm):  # groups are removed as a whole
+        layer.num_groups = len(channels) * layer.num_groups // width
     for attribute in ("num_features", "num_parameters", "num_channels"):
         if getattr(layer, attribute, None) == width:
             setattr(layer, attribute, len(channels))

@@ -68,12 +68,16 @@ def _kept(unit: Unit, stagger: int, dropped: int) -> list[int]:
 
 
 def _hold(graph: ChannelGraph, error: Mismatch) -> ChannelGraph:
-    """Freeze the units whose channels meet at the node where the replay failed."""
+    """Freeze the units whose channels meet at the node where the replay failed, or as closely before it as possible."""
     found, numbers = graph.found, graph.grouped.channels
-    tensors = tensors_behind(error.node, found.record.values)
-    labels = np.concatenate([np.zeros(0, np.int64), *(present(tensor) for tensor in tensors)])
-    channels = np.unique(found.of_label[labels])
-    units = [name for name in graph.units if np.isin(numbers[name], channels).any()] or list(graph.units)
+    units: list[str] = []
+    for tensors in tensors_behind(error.node, found.record.values):
+        labels = np.concatenate([np.zeros(0, np.int64), *(present(tensor) for tensor in tensors)])
+        channels = np.unique(found.of_label[labels])
+        units = [name for name in graph.units if np.isin(numbers[name], channels).any()]
+        if units:
+            break
+    units = units or list(graph.units)
     reason = f"{error.node.target} does not work with fewer channels ({error})"
     return graph.holding(dict.fromkeys(units, reason))
 

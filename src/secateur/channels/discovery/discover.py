@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from secateur.channels.discovery.unseen_layers import read_by_training
 from secateur.channels.labels.label_pass import LabelPass
 from secateur.channels.labels.label_tensors import tensors_in
 from secateur.channels.labels.record import Balance, Emitter, Record
+from secateur.channels.layer_kinds import CONVOLUTIONS
 from secateur.channels.recording.tracing import left_as_found, record_calls
 from secateur.channels.rules.rulebook import RuleFinder, is_leaf
 from secateur.channels.traced import Example, Traced
@@ -47,6 +49,17 @@ class Discovery:
     def traced(self) -> Traced:
         """The traced network."""
         return self.find_rule.traced
+
+    @cached_property
+    def unable_to_select(self) -> frozenset[str]:
+        """Layers that read all channels of a stream: called by keyword, or with an image without a batch dimension."""
+        found = set()
+        for node in self.traced.graph.nodes:
+            if node.op == "call_module" and str(node.target) in self.reads:
+                module, shape = self.traced.module(node), self.traced.shapes[node.all_input_nodes[0].name]
+                if not node.args or (isinstance(module, CONVOLUTIONS) and len(shape) < module.weight.dim()):
+                    found.add(str(node.target))
+        return frozenset(found)
 
     @property
     def depends_on_widths(self) -> bool:

@@ -91,6 +91,8 @@ def draft_alone(found: Discovery, axes: Axes, alone: Mask) -> list[Draft]:
     stream_of, _ = components(found.channels, a, b)
     drafts = []
     for name, (met, counts) in axes.reads.items():
+        if name in found.unable_to_select:
+            continue
         mine, times = met[alone[met]], counts[alone[met]]
         # Only channels that arrive equally often, so that the positions of a reader form a rectangle.
         key = stream_of[mine] * (int(times.max(initial=0)) + 1) + times

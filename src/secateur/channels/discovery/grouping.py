@@ -75,7 +75,7 @@ def _hold_unread(found: Discovery, held: dict[int, str]) -> None:
 def _hold_balanced_streams(found: Discovery, alone: Mask, held: dict[int, str]) -> None:
     """Keep streams that are split into equal parts: readers that select on their own could not keep them equal."""
     for balance in found.balances:
-        if balance.reader is None:
+        if balance.reader is None and not (balance.blocks == balance.blocks[:1]).all():
             for channel in np.unique(balance.blocks[balance.blocks >= 0]).tolist():
                 if alone[channel]:
                     held.setdefault(channel, balance.reason)

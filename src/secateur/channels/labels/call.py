@@ -19,6 +19,7 @@ from secateur.channels.labels.label_tensors import (
     match,
     pick,
     present,
+    same_labels,
     tensors_in,
     varying,
 )
@@ -135,7 +136,7 @@ class Call:
             self._meet(first, own, additive=False)
 
     def hold(self, value: Any, reason: str) -> None:
-        """These channels must be kept."""
+        """These channels must be kept, each in its place."""
         for labels in tensors_in(value):
             found = present(labels)
             if len(found):
@@ -144,10 +145,19 @@ class Call:
     def unknown(self, reason: str | None = None) -> Any:
         """The channels of all arguments must be kept, and the result is fixed."""
         reason = reason or f"{self.what} has no rule"
+        self.unchanged()
         self.hold((self.args, self.kwargs), reason)
         if self.node.op == "call_module" and not self.labels.replaying:
             self.record.opaque[self.name] = reason
         return fixed_like(self.shape)
+
+    def unchanged(self) -> None:
+        """Raise Mismatch if a plan would change the tensors that enter this call, all of whose channels are kept."""
+        if isinstance(self.labels.emit, Replay):
+            for used in self.node.all_input_nodes:
+                now, then = self.record.values[used.name], self.labels.emit.first.values[used.name]
+                if any(not same_labels(a, b) for a, b in zip(tensors_in(now), tensors_in(then), strict=True)):
+                    raise Mismatch(self.node, "channels that must be kept would be others")
 
     def balance(self, blocks: Tensor, reason: str, reader: str | None = None) -> None:
         """The same number of channels must be kept in each row of `blocks`."""

@@ -67,6 +67,7 @@ class LabelPass:
             return self._attribute(node)
         call = Call(self, node)
         if node.op == "output":
+            call.unchanged()
             call.hold(call.args, "it is an output of the network")
             return None
         if isinstance(self.emit, Replay) and node.name in self.emit.first.failed:

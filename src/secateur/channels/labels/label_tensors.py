@@ -66,6 +66,14 @@ def present(labels: Tensor) -> Indices:
     return found[found >= 0]
 
 
+def same_labels(a: Tensor, b: Tensor) -> bool:
+    """Whether two label tensors are equal, without expanding them."""
+    if a.shape != b.shape:
+        return False
+    a, b = broadcast(compact(a), compact(b))
+    return bool((a == b).all())
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """The label tensors in a nested value."""
     if isinstance(value, Tensor):

@@ -63,7 +63,9 @@ def _whole(entry: Any) -> bool:
 def _cut(call: Call, x: Tensor, dim: int, entry: Any, literal: Any) -> None:
     """A part of the channel axis is taken."""
     if not _computed(literal):
-        call.hold(x, f"{call.what} splits channels at a fixed number, {_spell(entry)}")
+        first, last = _counted(entry, x.size(dim))
+        for part in (x.narrow(dim, 0, first), x.narrow(dim, x.size(dim) - last, last)):
+            call.hold(part, f"{call.what} splits channels at a fixed number, {_spell(entry)}")
         return
     vector = call.vector(x, dim)
     inside = torch.zeros(x.size(dim), dtype=torch.bool)
@@ -72,6 +74,22 @@ def _cut(call: Call, x: Tensor, dim: int, entry: Any, literal: Any) -> None:
         call.hold(x, f"{call.what} splits channels into unequal parts")
         return
     call.balance(torch.stack([vector[inside], vector[~inside]]), f"{call.what} splits channels in halves")
+
+
+def _counted(entry: Any, width: int) -> tuple[int, int]:
+    """How many channels at the start and at the end are counted by the numbers in an index. These must be kept, so
+    that the numbers still mean the same channels; the others may go: `x[:, 4:]` takes what is left after the first 4.
+    """
+    if isinstance(entry, slice):
+        if entry.step not in (None, 1):
+            return width, 0
+        numbers = [n for n in (entry.start, entry.stop) if n is not None]
+        first, last = max([0, *(n for n in numbers if n >= 0)]), max([0, *(-n for n in numbers if n < 0)])
+    elif isinstance(entry, int) and not isinstance(entry, bool):
+        first, last = (entry + 1, 0) if entry >= 0 else (0, -entry)
+    else:
+        return width, 0
+    return min(first, width), min(last, width)
 
 
 def _computed(spelled: Any) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from secateur.channels.labels.call import Call, Rule
-from secateur.channels.labels.label_tensors import along
+from secateur.channels.labels.label_tensors import along, tensors_in
 from secateur.channels.layer_kinds import is_depthwise
 from secateur.channels.rules.pointwise import elementwise
 
@@ -75,6 +75,16 @@ def instance_norm(call: Call) -> Any:
 def norm_over_channels(call: Call) -> Any:
     """Layer, group, RMS and response norms: every channel depends on the others."""
     return call.unknown(f"{call.what} normalises over channels")
+
+
+def batch_norm_function(call: Call) -> Any:
+    """F.batch_norm and F.instance_norm: statistics, weight and bias have one entry per channel, on dimension 1."""
+    x = call.x
+    if x.dim() < 2 or call.vector(x, 1) is None:
+        return call.unknown(f"{call.what} has channels on another axis than its input")
+    for tensor in tensors_in((call.args[1:], {k: v for k, v in call.kwargs.items() if k != "input"})):
+        x = call.unite(x, tensor.reshape(1, -1, *(1,) * (x.dim() - 2)), additive=False)
+    return x
 
 
 def spatial(dims: int) -> Rule:

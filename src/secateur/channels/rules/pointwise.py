@@ -41,12 +41,27 @@ def _meet(call: Call, *, additive: bool) -> Any:
 
 def reduce(call: Call) -> Any:
     """Sums, means and maxima over dimensions: channels that are reduced together are pruned together."""
-    x = call.x
     dims = call.argument(1, "dim", call.kwargs.get("axis"))
     if dims is None or dims == () or isinstance(dims, bool | Tensor) or not isinstance(call.shape, torch.Size):
         return call.unknown(f"{call.what} over all dimensions has no rule")
-    dims = sorted({d % x.dim() for d in ([dims] if isinstance(dims, int) else dims)})
-    kept_dims = len(call.shape) == x.dim()
+    return _reduced(call, [dims] if isinstance(dims, int) else dims, len(call.shape))
+
+
+def extreme(call: Call) -> Any:
+    """max and min: of two tensors, or along one dimension with the indices."""
+    second = call.argument(1, "dim", call.kwargs.get("other", call.kwargs.get("axis")))
+    if isinstance(second, Tensor) or not tensors_in((call.args, call.kwargs)):
+        return combine(call)
+    if not isinstance(second, int) or isinstance(second, bool):
+        return call.unknown(f"{call.what} over all dimensions has no rule")
+    reduced = _reduced(call, [second], len(call.shape[0]))
+    return torch.return_types.max((reduced, reduced)) if isinstance(reduced, Tensor) else reduced
+
+
+def _reduced(call: Call, dims: Any, ndim: int) -> Any:
+    x = call.x
+    dims = sorted({d % x.dim() for d in dims})
+    kept_dims = ndim == x.dim()
     axes = call.axes(x)
     crossed = [d for d in axes if d in dims]
     if crossed and not set(axes) - set(dims):

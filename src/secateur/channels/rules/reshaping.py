@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from secateur.channels.labels.call import Call
-from secateur.channels.labels.label_tensors import ZERO, compact, tensors_in
+from secateur.channels.labels.label_tensors import ZERO, compact, tensors_in, varying
 from secateur.channels.rules.running import compute, execute
 
 
@@ -21,6 +21,19 @@ def structural(call: Call) -> Any:
     """Elements are only moved: run the operation on the labels."""
     if not tensors_in((call.args, call.kwargs)):
         return compute(call)
+    return execute(call)
+
+
+def stack(call: Call) -> Any:
+    """stack: the tensors must keep equal sizes, so the same number of channels is kept in each of them."""
+    tensors = list(call.argument(0, "tensors"))
+    for dim in sorted({d for t in tensors for d in varying(t)}):
+        vectors = [call.vector(t, dim) for t in tensors]
+        found = [v for v in vectors if v is not None]
+        if len(found) < len(vectors) or any((v < 0).any() for v in found):
+            call.hold(tensors, f"{call.what} puts it beside channels that must be kept")
+        else:
+            call.balance(torch.stack(found), f"{call.what} needs {len(found)} tensors of equal width")
     return execute(call)
 
 
@@ -149,5 +162,5 @@ def _target_sizes(call: Call, dims: int) -> list[Any]:
 
 # These take sizes as arguments, and the labels show what they do with them. In any other operation, a size that depends
 # on the number of channels is a value that pruning would change.
-for _rule in (expand, reshape, structural, concatenate):
+for _rule in (expand, reshape, structural, stack, concatenate):
     _rule.takes_sizes = True  # type: ignore[attr-defined]

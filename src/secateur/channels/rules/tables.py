@@ -12,7 +12,7 @@ from torch import nn
 
 from secateur.channels.labels.call import Rule
 from secateur.channels.layer_kinds import CONVOLUTIONS
-from secateur.channels.rules import cutting, layers, pointwise, reshaping, running
+from secateur.channels.rules import cutting, layers, pointwise, regrouping, reshaping, running
 from secateur.channels.traced import with_part
 
 # --------------------------------------------------------------------------------------------- layers, by class
@@ -31,7 +31,7 @@ _SPATIAL_LAYERS = {
     "ReflectionPad3d ReplicationPad3d CircularPad3d",
     0: "Upsample",
 }
-_NORMS_OVER_CHANNELS = "LayerNorm GroupNorm RMSNorm LocalResponseNorm CrossMapLRN2d"
+_NORMS_OVER_CHANNELS = "LayerNorm RMSNorm LocalResponseNorm CrossMapLRN2d"
 
 
 def _layers() -> dict[type, Rule]:
@@ -45,7 +45,9 @@ def _layers() -> dict[type, Rule]:
     for dims, names in _SPATIAL_LAYERS.items():
         table |= {getattr(nn, name): layers.spatial(dims) for name in names.split() if hasattr(nn, name)}
     table |= {nn.Flatten: reshaping.structural, nn.Softmax: pointwise.softmax, nn.LogSoftmax: pointwise.softmax}
-    table |= {nn.Softmax2d: layers.norm_over_channels}
+    table |= {nn.Softmax2d: layers.norm_over_channels, nn.GroupNorm: regrouping.group_norm}
+    table |= {nn.PixelShuffle: regrouping.pixel_shuffle, nn.PixelUnshuffle: regrouping.pixel_unshuffle}
+    table |= {nn.ChannelShuffle: regrouping.channel_shuffle}
     return table
 
 
@@ -65,13 +67,14 @@ _ADD = "add iadd sub subtract isub rsub"
 _SAME = "contiguous clone detach to float double half bfloat16 type type_as cpu cuda requires_grad int long bool"
 _REDUCE = "mean sum amax amin logsumexp std var nanmean nansum prod"
 _STRUCTURAL = """
-    flatten permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze stack flip t expand_as
+    flatten permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze flip t expand_as
     ravel numpy_T adjoint
 """
 _CUTS: dict[str, Rule] = {
     "cat": reshaping.concatenate,
     "concat": reshaping.concatenate,
     "concatenate": reshaping.concatenate,
+    "stack": reshaping.stack,
     "pad": reshaping.pad,
     "getitem": cutting.take,
     "chunk": cutting.chunk,
@@ -88,6 +91,13 @@ _CUTS: dict[str, Rule] = {
     "reshape_as": reshaping.reshape,
     "softmax": pointwise.softmax,
     "log_softmax": pointwise.softmax,
+    "max": pointwise.extreme,
+    "min": pointwise.extreme,
+    "pixel_shuffle": regrouping.pixel_shuffle,
+    "pixel_unshuffle": regrouping.pixel_unshuffle,
+    "channel_shuffle": regrouping.channel_shuffle,
+    "batch_norm": layers.batch_norm_function,
+    "instance_norm": layers.batch_norm_function,
     "new_zeros": running.new,
     "new_ones": running.new,
     "new_full": running.new,

@@ -1,0 +1,60 @@
+"""Rules for operations that work on groups of channels: group norm, pixel shuffle, channel shuffle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from secateur.channels.labels.call import Call
+from secateur.channels.labels.label_tensors import along
+from secateur.channels.rules.layers import norm_over_channels
+
+
+def group_norm(call: Call) -> Any:
+    """nn.GroupNorm: each group is normalised on its own, so a group can be removed as a whole."""
+    layer: nn.GroupNorm = call.module  # type: ignore[assignment]
+    vector = call.vector(call.x, 1) if call.x.dim() > 1 else None
+    if layer.num_groups == 1 or vector is None or type(layer).forward is not nn.GroupNorm.forward:
+        return norm_over_channels(call)
+    call.passes(vector)
+    call.unite_along(vector.view(-1, layer.num_channels // layer.num_groups), 1)
+    return call.x
+
+
+def pixel_shuffle(call: Call) -> Any:
+    """[C r r, H, W] -> [C, r H, r W]: each run of r r channels becomes one, so they are pruned together."""
+    runs = _factor(call, "upscale_factor") ** 2
+    vector = _channels(call)
+    if vector is None:
+        return call.unknown(f"{call.what} runs along an axis that carries channels")
+    call.unite_along(vector.view(-1, runs), 1)
+    return along(vector.view(-1, runs)[:, 0], call.shape, len(call.shape) - 3)
+
+
+def pixel_unshuffle(call: Call) -> Any:
+    """[C, r H, r W] -> [C r r, H, W]: each channel becomes a run of r r channels."""
+    vector = _channels(call)
+    if vector is None:
+        return call.unknown(f"{call.what} runs along an axis that carries channels")
+    return along(vector.repeat_interleave(_factor(call, "downscale_factor") ** 2), call.shape, len(call.shape) - 3)
+
+
+def channel_shuffle(call: Call) -> Any:
+    """[g n] -> [n g]: the same number of channels is kept in each of the g groups."""
+    groups = _factor(call, "groups")
+    vector = call.vector(call.x, 1)
+    if vector is None:
+        return call.unknown(f"{call.what} runs along an axis that carries channels")
+    blocks = vector.view(groups, -1)
+    call.balance(blocks, f"{call.what} splits channels into {groups} blocks")
+    return along(blocks.t().reshape(-1), call.shape, 1)
+
+
+def _factor(call: Call, name: str) -> int:
+    """A number given to the layer or to the function."""
+    return int(getattr(call.module, name) if call.node.op == "call_module" else call.argument(1, name))
+
+
+def _channels(call: Call) -> Tensor | None:
+    return call.vector(call.x, call.x.dim() - 3)
