@@ -56,6 +56,11 @@ CASES: dict[str, tuple[Any, Widths]] = {
     "maximum along a row": (lambda: between(lambda x: x * x.max(2, keepdim=True).values), FREE),
     "minimum and its place": (lambda: between(lambda x: x * torch.min(x, dim=-1, keepdim=True)[0]), FREE),
     "maximum of channels": (lambda: between(lambda x: x * x.max(1, keepdim=True)[0]), KEPT),
+    "a gate that chooses": (
+        lambda: between(lambda x: torch.where(x.amax(1, keepdim=True) == 0, torch.zeros_like(x), x.sin())),
+        KEPT,
+    ),
+    "a choice by pixels": (lambda: between(lambda x: torch.where(torch.ones(2, 1, 8, 8) > 0, x, x * 2)), FREE),
     "maximum of two": (lambda: between(lambda x: torch.max(x, -x)), FREE),
     # The first two channels are counted by the number, so they stay; the other six can go.
     "slices at a number": (lambda: between(lambda x: torch.cat([x[:, 2:], x[:, :2]], 1)), {**FREE, "a:out": (6, 1)}),

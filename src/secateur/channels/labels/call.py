@@ -40,6 +40,7 @@ class Call:
         self.labels = labels
         self.node = node
         self.record = labels.record
+        self._united = 0  # how many pairs of tensors this call has united
         values = labels.record.values
         self.args: tuple[Any, ...] = fx.node.map_arg(node.args, lambda n: values[n.name])
         self.kwargs: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda n: values[n.name]) if node.kwargs else {}
@@ -198,15 +199,17 @@ class Call:
 
     def _spread(self, a: Tensor, b: Tensor) -> int | None:
         """The operand that has size 1 where the other carries different channels (a spatial gate), if any."""
+        self._united += 1
+        key = (self.node.name, self._united)
         if isinstance(self.labels.emit, Replay):  # a tensor pruned to one channel must not look like a gate
-            return self.labels.emit.first.spread.get(self.node.name)
+            return self.labels.emit.first.spread.get(key)
         for dim in range(a.dim()):
             if a.size(dim) == b.size(dim):
                 continue
             narrow, wide = (0, b) if a.size(dim) == 1 else (1, a)
             small = compact(wide)
             if small.size(dim) > 1 and not constant_along(small, dim):
-                self.record.spread[self.node.name] = narrow
+                self.record.spread[key] = narrow
                 return narrow
         return None
 

@@ -58,7 +58,7 @@ class Record:
     opaque: dict[str, str] = field(default_factory=dict)  # called modules that no rule fits -> reason
     values: dict[str, Any] = field(default_factory=dict)  # node name -> its value: labels or plain Python
     selected: dict[str, Selected] = field(default_factory=dict)  # module -> what it selects (replay)
-    spread: dict[str, int] = field(default_factory=dict)  # node name -> operand that is broadcast over many channels
+    spread: dict[tuple[str, int], int] = field(default_factory=dict)  # node, pair -> operand broadcast over channels
     axes: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (node, "in" or "out") -> axes of channels
     failed: dict[str, str] = field(default_factory=dict)  # node name -> why its rule could not follow the channels
 
