@@ -10,6 +10,9 @@ from torch.utils._pytree import tree_leaves
 
 from secateur.errors import TraceError
 
+# Classes that wrap a network -> the attribute that holds it.
+_WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+
 
 def check_network(model: Any) -> None:
     """TraceError unless `model` is a network that can be followed."""
@@ -19,8 +22,16 @@ def check_network(model: Any) -> None:
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise TraceError("TorchScript modules cannot be pruned; pass the nn.Module that the script was made from")
+    if isinstance(model, torch.export.ExportedProgram):
+        raise TraceError("exported programs cannot be pruned; pass the nn.Module that the program was exported from")
     if not isinstance(model, nn.Module):
         raise TraceError(f"expected a torch.nn.Module, got {type(model).__name__}; check the order of the arguments")
+    for kind in type(model).__mro__:
+        if kind.__name__ in _WRAPPERS:
+            inner = _WRAPPERS[kind.__name__]
+            raise TraceError(
+                f"the network is wrapped in {kind.__name__}; trace model.{inner}, and wrap the pruned network again"
+            )
 
 
 def check_example(example: Any) -> None:

@@ -20,7 +20,6 @@ from secateur.channels.kept_channels import balanced, checked_indices
 from secateur.channels.liveness import Liveness, find_alive, writers_left_empty
 from secateur.channels.plan import Plan
 from secateur.channels.proof import prove
-from secateur.channels.recording.trace_errors import check_is_plain
 from secateur.channels.recording.tracing import trace_calls
 from secateur.channels.replay import check_plan
 from secateur.channels.rules.rulebook import is_leaf
@@ -196,6 +195,5 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select") -> Ch
         raise TraceError(f'streams must be "select" or "coupled", got {streams!r}')
     check_network(model)
     check_example(example)
-    check_is_plain(model)
     with generators_kept():
         return prove(ChannelGraph(discover(model, example), example, streams))

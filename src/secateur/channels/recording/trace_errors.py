@@ -7,31 +7,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from secateur.channels.traced import Example
-from secateur.errors import TraceError
 
-_DDP = "DistributedDataParallel"
 _OWN_CODE = Path(__file__).parent.as_posix()
-
-
-def check_is_plain(model: object) -> None:
-    """Raise TraceError unless the model is a module whose own code runs: not a compiled or exported one, no wrapper."""
-    kind = type(model).__name__
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TraceError(f"{kind} is a TorchScript module. Trace the module that it was compiled from.")
-    if kind == "ExportedProgram":
-        raise TraceError("the network has been exported. Trace the module that it was exported from.")
-    if not isinstance(model, nn.Module):
-        raise TraceError(f"expected a torch.nn.Module, got {kind}")
-    for wrapper, inner in (("OptimizedModule", "_orig_mod"), ("DataParallel", "module"), (_DDP, "module")):
-        if any(base.__name__ == wrapper for base in type(model).__mro__):
-            raise TraceError(
-                f"the network is wrapped in {kind}. Trace model.{inner}, and wrap the pruned network again."
-            )
 
 
 def explain(model: nn.Module, error: BaseException, example: Example) -> str:
