@@ -309,3 +309,25 @@ def test_code_that_asks_for_the_mode() -> None:
     hooked = Plain()
     hooked.a.register_forward_hook(lambda module, args, output: None)
     assert acts_on_training(hooked)
+
+
+def test_trace_without_the_check_by_running_only_follows_labels() -> None:
+    """The norm's statistics are read as numbers in forward, which labels cannot see: only running finds it."""
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.b = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
+            assert self.norm.running_var is not None
+            self.norm.running_var.uniform_(0.5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.norm.running_var is not None
+            return self.b(self.norm(self.a(x)) * float(self.norm.running_var.sum()))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Sums().eval()
+    example = torch.zeros(1, 3, 8, 8)
+    assert "a:out" in sc.trace(model, example, check=False).units
+    assert "a:out" not in sc.trace(model, example).units

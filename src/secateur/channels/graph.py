@@ -179,7 +179,7 @@ class ChannelGraph:
         return ChannelGraph(replace(self.found, held=held, held_readers=readers), self.example, self.streams)
 
 
-def trace(model: nn.Module, example: Example, streams: Streams = "select") -> ChannelGraph:
+def trace(model: nn.Module, example: Example, streams: Streams = "select", *, check: bool = True) -> ChannelGraph:
     """Follow every channel of `model` from the layers that write it to the layers that read it.
 
     example: an input of the shape that the network is used with, on the model's device: a tensor, a tuple of
@@ -188,12 +188,14 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select") -> Ch
         channels that it reads (the paper's channel selection layer). "coupled": all readers and writers drop a channel
         together, and no selection is needed.
 
-    At the end, trial plans are carried out and run: units without which the network computes something else are
-    frozen. The model is not changed: attributes, buffers, mode, random state, hooks and weights are as they were.
+    check: at the end, carry out a trial plan and run it: units without which the network computes something else are
+        frozen. Without it, trial plans are only followed on labels, and `prune` is the first to run the result.
+
+    The model is not changed: attributes, buffers, mode, random state, hooks and weights are as they were.
     """
     if streams not in ("select", "coupled"):
         raise TraceError(f'streams must be "select" or "coupled", got {streams!r}')
     check_network(model)
     check_example(example)
     with generators_kept():
-        return prove(ChannelGraph(discover(model, example), example, streams))
+        return prove(ChannelGraph(discover(model, example), example, streams), by_running=check)

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from secateur.channels.graph import ChannelGraph
 
 
-def prove(graph: ChannelGraph) -> ChannelGraph:
-    """The graph in which all units can be pruned. Units for which a trial plan fails are frozen, with the reason."""
+def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
+    """The graph in which all units can be pruned. Units for which a trial plan fails are frozen, with the reason.
+
+    by_running: also run the pruned and the zeroed network, not only labels.
+    """
     graph = _prove_on_labels(graph)
-    if not graph.units:
+    if not graph.units or not by_running:
         return graph
     trials = trials_for(graph.model, graph.example)
     check_recording(graph.found.traced, next((t for t in trials if t.mode == "eval"), None), graph.example)
