@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from secateur.base.module_state import module_state_kept
 from secateur.base.preserve_state import generators_kept
 from secateur.channels.arguments import check_example, check_network
 from secateur.channels.cost import Cost, Layer, cost_under, find_layers
@@ -164,8 +163,7 @@ class ChannelGraph:
         traced = self.found.traced
         if not traced.guards:
             return traced
-        with module_state_kept(self.model):
-            return trace_calls(self.model, inputs, is_leaf)
+        return trace_calls(self.model, inputs, is_leaf)
 
     def holding(self, reasons: Mapping[str, str]) -> ChannelGraph:
         """The graph of the same network without these units (name -> why their channels must be kept)."""

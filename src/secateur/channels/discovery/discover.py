@@ -12,7 +12,6 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import nn
 
-from secateur.base.module_state import module_state_kept
 from secateur.channels.discovery.layer_trials import opaque_layers
 from secateur.channels.discovery.unseen_layers import read_by_training
 from secateur.channels.labels.label_pass import LabelPass
@@ -73,8 +72,7 @@ class Discovery:
 def discover(model: nn.Module, example: Example) -> Discovery:
     """Trace the network and follow its channels. The model is not changed."""
     with left_as_found(model):
-        with module_state_kept(model):
-            traced = record_calls(model, example, is_leaf)
+        traced = record_calls(model, example, is_leaf)
         find_rule = RuleFinder(traced, opaque_layers(traced))
         find_rule, emit, record = _follow(find_rule)
         read_by_training(find_rule, example, emit, record)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from secateur.base.module_state import module_state_kept
 from secateur.channels.labels.call import Rule
 from secateur.channels.labels.label_pass import LabelPass
 from secateur.channels.labels.label_tensors import present, tensors_in
@@ -26,8 +25,7 @@ def read_by_training(find_rule: RuleFinder, example: Example, emit: Emitter, rec
     unseen = _unseen_layers(traced)
     if not unseen:
         return
-    with module_state_kept(traced.model):
-        training = record_calls(traced.model, example, is_leaf, training=True)
+    training = record_calls(traced.model, example, is_leaf, training=True)
     extra = LabelPass(_TrainingRules(training, find_rule.opaque, frozenset(unseen)), emit).run()
     record.unions += extra.unions  # its reads and writes are those of the first pass again
     record.holds += extra.holds

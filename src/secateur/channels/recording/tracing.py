@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from secateur.base.module_state import module_state_kept
 from secateur.channels.recording.arguments import Arguments, read_arguments
 from secateur.channels.recording.trace_errors import explain
 from secateur.channels.recording.value_tracer import ValueTracer, shapes_of
@@ -41,7 +42,7 @@ def record_calls(model: nn.Module, example: Example, is_leaf: IsLeaf, *, trainin
         for module in model.modules():
             module.training = not is_leaf(module)
     arguments = read_arguments(model, example)
-    with _no_new_attributes(model):
+    with module_state_kept(model):  # torch.fx stores the constants of forward on the model
         tracer = _record(model, is_leaf, arguments, example, training)
         names = {str(node.target) for node in tracer.graph.nodes if node.op == "get_attr"}
         attributes = {name: attribute_of(model, name) for name in names}
@@ -123,22 +124,3 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
         for module, training in modes:
             if module.training != training:
                 module.training = training
-
-
-@contextmanager
-def _no_new_attributes(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes, buffers and hooks of all modules: what forward sets holds recorded values, and torch.fx
-    stores the constants of forward on the model."""
-    owned = [module.__dict__ for _, module in named_modules(model)]
-    inner = [value for each in owned for value in each.values() if isinstance(value, dict)]
-    empty = [each for each in inner if not each]
-    saved = [(each, dict(each), list(map(id, each.values()))) for each in (*owned, *inner) if each]
-    try:
-        yield
-    finally:
-        for new in filter(None, empty):
-            new.clear()
-        for live, before, values in saved:
-            if list(map(id, live.values())) != values or live.keys() != before.keys():
-                live.clear()
-                live.update(before)
