@@ -55,7 +55,8 @@ def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
         assert re.search(rf"{name} accuracy\s+{before:.2f}%\s+{after:.2f}%\s+[+-]\d+\.\d\d points", text)
     gone = 100 * (1 - summary["after"]["macs"] / WHOLE)
     assert re.search(rf"MACs\s+[\d.]+ K\s+[\d.]+ K\s+-{gone:.1f}%", text)
-    assert re.search(r"ms, batch 1\s+[\d.]+\s+[\d.]+\s+[\d.]+x", text) and "ms, batch 64" in text
+    faster = r"(?:[\d.]+x|no measurable difference)"  # so small a network may not be faster by much
+    assert re.search(rf"ms, batch 1\s+[\d.]+\s+[\d.]+\s+{faster}", text) and "ms, batch 64" in text
     assert re.search(r"2 rounds in \d+ s", text) and f"results in {out}" in text
     heard = lines(secateur("evaluate", "lenet5", "--data", "digits", "--pruned", out))
     found = re.fullmatch(r"top-1  ([\d.]+)%", heard[1])

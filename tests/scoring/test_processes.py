@@ -104,7 +104,7 @@ def test_all_means_all_that_can_be_merged(answers: list[dict[str, Any]]) -> None
     ("case", "first", "second"),
     [
         ("unequal", "must read equal shares of the images, but they read 16, 12", "equal shares"),
-        ("one fails", "1 of 2 processes failed", "batch 1: activations of unit"),
+        ("one fails", "1 of 2 processes failed", "batch 1: 1 of 4 images have values that are NaN or infinite"),
         ("maps", "mmd needs all images in one process", "mmd needs all images"),
     ],
 )
