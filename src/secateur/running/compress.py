@@ -19,7 +19,7 @@ from torch import distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from secateur.base.batches import Batches, call, device_of, logits_of, unpack
-from secateur.base.distributed import processes
+from secateur.base.distributed import all_or_none, processes
 from secateur.base.options import replaced
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.processes import rank_and_world
@@ -32,8 +32,9 @@ from secateur.deciding.reach import check_reach
 from secateur.deciding.sensitivity import NothingToLoseError
 from secateur.errors import DataError, DecideError
 from secateur.measuring.accuracy import Accuracy, too_good
+from secateur.running.data_identity import describe, refuse_other_data
 from secateur.running.defaults import fill_defaults
-from secateur.running.folder import BASE, ROUND, SUMMARY, RunFolder
+from secateur.running.folder import BASE, DATA, ROUND, SUMMARY, RunFolder
 from secateur.running.rounds import Outcome, run_round
 from secateur.running.run_context import PhaseProgress, RunContext, RunData
 from secateur.running.settings import Settings, check_settings
@@ -131,7 +132,7 @@ def _run(
     settings = fill_defaults(settings, graph, _pixels(example))
     context = RunContext(folder, original, graph, settings.budget(graph), settings, data, progress)
     check_reach(graph, context.budget, settings)
-    folder.start({"settings": settings.to_dict(), "fingerprint": graph.fingerprint, "weights": digest(original)})
+    _start(context)
     before = _base(context)
     check_base(before, _classes(original, example))
     rounds, current, plan = _rounds(context, before)
@@ -140,6 +141,15 @@ def _run(
     summary = _summary(context, plan, current, before, rounds)
     summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
     return Compressed(current, plan, tuple(rounds), summary, folder.path)
+
+
+def _start(context: RunContext) -> None:
+    """Begin the run in its folder, or continue it if network, weights, settings and data are the same."""
+    folder, data = context.folder, context.data
+    images = describe(data) if folder.writes else {}
+    network = {"fingerprint": context.graph.fingerprint, "weights": digest(context.original)}
+    folder.start({"settings": context.settings.to_dict(), **network, DATA: images})
+    all_or_none(lambda: refuse_other_data(folder, images, data) if folder.writes else None)
 
 
 def _rounds(context: RunContext, before: Accuracy) -> tuple[list[Outcome], nn.Module, Plan]:

@@ -1,6 +1,6 @@
 """A run's folder. Files are written whole or not at all, so that a run can continue after it was killed at any time.
 
-    config.json                     the settings
+    config.json                     the settings, and what network and data the run is of
     base.json                       accuracy of the original network
     round-01/scores.{json,safetensors}, sensitivity.json, step-plan.json, plan.json, round.json, model.safetensors
     round-01/rate.json              the rates that were tried before retraining
@@ -32,6 +32,7 @@ from secateur.channels.plan import Plan
 from secateur.errors import FileError, RunError
 
 CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
+DATA = "data"  # key in config.json
 
 Built = TypeVar("Built")
 
@@ -52,7 +53,10 @@ class RunFolder:
         return RunFolder(self.path, writes=self.writes and writes, about=self.about)
 
     def start(self, config: dict[str, Any]) -> None:
-        """Begin a run here, or continue the same one. A folder that holds another run is not touched."""
+        """Begin a run here, or continue the same one. A folder that holds another run is not touched.
+
+        What `config` says about the data is not compared here: see `running/data_identity.py`.
+        """
         all_or_none(lambda: self._start({**config, **self.about}) if self.writes else None)
 
     def _start(self, config: dict[str, Any]) -> None:
@@ -60,7 +64,7 @@ class RunFolder:
         if other not in (None, PRUNING) and (other == STUDY or not self.has(CONFIG)):
             raise RunError(f"{self.path} holds {other}, not a pruning run; use another folder")
         if self.has(CONFIG):
-            found, wanted = _flat(self.read(CONFIG)), _flat(_plain(config))
+            found, wanted = (_flat({**words, DATA: None}) for words in (self.read(CONFIG), _plain(config)))
             different = sorted(key for key in {**found, **wanted} if found.get(key) != wanted.get(key))
             if different:
                 key = different[0]

@@ -123,6 +123,11 @@ class FileLoader(Loader):
                 logger.warning("skipped %d images that cannot be decoded: %s", len(corrupt), _named(corrupt))
             self.corrupt.update(corrupt)
 
+    def _pixels_at(self, positions: IntArray) -> Batch:
+        taken = Order(len(positions), len(positions))
+        decoded = BatchDecoder(self._images.take(positions), taken, 0, self._size, augment=False)[0]
+        return decoded.pixels, decoded.labels
+
 
 def _named(corrupt: dict[str, str]) -> str:
     """The first few files with their reasons."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +104,13 @@ class Loader(ABC):
         """The batches from number `start` on, the same as in a full iteration."""
         return self._normalised(self._pixels(self.epoch, start))
 
+    def images_at(self, positions: Sequence[int]) -> Batch:
+        """The images at these positions of the whole part, in its own order and without augmentation.
+
+        Files that cannot be decoded are left out.
+        """
+        return next(self._normalised(iter([self._pixels_at(np.asarray(positions, dtype=np.int64))])))
+
     def _normalised(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for pixels, labels in batches:
             yield pixels.to(torch.float32).mul_(self._scale).add_(self._shift), labels
@@ -111,6 +118,10 @@ class Loader(ABC):
     @abstractmethod
     def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
         """uint8 images [N, C, H, W], augmented if requested, and their labels."""
+
+    @abstractmethod
+    def _pixels_at(self, positions: IntArray) -> Batch:
+        """uint8 images [N, C, H, W] at these positions, not augmented, and their labels."""
 
 
 class MemoryLoader(Loader):
@@ -142,3 +153,7 @@ class MemoryLoader(Loader):
             if self._augment:
                 pixels = pad_crop_mirror(pixels, self.order.rng(epoch, index), mirror=self._mirror)
             yield pixels, labels[span]
+
+    def _pixels_at(self, positions: IntArray) -> Batch:
+        taken = self._images.take(positions)
+        return taken.pixels[torch.from_numpy(taken.rows)], torch.from_numpy(taken.labels)

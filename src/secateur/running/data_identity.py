@@ -1,0 +1,238 @@
+"""Which images a run reads, in a few numbers, so that a run is not continued with others.
+
+Loaders shuffle and augment, so their first batches differ from call to call. What counts is the data set behind a
+loader: its number of images, and the labels and pixel statistics of a few images at fixed positions. What a loader
+does not reveal is not compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from secateur.base.batches import Batch, Batches, unpack
+from secateur.base.distributed import processes
+from secateur.base.preserve_state import generators_kept
+from secateur.errors import RunError
+from secateur.running.folder import CONFIG, DATA, RunFolder
+from secateur.running.run_context import RunData
+from secateur.zoo.data.loader import Loader
+
+Facts = dict[str, Any]
+
+PROBES = 8  # images that are looked at, evenly spread
+READS = 3  # an image that is the same this often is taken as fixed, not random
+CLOSE = 1e-4  # relative: the same image on another machine, or decoded by another version
+
+WORDS = {
+    "train": "training images",
+    "score_on": "images to score on",
+    "holdout": "held-out images",
+    "test": "test images",
+}
+
+
+def describe(data: RunData) -> Facts:
+    """Plain values for JSON that tell data sets apart: the number of processes, and facts of each loader."""
+    facts: Facts = {"processes": processes()}
+    seen: dict[int, Facts | None] = {}
+    for field in fields(data):
+        loader = getattr(data, field.name)
+        if id(loader) not in seen:
+            seen[id(loader)] = None if loader is None else loader_facts(loader)
+        facts[field.name] = seen[id(loader)]
+    return facts
+
+
+def refuse_other_data(folder: RunFolder, now: Facts, data: RunData) -> None:
+    """RunError if the run in the folder was started with other images than those of `data`, which `now` describes."""
+    stored = folder.read(CONFIG).get(DATA)
+    if not isinstance(stored, Mapping):  # a folder of an older version
+        return
+    for name, words in WORDS.items():
+        old, new, loader = stored.get(name), now.get(name), getattr(data, name)
+        shares = stored.get("processes") != now["processes"] and not isinstance(loader, Loader)
+        if name not in stored or shares:  # with another number of processes, each may have another share of the images
+            continue
+        found = _difference(old, new, words, loader)
+        if found is not None:
+            raise RunError(
+                f"{folder.path} holds a run on other data: {found}. Use another folder, or the same data to continue "
+                "that run"
+            )
+
+
+def loader_facts(loader: Batches) -> Facts:
+    """Number of images, and shape, labels, and [mean, deviation] of a few images, as far as the loader reveals them."""
+    count = _unless_it_fails(lambda: _count(loader))
+    return {} if count is None else {"images": count, **_read(loader, count, 1)[0]}
+
+
+def _read(loader: Batches, count: int, times: int) -> list[Facts]:
+    """Facts of the same few images, read several times; empty if they cannot be read."""
+    found = _unless_it_fails(lambda: [_batch_facts(batch) for batch in _probe(loader, count, times)])
+    return found or [{}]
+
+
+def _unless_it_fails(look: Callable[[], Any]) -> Any:
+    """What `look` returns; None if the data set cannot be read in this way. A run reports its errors itself."""
+    try:
+        with generators_kept(0):
+            return look()
+    except Exception:  # noqa: BLE001  (any code of the user's may run here)
+        return None
+
+
+def _count(loader: Any) -> int | None:
+    """Images of an epoch, whatever the size of its batches and the share of this process."""
+    if isinstance(loader, Loader):
+        return loader.order.total
+    if isinstance(loader, list | tuple):
+        return sum(len(unpack(batch, number)[1]) for number, batch in enumerate(loader))
+    if not isinstance(loader, DataLoader):
+        count = getattr(loader, "num_images", None)
+        return count if isinstance(count, int) else None
+    chosen = _chosen(loader)
+    return len(loader.dataset) if chosen is None else len(chosen)  # type: ignore[arg-type]
+
+
+def _chosen(loader: DataLoader[Any]) -> list[int] | None:
+    """Positions in the data set, if the loader's sampler chooses some of them."""
+    batches = loader.batch_sampler
+    sampler = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
+    chosen = getattr(sampler, "indices", None)
+    return None if chosen is None else sorted(int(position) for position in chosen)
+
+
+def _probe(loader: Any, count: int, times: int) -> Iterable[Batch]:
+    """A batch of a few images at fixed positions of the data set behind the loader, several times."""
+    positions = [int(p) for p in np.linspace(0, count - 1, min(PROBES, count)).round()]
+    if isinstance(loader, Loader):
+        return [loader.images_at(positions) for _ in range(times)]
+    if isinstance(loader, list | tuple):
+        return [_from_batches(loader, positions) for _ in range(times)]
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return []
+    chosen = _chosen(loader)
+    if chosen is not None:
+        positions = [chosen[position] for position in positions]
+    whole = loader.batch_size is not None or loader.batch_sampler is not None  # else an item is a batch already
+    return DataLoader(
+        _Seeded(loader.dataset),  # type: ignore[arg-type]
+        batch_size=len(positions) if whole else None,
+        sampler=(positions if whole else positions[:1]) * times,
+        collate_fn=_SeededCall(loader.collate_fn),
+        # If the user reads in workers, files must not be opened here first: forked processes would share them.
+        # It is one worker for all times: a new one would begin with the same state of the data set's own generator.
+        num_workers=min(1, loader.num_workers),
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+    )
+
+
+def _from_batches(batches: Any, positions: list[int]) -> Batch:
+    """The images at these positions, counted through all batches."""
+    images, labels, start = [], [], 0
+    for number, batch in enumerate(batches):
+        x, y = unpack(batch, number)
+        for position in positions:
+            if start <= position < start + len(y):
+                images.append([leaf[position - start] for leaf in tree_leaves(x)])
+                labels.append(y[position - start])
+        start += len(y)
+    return [torch.stack(leaves) for leaves in zip(*images, strict=True)], torch.stack(labels)
+
+
+class _Seeded:
+    """A data set whose random transforms draw the same numbers each time, in any process."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, position: int) -> Any:
+        with generators_kept(position):
+            return self.dataset[position]
+
+
+class _SeededCall:
+    """A function that draws the same random numbers each time."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, items: Any) -> Any:
+        with generators_kept(0):
+            return self.function(items)
+
+
+def _batch_facts(batch: Batch) -> Facts:
+    images, labels = unpack(batch, 0)
+    leaves = [leaf for leaf in tree_leaves(images) if isinstance(leaf, Tensor)]
+    rows = [torch.cat([leaf[i].flatten().double() for leaf in leaves]) for i in range(min(PROBES, len(labels)))]
+    shapes = [list(leaf.shape[1:]) for leaf in leaves]
+    return {
+        "shape": shapes[0] if len(shapes) == 1 else shapes,
+        "labels": labels[:PROBES].tolist(),
+        "pixels": [[float(f"{row.mean():.6g}"), float(f"{row.std(correction=0):.6g}")] for row in rows],
+    }
+
+
+def _difference(old: Facts | None, new: Facts | None, words: str, loader: Batches) -> str | None:
+    """What differs, in words; None if nothing does."""
+    if old is None or new is None:
+        if old is new:
+            return None
+        return f"it was started {'without' if old is None else 'with'} {words}, and now " + (
+            "there are some" if old is None else "there are none"
+        )
+    if _known(old, new, "images") and old["images"] != new["images"]:
+        return f"there were {old['images']:,} {words}, and now there are {new['images']:,}"
+    for key, same in (("shape", _equal), ("labels", _mostly_equal), ("pixels", _mostly_close)):
+        if _known(old, new, key) and not same(old[key], new[key]) and _is_fixed(loader, new, key):
+            return f"the {_what(key)} of the {words} {_shown(key, old[key])}, and now {_shown(key, new[key], now=True)}"
+    return None
+
+
+def _known(old: Facts, new: Facts, key: str) -> bool:
+    return key in old and key in new
+
+
+def _is_fixed(loader: Batches, facts: Facts, key: str) -> bool:
+    """Whether the data set gives the same when it is read again. One with its own random generator does not."""
+    return all(again.get(key) == facts[key] for again in _read(loader, facts["images"], READS))
+
+
+def _equal(old: Any, new: Any) -> bool:
+    return bool(old == new)
+
+
+def _mostly_equal(old: list[int], new: list[int]) -> bool:
+    return _mostly([a == b for a, b in zip(old, new, strict=False)])
+
+
+def _mostly_close(old: list[list[float]], new: list[list[float]]) -> bool:
+    pairs = [zip(a, b, strict=False) for a, b in zip(old, new, strict=False)]
+    return _mostly([all(math.isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE) for a, b in pair) for pair in pairs])
+
+
+def _mostly(same: list[bool]) -> bool:
+    """Other data differ nearly everywhere; a rare random change of an image does not."""
+    return 2 * sum(same) >= len(same)
+
+
+def _what(key: str) -> str:
+    return {"shape": "shapes", "labels": "labels", "pixels": "pixels"}[key]
+
+
+def _shown(key: str, value: Any, now: bool = False) -> str:
+    if key == "pixels":
+        return f"{'have' if now else 'had'} the means " + ", ".join(f"{mean:.3g}" for mean, _ in value[:4])
+    return f"{'are' if now else 'were'} {value}"
