@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from secateur.cli import prune
 from secateur.cli.columns import columns
 from secateur.cli.common import complaints, resumable
+from secateur.zoo.models import create
 from tests.cli.command_line import lines, secateur
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +24,38 @@ def test_ctrl_c_says_how_to_continue(capsys: pytest.CaptureFixture[str], monkeyp
     with pytest.raises(SystemExit) as end, resumable("secateur prune --resume runs/a"):
         raise KeyboardInterrupt
     assert end.value.code == 130 and said == ["interrupted; to continue: secateur prune --resume runs/a"]
+
+
+def _interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        ("secateur.training.fit.fit", ("train", "lenet5", "--data", "digits")),
+        (
+            "secateur.studies.effectiveness_study.study.effectiveness",
+            ("study", "effectiveness", "lenet5", "--data", "digits", "--weights", "w.safetensors"),
+        ),
+        (
+            "secateur.studies.sensitivity_study.study.sensitivity",
+            ("study", "sensitivity", "lenet5", "--data", "digits", "--weights", "w.safetensors"),
+        ),
+        ("secateur.studies.timing_study.timing.timing", ("study", "timing", "lenet5", "--data", "digits")),
+    ],
+    ids=lambda value: value.rpartition(".")[2] if isinstance(value, str) else " ".join(value[:2]),
+)
+def test_ctrl_c_in_long_verbs(
+    work: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file(create("lenet5").state_dict(), "w.safetensors")
+    monkeypatch.setattr("sys.argv", ["secateur", *words])
+    monkeypatch.setattr(work, _interrupt)
+    found = secateur(*words, columns=200)
+    assert found.exit_code == 130
+    assert f"interrupted; to continue: secateur {' '.join(words)}" in found.stderr
 
 
 def test_the_last_column_wraps() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Annotated
 
 import typer
@@ -63,4 +64,7 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """Entry point of the console script."""
-    build()()
+    try:
+        build()()
+    except KeyboardInterrupt:  # while the verbs are still being imported
+        sys.exit(130)

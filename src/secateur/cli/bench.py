@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.base.options import check, option
-from secateur.cli.common import complaints, console, friendly, progress
+from secateur.cli.common import complaints, console, friendly
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import Classes
 from secateur.errors import RunError
@@ -63,19 +63,16 @@ def command(
     opened = [open_network(typed, model=model, classes=classes) for typed in networks]
     if len({network.shape for network in opened}) > 1:
         raise RunError(f"networks for images of different sizes cannot be compared: {[n.shape for n in opened]}")
-    with progress() as bar:
-        task = bar.add_task("timing", total=None, note="")
-        found = bench(
-            _named(opened),
-            opened[0].example(),
-            timing.batch,
-            timing.engine or None,
-            rounds=timing.rounds,
-            threads=timing.threads,
-            fold_bn=timing.fold_bn,
-            cpu_time=timing.cpu_time,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    found = bench(
+        _named(opened),
+        opened[0].example(),
+        timing.batch,
+        timing.engine or None,
+        rounds=timing.rounds,
+        threads=timing.threads,
+        fold_bn=timing.fold_bn,
+        cpu_time=timing.cpu_time,
+    )
     if as_json:
         console.print_json(json.dumps(_as_dict(found)))
     else:

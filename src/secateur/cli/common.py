@@ -1,25 +1,17 @@
-"""What all verbs share: the console, the progress bar, and the exit codes of errors."""
+"""What all verbs share: the console, and the exit codes of errors."""
 
 from __future__ import annotations
 
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from secateur.errors import SecateurError
 
@@ -53,6 +45,11 @@ def friendly(verb: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
+def typed_command() -> str:
+    """The command as the user typed it."""
+    return shlex.join(["secateur", *sys.argv[1:]])
+
+
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
     """After Ctrl-C, say which command continues the work."""
@@ -67,39 +64,6 @@ def _escape(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-@contextmanager
-def progress(transient: bool = True) -> Iterator[Progress]:
-    """A progress bar with counts, elapsed and remaining time. It is on stderr, so that stdout can be piped."""
-    columns: list[Any] = [
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    ]
-    with Progress(*columns, console=complaints, transient=transient) as bar:
-        yield bar
-
-
-@contextmanager
-def phases(speaks: bool = True) -> Iterator[Callable[[str, int, int, str], None]]:
-    """One progress bar per phase, added when the phase first reports: show(phase, done, total, note).
-
-    speaks: whether this process shows anything; of several processes only one should.
-    """
-    with progress() as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def show(phase: str, done: int, total: int, note: str) -> None:
-            if speaks:
-                if phase not in tasks:
-                    tasks[phase] = bar.add_task(phase, total=total, note="")
-                bar.update(tasks[phase], completed=done, total=total, note=note)
-
-        yield show
 
 
 def run_folder(name: str) -> Path:

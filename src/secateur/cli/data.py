@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from secateur.base.progress import phases, shown
 from secateur.cli.columns import columns
-from secateur.cli.common import console, friendly, progress
+from secateur.cli.common import console, friendly
 
 app = typer.Typer(no_args_is_help=True, help="List the data sets, or get one.")
 
@@ -66,13 +67,8 @@ def get_set(
     from secateur.zoo.data.download import get, source
 
     origin = source(name)
-    with progress() as bar:
-        task: Any = bar.add_task(name, total=None, note="")
-
-        def report(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total or None)
-
-        path = get(origin, to or data.roots()[-1], archive, report)
+    with shown(None, phases) as show:
+        path = get(origin, to or data.roots()[-1], archive, lambda stage, done, total: show(stage, done, total, ""))
     found = data.load(name, path.parent, holdout="none")
     counts = f"{found.count('train'):,} training and {found.count('test'):,} test images"
     console.print(f"{name}: {counts}, SHA-256 verified, {path.stat().st_size / 1e6:.1f} MB in {path}", soft_wrap=True)

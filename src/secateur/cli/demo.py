@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from secateur.cli.common import console, progress
+from secateur.cli.common import console
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,23 +27,15 @@ def demo_network(images: ImageData, seed: int = 0, rank: int = 0) -> nn.Module:
     if saved.exists():
         return open_model(DEMO_MODEL, images, saved, seed=seed)
     network = open_model(DEMO_MODEL, images, seed=seed)
-    with progress() as bar:
-        task = bar.add_task("train the network to prune", total=None, note="", visible=rank == 0)
-
-        def show(news: Any) -> None:
-            done = (news.epoch - 1) * news.steps + news.step
-            bar.update(task, completed=done, total=news.epochs * news.steps, note=f"loss {news.loss:.3f}")
-
-        fitted = fit(
-            network,
-            images.loader("train", 64, shuffle=True, seed=seed),
-            images.loader("holdout", 256),
-            preset="cosine",
-            epochs=DEMO_EPOCHS,
-            seed=seed,
-            checkpoint_dir=saved.parent,
-            progress=show,
-        )
+    fitted = fit(
+        network,
+        images.loader("train", 64, shuffle=True, seed=seed),
+        images.loader("holdout", 256),
+        preset="cosine",
+        epochs=DEMO_EPOCHS,
+        seed=seed,
+        checkpoint_dir=saved.parent,
+    )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in fitted.model.state_dict().items()}
     if rank == 0:
         write_atomically(saved, save(tensors))

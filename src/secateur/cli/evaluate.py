@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from secateur.cli.common import complaints, console, friendly, note_untrained, progress
+from secateur.base.progress import shown, steps
+from secateur.cli.common import complaints, console, friendly, note_untrained
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, Model, RequiredData
 
@@ -58,9 +59,8 @@ def command(
         network = load(pruned, network)
     order_channels_last(network.to(device.pick()))
     start = time.perf_counter()
-    with progress() as bar:
-        task = bar.add_task(f"{part} images", total=len(loader), note="")
-        found = evaluate(network, loader, progress=lambda done, _total: bar.update(task, completed=done))
+    with shown(None, steps(f"{part} images")) as report:
+        found = evaluate(network, loader, progress=report)
     seconds = time.perf_counter() - start
     if as_json:
         figures = {"top1": found.top1, "top5": found.top5, "loss": found.loss, "num_images": found.num_images}

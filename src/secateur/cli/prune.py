@@ -11,7 +11,7 @@ import typer
 
 from secateur.base.folder_contents import PRUNING, refuse_others
 from secateur.base.options import check, option
-from secateur.cli.common import console, friendly, phases, resumable, run_folder
+from secateur.cli.common import console, friendly, resumable, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.from_settings import command_line, options_from_settings, settings_from, values_of
 from secateur.cli.options import DeviceOptions, EverydayData
@@ -158,7 +158,7 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     loaders: dict[str, Any] = {"seed": settings.seed}
     share: dict[str, Any] = {"rank": rank, "world": world}
     batch = max(1, options.batch_size // world)
-    with resumable(f"secateur prune --resume {folder}"), phases(rank == 0) as show:
+    with resumable(f"secateur prune --resume {folder}"):
         result = compress(
             network,
             images.loader("train", batch, augment=options.augment, shuffle=True, **share, **loaders),
@@ -168,7 +168,6 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
             example=torch.zeros(1, *images.shape, device=next(network.parameters()).device),
             settings=settings,
             folder=RunFolder(folder, about={"command": asked, "command_line": again}),
-            progress=show,
         )
     if rank == 0:
         say(result, folder, write_report(folder))

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from secateur.base.folder_contents import SCORES, SENSITIVITY, refuse_others
-from secateur.cli.common import console, friendly, names_in, note_untrained, progress
+from secateur.cli.common import console, friendly, names_in, note_untrained
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, Model, RequiredData, Streams
 from secateur.scoring.metrics import DEFAULT_METRIC
 from secateur.scoring.settings import ScoreSettings
 
 if TYPE_CHECKING:
-    from secateur.base.batches import Batches
     from secateur.channels.graph import ChannelGraph
     from secateur.scoring.scores import Scores
 
@@ -64,6 +63,7 @@ def command(
     from secateur.channels.graph import trace
     from secateur.cli.opening import checked_part, open_model
     from secateur.scoring.metric_choice import parse_options
+    from secateur.scoring.score import score_by
     from secateur.scoring.scores import save_scores
 
     part = checked_part(part)
@@ -85,7 +85,7 @@ def command(
     )
     settings = replace(settings, num_images=None, seed=seed)  # the loader's limit is the sample
     names = names_in(metric or [DEFAULT_METRIC])
-    results = _scored(graph, loader, names, settings, parse_options(option or []), visible=rank == 0)
+    results = score_by(graph, loader, names, settings, **parse_options(option or []))
     if rank == 0:
         if out is not None:
             save_scores(results, out)
@@ -93,25 +93,6 @@ def command(
         if weights is None:
             note_untrained()
     leave()
-
-
-def _scored(
-    graph: ChannelGraph,
-    loader: Batches,
-    names: list[str],
-    settings: ScoreSettings,
-    options: Mapping[str, object],
-    visible: bool,
-) -> dict[str, Scores]:
-    from secateur.scoring.score import score_by
-
-    with progress() as bar:
-        task = bar.add_task("images", total=None, note="", visible=visible)
-
-        def advance(done: int, total: int | None) -> None:
-            bar.update(task, completed=done, total=total)
-
-        return score_by(graph, loader, names, settings, progress=advance, **options)
 
 
 def _print(graph: ChannelGraph, results: Mapping[str, Scores], show: int, as_json: bool, out: Path | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from secateur.base.folder_contents import SCORES, SENSITIVITY, refuse_others
 from secateur.base.options import check, option
-from secateur.cli.common import console, friendly, progress
+from secateur.cli.common import console, friendly
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DataOptions, Model
 from secateur.deciding.settings import RankSettings
@@ -81,27 +81,22 @@ def _measure(model: str, settings: RankSettings, options: SensitivityOptions, da
     images = data.open(model, seed)
     network = open_model(model, images, options.weights, seed=seed)
     graph = trace(network, torch.zeros(1, *images.shape), options.streams)  # type: ignore[arg-type]
-    with progress() as bar:
-        scoring = bar.add_task("score", total=None, note="")
-        scores = score(
-            graph,
-            images.loader("train", 256),
-            metric=options.metric or SPLITS.find(settings.split or "algorithm1").metric,
-            num_images=options.num_images,
-            seed=seed,
-            progress=lambda done, total: bar.update(scoring, completed=done, total=total),
-        )
-        few = images.loader("train", 125, limit=options.num_repair_images, seed=seed)
-        how: Any = options.repair
-        trying = bar.add_task("sensitivity", total=None, note="")
-        return sensitivity(
-            graph,
-            scores,
-            images.loader("holdout", 256, limit=options.limit),
-            settings,
-            repair=None if how == "none" else repair_each(graph, few, how=how, seed=seed),
-            progress=lambda done, total: bar.update(trying, completed=done, total=total),
-        )
+    scores = score(
+        graph,
+        images.loader("train", 256),
+        metric=options.metric or SPLITS.find(settings.split or "algorithm1").metric,
+        num_images=options.num_images,
+        seed=seed,
+    )
+    few = images.loader("train", 125, limit=options.num_repair_images, seed=seed)
+    how: Any = options.repair
+    return sensitivity(
+        graph,
+        scores,
+        images.loader("holdout", 256, limit=options.limit),
+        settings,
+        repair=None if how == "none" else repair_each(graph, few, how=how, seed=seed),
+    )
 
 
 def _say(found: Any, chosen: list[str]) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from secateur.base.folder_contents import refuse_others
 from secateur.base.options import check, option
-from secateur.cli.common import console, friendly, note_untrained, progress, run_folder
+from secateur.cli.common import console, friendly, note_untrained, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DataOptions, DeviceOptions
@@ -86,16 +86,14 @@ def separation(
     from secateur.pictures.separation_picture import draw_separation
 
     opened = _open(model, options, data, device, settings.seed)
-    with progress() as bar:
-        bar.add_task("score and draw", total=None, note="")
-        found = studies.separation(
-            opened.graph,
-            opened.loader("train"),
-            opened.loader(options.part),
-            spread_classes(len(opened.data.classes), classes),
-            normalised=opened.normalised(),
-            settings=settings,
-        )
+    found = studies.separation(
+        opened.graph,
+        opened.loader("train"),
+        opened.loader(options.part),
+        spread_classes(len(opened.data.classes), classes),
+        normalised=opened.normalised(),
+        settings=settings,
+    )
     for word, seen in (("weak", found.weak), ("strong", found.strong)):
         own_class = ", ".join(f"{100 * p.own_class:.1f}% in {kind}" for kind, p in seen.projections.items())
         console.print(
@@ -133,16 +131,14 @@ def channels(
     from secateur.pictures.image_choice import spread_classes
 
     opened = _open(model, options, data, device, settings.seed)
-    with progress() as bar:
-        bar.add_task("score and draw", total=None, note="")
-        found = studies.channels_shown(
-            opened.graph,
-            opened.loader("train"),
-            opened.loader(options.part),
-            spread_classes(len(opened.data.classes), rows),
-            normalised=opened.normalised(),
-            settings=settings,
-        )
+    found = studies.channels_shown(
+        opened.graph,
+        opened.loader("train"),
+        opened.loader(options.part),
+        spread_classes(len(opened.data.classes), rows),
+        normalised=opened.normalised(),
+        settings=settings,
+    )
     console.print(
         f"{found.unit}: by {found.by}, channel {found.weak} is the weakest and {found.strong} the strongest",
         soft_wrap=True,

@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.base.folder_contents import TRAINING, refuse_others
-from secateur.cli.common import complaints, console, friendly, progress, run_folder
+from secateur.cli.common import complaints, console, friendly, resumable, run_folder, typed_command
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, Model, RequiredData
 from secateur.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
-
     from secateur.training.fit import Fitted
     from secateur.training.history import Epoch
-    from secateur.training.meter import StepReport
     from secateur.zoo.data import ImageData
 
 WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
@@ -76,8 +72,7 @@ def command(
         device=device.device,
         about=_identity(images, train.num_images * world, data.holdout, augment),
     )
-    with progress() as bar:
-        task = bar.add_task("training", total=schedule.epochs * len(train), note="", visible=rank == 0)
+    with resumable(typed_command()):
         fitted = fit(
             network,
             train,
@@ -85,7 +80,6 @@ def command(
             settings,
             teacher=None if teacher is None else open_model(teacher, images, teacher_weights, seed=seed),
             checkpoint_dir=folder,
-            progress=lambda report: _show(bar, task, report),
             on_epoch=lambda epoch: _print_epoch(epoch, schedule.epochs) if rank == 0 else None,
         )
     if rank == 0:
@@ -138,12 +132,6 @@ def _finish(folder: Path, fitted: Fitted, model: str, images: ImageData, batch_s
     if suspicion:
         complaints.print(f"[yellow]warning:[/] {suspicion}", soft_wrap=True)
     console.print(f"weights: {folder / WEIGHTS}", soft_wrap=True)
-
-
-def _show(bar: Bar, task: TaskID, report: StepReport) -> None:
-    note = f"loss {report.loss:.3f}, {100 * report.accuracy:.1f}%, {report.images_per_second:,.0f} images/s"
-    done = (report.epoch - 1) * report.steps + report.step
-    bar.update(task, completed=done, description=f"epoch {report.epoch}/{report.epochs}", note=note)
 
 
 def _print_epoch(epoch: Epoch, epochs: int) -> None:

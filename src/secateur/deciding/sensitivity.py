@@ -18,7 +18,7 @@ from torch import nn
 from secateur.base.batches import Batches
 from secateur.base.options import check, replaced
 from secateur.base.preserve_state import evaluating, generators_kept
-from secateur.base.progress import Progress
+from secateur.base.progress import Progress, shown, steps
 from secateur.base.tables import short_table
 from secateur.channels.graph import ChannelGraph
 from secateur.deciding.amounts import amounts
@@ -108,7 +108,7 @@ def sensitivity(
     ratios: Sequence[float] = RATIOS,
     repair: Cut | None = None,
     widths: Mapping[str, int] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **changes: Any,
 ) -> Sensitivity:
     """Measure on held-out images how sensitive the network is to each unit's loss of channels.
@@ -181,18 +181,19 @@ def _evaluate(
     holdout: Batches,
     settings: RankSettings,
     cut: Cut,
-    progress: Progress | None,
+    progress: Progress | bool | None,
 ) -> tuple[TrialResult, list[TrialResult]]:
     """Results of the whole network and of each trial."""
     measure = settings.measure
     k = check_k(settings.k, len({trial.unit for trial in trials}))
-    with evaluating(graph.model), generators_kept(), torch.no_grad():
+    display = shown(progress, steps("sensitivity"))
+    with evaluating(graph.model), generators_kept(), torch.no_grad(), display as report:
         if callable(measure):
-            return _by_own_measure(graph, trials, holdout, measure, cut, progress)
+            return _by_own_measure(graph, trials, holdout, measure, cut, report)
         if settings.exact or settings.split == "ratio":
-            return evaluate_trials(graph, trials, holdout, measure, cut, progress)
+            return evaluate_trials(graph, trials, holdout, measure, cut, report)
         rules = RaceRules(k, settings.confidence, settings.tolerance, settings.seed)
-        return race_trials(graph, trials, holdout, measure, cut, rules, progress)
+        return race_trials(graph, trials, holdout, measure, cut, rules, report)
 
 
 @dataclass(frozen=True)

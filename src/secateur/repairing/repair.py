@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from secateur.base.progress import Progress
+from secateur.base.progress import Progress, shown, steps
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.errors import RunError
@@ -26,7 +26,7 @@ def repair(
     *,
     how: str = "solve",
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> nn.Module:
     """A new model: `graph.model` pruned by `plan` and repaired on unlabelled `images`. `graph.model` is not changed.
@@ -35,7 +35,7 @@ def repair(
         activations of all images at the widest point are held in memory, for both networks.
     how: "solve" gives layers new weights by least squares, so that their outputs match the original network's on the
         same images. "bn" corrects the statistics of the batch norms after a cut. "none" only prunes.
-    progress: called with the number of layers done and the number of layers.
+    progress: False shows nothing; your own function is called with the layers done and the number of layers.
     options: those of the method. "solve" takes layers="changed" (every layer after a cut) or "cut" (only layers that
         lost inputs), ridge (None: chosen on held-out images) and positions (64: number of output positions of each
         image to fit on); see `secateur.repairing.methods.solve`.
@@ -44,7 +44,8 @@ def repair(
     if method.needs_images and images is None:
         raise RunError(f"repair {how!r} needs images, got None")
     _check_options(method, options)
-    return method.run(graph, plan, images, seed=seed, progress=progress, **options)
+    with shown(progress, steps("repair")) as report:
+        return method.run(graph, plan, images, seed=seed, progress=report, **options)
 
 
 def _check_options(method: Repair, options: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from secateur.base.distributed import all_or_none, processes
 from secateur.base.options import replaced
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.processes import rank_and_world
+from secateur.base.progress import PhaseProgress, phases, shown
 from secateur.base.tables import short_table
 from secateur.channels.arguments import check_network
 from secateur.channels.graph import trace
@@ -36,7 +37,7 @@ from secateur.running.data_identity import describe, refuse_other_data
 from secateur.running.defaults import fill_defaults
 from secateur.running.folder import BASE, DATA, ROUND, SUMMARY, RunFolder
 from secateur.running.rounds import Outcome, run_round
-from secateur.running.run_context import PhaseProgress, RunContext, RunData
+from secateur.running.run_context import RunContext, RunData
 from secateur.running.settings import Settings, check_settings
 from secateur.running.summary import SUMMARY_FORMAT, headline, summarise
 from secateur.training.checkpoint import digest
@@ -73,7 +74,7 @@ def compress(
     example: Any = None,
     settings: Settings | None = None,
     folder: str | Path | RunFolder | None = None,
-    progress: PhaseProgress | None = None,
+    progress: PhaseProgress | bool | None = None,
     **changes: Any,
 ) -> Compressed:
     """Prune a trained network until the goal is met; `model` itself is not changed.
@@ -89,13 +90,15 @@ def compress(
         The metric is "gsd_reader" by default, or "rebuilt" if the repair "solve" is all that follows.
     folder: the run's folder. Called again with the same arguments, an interrupted run continues and ends as an
         uninterrupted one would have. Without it, a temporary folder is used.
+    progress: False shows nothing; your own function is called with phase, steps done, steps in all and a note. By
+        default a run of more than two seconds shows a bar, and off a terminal a line every half minute.
     """
     chosen: Settings = replaced(settings or Settings(), changes, DecideError)
     check_settings(chosen)
     check_network(model)
     data = RunData(train, score_on if score_on is not None else train, holdout, test)
-    with _run_folder(folder) as place, generators_kept():
-        result = _run(model, example, chosen, place, data, progress)
+    with _run_folder(folder) as place, generators_kept(), shown(progress, phases) as report:
+        result = _run(model, example, chosen, place, data, report)
     return result if folder is not None else replace(result, folder=None)
 
 
@@ -122,7 +125,7 @@ def _run(
     settings: Settings,
     folder: RunFolder,
     data: RunData,
-    progress: PhaseProgress | None,
+    progress: PhaseProgress,
 ) -> Compressed:
     started = time.perf_counter()
     original = copy.deepcopy(model)

@@ -20,7 +20,7 @@ from secateur.scoring.sampling import sampled
 UNIT_IMAGES = 250  # each unit is repaired separately: few images are enough to compare units
 
 
-def repair_round(context: RunContext, graph: ChannelGraph, plan: Plan, so_far: Plan) -> nn.Module:
+def repair_round(context: RunContext, number: int, graph: ChannelGraph, plan: Plan, so_far: Plan) -> nn.Module:
     """The round's network, pruned by `plan` and repaired. `graph` is of the network that `so_far` leads to.
 
     Without retraining, everything that the rounds have cut is repaired from the original network at once: its outputs
@@ -32,7 +32,13 @@ def repair_round(context: RunContext, graph: ChannelGraph, plan: Plan, so_far: P
     if method.needs_images and not settings.retrains:
         graph, plan = context.graph, so_far.then(plan)
     images = _images(context) if method.needs_images else None
-    return method.run(graph, plan, images, seed=settings.seed)
+    return method.run(
+        graph,
+        plan,
+        images,
+        seed=settings.seed,
+        progress=lambda done, total: context.say(f"round {number}: repair", done, total),
+    )
 
 
 def repair_units(context: RunContext, graph: ChannelGraph) -> UnitRepair:

@@ -13,7 +13,7 @@ from secateur.errors import RunError
 from secateur.running.run_context import RunContext
 from secateur.training.fit import fit
 from secateur.training.history import Epoch
-from secateur.training.meter import StepReport
+from secateur.training.meter import steps_of_epochs
 from secateur.training.presets import DEFAULT_PRESET, Preset, preset_of
 from secateur.training.rate_test import best_rate, try_rates
 
@@ -53,7 +53,7 @@ def retrain(context: RunContext, number: int, pruned: nn.Module, epochs: int | N
         keep_best=True,
         checkpoint_dir=context.folder.round(number) / "checkpoint",
         evaluate=context.evaluate,
-        progress=lambda news: _tell(context, f"round {number}: retrain", news),
+        progress=steps_of_epochs(context.say, f"round {number}: retrain"),
     )
     return Retrained(fitted.model, fitted.history, fitted.kept)
 
@@ -97,6 +97,7 @@ def _schedule(context: RunContext, number: int, pruned: nn.Module, schedule: Pre
         context.data.holdout,
         schedule,
         evaluate=context.evaluate,
+        progress=lambda done, total: context.say(f"round {number}: learning rate", done, total),
         teacher=context.original if settings.distill else None,
         seed=settings.seed + number,
     )
@@ -104,12 +105,3 @@ def _schedule(context: RunContext, number: int, pruned: nn.Module, schedule: Pre
     folder.write(name, {"lr": chosen, "tries": [asdict(one) for one in tries]})
     folder.wait_for_writer()
     return preset_of(schedule, lr=chosen)
-
-
-def _tell(context: RunContext, phase: str, news: StepReport) -> None:
-    context.say(
-        phase,
-        (news.epoch - 1) * news.steps + news.step,
-        news.epochs * news.steps,
-        f"loss {news.loss:.3f}, accuracy {100 * news.accuracy:.1f}%, {news.images_per_second:.0f} images/s",
-    )

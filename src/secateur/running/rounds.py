@@ -66,7 +66,7 @@ def run_round(
     keep_pictures(context, number, graph, scores, plan)
     chosen = {name: count for name, count in plan.removed().items() if count}
     phase = "prune" if context.settings.repair == "none" else "repair"
-    pruned = watch(phase, lambda: repair_round(context, graph, plan, so_far))
+    pruned = watch(phase, lambda: repair_round(context, number, graph, plan, so_far))
     cut = context.evaluate(pruned, context.data.holdout)
     composed = so_far.then(plan)
     epochs = _epochs(context, composed, last=not chosen)

@@ -12,6 +12,7 @@ from typing import TypeVar
 from torch import nn
 
 from secateur.base.batches import Batches
+from secateur.base.progress import PhaseProgress
 from secateur.channels.graph import ChannelGraph
 from secateur.deciding.goal import Budget
 from secateur.errors import RunError
@@ -19,7 +20,6 @@ from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.running.folder import RunFolder
 from secateur.running.settings import Settings
 
-PhaseProgress = Callable[[str, int, int, str], None]  # phase, steps done, steps in all, note
 Result = TypeVar("Result")
 
 
@@ -43,7 +43,7 @@ class RunContext:
     budget: Budget
     settings: Settings
     data: RunData
-    progress: PhaseProgress | None = None
+    progress: PhaseProgress
 
     @cached_property
     def widths(self) -> Mapping[str, int]:
@@ -52,8 +52,7 @@ class RunContext:
 
     def say(self, phase: str, done: int, total: int | None, note: str = "") -> None:
         """Report how far a phase is."""
-        if self.progress is not None:
-            self.progress(phase, done, total or done, note)
+        self.progress(phase, done, total or done, note)
 
     def evaluate(self, model: nn.Module, loader: Batches) -> Accuracy:
         """Accuracy by the user's own function or secateur's."""

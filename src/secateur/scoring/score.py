@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from secateur.base.options import check
-from secateur.base.progress import Progress
+from secateur.base.progress import Progress, shown, steps
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
 from secateur.scoring.evidence_sources import ScoreRequest, Source, gather_evidence
@@ -30,7 +30,7 @@ def score(
     num_map_images: int | None = 2000,
     memory_gib: float = 2.0,
     seed: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> dict[str, Scores]: ...
 
@@ -46,7 +46,7 @@ def score(
     num_map_images: int | None = 2000,
     memory_gib: float = 2.0,
     seed: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> Scores: ...
 
@@ -61,7 +61,7 @@ def score(
     num_map_images: int | None = 2000,
     memory_gib: float = 2.0,
     seed: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> Scores | dict[str, Scores]:
     """Score every channel of every unit; higher means keep.
@@ -77,6 +77,7 @@ def score(
         before them; for metrics of activations.
     num_map_images, memory_gib: number of images and GiB of memory for metrics that need whole feature maps, `di` and
         `mmd`. Their sample is class-balanced. `num_map_images` also limits the images of `rebuilt`.
+    progress: False shows nothing; your own function is called with the batches done and the number of batches.
     options: options of the metric, such as ridge=, rho=, sigma=.
     """
     settings = ScoreSettings(num_images, tap, num_map_images, memory_gib, seed)
@@ -90,7 +91,7 @@ def score_by(
     metrics: Sequence[AnyMetric],
     settings: ScoreSettings | None = None,
     *,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> dict[str, Scores]:
     """Scores by several metrics, name -> Scores. Metrics that need the same pass share it.
@@ -100,13 +101,13 @@ def score_by(
     settings = settings or ScoreSettings()
     check(settings, ScoreError)
     chosen = choose_metrics(metrics, settings, options)
-    request = ScoreRequest(graph, loader, settings, progress)
     groups: dict[str, list[ChosenMetric]] = {}
     for one in chosen:
         groups.setdefault(one.shares, []).append(one)
     results: dict[str, Scores] = {}
-    for group in groups.values():
-        results |= _scored(request, group)
+    with shown(progress, steps("score")) as report:
+        for group in groups.values():
+            results |= _scored(ScoreRequest(graph, loader, settings, report), group)
     return {one.name: results[one.name] for one in chosen}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.base.progress import Progress
+from secateur.base.progress import Progress, shown, steps
 from secateur.base.tables import short_table
 from secateur.errors import ModelError, RunError
 from secateur.measuring.engines import ENGINES, PreparedModel
@@ -71,7 +71,7 @@ def bench(
     threads: int | None = None,
     fold_bn: bool = False,
     cpu_time: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Benched:
     """Median latency and its spread for each model in each engine at each batch size, on the device of each model.
 
@@ -88,7 +88,7 @@ def bench(
     _check(models, example, engines)
     if fold_bn:
         models = {name: fold_batch_norm(model, example[:1]) for name, model in models.items()}
-    with ready_to_time(models.values(), threads):
+    with ready_to_time(models.values(), threads), shown(progress, steps("timing")) as report:
         prepared, notes = _prepare_all(models, example, batches, engines)
         timings = latency(
             {"\n".join(key): model for key, model in prepared.items()},
@@ -96,7 +96,7 @@ def bench(
             batch_sizes=batches,
             rounds=rounds,
             cpu_time=cpu_time,
-            progress=progress,
+            progress=report,
         )
         profiles = {name: profile(model, example, max(batches)) for name, model in models.items()}
         return Benched(_rows(timings), profiles, torch.get_num_threads(), notes)

@@ -18,13 +18,14 @@ from secateur.base.batches import Batches, call, check_range, logits_of, move, u
 from secateur.base.options import check, replaced
 from secateur.base.preserve_state import generators_kept, reseed
 from secateur.base.processes import accelerating
+from secateur.base.progress import shown
 from secateur.errors import RunError
 from secateur.measuring.accuracy import Accuracy, evaluate, too_good
 from secateur.training.best_epoch import BestEpoch
 from secateur.training.checkpoint import State, load_checkpoint, save_checkpoint
 from secateur.training.data_shares import holdout_share, set_epoch
 from secateur.training.history import Epoch, Journal, from_dict, to_dict
-from secateur.training.meter import Meter, StepReport, checked
+from secateur.training.meter import Meter, StepReport, checked, steps_of_epochs
 from secateur.training.settings import TrainingSettings
 from secateur.training.setup import TrainingRun, identity_of, prepare, returned_like
 
@@ -54,7 +55,7 @@ def fit(
     teacher: nn.Module | None = None,
     checkpoint_dir: str | Path | None = None,
     evaluate: Evaluate = evaluate,
-    progress: OnStep | None = None,
+    progress: OnStep | bool | None = None,
     on_epoch: OnEpoch | None = None,
     **changes: Any,
 ) -> Fitted:
@@ -69,7 +70,7 @@ def fit(
     checkpoint_dir: folder for the state after each epoch and for metrics.jsonl. The same call continues a killed run,
         and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run with other
         weights or settings is refused.
-    progress: called about twice a second with a `StepReport`. on_epoch: called after each epoch.
+    progress: False, or a function that is called about twice a second with a `StepReport`. on_epoch: after each epoch.
 
     Under torchrun every process makes this call with the same arguments, and all get the same network.
     """
@@ -77,7 +78,8 @@ def fit(
     schedule = chosen.schedule
     check(chosen, RunError)
     folder = None if checkpoint_dir is None else Path(checkpoint_dir)
-    with accelerating(chosen.device, chosen.mixed_precision) as accelerator, generators_kept():
+    display = shown(progress, steps_of_epochs)
+    with accelerating(chosen.device, chosen.mixed_precision) as accelerator, generators_kept(), display as report:
         run = prepare(model, train, teacher, chosen, accelerator)
         store = _Store(folder, run, {} if folder is None else identity_of(run, chosen, model, teacher))
         first = _evaluate_together(run, holdout, evaluate) if chosen.keep_best else None
@@ -87,7 +89,7 @@ def fit(
             for epoch in range(len(history), schedule.epochs):
                 reseed(chosen.seed, epoch, accelerator.process_index)
                 set_epoch(train, epoch)
-                trained = _train_one_epoch(run, epoch, progress)
+                trained = _train_one_epoch(run, epoch, report)
                 history.append(dataclasses.replace(trained, holdout=_evaluate_together(run, holdout, evaluate)))
                 logger.info("%s", history[-1])
                 if best is not None:
@@ -133,7 +135,7 @@ class _Store:
             save_checkpoint(self._folder, run.model, run.sgd, state)
 
 
-def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep | None) -> Epoch:
+def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
     device, reported = run.accelerator.device, time.perf_counter()
     where, rate = f"epoch {epoch + 1}", 0.0
     run.wrapped.train()
@@ -161,10 +163,8 @@ def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep | None) -> E
     return Epoch(epoch + 1, rate, loss_mean, hits / num_images, None, meter.seconds, num_images / meter.seconds)
 
 
-def _report(run: TrainingRun, epoch: int, step: int, meter: Meter, progress: OnStep | None) -> None:
+def _report(run: TrainingRun, epoch: int, step: int, meter: Meter, progress: OnStep) -> None:
     loss, accuracy = meter.means(f"epoch {epoch + 1}, step {step}")
-    if progress is None:
-        return
     seconds_per_step = (run.seconds + meter.seconds) / (run.steps_done + step)
     left = (run.schedule.epochs - epoch) * run.steps - step
     speed = meter.num_images * run.accelerator.num_processes / meter.seconds

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from secateur.base.progress import Show
 from secateur.errors import RunError
 
 
@@ -27,6 +29,17 @@ class StepReport:
     accuracy: float
     images_per_second: float
     seconds_left: float
+
+
+def steps_of_epochs(show: Show, phase: str = "train") -> Callable[[StepReport], None]:
+    """For `secateur.base.progress.shown`: one phase for all epochs."""
+
+    def report(news: StepReport) -> None:
+        note = f"loss {news.loss:.3f}, {100 * news.accuracy:.1f}%, {news.images_per_second:,.0f} images/s"
+        done, total = (news.epoch - 1) * news.steps + news.step, news.epochs * news.steps
+        show(phase, done, total, f"epoch {news.epoch}/{news.epochs}, {note}")
+
+    return report
 
 
 class Meter:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from secateur.base.batches import Batch, Batches
+from secateur.base.progress import Progress
 from secateur.training.data_shares import length, set_epoch
 from secateur.training.fit import Evaluate, fit
 from secateur.training.meter import DivergedError
@@ -63,6 +64,7 @@ def try_rates(
     schedule: Preset,
     *,
     evaluate: Evaluate,
+    progress: Progress | None = None,
     **others: Any,
 ) -> tuple[RateTry, ...]:
     """Train copies of `model` for a few steps, each at a share of the schedule's rate.
@@ -72,14 +74,16 @@ def try_rates(
     """
     few = FirstBatches(train, steps_per_try(length(train), schedule.epochs))
     tries = []
-    for share in SHARES:
+    for number, share in enumerate(SHARES):
         rate = share * schedule.lr
         short = dataclasses.replace(schedule, epochs=1, lr=rate)
         try:
-            fitted = fit(model, few, preset=short, **others)
+            fitted = fit(model, few, preset=short, progress=False, **others)
             tries.append(RateTry(rate, evaluate(fitted.model, holdout).top1))
         except DivergedError:
             tries.append(RateTry(rate, -math.inf))
+        if progress is not None:
+            progress(number + 1, len(SHARES))
     return tuple(tries)
 
 

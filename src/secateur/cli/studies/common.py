@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secateur.base.options import check, option
-from secateur.cli.common import console, run_folder
+from secateur.cli.common import console, run_folder, typed_command
 from secateur.cli.options import DataOptions
 from secateur.errors import DataError
 
@@ -34,7 +32,7 @@ class StudyImages:
         check(self, DataError)
         about = {"data": data.data, "mean": found.mean, "std": found.std, "size": found.shape[-1]}
         about |= {"holdout": data.holdout, "limit": self.limit, "augment": self.augment, "batch_size": self.batch_size}
-        return Provenance({**about, **more}, command_line())
+        return Provenance({**about, **more}, typed_command())
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,6 @@ class StudyOutput:
     def folder(self, study: str, model: str, data: str) -> Path:
         """The folder that was asked for, or runs/study-NAME-MODEL-DATA."""
         return self.out or run_folder(f"study-{study}-{model}-{data}")
-
-
-def command_line() -> str:
-    """The command as the user typed it."""
-    return shlex.join(["secateur", *sys.argv[1:]])
 
 
 def is_first_process() -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import console, friendly, phases
+from secateur.cli.common import console, friendly, resumable, typed_command
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, UndividedData
 from secateur.cli.studies.common import StudyImages, StudyOutput, is_first_process, print_results
@@ -56,7 +56,7 @@ def command(
     def retrain_on(seed: int) -> Batches:
         return found.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=seed)
 
-    with phases(is_first_process()) as show:
+    with resumable(typed_command()):
         rows = effectiveness(
             networks,
             found.loader("train", 128, seed=settings.seed),
@@ -65,7 +65,6 @@ def command(
             settings=replace(settings, metrics=tuple(_own_function(name) for name in settings.metrics)),
             retrain_on=retrain_on,
             provenance=images.provenance(data, found),
-            progress=show,
         )
     if is_first_process():
         titles, lines = _table(rows)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.common import console, friendly, phases
+from secateur.cli.common import console, friendly, resumable, typed_command
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DataOptions, DeviceOptions
 from secateur.cli.studies.common import StudyImages, StudyOutput, is_first_process, print_results
@@ -46,7 +46,7 @@ def command(
     found = data.open(name, settings.seed)
     network = next(iter(trained_networks([model], weights, found, device, settings.seed).values()))
     folder = output.folder("sensitivity", name, data.data)
-    with phases(is_first_process()) as show:
+    with resumable(typed_command()):
         rows = sensitivity(
             network,
             found.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=settings.seed),
@@ -55,7 +55,6 @@ def command(
             test=found.loader("test", 256, limit=images.limit, seed=settings.seed) if found.count("test") else None,
             score_on=found.loader("train", 256, seed=settings.seed),
             provenance=images.provenance(data, found),
-            progress=show,
             **vars(settings),
         )
     if is_first_process():

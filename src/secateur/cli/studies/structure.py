@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import console, friendly
+from secateur.cli.common import console, friendly, typed_command
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import Classes, Streams
-from secateur.cli.studies.common import StudyOutput, command_line, print_results
+from secateur.cli.studies.common import StudyOutput, print_results
 
 if TYPE_CHECKING:
     from secateur.channels.graph import ChannelGraph
@@ -63,7 +63,7 @@ def command(
     console.print(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain", soft_wrap=True)
     asked = {"network": network, "by": by, "widths": widths, "model": model, "classes": classes, "streams": streams}
     folder = output.folder("structure", opened.name, by)
-    place = StudyFolder(folder, "structure", asked, Provenance(command=command_line()))
+    place = StudyFolder(folder, "structure", asked, Provenance(command=typed_command()))
     print_results(write_structure(rows, f"{opened.name}: cost of each {by}", place))
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from secateur.cli.common import console, friendly
-from secateur.cli.studies.common import command_line, print_results
+from secateur.cli.common import console, friendly, typed_command
+from secateur.cli.studies.common import print_results
 
 if TYPE_CHECKING:
     from secateur.studies.table_study.table import ResultsTable
@@ -64,7 +64,7 @@ def command(
     _print_table(found, form)
     if out is not None:
         asked = {"runs": [str(run) for run in runs or ()], "model": model, "data": data}
-        print_results(write_table(found, StudyFolder(out, "table", asked, Provenance(command=command_line()))))
+        print_results(write_table(found, StudyFolder(out, "table", asked, Provenance(command=typed_command()))))
 
 
 def _print_table(found: ResultsTable, form: str) -> None:

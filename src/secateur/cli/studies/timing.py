@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import console, friendly, note_untrained, progress
+from secateur.cli.common import console, friendly, note_untrained, resumable, typed_command
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, Model, Streams, UndividedData
-from secateur.cli.studies.common import StudyOutput, command_line, print_results
+from secateur.cli.studies.common import StudyOutput, print_results
 from secateur.studies.timing_study.settings import TimingSettings
 
 if TYPE_CHECKING:
@@ -56,20 +56,14 @@ def command(
     asked = {"model": model, "data": data.data, "size": data.size, "streams": streams, "threads": threads}
     asked |= {"weights": None if weights is None else str(weights), **asdict(settings)}
     place = output.folder("timing", model, data.data)
-    folder = StudyFolder(place, "timing", asked, Provenance(command=command_line()))
+    folder = StudyFolder(place, "timing", asked, Provenance(command=typed_command()))
     folder.start()
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        with progress() as bar:
-            task = bar.add_task("maps and scores", total=None, note="")
-            found = timing(
-                graph,
-                found_data.loader("train", batch_size, seed=settings.seed),
-                settings=settings,
-                folder=folder,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
+        with resumable(typed_command()):
+            loader = found_data.loader("train", batch_size, seed=settings.seed)
+            found = timing(graph, loader, settings=settings, folder=folder)
     finally:
         torch.set_num_threads(before)
     shape = "x".join(str(side) for side in found_data.shape[1:])

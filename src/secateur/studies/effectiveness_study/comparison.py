@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from secateur.base.batches import Batches, device_of, unpack
+from secateur.base.progress import PhaseProgress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.deciding.candidates import candidates
@@ -21,7 +22,6 @@ from secateur.deciding.splits.uniform import uniform
 from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy
 from secateur.repairing.repair import repair
-from secateur.running.run_context import PhaseProgress
 from secateur.scoring.metric_choice import ChosenMetric
 from secateur.scoring.sampling import sampled
 from secateur.scoring.score import score_by
@@ -71,7 +71,7 @@ class MetricComparison:
     metrics: Sequence[ChosenMetric]
     graphs: Mapping[str, ChannelGraph]
     images: ComparisonImages
-    progress: PhaseProgress | None
+    progress: PhaseProgress
     measured: dict[str, StudyRow] = field(default_factory=dict)  # measurements of plans that were seen before
     scores: dict[Path, dict[str, Scores]] = field(default_factory=dict)
     samples: dict[int, list[Any]] = field(default_factory=dict)  # seed -> images for the repair
@@ -212,8 +212,7 @@ class MetricComparison:
         return f"{cut.network},{plan},{cut.seed if seeded else ''}"
 
     def _say(self, phase: str, done: int, total: int, note: str = "") -> None:
-        if self.progress is not None:
-            self.progress(phase, done, total, note)
+        self.progress(phase, done, total, note)
 
 
 def units_to_prune(graph: ChannelGraph, which: Units) -> list[str]:

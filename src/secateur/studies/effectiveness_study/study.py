@@ -15,10 +15,10 @@ from torch import nn
 
 from secateur.base.batches import Batches, device_of
 from secateur.base.options import replaced
+from secateur.base.progress import PhaseProgress, phases, shown
 from secateur.channels.graph import trace
 from secateur.errors import DecideError
 from secateur.running.compress import first_image
-from secateur.running.run_context import PhaseProgress
 from secateur.scoring.metric_choice import ALL, choose_metrics
 from secateur.scoring.metrics import METRICS
 from secateur.studies.effectiveness_study.comparison import ComparisonImages, MetricComparison, RetrainOn
@@ -43,7 +43,7 @@ def effectiveness(
     retrain_on: RetrainOn | None = None,
     example: Any = None,
     provenance: Provenance | None = None,
-    progress: PhaseProgress | None = None,
+    progress: PhaseProgress | bool | None = None,
     **changes: Any,
 ) -> list[StudyRow]:
     """Compare metrics by the accuracy that uniform pruning leaves. Returns one row per network, metric and ratio.
@@ -64,14 +64,14 @@ def effectiveness(
     asked = {**asdict(chosen), "metrics": [one.name for one in compared]}
     asked["networks"] = {name: digest(model) for name, model in named.items()}
     place = StudyFolder(folder, "effectiveness", asked, provenance, only_names_rows=("ratios", "num_seeds"))
-    with processes_apart() as (rank, world):
+    with processes_apart() as (rank, world), shown(progress, phases) as report:
         if rank == 0:
             place.start()
         wait_until((place.path / CONFIG).exists)
         example = example if example is not None else first_image(train, device_of(next(iter(named.values()))))
         graphs = {name: trace(model, example, chosen.streams) for name, model in named.items()}
         images = ComparisonImages(train, retrain_on or train, in_memory(test))
-        comparison = MetricComparison(place, chosen, compared, graphs, images, progress)
+        comparison = MetricComparison(place, chosen, compared, graphs, images, report)
         comparison.run(rank, world)
         single = comparison.finished_rows()
         rows = averaged(single)

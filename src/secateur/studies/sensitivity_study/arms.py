@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from secateur.base.progress import PhaseProgress
 from secateur.channels.files import load
 from secateur.channels.graph import ChannelGraph, trace
 from secateur.deciding.settings import RANKING
@@ -15,7 +16,7 @@ from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.running.compress import Compressed, compress
 from secateur.running.folder import SUMMARY, RunFolder
-from secateur.running.run_context import PhaseProgress, RunData
+from secateur.running.run_context import RunData
 from secateur.running.settings import Settings
 from secateur.scoring.score import score
 from secateur.studies.effectiveness_study.comparison import units_to_prune
@@ -37,7 +38,7 @@ class SensitivityArms:
     graph: ChannelGraph  # of the unpruned network
     settings: SensitivityStudySettings
     images: RunData
-    progress: PhaseProgress | None
+    progress: PhaseProgress
 
     def base(self, rank: int) -> StudyRow:
         """Accuracy of the unpruned network."""
@@ -99,8 +100,7 @@ class SensitivityArms:
 
     def _compress(self, name: str, model: nn.Module, **goal: Any) -> Compressed:
         def tell(phase: str, done: int, total: int, note: str) -> None:
-            if self.progress is not None:
-                self.progress(f"{name}, {phase}", done, total, note)
+            self.progress(f"{name}, {phase}", done, total, note)
 
         return compress(
             model,

@@ -15,11 +15,12 @@ from torch import nn
 
 from secateur.base.batches import Batches, device_of
 from secateur.base.options import replaced
+from secateur.base.progress import PhaseProgress, phases, shown
 from secateur.channels.files import load
 from secateur.channels.graph import trace
 from secateur.errors import DecideError
 from secateur.running.compress import first_image
-from secateur.running.run_context import PhaseProgress, RunData
+from secateur.running.run_context import RunData
 from secateur.studies.folder import CONFIG, Provenance, StudyFolder, StudyRow
 from secateur.studies.sensitivity_study.arms import SensitivityArms
 from secateur.studies.sensitivity_study.picture import draw_sensitivity
@@ -41,7 +42,7 @@ def sensitivity(
     score_on: Batches | None = None,
     example: Any = None,
     provenance: Provenance | None = None,
-    progress: PhaseProgress | None = None,
+    progress: PhaseProgress | bool | None = None,
     **settings: Any,
 ) -> list[StudyRow]:
     """Two curves of accuracy against MACs removed. Returns one row per method and iteration.
@@ -60,11 +61,11 @@ def sensitivity(
     images = RunData(train, score_on if score_on is not None else train, holdout, test)
     example = example if example is not None else first_image(train, device_of(model))
     graph = trace(model, example, chosen.streams)
-    with processes_apart() as (rank, world):
+    with processes_apart() as (rank, world), shown(progress, phases) as report:
         if rank == 0:
             place.start()
         wait_until((place.path / CONFIG).exists)
-        study = SensitivityArms(place, graph, chosen, images, progress)
+        study = SensitivityArms(place, graph, chosen, images, report)
         base = study.base(rank)
         first = study.start(chosen.start, rank) if isinstance(chosen.start, float | int) else load(chosen.start, model)
         for method in list(METHODS)[rank::world]:

@@ -10,7 +10,7 @@ import torch
 
 from secateur.base.batches import Batches
 from secateur.base.options import replaced
-from secateur.base.progress import Progress
+from secateur.base.progress import Progress, shown, steps
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
 from secateur.scoring.map_pass import MapRequest, MapsAt, collect_maps
@@ -53,7 +53,7 @@ def timing(
     *,
     settings: TimingSettings | None = None,
     folder: StudyFolder | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **changes: Any,
 ) -> LayerTimes:
     """Time to score all channels of each unit, with the feature maps of `num_images` images in memory.
@@ -75,7 +75,8 @@ def timing(
     keys = [(unit, name) for unit in graph.units for name in names]
     kept = {} if folder is None else {key: row for key in keys if (row := folder.row("/".join(key))) is not None}
     if len(kept) < len(keys):
-        _time_missing(graph, loader, chosen, keys, kept, folder=folder, progress=progress)
+        with shown(progress, steps("maps and scores")) as report:
+            _time_missing(graph, loader, chosen, keys, kept, folder=folder, progress=report)
     every = [kept[key] for key in keys]
     rows = tuple(row for row in every if row["seconds"] is not None)
     return LayerTimes(rows, timing_notes(every, chosen.clock), torch.get_num_threads(), chosen.clock)
@@ -89,7 +90,7 @@ def _time_missing(
     kept: dict[tuple[str, str], StudyRow],
     *,
     folder: StudyFolder | None,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     """Add the rows that are missing to `kept` and to the folder."""
     memory = int(settings.memory_gib * GIB)
