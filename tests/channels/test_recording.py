@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import secateur as sc
+from secateur.errors import TraceError
 from tests import proof
 from tests.channels.corners import Function, Through
 from tests.nets import Chain, conv, pooled
@@ -191,6 +192,59 @@ def test_a_scripted_submodule_keeps_its_channels() -> None:
     torch.manual_seed(0)
     graph = is_exact(PartlyScripted(), IMAGE, {"b:out": (6, 1)})
     assert "sub has no rule" in graph.frozen["a"]
+
+
+class Wrapped(Chain):
+    """A part of the network under torch.compile, or in DataParallel, and a compiled function."""
+
+    def __init__(self, wrap: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        self.sub, self.twice = wrap(nn.Sequential(conv(4, 4), nn.ReLU())), torch.compile(doubled, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(pooled(self.relu(self.b(self.twice(self.sub(self.bn(self.a(x))))))))
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (lambda part: torch.compile(part, backend="eager"), "sub._orig_mod.0:out"),
+        (lambda part: nn.DataParallel(part, []), "sub.module.0:out"),
+    ],
+)
+def test_a_wrapped_part_is_followed(wrap: Callable[[nn.Module], Any], name: str) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        is_exact(Wrapped(wrap), IMAGE, {"a:out": (4, 1), name: (4, 1), "b:out": (6, 1)})
+
+
+class Stateless(nn.Module):
+    """A layer that is called with other weights than its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = conv(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = {"weight": self.layer.weight * 2, "bias": self.layer.bias}
+        return torch.func.functional_call(self.layer, weights, (x,))
+
+
+def test_a_layer_called_with_other_weights_is_followed() -> None:
+    torch.manual_seed(0)
+    is_exact(Through(Stateless()), IMAGE, KEPT)
+
+
+def test_what_is_not_recorded_is_refused() -> None:
+    """torch.vmap hides the tensor, so its result would be a constant of the graph. The example does not show it."""
+    model = Through(Function(torch.vmap(lambda x: x - x.mean(0, keepdim=True)))).double().eval()
+    with pytest.raises(TraceError, match="do not compute what the model computes"):
+        sc.trace(model, IMAGE)
 
 
 # ------------------------------------------------------------------------------- arguments

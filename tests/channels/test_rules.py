@@ -71,6 +71,10 @@ CASES: dict[str, tuple[Any, Widths]] = {
     "one channel by its number": (lambda: between(lambda x: x * x[:, 2:3]), {**FREE, "a:out": (5, 1)}),
     "every second": (lambda: between(lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 1)), KEPT),
     "listed": (lambda: between(lambda x: x[:, [7, 6, 5, 4, 3, 2, 1, 0]]), KEPT),
+    "some listed": (
+        lambda: between(lambda x: x + x[:, [0, 2]].amax((1, 2, 3), keepdim=True)),
+        {**FREE, "a:out": (5, 1)},
+    ),
     "split at numbers": (lambda: between(lambda x: torch.cat(x.split([3, 5], 1)[::-1], 1)), KEPT),
 }
 

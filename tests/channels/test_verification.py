@@ -299,6 +299,26 @@ def test_bisection_gives_up_dividing_in_time() -> None:
     assert culprits([str(i) for i in range(64)], lambda names: True, trials=10)[-1] == "63"
 
 
+class Halves(nn.Module):
+    """Two layers write the halves of a stream, which one layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Conv2d(3, 16, 1)
+        self.d, self.e = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.e(F.relu(self.d(F.relu(torch.cat([self.a(x), self.b(x)], 1) + self.c(x)))))
+
+
+def test_trial_plans_leave_an_output_to_every_layer() -> None:
+    """Without the first half of the stream, one layer would have no output, which is no reason to freeze it."""
+    assert {name: unit.width for name, unit in sc.trace(Halves().eval(), IMAGE).units.items()} == {
+        "d:in": 16,
+        "d:out": 4,
+    }
+
+
 def test_code_that_asks_for_the_mode() -> None:
     class Asks(Plain):
         def between(self, h: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Context managers that restore state: the train / eval mode of every module, and the random generators."""
+"""Context managers that restore state: train / eval mode of every module, random generators, settings of compilers."""
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +37,16 @@ def generators_kept(seed: int | None = None) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Code under torch.compile runs as it is written: so it can be recorded, and other widths take no time."""
+    if "torch._dynamo" not in sys.modules:  # importing it takes a second
+        yield
+        return
+    with torch._dynamo.config.patch(error_on_nested_fx_trace=False), torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def reseed(*numbers: int) -> None:

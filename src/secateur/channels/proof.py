@@ -49,7 +49,7 @@ def _prove_on_labels(graph: ChannelGraph) -> ChannelGraph:
         try:
             uneven = any(unit.granule > 1 for unit in graph.units.values())
             for stagger in (0, 1) if uneven else (0,):
-                replay(graph, {name: _half(unit, stagger) for name, unit in graph.units.items()})
+                replay(graph, graph.balance({name: _half(unit, stagger) for name, unit in graph.units.items()}))
         except Mismatch as error:
             graph = _hold(graph, error)
         else:
@@ -99,7 +99,7 @@ def _prove_by_running(graph: ChannelGraph, trials: Sequence[Trial]) -> ChannelGr
 
 def _culprits(graph: ChannelGraph, trials: Sequence[Trial]) -> dict[str, str]:
     """Units that must not lose channels -> why."""
-    keep = {name: _uneven(unit, i) for i, (name, unit) in enumerate(graph.units.items())}
+    keep: Keep = graph.balance({name: _uneven(unit, i) for i, (name, unit) in enumerate(graph.units.items())})
     found = failure(graph, keep, trials)
     if found is None or found == RANDOM:  # `prune` compares again, on the plan itself
         return {}

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from secateur.base.module_state import module_state_kept
+from secateur.base.preserve_state import nothing_compiled
 from secateur.channels.recording.arguments import Arguments, read_arguments
 from secateur.channels.recording.trace_errors import explain
 from secateur.channels.recording.value_tracer import ValueTracer, shapes_of
@@ -42,7 +43,7 @@ def record_calls(model: nn.Module, example: Example, is_leaf: IsLeaf, *, trainin
         for module in model.modules():
             module.training = not is_leaf(module)
     arguments = read_arguments(model, example)
-    with module_state_kept(model):  # torch.fx stores the constants of forward on the model
+    with module_state_kept(model), nothing_compiled():  # torch.fx stores the constants of forward on the model
         tracer = _record(model, is_leaf, arguments, example, training)
         names = {str(node.target) for node in tracer.graph.nodes if node.op == "get_attr"}
         attributes = {name: attribute_of(model, name) for name in names}

@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_map
 
 from secateur.channels.recording.arguments import Arguments
 from secateur.channels.recording.patches import sizes_are_recorded
-from secateur.channels.recording.proxies import PROXIES, proxy_of, value_of, values_in
+from secateur.channels.recording.proxies import PROXIES, TensorProxy, proxy_of, value_of, values_in
 from secateur.channels.traced import Shapes, attribute_of
 
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)  # around a part of the network
 _call_module = nn.Module.__call__  # before torch.fx patches it
 
 
@@ -37,11 +38,9 @@ class ValueTracer(fx.Tracer):
         self.guards: set[str] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return (
-            self._is_leaf(m)
-            or isinstance(m, torch.jit.ScriptModule)
-            or super().is_leaf_module(m, module_qualified_name)
-        )
+        if self._is_leaf(m) or isinstance(m, torch.jit.ScriptModule):
+            return True
+        return super().is_leaf_module(m, module_qualified_name) and not isinstance(m, _WRAPPERS)
 
     # ------------------------------------------------------------------------------------------------ recording
 
@@ -125,7 +124,10 @@ class ValueTracer(fx.Tracer):
         if self._computing or not self.is_leaf_module(m, ""):
             return forward(*args, **kwargs)
         name = (self.submodule_paths or {}).get(m)
-        if name is None:  # made in forward, so it is no part of the model
+        computed = any(
+            isinstance(parameter, TensorProxy) for parameter in m._parameters.values()
+        )  # torch.func.functional_call
+        if name is None or computed:  # a module made in forward is no part of the model
             return forward(*args, **kwargs)
         self.called[name] = m
         return self.create_proxy("call_module", name, args, kwargs)

@@ -85,10 +85,11 @@ def _counted(entry: Any, width: int) -> tuple[int, int]:
             return width, 0
         numbers = [n for n in (entry.start, entry.stop) if n is not None]
         first, last = max([0, *(n for n in numbers if n >= 0)]), max([0, *(-n for n in numbers if n < 0)])
-    elif isinstance(entry, int) and not isinstance(entry, bool):
-        first, last = (entry + 1, 0) if entry >= 0 else (0, -entry)
     else:
-        return width, 0
+        numbers = entry if isinstance(entry, list) else [entry]
+        if any(type(number) is not int for number in numbers):
+            return width, 0
+        first, last = max([0, *(n + 1 for n in numbers)]), max([0, *(-n for n in numbers)])
     return min(first, width), min(last, width)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from secateur.base.module_state import module_state_kept
-from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.preserve_state import evaluating, generators_kept, nothing_compiled
 from secateur.channels.carving import copy_sharing
 from secateur.channels.traced import Example, as_call
 from secateur.channels.verifying.inputs import copied, in_double
@@ -60,7 +60,7 @@ def outputs_of(model: nn.Module, inputs: Example, seed: int = 0, dropout: bool =
     Training mode is without dropout, and so is eval mode if asked.
     """
     quiet = nullcontext() if dropout and not model.training else WithoutDropout()
-    with module_state_kept(model), generators_kept(seed), torch.no_grad(), quiet:
+    with module_state_kept(model), generators_kept(seed), torch.no_grad(), nothing_compiled(), quiet:
         args, kwargs = as_call(copied(inputs))
         return flattened(model(*args, **kwargs))
 

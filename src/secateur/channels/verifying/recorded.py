@@ -11,7 +11,7 @@ from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.channels.runner import GraphRunner, last_uses
 from secateur.channels.traced import Example, Traced
 from secateur.channels.verifying.comparison import outputs_of
-from secateur.channels.verifying.inputs import copied
+from secateur.channels.verifying.inputs import copied, randomised
 from secateur.channels.verifying.outputs import distance, flattened
 from secateur.channels.verifying.trials import Trial
 from secateur.errors import TraceError
@@ -20,14 +20,17 @@ _ROUNDING = 1e-3  # both run the same calls: only the code of another path diffe
 
 
 def check_recording(traced: Traced, trial: Trial | None, example: Example) -> None:
-    """Raise TraceError unless the graph computes what the model computes in a trial, or else on the example.
+    """Raise TraceError unless the graph computes what the model computes in a trial, or else on random inputs of the
+    shape of the example.
 
-    Code that looks at sizes may be recorded for the sizes of the example only.
+    Code that looks at sizes may be recorded for the sizes of the example only. The example itself would not show that
+    something computed from it was recorded as a constant.
     """
     with evaluating(traced.model):
         if trial is not None and not traced.guards and _apart(traced, trial.inputs, trial.output) <= _ROUNDING:
             return
-        apart = _apart(traced, example, outputs_of(traced.model, example))
+        drawn = randomised(example)
+        apart = _apart(traced, drawn, outputs_of(traced.model, drawn))
     if apart > _ROUNDING:
         raise TraceError(
             f"the calls recorded from {type(traced.model).__name__} do not compute what the model computes on the "
