@@ -16,7 +16,7 @@ from secateur.scoring.scores import Scores, load_scores
 from secateur.training.fit import fit
 from secateur.zoo.data import load
 from secateur.zoo.models import create
-from tests.processes import torchrun
+from tests.processes import python, torchrun
 from tests.proof import assert_accuracy, counted_macs
 from tests.running.toys import trained
 from tests.running.two_processes import CASES, WEIGHTS, prune
@@ -55,16 +55,34 @@ def assert_same_plan(one: Plan, two: Plan, scores: Scores) -> None:
         assert not swapped or np.ptp(values[swapped]) <= 1e-5 * np.abs(values).max(), unit
 
 
+def assert_same_training(one: Path, two: Path) -> None:
+    """Two rounds that tried the same rates to the same effect, and whose epochs had the same losses."""
+    rates = [json.loads((folder / "rate.json").read_text()) for folder in (one, two)]
+    assert rates[0]["lr"] == rates[1]["lr"]
+    for first, second in zip(rates[0]["tries"], rates[1]["tries"], strict=True):
+        assert first["top1"] == pytest.approx(second["top1"], abs=0.03)  # of 144 images
+    epochs = [json.loads((folder / "round.json").read_text())["retraining"] for folder in (one, two)]
+    assert epochs[0][0]["loss"] == pytest.approx(epochs[1][0]["loss"], rel=1e-3)  # sums are rounded differently
+
+
 def test_the_whole_command_in_two_processes(tmp_path: Path) -> None:
-    """LeNet-5 on the digits: half of its MACs gone in two rounds, and at most a point of accuracy on test images."""
+    """LeNet-5 on the digits: half of its MACs gone in two rounds, and at most a point of accuracy on test images.
+
+    Two processes try the same rates, augment the same images alike, and so plan and train as one process does.
+    """
     torch.manual_seed(0)
     images = load("digits", size=32)
     loader = images.loader("train", 32, shuffle=True, seed=0)
     fitted = fit(create("lenet5"), loader, images.loader("test", 256), preset="cosine", epochs=4, lr=0.05)
     save_model(fitted.model, str(tmp_path / WEIGHTS))
-    goal = ["--target", "0.5", "--rounds", "2", "--epochs", "3", "--lr", "0.02", "--no-augment", "--device", "cpu"]
+    goal = ["--target", "0.5", "--rounds", "2", "--epochs", "3", "--device", "cpu"]
+    command = ["secateur", "prune", "lenet5", "--weights", tmp_path / WEIGHTS, "--data", "digits", *goal]
     out = tmp_path / "run"
-    torchrun("secateur", "prune", "lenet5", "--weights", tmp_path / WEIGHTS, "--data", "digits", *goal, "--out", out)
+    torchrun(*command, "--out", out)
+    python("-m", *command, "--out", tmp_path / "one")
+    assert_same_training(tmp_path / "one" / "round-01", out / "round-01")
+    one, two = (Plan.load(folder / "round-01" / "plan.json") for folder in (tmp_path / "one", out))
+    assert one.removed() == two.removed()
     summary = json.loads((out / "summary.json").read_text())
     before, after = summary["before"], summary["after"]
     assert before["test"]["num_images"] == after["test"]["num_images"] == images.count("test")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,13 @@ import torch
 from torch import nn
 
 from secateur.report.run_page import write_report
+from secateur.running import round_retrain
 from secateur.running.compress import Compressed, compress
 from secateur.running.folder import RunFolder
+from secateur.running.run_context import RunData
+from secateur.running.settings import Settings
 from secateur.training.fit import fit
+from secateur.training.rate_test import RateTry
 from secateur.zoo import models
 from secateur.zoo.data import load
 from tests.running.toys import HOLDOUT, TRAIN, contents, run, trained
@@ -73,6 +78,29 @@ def test_a_rate_or_preset_that_the_user_names_is_not_tested(tmp_path: Path) -> N
     run(tmp_path / "rate", ratio=0.3, lr=0.02)
     run(tmp_path / "preset", ratio=0.3, lr=None, preset="cifar")
     assert not list(tmp_path.rglob("rate.json"))
+
+
+def test_all_processes_train_at_the_rate_of_the_one_that_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes could round differently, and choose different rates."""
+
+    def as_in_a_second_process(*arguments: Any, **words: Any) -> tuple[RateTry, ...]:
+        folder = tmp_path / "round-01"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "rate.json").write_text('{"lr": 0.0125}')  # by the first process
+        return (RateTry(0.05, 1.0),)
+
+    monkeypatch.setattr(round_retrain, "try_rates", as_in_a_second_process)
+    monkeypatch.setattr(RunFolder, "write", lambda folder, name, content: None)
+    fitted = SimpleNamespace(model=trained(), history=(), kept=None)
+    rates = []
+    monkeypatch.setattr(round_retrain, "fit", lambda *_, preset, **__: rates.append(preset.lr) or fitted)
+    context: Any = SimpleNamespace(
+        settings=Settings(epochs=2), folder=RunFolder(tmp_path), data=RunData(TRAIN, TRAIN, HOLDOUT), evaluate=None
+    )
+    round_retrain.retrain(context, 1, trained(), 2)
+    assert rates == [0.0125]
 
 
 @functools.cache

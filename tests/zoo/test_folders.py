@@ -196,6 +196,19 @@ def test_workers_change_nothing(tmp_path: Path, augment: bool) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_files_are_augmented_alike_however_many_processes_share_a_batch(tmp_path: Path) -> None:
+    found = data.load(f"folder:{tree(tmp_path, {'a': 8, 'b': 8})}", size=16, holdout="none")
+    one, *two = (
+        list(found.loader("train", size, augment=True, shuffle=True, rank=rank, world=world))
+        for size, rank, world in ((4, 0, 1), (2, 0, 2), (2, 1, 2))
+    )
+    for number, (images, labels) in enumerate(one):
+        for rank in (0, 1):
+            assert torch.equal(images[rank::2], two[rank][number][0]) and torch.equal(
+                labels[rank::2], two[rank][number][1]
+            )
+
+
 def spoil(root: Path, names: list[str]) -> None:
     for name in names:
         whole = (root / name).read_bytes()

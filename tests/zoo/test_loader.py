@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import numpy as np
 import pytest
 import torch
@@ -92,6 +94,33 @@ def test_processes_share_the_images_for_measuring_each_exactly_once() -> None:
     assert [len(part) for part in parts] == [21, 20, 20]
     for rank, part in enumerate(parts):
         assert torch.equal(part, alone[rank::3])
+
+
+def merged(shares: list[list[tuple[torch.Tensor, torch.Tensor]]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of several processes as those of one: their images take turns."""
+    whole = []
+    for parts in zip_longest(*shares):
+        parts = [part for part in parts if part is not None]
+        order = sorted(
+            (position * len(shares) + rank, rank, position)
+            for rank, part in enumerate(parts)
+            for position in range(len(part[1]))
+        )
+        whole.append(tuple(torch.stack([parts[rank][i][position] for _, rank, position in order]) for i in (0, 1)))
+    return whole
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_image_is_augmented_alike_however_many_processes_share_a_batch(shuffle: bool, world: int) -> None:
+    words = {"augment": True, "shuffle": shuffle, "seed": 5}
+    one, *shares = (
+        made(64 if world == 2 else 66).loader("train", size, rank=rank, world=of, **words)
+        for size, rank, of in ((12, 0, 1), *((12 // world, rank, world) for rank in range(world)))
+    )
+    for loader in (one, *shares):
+        loader.set_epoch(2)
+    assert equal(collected(one), merged([collected(loader) for loader in shares]))
 
 
 def test_processes_get_equally_many_batches_for_training() -> None:

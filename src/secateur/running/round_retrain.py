@@ -89,19 +89,18 @@ def _schedule(context: RunContext, number: int, pruned: nn.Module, schedule: Pre
     if settings.lr is not None or settings.preset != DEFAULT_PRESET:
         return schedule
     name = f"{folder.round(number).name}/{RATE}"
-    if folder.has(name):
-        return preset_of(schedule, lr=folder.parse(name, lambda words: float(words["lr"])))
-    tries = try_rates(
-        pruned,
-        context.data.train,
-        context.data.holdout,
-        schedule,
-        evaluate=context.evaluate,
-        progress=lambda done, total: context.say(f"round {number}: learning rate", done, total),
-        teacher=context.original if settings.distill else None,
-        seed=settings.seed + number,
-    )
-    chosen = best_rate(tries)
-    folder.write(name, {"lr": chosen, "tries": [asdict(one) for one in tries]})
-    folder.wait_for_writer()
-    return preset_of(schedule, lr=chosen)
+    if not folder.has(name):
+        tries = try_rates(
+            pruned,
+            context.data.train,
+            context.data.holdout,
+            schedule,
+            evaluate=context.evaluate,
+            progress=lambda done, total: context.say(f"round {number}: learning rate", done, total),
+            teacher=context.original if settings.distill else None,
+            seed=settings.seed + number,
+        )
+        folder.write(name, {"lr": best_rate(tries), "tries": [asdict(one) for one in tries]})
+        folder.wait_for_writer()
+    # Read from the file, also when it was just written: all processes must train at one rate.
+    return preset_of(schedule, lr=folder.parse(name, lambda words: float(words["lr"])))

@@ -53,15 +53,16 @@ class BatchDecoder(Dataset[Decoded]):
         return self.order.batches
 
     def __getitem__(self, index: int) -> Decoded:
-        rng = self.order.rng(self.epoch, index)
+        rng, whole = self.order.rng(self.epoch, index), self.order.whole(index)
+        # One generator per image, so that a corrupt file does not change the other crops.
+        seeds = [rng.integers(2**63) for _ in range(whole)][self.order.share]
         pixels: list[Pixels] = []
         labels: list[int] = []
         corrupt: list[tuple[str, str]] = []
-        for position in self.positions[index * self.order.batch_size : (index + 1) * self.order.batch_size]:
+        positions = self.positions[index * self.order.batch_size : (index + 1) * self.order.batch_size]
+        for position, seed in zip(positions, seeds, strict=True):
             path = self.images.paths[position]
-            crop_rng = np.random.default_rng(
-                rng.integers(2**63)
-            )  # one per image, so that a corrupt file does not change the other crops
+            crop_rng = np.random.default_rng(seed)
             try:
                 pixels.append(decode(path, self.size, crop_rng if self.augment else None))
                 labels.append(int(self.images.labels[position]))

@@ -61,11 +61,24 @@ class Order:
         order = np.arange(self.total)
         if self.shuffle:
             order = np.random.default_rng([self.seed, epoch]).permutation(self.total)
-        return order[self.rank :: self.world][: self.num_images]
+        return order[self.share][: self.num_images]
 
     def rng(self, epoch: int, batch: int) -> np.random.Generator:
-        """The random generator of one batch; it does not depend on the batches before."""
-        return np.random.default_rng([self.seed, epoch, batch, self.rank])
+        """The random generator of one batch, the same in all processes; it does not depend on the batches before."""
+        return np.random.default_rng([self.seed, epoch, batch, 0])
+
+    def whole(self, batch: int) -> int:
+        """Number of images in a batch over all processes. Images `self.share` of them are this process's.
+
+        Random numbers are drawn for all of them, so that an image gets the same, however many processes share a batch.
+        """
+        size, images = self.batch_size * self.world, self.num_images * self.world if self.shuffle else self.total
+        return min(size, images - batch * size)
+
+    @property
+    def share(self) -> slice:
+        """Which images of a whole batch are this process's."""
+        return slice(self.rank, None, self.world)
 
 
 class Loader(ABC):
@@ -151,7 +164,13 @@ class MemoryLoader(Loader):
             span = slice(index * self.batch_size, (index + 1) * self.batch_size)
             pixels = self._images.pixels[rows[span]]  # [N, C, H, W]
             if self._augment:
-                pixels = pad_crop_mirror(pixels, self.order.rng(epoch, index), mirror=self._mirror)
+                pixels = pad_crop_mirror(
+                    pixels,
+                    self.order.rng(epoch, index),
+                    mirror=self._mirror,
+                    whole=self.order.whole(index),
+                    share=self.order.share,
+                )
             yield pixels, labels[span]
 
     def _pixels_at(self, positions: IntArray) -> Batch:
