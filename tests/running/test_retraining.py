@@ -97,7 +97,11 @@ def test_all_processes_train_at_the_rate_of_the_one_that_writes(
     rates = []
     monkeypatch.setattr(round_retrain, "fit", lambda *_, preset, **__: rates.append(preset.lr) or fitted)
     context: Any = SimpleNamespace(
-        settings=Settings(epochs=2), folder=RunFolder(tmp_path), data=RunData(TRAIN, TRAIN, HOLDOUT), evaluate=None
+        settings=Settings(epochs=2),
+        folder=RunFolder(tmp_path),
+        data=RunData(TRAIN, TRAIN, HOLDOUT),
+        evaluate=None,
+        say=None,
     )
     round_retrain.retrain(context, 1, trained(), 2)
     assert rates == [0.0125]
