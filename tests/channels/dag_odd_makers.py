@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from tests.channels.dags import Builder
 
@@ -14,11 +15,12 @@ Maker = Callable[[Builder], None]
 ANY_NAMES = (
     "count_scale count_root numel_scale channel_ramp normalised whole_mean masked first_kept one_channel "
     "resize_by_width channels_as_images channels_as_length norm_channels sort_channels ones_cat new_zeros_cat "
-    "border_assigned max_rows pixels_there_and_back batch_of_ones"
+    "border_assigned max_rows pixels_there_and_back batch_of_ones sampled windows_there_and_back rows_in_windows "
+    "normalised_rows largest_in_rows scripted"
 )
 ANY = ANY_NAMES.split()
 EVEN_NAMES = "maxout unflatten unflatten_swap halves_swapped half_changed_in_place rotate_half channels_pooled "
-EVEN_NAMES += "parts_listed native_channel_shuffle"
+EVEN_NAMES += "parts_listed native_channel_shuffle gated_by_half narrow_half"
 EVEN = EVEN_NAMES.split()
 SEVERAL_NAMES = "three_quarters without_last topk_channels diff_channels index_select unbind_sum after_first"
 SEVERAL = SEVERAL_NAMES.split()
@@ -124,6 +126,34 @@ def make_parameter(b: Builder) -> None:
         b.parameter(op, x, shape=shapes[op])
 
 
+class Packed(nn.Module):
+    """Calls a part of the network with tensors in a dict of lists, and by keyword."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.part = Unpacking(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part({"maps": [x, x * 0.5], "more": (x.sin(),)}, factor=2.0)["sum"]
+
+
+class Unpacking(nn.Module):
+    """Adds what it gets in lists, each through a layer of its own."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(inputs, outputs, 1) for _ in range(3)])
+
+    def forward(self, given: dict[str, Any], *rest: Tensor, factor: float = 1.0) -> dict[str, Any]:
+        maps = [*given["maps"], *given["more"], *rest]
+        return {"sum": sum(layer(x) for layer, x in zip(self.layers, maps, strict=True)) * factor}
+
+
+def make_packed(b: Builder) -> None:
+    x = b.map()
+    b.layer(Packed(b.channels(x), b.choice((2, 4, 6))), x)
+
+
 def make_fused(b: Builder) -> None:
     """Two branches weighed by a parameter of two entries, which are no channels."""
     x = b.map()
@@ -148,6 +178,7 @@ ODD_MAKERS: tuple[tuple[int, Maker], ...] = (
     (1, make_rows),
     (1, make_depth),
     (3, make_parameter),
+    (1, make_packed),
     (2, make_fused),
     (1, make_weight_scalar),
 )

@@ -3,6 +3,7 @@ channels as pixels, images or tokens; or compute with parameters that belong to 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,25 @@ def checked_width(x: Tensor, channels: int) -> Tensor:
     return x
 
 
+def sampled(x: Tensor) -> Tensor:
+    """Pixels where an affine grid says, which knows the number of channels and does not use it."""
+    shift = torch.tensor([[[1.0, 0.1, 0.0], [0.0, 1.0, 0.2]]], dtype=x.dtype).expand(x.size(0), -1, -1)
+    return F.grid_sample(x, F.affine_grid(shift, x.size(), align_corners=False), align_corners=False)
+
+
+def windows_there_and_back(x: Tensor) -> Tensor:
+    return F.fold(F.unfold(x, (2, 1)) * 0.5, x.shape[2:], (2, 1)) if x.size(2) > 1 else x
+
+
+def swish(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    scripted_swish = torch.jit.script(swish)
+
+
 def rotate_half(x: Tensor) -> Tensor:
     half = x.shape[1] // 2
     return torch.cat((-x[:, half:], x[:, :half]), dim=1)
@@ -127,6 +147,14 @@ ODD_OPS: dict[str, Callable[..., Any]] = {
     "after_first": lambda x: torch.cat([x[:, 1:] * 2, x[:, :1]], 1),
     "batch_of_ones": lambda x: x * torch.full((x.shape[0], 1, *x.shape[2:]), 0.5, dtype=x.dtype),
     "stacked": lambda x, y: torch.stack([x, y], 2).flatten(1, 2),
+    "sampled": sampled,
+    "windows_there_and_back": windows_there_and_back,
+    "rows_in_windows": lambda x: x.unfold(3, 1, 1).mean(-1) + x.cumsum(2),
+    "normalised_rows": lambda x: F.normalize(x, dim=2, eps=0.1) + torch.linalg.vector_norm(x, dim=3, keepdim=True),
+    "largest_in_rows": lambda x: x + x.argmax(3, keepdim=True),
+    "gated_by_half": lambda x: F.glu(x, 1),
+    "narrow_half": lambda x: x.narrow(1, 0, x.size(1) // 2) * 0.5,
+    "scripted": lambda x: scripted_swish(x),
     "sort_channels": lambda x: x.sort(1)[0],
     "topk_channels": lambda x: x.topk(2, 1)[0],
     "diff_channels": lambda x: torch.diff(x, dim=1),

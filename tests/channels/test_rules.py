@@ -40,6 +40,22 @@ class OwnNorm(nn.Module):
         return F.batch_norm(x, self.mean, self.spread, weight=self.scale, bias=self.shift)
 
 
+class OwnSlopes(nn.Module):
+    """A PReLU on a parameter of its own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.slopes = nn.Parameter(torch.rand(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.prelu(x, self.slopes)
+
+
+def halves_swapped(x: Tensor) -> Tensor:
+    half = x.size(1) // 2
+    return torch.cat([x.narrow(1, half, half), x.narrow(1, 0, half)], 1)
+
+
 # A convolution of 8 or 32 filters in front, so that a unit lies between two layers.
 GROUPS = {"a:out": (8, 1), "between.0:out": (4, 1), "b:out": (6, 1)}  # four groups of two
 RUNS = {"a:out": (8, 1), "between.0:out": (8, 1), "b:out": (6, 1)}  # eight runs of four
@@ -74,6 +90,51 @@ CASES: dict[str, tuple[Any, Widths]] = {
     "some listed": (
         lambda: between(lambda x: x + x[:, [0, 2]].amax((1, 2, 3), keepdim=True)),
         {**FREE, "a:out": (5, 1)},
+    ),
+    "masked": (lambda: between(lambda x: x.masked_fill(x > x.mean((2, 3), keepdim=True), 0.0)), FREE),
+    "running sums along rows": (lambda: between(lambda x: x.cumsum(2)), FREE),
+    "running sums over channels": (lambda: between(lambda x: x.cumsum(1)), KEPT),
+    "normalised rows": (lambda: between(lambda x: F.normalize(x, dim=3)), FREE),
+    "normalised channels": (lambda: between(lambda x: F.normalize(x)), KEPT),
+    "norms of maps": (lambda: between(lambda x: x * torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True)), FREE),
+    "norms of rows": (lambda: between(lambda x: x * x.norm(p=2, dim=-1, keepdim=True)), FREE),
+    "norms over channels": (lambda: between(lambda x: x * x.norm(2, 1, keepdim=True)), KEPT),
+    "the largest in a row": (lambda: between(lambda x: x * x.argmax(3, keepdim=True)), FREE),
+    "the largest channel": (lambda: between(lambda x: x * x.argmax(1, keepdim=True)), KEPT),
+    "gated linear unit": (lambda: layer(conv(8, 16), nn.GLU(1)), {**FREE, "between.0:out": (8, 1)}),
+    "gates in rows": (lambda: between(lambda x: F.glu(torch.cat([x, x], 3), 3)), FREE),
+    "own slopes": (lambda: Through(OwnSlopes(8)), FREE),
+    "own slope": (lambda: Through(OwnSlopes(1)), FREE),
+    "narrow": (lambda: between(lambda x: torch.cat([x.narrow(1, 1, 2), x], 1)[:, 2:]), {**FREE, "a:out": (5, 1)}),
+    "narrow by half": (lambda: between(halves_swapped), HALVES),
+    "repeated": (
+        lambda: layer(Function(lambda x: x.repeat(1, 2, 1, 1)), conv(16, 8)),
+        {**FREE, "between.1:out": (8, 1)},
+    ),
+    "repeated in runs": (
+        lambda: layer(Function(lambda x: x.repeat_interleave(2, 1)), conv(16, 8)),
+        {**FREE, "between.1:out": (8, 1)},
+    ),
+    "unflatten": (lambda: between(lambda x: x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)), HALVES),
+    "unflatten to numbers": (lambda: layer(nn.Unflatten(1, (2, 4)), nn.Flatten(1, 2)), KEPT),
+    "windows of pixels": (
+        lambda: layer(nn.Unfold(2, stride=2), Function(lambda x: x.unflatten(2, (4, 4))), conv(32, 8)),
+        {**FREE, "between.2:out": (8, 1)},
+    ),
+    "windows there and back": (
+        lambda: between(lambda x: F.fold(F.unfold(x, (3, 3), padding=1), x.shape[2:], (3, 3), padding=1)),
+        FREE,
+    ),
+    "folded": (
+        lambda: layer(conv(8, 32), nn.Flatten(2), nn.Fold((16, 16), 2, stride=2)),
+        {**FREE, "between.0:out": (8, 1)},
+    ),
+    "rows in windows": (lambda: between(lambda x: x.unfold(2, 2, 2).amax(-1)), FREE),
+    "channels in windows": (lambda: between(lambda x: x.unfold(1, 1, 1).amax(-1)), KEPT),
+    "sampled": (lambda: between(lambda x: F.grid_sample(x, x.new_zeros(2, 4, 4, 2), align_corners=False)), FREE),
+    "sampled where it says": (
+        lambda: between(lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1), align_corners=False)),
+        {**FREE, "a:out": (6, 1)},
     ),
     "split at numbers": (lambda: between(lambda x: torch.cat(x.split([3, 5], 1)[::-1], 1)), KEPT),
 }

@@ -142,6 +142,25 @@ def split(call: Call) -> Any:
     return execute(call)
 
 
+def narrow(call: Call) -> Any:
+    """narrow: as a slice from `start`."""
+    x, start, length = call.x, call.argument(2, "start"), call.argument(3, "length")
+    dim = call.argument(1, "dim") % x.dim()
+    if call.axes(x) == [dim]:
+        if not isinstance(start, int) or start < 0:
+            return call.unknown()
+        numbers = (call.literal(2, "start"), call.literal(3, "length"))
+        _cut(call, x, dim, slice(start, start + length), numbers)
+    return execute(call)
+
+
+def glu(call: Call) -> Any:
+    """glu: each channel of the first half meets its gate in the second half."""
+    dim: Any = call.argument(1, "dim", -1) if call.node.op != "call_module" else call.module.dim
+    first, second = call.x.chunk(2, dim)
+    return call.unite(first, second, additive=False)
+
+
 def unbind(call: Call) -> Any:
     """unbind along an axis of channels fixes their number."""
     x = call.x
@@ -161,5 +180,5 @@ def roll(call: Call) -> Any:
     return execute(call)
 
 
-for _rule in (take, chunk, split, unbind, roll):  # see reshaping
+for _rule in (take, chunk, split, narrow, unbind, roll):  # see reshaping
     _rule.takes_sizes = True  # type: ignore[attr-defined]

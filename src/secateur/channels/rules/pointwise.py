@@ -73,9 +73,25 @@ def _reduced(call: Call, dims: Any, ndim: int) -> Any:
     return x
 
 
+def norm(call: Call) -> Any:
+    """Norms of vectors along dimensions: as other reductions."""
+    dims = call.argument(2, "dim")
+    if dims is None or not isinstance(call.shape, torch.Size):
+        return call.unknown(f"{call.what} over all dimensions has no rule")
+    return _reduced(call, [dims] if isinstance(dims, int) else dims, len(call.shape))
+
+
 def softmax(call: Call) -> Any:
     """Each position depends on all others along one dimension: they are pruned together."""
-    dim = call.argument(1, "dim") if call.node.op != "call_module" else getattr(call.module, "dim", 1)
+    return _along(call, call.argument(1, "dim") if call.node.op != "call_module" else getattr(call.module, "dim", 1))
+
+
+def normalize(call: Call) -> Any:
+    """F.normalize: each position is divided by a norm over one dimension."""
+    return _along(call, call.argument(2, "dim", 1))
+
+
+def _along(call: Call, dim: Any) -> Any:
     x = call.x
     if not isinstance(dim, int):
         return call.unknown()

@@ -78,8 +78,20 @@ def _pad_channels(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     return torch.cat([parts[0], small, parts[1]], dim).expand(full)
 
 
+def repeat_interleave(call: Call) -> Any:
+    """repeat_interleave by one number: each channel becomes a run."""
+    return execute(call) if isinstance(call.argument(1, "repeats"), int) else call.unknown()
+
+
+def windows(call: Call) -> Any:
+    """Tensor.unfold: windows along an axis, in a new axis at the end."""
+    if call.argument(1, "dimension") % call.x.dim() in call.axes(call.x):
+        return call.unknown(f"{call.what} runs along an axis that carries channels")
+    return execute(call)
+
+
 def expand(call: Call) -> Any:
-    """expand and repeat."""
+    """expand. An axis of channels keeps its size."""
     x = call.x
     sizes = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], tuple | list) else call.args[1:]
     spelled = (
@@ -89,8 +101,7 @@ def expand(call: Call) -> Any:
     offset = len(sizes) - x.dim()
     for dim in call.axes(x):
         literal = spelled[dim + offset] if isinstance(spelled, tuple | list) else None
-        fits = (-1,) if call.node.target == "expand" else (1,)
-        if isinstance(literal, int) and literal not in fits:
+        if isinstance(literal, int) and literal != -1:
             call.hold(x, f"{call.what} fixes the number of channels, {literal}")
     return out
 
@@ -109,10 +120,28 @@ def reshape(call: Call) -> Any:
     if isinstance(target[0], torch.dtype):
         return call.unknown()
     out = x.reshape(*target)  # also for view, because labels have another memory layout than activations
-    if not before:
-        return out
+    return _split_axes(call, out, _target_sizes(call, out.dim())) if before else out
+
+
+def unflatten(call: Call) -> Any:
+    """unflatten: as reshape, of one axis."""
+    x = call.x
+    if call.node.op == "call_module":
+        layer: Any = call.module
+        dim, sizes, spelled = layer.dim, layer.unflattened_size, layer.unflattened_size
+    else:
+        dim, sizes, spelled = call.argument(1, "dim"), call.argument(2, "sizes"), call.literal(2, "sizes")
+    if not isinstance(dim, int) or not isinstance(spelled, tuple | list):
+        return call.unknown()
+    out = x.unflatten(dim, tuple(sizes))  # type: ignore[no-untyped-call]
+    others = x.dim() - 1 - dim % x.dim()
+    return _split_axes(call, out, [*[None] * (dim % x.dim()), *spelled, *[None] * others]) if call.axes(x) else out
+
+
+def _split_axes(call: Call, out: Tensor, spelled: list[Any]) -> Tensor:
+    """Bind the channels of `out`, whose axes have these sizes in the code."""
+    x, before = call.x, call.axes(call.x)
     after = call.axes(out, "out")
-    spelled = _target_sizes(call, out.dim())
     fixed = [d for d in after if isinstance(spelled[d], int) and spelled[d] != -1]
     free = [d for d in after if d not in fixed] or _free_of_size_one(out, spelled, fixed)
     if not free:
@@ -162,5 +191,5 @@ def _target_sizes(call: Call, dims: int) -> list[Any]:
 
 # These take sizes as arguments, and the labels show what they do with them. In any other operation, a size that depends
 # on the number of channels is a value that pruning would change.
-for _rule in (expand, reshape, structural, stack, concatenate):
+for _rule in (expand, reshape, unflatten, structural, repeat_interleave, stack, concatenate):
     _rule.takes_sizes = True  # type: ignore[attr-defined]

@@ -47,7 +47,8 @@ def _layers() -> dict[type, Rule]:
     table |= {nn.Flatten: reshaping.structural, nn.Softmax: pointwise.softmax, nn.LogSoftmax: pointwise.softmax}
     table |= {nn.Softmax2d: layers.norm_over_channels, nn.GroupNorm: regrouping.group_norm}
     table |= {nn.PixelShuffle: regrouping.pixel_shuffle, nn.PixelUnshuffle: regrouping.pixel_unshuffle}
-    table |= {nn.ChannelShuffle: regrouping.channel_shuffle}
+    table |= {nn.ChannelShuffle: regrouping.channel_shuffle, nn.GLU: cutting.glu, nn.Unflatten: reshaping.unflatten}
+    table |= {nn.Unfold: regrouping.unfold, nn.Fold: regrouping.fold}
     return table
 
 
@@ -61,14 +62,15 @@ _ELEMENTWISE = """
 """
 _COMBINE = """
     mul multiply imul div divide true_divide truediv itruediv floordiv floor_divide pow ipow mod remainder fmod maximum
-    minimum where lerp eq ne lt le gt ge logical_and logical_or logical_not and_ or_ addcmul atan2 hypot lt copysign
+    minimum where masked_fill lerp eq ne lt le gt ge logical_and logical_or logical_not and_ or_ addcmul atan2 hypot
+    copysign
 """
 _ADD = "add iadd sub subtract isub rsub"
 _SAME = "contiguous clone detach to float double half bfloat16 type type_as cpu cuda requires_grad int long bool"
-_REDUCE = "mean sum amax amin logsumexp std var nanmean nansum prod"
+_REDUCE = "mean sum amax amin logsumexp std var nanmean nansum prod argmax argmin any all count_nonzero"
 _STRUCTURAL = """
     flatten permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze flip t expand_as
-    ravel numpy_T adjoint
+    ravel numpy_T adjoint repeat tile
 """
 _CUTS: dict[str, Rule] = {
     "cat": reshaping.concatenate,
@@ -83,14 +85,23 @@ _CUTS: dict[str, Rule] = {
     "unbind": cutting.unbind,
     "roll": cutting.roll,
     "expand": reshaping.expand,
-    "repeat": reshaping.expand,
-    "tile": reshaping.expand,
+    "repeat_interleave": reshaping.repeat_interleave,
+    "unflatten": reshaping.unflatten,
+    "narrow": cutting.narrow,
+    "glu": cutting.glu,
     "view": reshaping.reshape,
     "reshape": reshaping.reshape,
     "view_as": reshaping.reshape,
     "reshape_as": reshaping.reshape,
     "softmax": pointwise.softmax,
     "log_softmax": pointwise.softmax,
+    "cumsum": pointwise.softmax,
+    "cumprod": pointwise.softmax,
+    "normalize": pointwise.normalize,
+    "norm": pointwise.norm,
+    "grid_sample": regrouping.grid_sample,
+    "affine_grid": regrouping.affine_grid,
+    "prelu": layers.batch_norm_function,
     "max": pointwise.extreme,
     "min": pointwise.extreme,
     "pixel_shuffle": regrouping.pixel_shuffle,
@@ -145,7 +156,8 @@ def _functions(names: dict[str, Rule]) -> dict[Any, Rule]:
                 table[plain] = layers.spatial(k)
     table[getattr] = running.size_of
     table[with_part] = cutting.assign
-    table[torch.nn.functional.pad] = reshaping.pad
+    table |= {F.pad: reshaping.pad, F.unfold: regrouping.unfold, F.fold: regrouping.fold}
+    table |= {torch.linalg.vector_norm: pointwise.norm, torch.linalg.norm: pointwise.norm}
     for function in (len, int, float, bool, max, min, math.ceil, math.floor, math.sqrt, round, abs, isinstance):
         table[function] = running.compute
     return table
@@ -154,4 +166,4 @@ def _functions(names: dict[str, Rule]) -> dict[Any, Rule]:
 _NAMES = _names()
 LAYERS = _layers()
 FUNCTIONS = _functions(_NAMES)
-METHODS = _NAMES | {f"{name}_": rule for name, rule in _NAMES.items()}
+METHODS = _NAMES | {f"{name}_": rule for name, rule in _NAMES.items()} | {"unfold": reshaping.windows}
