@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import save_file
 
 from secateur.cli import prune
-from secateur.cli.columns import columns
+from secateur.cli.columns import blocks, columns
 from secateur.cli.common import complaints, resumable
 from secateur.zoo.models import create
 from tests.cli.command_line import lines, secateur
@@ -63,9 +63,49 @@ def test_the_last_column_wraps() -> None:
     assert shown.splitlines() == ["a  title", "x  one two three four", "   five six"]
 
 
-@pytest.mark.parametrize("words", [("models",), ("reproduce",), ("data", "list")])
-def test_lists_fit_80_columns(words: tuple[str, ...]) -> None:
-    assert max(len(line) for line in lines(secateur(*words)) if not line.startswith("searched")) <= 80
+def test_the_widest_columns_wrap_and_words_are_whole() -> None:
+    shown = columns(("unit", "first", "second"), [["layer1.0", "1:2 3:4", "5:6 7:8 9:10"]], width=24)
+    # layer1.0 has 8 characters and the gaps 4: 12 remain for columns of 7 and 12, which become 6 and 6.
+    assert shown.splitlines() == [
+        "unit      first   second",
+        "layer1.0  1:2     5:6",
+        "          3:4     7:8",
+        "                  9:10",
+    ]
+    assert columns(("a",), [["unbreakable"]], width=4).splitlines() == ["a", "unbreakable"]
+
+
+def test_many_columns_become_several_tables() -> None:
+    rows = [["x", "1.00", "2.00", "3.00"], ["y", "4.00", "5.00", "6.00"]]
+    shown = blocks(("", "a", "b", "c"), rows, numbers="abc", width=13)
+    assert shown.splitlines() == [
+        "      a     b",
+        "x  1.00  2.00",
+        "y  4.00  5.00",
+        "",
+        "      c",
+        "x  3.00",
+        "y  6.00",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("models",),
+        ("reproduce",),
+        ("data", "list"),
+        ("inspect", "resnet56"),
+        ("inspect", "lenet5", "--plan", "plan.json"),
+        ("score", "resnet8", "--data", "digits", "--metric", "all", "--num-images", "40"),
+    ],
+    ids=" ".join,
+)
+def test_lists_fit_80_columns(words: tuple[str, ...], pruned_lenet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pruned_lenet)
+    shown = [line for line in lines(secateur(*words)) if not line.startswith("searched")]
+    assert max(len(line) for line in shown) <= 80
+    assert not [line for line in shown if "…" in line]  # nothing is cut
 
 
 def test_all_of_the_time_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,15 +127,16 @@ def _table(graph: ChannelGraph, scores: Scores, show: int) -> str:
         weakest, strongest = order[:show], order[::-1][:show]
         cells = [" ".join(f"{c}:{values[c]:.3g}" for c in some) for some in (weakest, strongest)]
         rows.append([unit, graph.units[unit].kind, str(graph.units[unit].width), *cells])
-    return columns(["unit", "kind", "width", "weakest", "strongest"], rows, numbers=["width"])
+    titles = ["unit", "kind", "width", "weakest", "strongest"]
+    return columns(titles, rows, numbers=["width"], width=console.width)
 
 
 def _correlations(results: Mapping[str, Scores]) -> str:
-    from secateur.cli.columns import columns
+    from secateur.cli.columns import blocks
 
     names = list(results)
     rows = [[a, *(f"{_alike(results, a, b):.2f}" for b in names)] for a in names]
-    return columns(["", *names], rows, numbers=names)
+    return blocks(["", *names], rows, numbers=names, width=console.width)
 
 
 def _alike(results: Mapping[str, Scores], a: str, b: str) -> float:
