@@ -27,6 +27,6 @@ def test_every_verb_refuses_them(tmp_path: Path, verb: str, option: str, value: 
 
 
 def test_the_settings_are_looked_at_before_the_data(tmp_path: Path) -> None:
-    """A data set that does not exist would be the next complaint."""
-    result = secateur("prune", "lenet5", "--data", f"folder:{tmp_path}/none", "--target", "2")
+    """A folder without images would be the next complaint."""
+    result = secateur("prune", "lenet5", "--data", f"folder:{tmp_path}", "--target", "2")
     assert result.exit_code == 1 and "target must be above 0 and below 1, got 2.0" in result.stderr

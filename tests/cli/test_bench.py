@@ -39,7 +39,7 @@ def test_the_table(pruned_lenet: Path) -> None:
         (("lenet5", "resnet20"), "different sizes"),
         (("lenet5", "--engine", "abacus"), "no engine called 'abacus'"),
         (("lenet5", "--rounds", "0"), "rounds must be at least 1, got 0"),
-        (("lenet5", "--batch", "0", *SHORT), "batch sizes >= 1"),
+        (("lenet5", "--batch", "0", *SHORT), "batch must be at least 1, got 0"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(words: tuple[str, ...], message: str) -> None:

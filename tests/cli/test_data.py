@@ -44,6 +44,4 @@ def test_data_get_with_a_wrong_checksum_or_name(tmp_path: Path) -> None:
     assert not (tmp_path / "cifar10.safetensors").exists()
     done = secateur("data", "get", "roses")
     assert done.exit_code == 1
-    assert (
-        done.stderr == "error: there is no downloadable data set called 'roses'. Available: cifar10, cifar100, mnist\n"
-    )
+    assert done.stderr == "error: the data set must be one of cifar10, cifar100, mnist; got 'roses'\n"

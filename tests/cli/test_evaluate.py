@@ -45,7 +45,7 @@ def test_an_untrained_network_is_pointed_out() -> None:
             ["--data", "digits", "--weights", "nowhere.safetensors"],
             "nowhere.safetensors: this weight file does not exist",
         ),
-        (["--data", "digits", "--part", "validation"], "--part must be train, holdout or test; got 'validation'"),
+        (["--data", "digits", "--part", "validation"], "part must be one of train, holdout, test; got 'validation'"),
         (["--data", "digits", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["--data", "digits", "--workers", "-1"], "workers must be at least 0, got -1"),
         (["--data", "folder:nowhere"], "nowhere: this folder of images does not exist"),

@@ -85,7 +85,7 @@ def test_what_stays_and_why() -> None:
     "words, complaint",
     [
         (["resnet57"], "there is no model called 'resnet57'"),
-        (["resnet20", "--streams", "loose"], 'streams must be "select" or "coupled"'),
+        (["resnet20", "--streams", "loose"], "streams must be one of select, coupled; got 'loose'"),
         (["resnet20", "--plan", "nowhere.json"], "nowhere.json"),
         (["tests.cli.test_inspect:nothing"], "nothing"),
     ],

@@ -72,7 +72,7 @@ def test_all_metrics_as_json() -> None:
         (["--metric", "gds"], "there is no metric called 'gds'"),
         (["--option", "ridge"], "an option of a metric must be NAME=VALUE"),
         (["--option", "rho=1"], "gsd_reader has no option 'rho'"),
-        (["--part", "all"], "--part must be train, holdout or test"),
+        (["--part", "all"], "part must be one of train, holdout, test; got 'all'"),
         (["--tap", "writer"], "tap must be one of reader, before_activation"),
     ],
 )

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from secateur.errors import DataError
 from secateur.zoo import data
-from secateur.zoo.data.splits import Part, divide, parse_holdout, stratified
+from secateur.zoo.data.splits import Part, divide, stratified
+from secateur.zoo.holdout import parse_holdout
 
 
 @settings(max_examples=60, deadline=None)

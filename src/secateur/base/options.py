@@ -39,6 +39,7 @@ class Option:
     parse: Callable[[str], Any] | None = None  # makes the value of the text typed on the command line, as 63M
     own: bool = False  # a function of the user's own is a valid value
     hidden: bool = False  # a setting that only Python can give
+    valid: Callable[[Any], object] | None = None  # raises a SecateurError for a wrong value; called for each of a tuple
     several: bool = False  # a tuple of strings; a single string is a tuple of one
 
 
@@ -76,14 +77,17 @@ def check(settings: Any, error: type[SecateurError]) -> None:
         value = getattr(settings, field.name)
         if value is None or value == field.default or (about.own and callable(value)):
             continue
-        if about.choices is not None and value not in about.choices:
-            raise error(_no_choice(field.name, value, about.choices))
+        if about.choices is not None:
+            check_choice(field.name, value, about.choices, error)
         if about.several and not _are_strings(value):
             raise error(f"{field.name} must be a string or several strings, got {value!r}")
         bounds = _bounds(about)
         if bounds and not _within(value, about):
             number = "" if isinstance(value, int | float) else f", which is no number but {type(value).__name__}"
             raise error(f"{field.name} must be {bounds}, got {value!r}{number} ({about.help})")
+        if about.valid is not None:
+            for each in value if isinstance(value, tuple) else (value,):
+                about.valid(each)
 
 
 def replaced(settings: Any, changes: Mapping[str, Any], error: type[SecateurError]) -> Any:
@@ -101,12 +105,15 @@ def plain(settings: Any) -> dict[str, Any]:
     return {name: getattr(value, "__name__", "own") if callable(value) else value for name, value in values.items()}
 
 
-def _no_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any]) -> str:
+def check_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any], error: type[SecateurError]) -> None:
+    """Raise `error` with the nearest name unless a value is one of the choices."""
+    if value in choices:
+        return
     if isinstance(choices, Registry):
-        return unknown(choices.what, value, choices)
+        raise error(unknown(choices.what, value, choices))
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
     guess = f" (did you mean {near[0]}?)" if near else ""
-    return f"{name} must be one of {', '.join(choices)}; got {value!r}{guess}"
+    raise error(f"{name} must be one of {', '.join(choices)}; got {value!r}{guess}")
 
 
 def _are_strings(values: Any) -> bool:

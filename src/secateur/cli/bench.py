@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.base.options import check, option
+from secateur.cli import early_checks
 from secateur.cli.common import complaints, console, friendly
+from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import Classes
 from secateur.errors import RunError
@@ -24,12 +26,19 @@ if TYPE_CHECKING:
     from secateur.shipping.model_profile import ModelProfile
 
 
+def _is_batch(size: int) -> None:
+    if size < 1:
+        raise RunError(f"batch must be at least 1, got {size}")
+
+
 @dataclass(frozen=True)
 class BenchOptions:
     """How networks are timed."""
 
-    batch: tuple[int, ...] = option((1, 64), "Batch size; repeat for several; 1 and 64 by default")
-    engine: tuple[str, ...] = option((), f"Engine: {', '.join(ENGINES)}; repeat for several; all by default")
+    batch: tuple[int, ...] = option((1, 64), "Batch size; repeat for several; 1 and 64 by default", valid=_is_batch)
+    engine: tuple[str, ...] = option(
+        (), f"Engine: {', '.join(ENGINES)}; repeat for several; all by default", valid=ENGINES.check
+    )
     rounds: int = option(20, "Number of times that each network is timed", least=1)
     threads: int | None = option(None, "Number of CPU threads; PyTorch's choice by default", least=1)
     fold_bn: bool = option(False, "Fold batch norms into the layers before them, in all networks")
@@ -39,7 +48,11 @@ class BenchOptions:
 @friendly
 @options_from_settings
 def command(
-    networks: Annotated[list[str], typer.Argument(help="Folders of pruned networks, names, or NAME=WEIGHTS")],
+    networks: Annotated[
+        list[str],
+        typer.Argument(help="Folders of pruned networks, names, or NAME=WEIGHTS"),
+        Early(early_checks.network),
+    ],
     timing: BenchOptions,
     model: Annotated[
         str | None, typer.Option(help="Original network of a folder, if the folder does not name it")

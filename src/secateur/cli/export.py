@@ -10,10 +10,13 @@ import typer
 
 from secateur.base.folder_contents import refuse_overwriting
 from secateur.base.options import check, option
+from secateur.cli import early_checks
 from secateur.cli.common import complaints, console, friendly
+from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import Classes
 from secateur.errors import DataError, ModelError
+from secateur.shipping.file_formats import file_format
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +59,11 @@ class ComparisonData:
 @friendly
 @options_from_settings
 def command(
-    network: Annotated[str, typer.Argument(help="Folder of a pruned network, or a model's NAME or NAME=WEIGHTS")],
+    network: Annotated[
+        str,
+        typer.Argument(help="Folder of a pruned network, or a model's NAME or NAME=WEIGHTS"),
+        Early(early_checks.network),
+    ],
     out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 or .safetensors")],
     file: ExportOptions,
     comparison: ComparisonData,
@@ -74,11 +81,12 @@ def command(
 
         secateur export resnet56=resnet56.safetensors full.pt2
     """
+    check(file, ModelError)
+    file_format(out, file.format)
+    refuse_overwriting(out)
     from secateur.cli.networks import open_network
     from secateur.shipping.export import export
 
-    check(file, ModelError)
-    refuse_overwriting(out)
     found = open_network(network, model=model, classes=classes)
     images = comparison.images(found.shape[-1])
     done = export(

@@ -49,6 +49,8 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
             names = [field.name for field, _ in _shown(kind)]
             values[name] = settings_typed(kind, {name: values.pop(name) for name in names})
             check(values[name], SecateurError)  # before anything slow is imported
+            if hasattr(values[name], "check"):
+                values[name].check()
         return verb(**values)
 
     arguments = [p for p in plain if _is_argument(p)]

@@ -10,7 +10,9 @@ import typer
 from rich.table import Table
 
 from secateur.base.tables import big_number
+from secateur.cli import early_checks
 from secateur.cli.common import console, friendly
+from secateur.cli.early_checks import Early
 from secateur.cli.options import Classes, Model, Size, Streams
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ Examples:
 @friendly
 def command(
     model: Model,
-    plan: Annotated[Path | None, typer.Option(help="A plan.json: show what it removes from each layer")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan.json: show what it removes from each layer"), Early(early_checks.file)
+    ] = None,
     streams: Streams = "select",
     size: Size = None,
     classes: Classes = None,

@@ -47,19 +47,31 @@ def open_network(typed: str, *, model: str | None = None, classes: int | None = 
     return _by_name(name, Path(weights) if weights else None, classes)
 
 
+def check_trained(models: list[str], weights: Path | None) -> None:
+    """ModelError for a network without a weight file, unless its own factory may load one."""
+    for text in models:
+        name, _, own = text.partition("=")
+        if not own and (weights is None or len(models) > 1) and not is_own(name):
+            raise ModelError(f"a study needs trained networks: give the weight file of {name} as {name}=FILE")
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is that of the user's own factory, package.module:factory."""
+    return ":" in name and not name.startswith(("torchvision:", "timm:"))
+
+
 def trained_networks(
     models: list[str], weights: Path | None, found: ImageData, device: DeviceOptions, seed: int
 ) -> dict[str, nn.Module]:
     """The trained networks by name, on the device. `models` are NAME or NAME=WEIGHTS."""
     from secateur.cli.opening import open_model
 
+    check_trained(models, weights)
     home = device.pick()
     networks = {}
     for text in models:
         name, _, own = text.partition("=")
         file = Path(own) if own else weights if len(models) == 1 else None
-        if file is None and (":" not in name or name.startswith(("torchvision:", "timm:"))):
-            raise ModelError(f"a study needs trained networks: give the weight file of {name} as {name}=FILE")
         label = name if name not in networks else f"{name} ({Path(own).stem})"
         networks[label] = open_model(name, found, file, seed=seed).to(home)
     return networks

@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from secateur.base.options import check, option
+from secateur.cli import early_checks
+from secateur.cli.early_checks import Early, choice
+from secateur.cli.opening import numbers
 from secateur.errors import DataError
+from secateur.zoo.checks import check_data_set
 from secateur.zoo.data_sets import NAMES
+from secateur.zoo.holdout import parse_holdout
 
 if TYPE_CHECKING:
     import torch
@@ -26,15 +31,23 @@ DATA_HELP = f"Data set: {', '.join(NAMES[:-1])} or {NAMES[-1]}"
 HOLDOUT_HELP = "Held-out images: train:SHARE, test:SHARE or none"
 
 
+def _mean(text: str) -> None:
+    numbers(text, "--mean")
+
+
+def _std(text: str) -> None:
+    numbers(text, "--std")
+
+
 @dataclass(frozen=True)
 class DataOptions:
     """The data set: its name, where it is, and how its images are prepared and divided."""
 
-    data: str = option("digits", DATA_HELP, group="Data")
-    holdout: str = option("train:0.1", HOLDOUT_HELP, group="Data")
+    data: str = option("digits", DATA_HELP, group="Data", valid=check_data_set)
+    holdout: str = option("train:0.1", HOLDOUT_HELP, group="Data", valid=parse_holdout)
     data_root: Path | None = option(None, "Folder that holds the data set", group="Data")
-    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Data")
-    std: str | None = option(None, "Standard deviation to divide by", group="Data")
+    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Data", valid=_mean)
+    std: str | None = option(None, "Standard deviation to divide by", group="Data", valid=_std)
     size: int | None = option(None, "Height and width of the images in pixels", group="Data", least=1)
     workers: int = option(0, "Number of processes that decode image files", group="Data", least=0)
 
@@ -48,7 +61,6 @@ class DataOptions:
 
     def load(self, size: int | None = None, seed: int = 0) -> ImageData:
         """The data set with images of this size (None: their own). `seed` chooses the held-out images."""
-        from secateur.cli.opening import numbers
         from secateur.zoo.data import load
 
         check(self, DataError)
@@ -68,21 +80,21 @@ class DataOptions:
 class EverydayData(DataOptions):
     """A data set whose name is listed among the everyday options, for verbs with many options."""
 
-    data: str = option("digits", DATA_HELP, group="Data", everyday=True)
+    data: str = option("digits", DATA_HELP, group="Data", everyday=True, valid=check_data_set)
 
 
 @dataclass(frozen=True)
 class RequiredData(DataOptions):
     """A data set that the user must name."""
 
-    data: str = option(MISSING, DATA_HELP, group="Data")
+    data: str = option(MISSING, DATA_HELP, group="Data", valid=check_data_set)
 
 
 @dataclass(frozen=True)
 class UndividedData(DataOptions):
     """A data set without held-out images, unless the user asks for them."""
 
-    holdout: str = option("none", HOLDOUT_HELP, group="Data")
+    holdout: str = option("none", HOLDOUT_HELP, group="Data", valid=parse_holdout)
 
 
 @dataclass(frozen=True)
@@ -101,12 +113,25 @@ class DeviceOptions:
         return found
 
 
-Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default")]
+Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default", min=1)]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the data set")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; the best available by default")]
-Model = Annotated[str, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory")]
-Size = Annotated[int | None, typer.Option(help="Height and width of the images in pixels")]
+Model = Annotated[
+    str,
+    typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory"),
+    Early(early_checks.network),
+]
+Size = Annotated[int | None, typer.Option(help="Height and width of the images in pixels", min=1)]
 Streams = Annotated[
     str,
     typer.Option(help="Residual channels: each reader selects its own (select), or all drop them together (coupled)"),
+    choice("streams", "select", "coupled"),
+]
+Part = Annotated[
+    str, typer.Option(help="Images to read: train, holdout or test"), choice("part", "train", "holdout", "test")
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="Weight file (.safetensors, .pt, .pth, .th)"),
+    Early(early_checks.weights),
 ]

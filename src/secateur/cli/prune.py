@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from secateur.base.atomic_files import read_object
 from secateur.base.folder_contents import PRUNING, refuse_others
 from secateur.base.options import check, option
+from secateur.cli import early_checks
 from secateur.cli.common import console, friendly, resumable, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
+from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import command_line, options_from_settings, settings_from, values_of
+from secateur.cli.networks import is_own
 from secateur.cli.options import DeviceOptions, EverydayData
-from secateur.errors import DataError, RunError
+from secateur.errors import DataError, ModelError, RunError
 from secateur.running.settings import Settings, check_settings
 
 if TYPE_CHECKING:
@@ -32,7 +36,9 @@ DEMO = {"target": 0.5, "rounds": 2, "k": 4, "epochs": 24, "lr": 0.02, "augment":
 class PruneOptions:
     """Options of the command line alone."""
 
-    weights: Path | None = option(None, "Weight file of the trained network", group="Data", everyday=True)
+    weights: Path | None = option(
+        None, "Weight file of the trained network", group="Data", everyday=True, valid=early_checks.weights
+    )
     augment: bool = option(True, "Random crops and flips in retraining", group="Retraining")
     batch_size: int = option(128, "Images per training step", group="Retraining", least=1)
 
@@ -42,14 +48,18 @@ class FolderOptions:
     """Where the run is written."""
 
     out: Path | None = option(None, "Run folder; runs/prune-MODEL-DATA by default", group="Output", everyday=True)
-    resume: Path | None = option(None, "Continue the run in this folder", group="Output", everyday=True)
+    resume: Path | None = option(
+        None, "Continue the run in this folder", group="Output", everyday=True, valid=early_checks.folder
+    )
 
 
 @friendly
 @options_from_settings
 def command(
     model: Annotated[
-        str | None, typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory.")
+        str | None,
+        typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory."),
+        Early(early_checks.network),
     ] = None,
     *,
     context: typer.Context,
@@ -84,6 +94,7 @@ def command(
     elif model is None:
         asked = _demo(asked, settings)
     _check(asked)
+    check_has_weights(asked)
     _prune(asked, out or run_folder(f"prune-{asked['model']}-{asked['data']}"))
 
 
@@ -95,10 +106,18 @@ def _check(asked: dict[str, Any]) -> None:
     check_settings(settings if settings.given else replace(settings, target=DEFAULT_TARGET))
 
 
+def check_has_weights(asked: dict[str, Any]) -> None:
+    """ModelError for a network without weights, unless it is the demo's or its own factory may load some."""
+    name, data = asked["model"], asked["data"]
+    if asked["weights"] is None and not is_own(name) and not _is_demo(asked):
+        raise ModelError(
+            f"pruning starts from a trained network: pass --weights FILE with the weights of {name}. "
+            f"To train one first: secateur train {name} --data {data}"
+        )
+
+
 def _demo(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """The built-in network and data, and settings that suit them unless the user gives others."""
-    from secateur.errors import ModelError
-
     if asked["data"] != DEMO_DATA:
         raise ModelError(f"name the network to prune: secateur prune MODEL --weights FILE --data {asked['data']}")
     asked = {**asked, "model": DEMO_MODEL}
@@ -108,19 +127,15 @@ def _demo(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
 
 
 def _asked_before(folder: Path) -> dict[str, Any]:
-    from secateur.errors import RunError
-    from secateur.running.folder import CONFIG, RunFolder
-
-    asked = RunFolder(folder).read(CONFIG).get("command")
+    config = folder / "config.json"
+    asked = read_object(config, f"; {folder} holds no run that could continue").get("command")
     if not isinstance(asked, dict):
-        raise RunError(f"{folder / CONFIG} was not written by `secateur prune`; use secateur.compress to continue")
+        raise RunError(f"{config} was not written by `secateur prune`; use secateur.compress to continue")
     return asked
 
 
 def _refuse_changes(context: typer.Context, before: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
     """RunError for options next to --resume that differ from those of the run."""
-    from secateur.errors import RunError
-
     before = {**before, "out": str(folder)}
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -177,18 +192,14 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
 def _network(asked: dict[str, Any], weights: Path | None, images: ImageData, seed: int, rank: int) -> nn.Module:
     """The trained network: from a weight file, from its own factory, or (the demo) trained here once and saved."""
     from secateur.cli.opening import open_model
-    from secateur.errors import ModelError
 
-    name, data = asked["model"], asked["data"]
-    own = ":" in name and not name.startswith(("torchvision:", "timm:"))
-    if weights is not None or own:
-        return open_model(name, images, weights, seed=seed)
-    if (name, data) == (DEMO_MODEL, DEMO_DATA):
+    if weights is None and _is_demo(asked):
         return demo_network(images, seed, rank)
-    raise ModelError(
-        f"pruning starts from a trained network: pass --weights FILE with the weights of {name}. "
-        f"To train one first: secateur train {name} --data {data}"
-    )
+    return open_model(asked["model"], images, weights, seed=seed)
+
+
+def _is_demo(asked: dict[str, Any]) -> bool:
+    return (asked["model"], asked["data"]) == (DEMO_MODEL, DEMO_DATA)
 
 
 def say(result: Compressed, folder: Path, report: Path) -> None:

@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from secateur.base.folder_contents import refuse_overwriting
+from secateur.cli import early_checks
 from secateur.cli.common import console, friendly
+from secateur.cli.early_checks import Early
 
 
 @friendly
 def command(
-    run_folder: Annotated[Path, typer.Argument(help="Folder of a finished run or study")],
+    run_folder: Annotated[Path, typer.Argument(help="Folder of a finished run or study"), Early(early_checks.folder)],
     out: Annotated[Path | None, typer.Option(help="File to write; by default report.html in that folder")] = None,
 ) -> None:
     """Write the report of a finished run or study: one self-contained HTML page.

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from secateur.base.folder_contents import SCORES, SENSITIVITY, refuse_others
-from secateur.cli.common import console, friendly, names_in, note_untrained
+from secateur.cli import early_checks
+from secateur.cli.common import console, friendly, note_untrained
+from secateur.cli.early_checks import Early, names_in
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DeviceOptions, Model, RequiredData, Streams
+from secateur.cli.options import DeviceOptions, Model, Part, RequiredData, Streams, Weights
 from secateur.scoring.metrics import DEFAULT_METRIC
 from secateur.scoring.settings import ScoreSettings
 
@@ -29,16 +31,17 @@ def command(
     settings: ScoreSettings,
     data: RequiredData,
     device: DeviceOptions,
-    weights: Annotated[Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th)")] = None,
+    weights: Weights = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(help=f"A name, several separated by commas, or all; {DEFAULT_METRIC} by default"),
+        Early(early_checks.metrics),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="Option of the metric, as in ridge=0.5. Can be repeated")
     ] = None,
     streams: Streams = "select",
-    part: Annotated[str, typer.Option(help="Images to score on: train, holdout or test")] = "train",
+    part: Part = "train",
     batch_size: Annotated[int, typer.Option(help="Images per batch", min=1)] = 128,
     seed: Annotated[int, typer.Option(help="Seed of samples, held-out images and the metric random", min=0)] = 0,
     show: Annotated[int, typer.Option(help="Number of channels shown at each end of a unit", min=0)] = 3,

@@ -9,6 +9,7 @@ from typing import Any
 
 from secateur.base.folder_contents import SCORES, SENSITIVITY, refuse_others
 from secateur.base.options import check, option
+from secateur.cli import early_checks
 from secateur.cli.common import console, friendly
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DataOptions, Model
@@ -22,7 +23,7 @@ from secateur.scoring.metrics import METRICS
 class SensitivityOptions:
     """Options of this verb alone."""
 
-    weights: Path | None = option(None, "Weight file of the trained network", group="Data")
+    weights: Path | None = option(None, "Weight file of the trained network", group="Data", valid=early_checks.weights)
     metric: str | None = option(
         None, "Metric that scores channels; as in `secateur prune` by default", group="Channels", choices=METRICS
     )

@@ -11,8 +11,10 @@ import typer
 
 from secateur.base.folder_contents import refuse_others
 from secateur.base.options import check, option
+from secateur.cli import early_checks
 from secateur.cli.common import console, friendly, note_untrained, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
+from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DataOptions, DeviceOptions
 from secateur.errors import DataError
@@ -31,6 +33,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 Model = Annotated[
     str | None,
     typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory; the demo's by default"),
+    Early(early_checks.network),
 ]
 
 
@@ -38,7 +41,7 @@ Model = Annotated[
 class ShowOptions:
     """Options of both pictures that only the command line has."""
 
-    weights: Path | None = option(None, "Weight file of the trained network", group="Data")
+    weights: Path | None = option(None, "Weight file of the trained network", group="Data", valid=early_checks.weights)
     part: str = option(
         "test", "Images to draw: train, holdout or test", group="Images", choices=("train", "holdout", "test")
     )
@@ -71,7 +74,7 @@ def separation(
     options: ShowOptions,
     data: DataOptions,
     device: DeviceOptions,
-    classes: Annotated[int, typer.Option(help="Number of classes to show, evenly spread")] = 10,
+    classes: Annotated[int, typer.Option(help="Number of classes to show, evenly spread", min=1)] = 10,
 ) -> None:
     """A weak and a strong channel of a layer: maps of a few images of each class, and PCA and LDA of many (Fig. 1).
 
@@ -116,7 +119,7 @@ def channels(
     options: ShowOptions,
     data: DataOptions,
     device: DeviceOptions,
-    rows: Annotated[int, typer.Option(help="Number of images, each of another class")] = 5,
+    rows: Annotated[int, typer.Option(help="Number of images, each of another class", min=1)] = 5,
 ) -> None:
     """Images, the weakest and the strongest channel, and the mean of the strongest by several metrics (Figs. 3 and 7).
 

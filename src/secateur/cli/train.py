@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.base.folder_contents import TRAINING, refuse_others
+from secateur.cli import early_checks
 from secateur.cli.common import complaints, console, friendly, resumable, run_folder, typed_command
+from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, Model, RequiredData
+from secateur.training.distillation import Distillation
 from secateur.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -31,9 +34,11 @@ def command(
     device: DeviceOptions,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes", min=1)] = None,
-    weights: Annotated[Path | None, typer.Option(help="Weight file to start from")] = None,
-    teacher: Annotated[str | None, typer.Option(help="Network to distil from")] = None,
-    teacher_weights: Annotated[Path | None, typer.Option(help="Weight file of the teacher")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weight file to start from"), Early(early_checks.weights)] = None,
+    teacher: Annotated[str | None, typer.Option(help="Network to distil from"), Early(early_checks.network)] = None,
+    teacher_weights: Annotated[
+        Path | None, typer.Option(help="Weight file of the teacher"), Early(early_checks.weights)
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Temperature of the distillation")] = 2.0,
     distill_weight: Annotated[float, typer.Option(help="Weight of the distillation in the loss, 0 to 1")] = 0.5,
     augment: Annotated[bool, typer.Option(help="Random crops and flips")] = True,
@@ -51,14 +56,14 @@ def command(
 
         secateur train vgg16 --data cifar10 --mixed-precision bf16
     """
-    from secateur.base.processes import leave, rank_and_world
-    from secateur.cli.opening import open_model
-    from secateur.training.distillation import Distillation
-    from secateur.training.fit import fit
-
+    distillation = Distillation(temperature, distill_weight)
     folder = out or run_folder(f"train-{model}-{data.data}")
     refuse_others(folder, TRAINING, WEIGHTS, SUMMARY)
     schedule, seed = settings.schedule, settings.seed
+    from secateur.base.processes import leave, rank_and_world
+    from secateur.cli.opening import open_model
+    from secateur.training.fit import fit
+
     rank, world = rank_and_world(device.device)
     images = data.open(model, seed)
     network = open_model(model, images, weights, seed=seed)
@@ -68,7 +73,7 @@ def command(
     held_out = images.loader("holdout", each, **loaders) if images.count("holdout") else None
     settings = replace(
         settings,
-        distillation=Distillation(temperature, distill_weight),
+        distillation=distillation,
         device=device.device,
         about=_identity(images, train.num_images * world, data.holdout, augment),
     )

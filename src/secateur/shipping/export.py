@@ -7,7 +7,7 @@ import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,14 @@ from torch import Tensor, nn
 from secateur.base.atomic_files import atomic
 from secateur.base.batches import call
 from secateur.base.preserve_state import evaluating, generators_kept
-from secateur.base.registry import unknown
 from secateur.channels.files import read_tensors, save
 from secateur.channels.plan import Plan
 from secateur.channels.traced import Example
 from secateur.errors import FileError, ModelError
 from secateur.measuring.onnx_export import export_onnx
 from secateur.measuring.program_export import Difference, compare, comparison_batches, export_program
+from secateur.shipping.file_formats import Format, file_format
 from secateur.shipping.fold import fold_batch_norm
-
-Format = Literal["onnx", "pt2", "safetensors"]
-FORMATS = ("onnx", "pt2", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def export(
     dynamic_batch: the file takes any number of images at a time; otherwise that of the example.
     """
     path = Path(path)
-    kind = _format(path, format, plan)
+    kind = file_format(path, format or ("safetensors" if plan is not None else None))
     if opset is not None and kind != "onnx":
         raise ModelError(f"opset applies to the format onnx only, got opset={opset} with format {kind}")
     if kind == "safetensors":
@@ -76,15 +73,6 @@ def export(
         else:
             found = _export_pt2(model, example, part, images, dynamic_batch)
     return Exported(path, kind, path.stat().st_size, found.error, found.num_images, opset)
-
-
-def _format(path: Path, format: Format | None, plan: Plan | None) -> Format:
-    suffix = path.suffix.removeprefix(".")
-    found = format or ("safetensors" if plan is not None else suffix)
-    if found not in FORMATS:
-        hint = "" if format else f". Give a format, or {path} a suffix that names it"
-        raise ModelError(unknown("export format", found, FORMATS) + hint)
-    return cast(Format, found)
 
 
 def _export_pt2(

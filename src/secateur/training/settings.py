@@ -27,6 +27,7 @@ class TrainingSettings:
         f"Schedule: {', '.join(PRESETS)}; {DEFAULT_PRESET} by default",
         group="Training",
         parse=str,
+        valid=preset_of,
     )
     epochs: int | None = option(None, "Number of epochs, instead of the preset's", group="Training", least=1)
     lr: float | None = option(None, "Learning rate, instead of the preset's", group="Training", above=0)

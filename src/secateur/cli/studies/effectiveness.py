@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from secateur.cli import early_checks
 from secateur.cli.common import console, friendly, resumable, typed_command
+from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DeviceOptions, UndividedData
+from secateur.cli.networks import check_trained
+from secateur.cli.options import DeviceOptions, UndividedData, Weights
 from secateur.cli.studies.common import StudyImages, StudyOutput, is_first_process, print_results
 from secateur.studies.effectiveness_study.settings import EffectivenessSettings
 
@@ -21,13 +24,17 @@ if TYPE_CHECKING:
 @friendly
 @options_from_settings
 def command(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Networks: NAME or NAME=WEIGHTS")],
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Networks: NAME or NAME=WEIGHTS"),
+        Early(early_checks.network),
+    ],
     settings: EffectivenessSettings,
     data: UndividedData,
     images: StudyImages,
     device: DeviceOptions,
     output: StudyOutput,
-    weights: Annotated[Path | None, typer.Option(help="Weight file, if there is one network")] = None,
+    weights: Weights = None,
 ) -> None:
     """Remove the same fraction of every unit by each metric, and measure accuracy (the paper's Figs. 2 and 4).
 
@@ -41,6 +48,7 @@ def command(
 
         secateur study effectiveness vgg16=v.pt --metrics gsd,di --epochs 150
     """
+    check_trained(models, weights)
     from secateur.base.batches import device_of
     from secateur.cli.columns import columns
     from secateur.cli.networks import trained_networks

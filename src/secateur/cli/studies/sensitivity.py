@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from secateur.cli import early_checks
 from secateur.cli.common import console, friendly, resumable, typed_command
+from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DataOptions, DeviceOptions
+from secateur.cli.networks import check_trained
+from secateur.cli.options import DataOptions, DeviceOptions, Weights
 from secateur.cli.studies.common import StudyImages, StudyOutput, is_first_process, print_results
 from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
 
@@ -17,13 +19,13 @@ from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
 @friendly
 @options_from_settings
 def command(
-    model: Annotated[str, typer.Argument(help="Network: NAME or NAME=WEIGHTS")],
+    model: Annotated[str, typer.Argument(help="Network: NAME or NAME=WEIGHTS"), Early(early_checks.network)],
     settings: SensitivityStudySettings,
     data: DataOptions,
     images: StudyImages,
     device: DeviceOptions,
     output: StudyOutput,
-    weights: Annotated[Path | None, typer.Option(help="Weight file of the trained network")] = None,
+    weights: Weights = None,
 ) -> None:
     """Prune and retrain by Algorithm 1 and by the analysis of Li et al., side by side (the paper's Fig. 5).
 
@@ -38,6 +40,7 @@ def command(
 
         secateur study sensitivity resnet56=w.safetensors --start runs/prune
     """
+    check_trained([model], weights)
     from secateur.cli.columns import columns
     from secateur.cli.networks import trained_networks
     from secateur.studies.sensitivity_study.study import sensitivity

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from secateur.cli import early_checks
 from secateur.cli.common import console, friendly, typed_command
+from secateur.cli.early_checks import Early, choice
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import Classes, Streams
 from secateur.cli.studies.common import StudyOutput, print_results
@@ -19,9 +21,13 @@ if TYPE_CHECKING:
 @friendly
 @options_from_settings
 def command(
-    network: Annotated[str, typer.Argument(help="Folder of a pruned network, or a model's name with --widths")],
+    network: Annotated[
+        str,
+        typer.Argument(help="Folder of a pruned network, or a model's name with --widths"),
+        Early(early_checks.network),
+    ],
     output: StudyOutput,
-    by: Annotated[str, typer.Option(help="One row per layer or per block")] = "layer",
+    by: Annotated[str, typer.Option(help="One row per layer or per block"), choice("by", "layer", "block")] = "layer",
     widths: Annotated[
         str | None, typer.Option(help="Channels to keep: 11,39,... in the order of the units, or UNIT=11,UNIT=39")
     ] = None,

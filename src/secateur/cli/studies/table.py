@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from secateur.cli import early_checks
 from secateur.cli.common import console, friendly, typed_command
+from secateur.cli.early_checks import Early
 from secateur.cli.studies.common import print_results
 
 if TYPE_CHECKING:
@@ -33,7 +35,9 @@ TITLES = {  # short ones, so that a line fits a terminal
 
 @friendly
 def command(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of finished `secateur prune` runs")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of finished `secateur prune` runs"), Early(early_checks.folder)
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Network, if a folder does not record it; without folders, the rows to print")
     ] = None,

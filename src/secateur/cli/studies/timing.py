@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from secateur.cli.common import console, friendly, note_untrained, resumable, typed_command
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DeviceOptions, Model, Streams, UndividedData
+from secateur.cli.options import DeviceOptions, Model, Streams, UndividedData, Weights
 from secateur.cli.studies.common import StudyOutput, print_results
 from secateur.studies.timing_study.settings import TimingSettings
 
@@ -26,7 +25,7 @@ def command(
     data: UndividedData,
     device: DeviceOptions,
     output: StudyOutput,
-    weights: Annotated[Path | None, typer.Option(help="Weight file; it hardly changes the times")] = None,
+    weights: Weights = None,
     threads: Annotated[int | None, typer.Option(help="Number of torch threads", min=1)] = None,
     streams: Streams = "select",
     batch_size: Annotated[int, typer.Option(help="Images per batch in forward passes", min=1)] = 32,

@@ -16,14 +16,15 @@ from types import MappingProxyType
 
 import numpy as np
 
-from secateur.base.registry import unknown
 from secateur.errors import DataError
+from secateur.zoo.checks import check_data_set
 from secateur.zoo.data import cifar, digits, folders, mnist
 from secateur.zoo.data.file_loader import FileLoader
 from secateur.zoo.data.images import Images, ImageSet, MemoryImages
 from secateur.zoo.data.loader import Batch, Loader, MemoryLoader, Order
-from secateur.zoo.data.splits import Holdout, Part, divide, parse_holdout, stratified
+from secateur.zoo.data.splits import Part, divide, stratified
 from secateur.zoo.data_sets import NAMES
+from secateur.zoo.holdout import Holdout, parse_holdout
 
 __all__ = ["NAMES", "Batch", "ImageData", "Loader", "Part", "load", "locate", "roots"]
 
@@ -152,15 +153,12 @@ def locate(name: str, root: str | Path | None = None) -> Path | None:
 
 
 def _read(spec: str, root: str | Path | None, size: int | None) -> ImageSet:
+    check_data_set(spec)
     name, _, path = spec.partition(":")
-    if name == "digits" and not path:
+    if name == "digits":
         return digits.read()
     if name in _TREES:
-        if not path:
-            raise DataError(f"{name} needs the path of the images: {name}:PATH")
         return _TREES[name](Path(path).expanduser(), size)
-    if name not in _LOCATE:
-        raise DataError(unknown("data set", spec, NAMES))
     place = path or root
     found = locate(name, place)
     if found is None:

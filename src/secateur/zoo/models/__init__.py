@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.base.registry import unknown
 from secateur.errors import ModelError
+from secateur.zoo.checks import check_model
 from secateur.zoo.models import lenet, preresnet, resnet_cifar, resnet_imagenet, vgg  # noqa: F401  importing registers
 from secateur.zoo.models.external import external_config
 from secateur.zoo.models.registry import Input, ModelConfig, register, registered
@@ -43,11 +43,8 @@ def config(name: str) -> ModelConfig:
     """What is known about a name without building the network: input shape, classes, mean and standard deviation."""
     if ":" in name:
         return external_config(name)
-    table = registered()
-    if name not in table:
-        other = "torchvision:NAME, timm:NAME and package.module:factory"
-        raise ModelError(f"{unknown('model', name, names())}; also {other}")
-    return table[name]
+    check_model(name, names())
+    return registered()[name]
 
 
 def create(name: str, num_classes: int | None = None, **arguments: Any) -> nn.Module:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import FileError, ModelError
+from secateur.zoo.checks import check_weight_file
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts store the tensors
-TORCH_SUFFIXES = (".pt", ".pth", ".th")
 LISTED = 8  # largest number of names in a message
 
 
@@ -42,16 +42,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a weight file by name, without wrappers and `module.` prefixes."""
     path = Path(path)
-    if not path.is_file():
-        raise FileError(f"{path}: this weight file does not exist")
-    if path.suffix == ".safetensors":
-        content: Any = _read_safetensors(path)
-    elif path.suffix in TORCH_SUFFIXES:
-        content = _read_torch(path)
-    else:
-        raise FileError(
-            f"{path}: expected a weight file .safetensors, {', '.join(TORCH_SUFFIXES)}, got {path.suffix!r}"
-        )
+    check_weight_file(path)
+    content: Any = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     return _plain(_unwrapped(content), path)
 
 
