@@ -97,6 +97,9 @@ def test_public_names_are_sorted_and_complete() -> None:
         )
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = secateur.nothing
+    with pytest.raises(AttributeError) as caught:
+        _ = secateur.compres
+    assert (caught.value.name, caught.value.obj) == ("compres", secateur)  # Python guesses the name with these
 
 
 def test_public_names_have_docstrings() -> None:

@@ -12,6 +12,7 @@ sc.save(small, plan, "small/"); small = sc.load("small/", fresh_model)
 result = sc.compress(model, train, holdout, target=0.5)  # rounds of the above, with retraining
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +184,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("secateur")
     if name not in _HOMES:
-        raise AttributeError(f"module 'secateur' has no attribute {name!r}")
+        raise AttributeError(f"module 'secateur' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     home = import_module(_HOMES[name])
     return home if name in ("rules", "studies") else getattr(home, name)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from secateur.base.registry import Entry, Registry
+from secateur.base.registry import Entry, Registry, guessed, nearest
 from secateur.errors import ScoreError
 
 
@@ -42,6 +42,13 @@ def test_unknown_names_get_the_nearest(shapes: Registry[Shape]) -> None:
         shapes.find("squar")
     with pytest.raises(KeyError):
         shapes["squar"]
+
+
+def test_names_that_begin_alike_are_near() -> None:
+    known = ["fig1-lenet5-mnist", "fig2-vgg16-cifar10", "fig2-resnet38-cifar100", "cosine"]
+    assert nearest("fig2", known) == ["fig2-vgg16-cifar10", "fig2-resnet38-cifar100"]
+    assert nearest("cosin", known) == ["cosine"] and nearest("f", known) == nearest("zebra", known) == []
+    assert guessed("cosin", known) == " (did you mean cosine?)" and guessed("zebra", known) == ""
 
 
 def test_users_can_register_their_own(shapes: Registry[Shape]) -> None:

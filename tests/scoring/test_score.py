@@ -258,7 +258,7 @@ def test_filter_metrics_need_no_data() -> None:
     ("metric", "options", "words"),
     [
         ("gds", {}, "there is no metric called 'gds': did you mean gsd"),
-        ("gsd", {"rigde": 1}, "gsd has no option 'rigde'; available: ridge, tap"),
+        ("gsd", {"rigde": 1}, r"gsd has no option 'rigde' \(did you mean ridge\?\); available: ridge, tap"),
         (3, {}, "a metric must be a name or a function, got int"),
         (lambda c: [1.0, 2.0], {}, "must give unit a:out 4 scores"),
         (lambda c: c.moments.mean[0] * float("nan"), {}, "the score nan"),

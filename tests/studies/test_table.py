@@ -131,7 +131,7 @@ def test_formats(run: Path, tmp_path: Path) -> None:
     )
     assert max(map(len, text[:7])) <= 100
     wrong = secateur("study", "table", folder, "--format", "xml")
-    assert wrong.exit_code == 1 and "text, csv, json, markdown, got 'xml'" in wrong.stderr
+    assert wrong.exit_code == 1 and "text, csv, json, markdown; got 'xml'" in wrong.stderr
 
 
 def test_a_folder_with_a_picture(run: Path, tmp_path: Path) -> None:

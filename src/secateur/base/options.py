@@ -11,13 +11,12 @@ the report lists them. Nothing here imports torch, so that `--help` is quick.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from secateur.base.registry import Registry, unknown
+from secateur.base.registry import Registry, guessed, unknown
 from secateur.errors import SecateurError
 
 KEY = "option"
@@ -111,9 +110,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any], 
         return
     if isinstance(choices, Registry):
         raise error(unknown(choices.what, value, choices))
-    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
-    guess = f" (did you mean {near[0]}?)" if near else ""
-    raise error(f"{name} must be one of {', '.join(choices)}; got {value!r}{guess}")
+    raise error(f"{name} must be one of {', '.join(choices)}; got {value!r}{guessed(value, choices)}")
 
 
 def _are_strings(values: Any) -> bool:

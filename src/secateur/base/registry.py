@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -98,6 +98,20 @@ class Registry(Mapping[str, E], Generic[E]):
 
 def unknown(what: str, name: str, known: Mapping[str, object] | list[str] | tuple[str, ...]) -> str:
     """The message for a name that does not exist: the nearest names first, then all of them."""
-    near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.6)
+    near = nearest(name, known)
     guess = f": did you mean {' or '.join(near)}?" if near else "."
     return f"there is no {what} called {name!r}{guess} Available: {', '.join(known)}"
+
+
+def nearest(name: object, known: Iterable[str]) -> list[str]:
+    """Up to three known names that look like a name, or begin with it."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.6)
+    begin = [one for one in names if len(str(name)) > 1 and one.startswith(str(name)) and one not in near]
+    return [*near, *begin][:3]
+
+
+def guessed(name: object, known: Iterable[str]) -> str:
+    """ " (did you mean NAME?)", or nothing if no known name looks like it."""
+    near = nearest(name, known)
+    return f" (did you mean {near[0]}?)" if near else ""

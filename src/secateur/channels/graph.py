@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from secateur.base.options import check_choice
 from secateur.base.preserve_state import generators_kept
 from secateur.channels.arguments import check_example, check_network
 from secateur.channels.cost import Cost, Layer, cost_under, find_layers
@@ -191,8 +192,7 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select", *, ch
 
     The model is not changed: attributes, buffers, mode, random state, hooks and weights are as they were.
     """
-    if streams not in ("select", "coupled"):
-        raise TraceError(f'streams must be "select" or "coupled", got {streams!r}')
+    check_choice("streams", streams, ("select", "coupled"), TraceError)
     check_network(model)
     check_example(example)
     with generators_kept():

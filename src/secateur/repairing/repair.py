@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from secateur.base.progress import Progress, shown, steps
+from secateur.base.registry import guessed
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.errors import RunError
@@ -53,4 +54,7 @@ def _check_options(method: Repair, options: dict[str, Any]) -> None:
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("seed", "progress")]
     unknown = sorted(options.keys() - set(known))
     if unknown:
-        raise RunError(f"repair {method.name!r} has no option {unknown[0]!r}; it has: {', '.join(known) or 'none'}")
+        name = unknown[0]
+        raise RunError(
+            f"repair {method.name!r} has no option {name!r}{guessed(name, known)}; it has: {', '.join(known) or 'none'}"
+        )

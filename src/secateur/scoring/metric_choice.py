@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from secateur.base.distributed import processes
+from secateur.base.registry import guessed
 from secateur.errors import ScoreError
 from secateur.scoring.metrics import METRICS, UNMERGED, Metric
 from secateur.scoring.settings import TAPS, ScoreSettings, Where
@@ -144,4 +145,6 @@ def _no_option(chosen: Sequence[ChosenMetric], option: str) -> ScoreError:
         parameters = list(inspect.signature(one.metric.score).parameters)[1:]
         known |= dict.fromkeys([*parameters, *(["tap"] if _has_tap(one.metric) else [])])
     names = ", ".join(one.metric.name for one in chosen)
-    return ScoreError(f"{names} has no option {option!r}; available: {', '.join(known) or 'none'}")
+    return ScoreError(
+        f"{names} has no option {option!r}{guessed(option, known)}; available: {', '.join(known) or 'none'}"
+    )

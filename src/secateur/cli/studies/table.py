@@ -10,7 +10,7 @@ import typer
 
 from secateur.cli import early_checks
 from secateur.cli.common import console, friendly, typed_command
-from secateur.cli.early_checks import Early
+from secateur.cli.early_checks import Early, choice
 from secateur.cli.studies.common import print_results
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def command(
     data: Annotated[
         str | None, typer.Option(help="Data set, if a folder does not record it; without folders, the rows to print")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="text, csv, json or markdown")] = "text",
+    form: Annotated[
+        str, typer.Option("--format", help="text, csv, json or markdown"), choice("format", *FORMATS)
+    ] = "text",
     out: Annotated[Path | None, typer.Option(help="Also write a study folder with a picture")] = None,
 ) -> None:
     """Print runs as rows among the paper's published rows of their network and data set.
@@ -57,13 +59,10 @@ def command(
 
         secateur study table --model resnet56 --data cifar10 --format markdown
     """
-    from secateur.errors import RunError
     from secateur.studies.folder import Provenance, StudyFolder
     from secateur.studies.table_study.picture import write_table
     from secateur.studies.table_study.table import table
 
-    if form not in FORMATS:
-        raise RunError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
     found = table(runs or (), model=model, data=data)
     _print_table(found, form)
     if out is not None:

@@ -19,6 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from secateur.base.options import check_choice
 from secateur.base.registry import unknown
 from secateur.errors import FileError, RunError
 
@@ -90,8 +91,7 @@ def recipe_of(name: str, words: Mapping[str, Any]) -> Recipe:
 
 def at_budget(recipe: Recipe, budget: str) -> tuple[Recipe, tuple[Change, ...]]:
     """The recipe at a budget, and every setting that the budget changes."""
-    if budget not in BUDGETS:
-        raise RunError(f"the budget must be one of {', '.join(BUDGETS)}; got {budget!r}")
+    check_choice("the budget", budget, BUDGETS, RunError)
     changes: tuple[Change, ...] = ()
     for step, options in recipe.budgets.get(budget, {}).items():
         recipe, more = changed(recipe, step, options)
