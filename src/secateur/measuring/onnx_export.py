@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ def export_onnx(
 ) -> tuple[int, Difference]:
     """Write `model` to `path`, run the file in onnxruntime and compare it with PyTorch. `model` is not changed.
 
+    The input is called `input` and the output `output`. Several inputs have the names of forward's arguments; several
+    outputs have the keys of the dict that forward returns, or are output_0, output_1, ... A dynamic batch is `batch`.
     opset: ONNX opset; torch's own choice if not given.
     images: images to compare on; random ones if not given.
     dynamic_batch: the file takes any number of images at a time; otherwise that of the example.
@@ -67,7 +70,7 @@ def run_session(session: Any, batch: Any) -> list[Any]:
     """The outputs for a batch: a tensor, or a tuple or dict of tensors, in the order of the network's arguments."""
     tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor)]
     names = [given.name for given in session.get_inputs()]
-    if isinstance(batch, dict):
+    if isinstance(batch, dict) and len(names) > 1:
         feed = {name: np.ascontiguousarray(batch[name].cpu().numpy()) for name in names}
     else:
         feed = {name: np.ascontiguousarray(t.cpu().numpy()) for name, t in zip(names, tensors, strict=True)}
@@ -94,11 +97,34 @@ def _write(program: Any, path: Path, opset: int | None) -> int:
 def _onnx_program(program: Any, opset: int | None) -> Any:
     with _quiet("torch.onnx"):
         try:
-            made = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset)
+            made = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset, **_names(program))
         except Exception as error:
             which = f" (opset {opset})" if opset else ""
             raise ModelError(f"ONNX cannot express this network{which}: {_first_cause(error)}") from error
-    return made.model_proto  # type: ignore[union-attr]
+    proto = made.model_proto  # type: ignore[union-attr]
+    _name_batch_axis(proto.graph)
+    return proto
+
+
+def _names(program: Any) -> dict[str, Any]:
+    """Names of inputs and outputs. Several inputs keep those that torch gives them: forward's arguments."""
+    outputs = program.call_spec.out_spec
+    places = outputs.unflatten(list(range(outputs.num_leaves)))  # the structure of the output, with numbers for tensors
+    if isinstance(places, dict) and sorted(places.values(), key=str) == list(range(len(places))):
+        found = [str(key) for key, _ in sorted(places.items(), key=lambda pair: pair[1])]
+    else:
+        found = [f"output_{number}" for number in range(outputs.num_leaves)]
+    named = {"output_names": ["output"] if outputs.num_leaves == 1 else found}
+    return {**named, "input_names": ["input"]} if len(program.graph_signature.user_inputs) == 1 else named
+
+
+def _name_batch_axis(graph: Any) -> None:
+    """Call the first input's first axis `batch` wherever its symbol occurs, also in terms such as 2*s77."""
+    values = [*graph.input, *graph.output, *graph.value_info]
+    sizes = [size for value in values for size in value.type.tensor_type.shape.dim if size.dim_param]
+    symbol = sizes[0].dim_param if sizes else ""
+    for size in sizes if symbol.isidentifier() else []:
+        size.dim_param = re.sub(rf"\b{symbol}\b", "batch", size.dim_param)
 
 
 def _first_cause(error: BaseException) -> str:

@@ -36,7 +36,7 @@ def export_program(model: nn.Module, example: Example, dynamic_batch: bool) -> A
     if dynamic_batch:
         batch = torch.export.Dim("batch")
         given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-        shapes = {name: {0: batch} if isinstance(v, Tensor) and v.dim() else None for name, v in given.items()}
+        shapes = tree_map(lambda v: {0: batch} if isinstance(v, Tensor) and v.dim() else None, dict(given))
     try:
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
     except Exception as error:
