@@ -8,7 +8,7 @@ plan   = sc.uniform(graph, scores, ratio=0.3)            # the same share everyw
 sens   = sc.sensitivity(graph, scores, holdout)          # Algorithm 1 of the paper
 plan   = sc.decide(graph, scores, sens, target=0.5)
 small  = sc.prune(graph, plan)                           # a new model of the same class
-sc.save(small, plan, "small/"); small = sc.load("small/", fresh_model)
+sc.save(small, plan, "small/"); small = sc.load("small/", fresh_model).eval()
 result = sc.compress(model, train, holdout, target=0.5)  # rounds of the above, with retraining
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,6 +117,16 @@ def test_all_of_the_time_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> No
     prune.say(SimpleNamespace(summary=summary, rounds=(1,)), Path("runs/a"), Path("runs/a/report.html"))  # type: ignore[arg-type]
     assert "\n1 round in 58 s: score 6 s, repair 6 s, evaluation, timing and the rest 46 s" in said
     assert "note: slower" in said
+    assert 'load it with: secateur.load("runs/a", original_model).eval()' in said
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_loaded_networks_are_put_in_eval_mode(path: Path) -> None:
+    loads = re.findall(r"^.*\b(?:sc|secateur)\.load\(.*$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert not [line for line in loads if ").eval()" not in line]
+    assert loads or path.name != "README.md"
 
 
 def test_the_demo_installs_no_tools_of_development() -> None:

@@ -30,6 +30,7 @@ ASKED: list[dict[str, Any]] = [
     {"model": "my.nets:make it", "weights": "a b/c.pt", "data": "folder:x'y", "max_drop": 0.5, "exact": True},
     {
         "model": "vgg16",
+        "weights": "w.pt",
         "params": 400_000.0,
         "exclude": ("a*", "b"),
         "only": ("c",),
@@ -39,6 +40,7 @@ ASKED: list[dict[str, Any]] = [
     },
     {
         "model": "lenet5",
+        "weights": "w.pt",
         "metric": "gsd",
         "mean": "0.5",
         "workers": 2,
@@ -46,7 +48,7 @@ ASKED: list[dict[str, Any]] = [
         "seed": 7,
         "device": "cpu",
     },
-    {"model": "lenet5", "metric": "reader_energy", "alpha": 2.0, "streams": "coupled", "batch_size": 64},
+    {"model": "lenet5", "weights": "w.pt", "metric": "reader_energy", "alpha": 2.0, "streams": "coupled"},
 ]
 
 
@@ -57,7 +59,13 @@ def command(asked: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("changes", ASKED, ids=lambda changes: changes["model"])
-def test_typed_again_it_asks_for_the_same(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_typed_again_it_asks_for_the_same(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("a b/c.pt", "w.pt", "x'y/file"):  # what the commands name must exist
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
     asked = {**DEFAULTS, **changes}
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(prune, "_prune", lambda asked, folder: heard.append(asked))

@@ -224,7 +224,7 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
     make_run(tmp_path / "one", target=None, rounds=None, ratio=0.3, epochs=0, test=None, metric="l1")
     page = write_report(tmp_path / "one").read_text()
     text = Page(page).text
-    assert "original = CifarResNet(...)" in text and "secateur.load('" in text
+    assert "original = CifarResNet(...)" in text and ", original).eval()" in text
     call = r"secateur\.compress\(model, train, holdout, ratio=0\.3, split='uniform', metric='l1', epochs=0"
     assert re.search(call, text)
     assert "These images were also used for decisions." in text and "Test accuracy" not in text

@@ -48,7 +48,10 @@ def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
 
 
 def load(folder: str | Path, model: nn.Module) -> nn.Module:
-    """The pruned model that `save` wrote. `model` is a new model of the original class; it is not changed."""
+    """The pruned model that `save` wrote. `model` is a new model of the original class; it is not changed.
+
+    The result is in the mode of `model`, which is training mode in a new model: call .eval() before it predicts.
+    """
     if not isinstance(folder, str | Path):
         raise FileError(f"expected load(folder, model) with the path of a folder, got {type(folder).__name__}")
     check_network(model)

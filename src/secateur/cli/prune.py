@@ -219,4 +219,4 @@ def say(result: Compressed, folder: Path, report: Path) -> None:
     console.print(f"\n{rounds} in {whole:.0f} s" + (f": {spent}" if spent else ""))
     console.print(f"results in {folder}: model.safetensors, plan.json, summary.json", soft_wrap=True)
     console.print(f"report: {report} (open it in a browser)", soft_wrap=True, markup=False)
-    console.print(f'load it with: secateur.load("{folder}", original_model)', soft_wrap=True, markup=False)
+    console.print(f'load it with: secateur.load("{folder}", original_model).eval()', soft_wrap=True, markup=False)

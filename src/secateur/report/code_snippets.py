@@ -23,12 +23,12 @@ def loading(run: FinishedRun) -> str:
         return (
             "import secateur\n"
             f"original = {run.model}(...)  # a new network of this class; its weights do not matter\n"
-            f"small = secateur.load({folder}, original)"
+            f"small = secateur.load({folder}, original).eval()"
         )
     return (
         "import secateur\n"
         "from secateur.zoo.models import create\n"
-        f"small = secateur.load({folder}, create({', '.join(_create_arguments(run))}))"
+        f"small = secateur.load({folder}, create({', '.join(_create_arguments(run))})).eval()"
     )
 
 
