@@ -177,7 +177,16 @@ FROZEN_NETS: dict[str, Tiny] = {
         FunctionalConv, macs=6912 + 1024 + 1536 + 30, params=108 + 16 + 24 + 30, units=B_FREE, frozen=("a",)
     ),
     "weight_norm": Tiny(WeightNormed, **MIDDLE, frozen=("a", "n")),
-    "standardized": Tiny(Standardized, **MIDDLE, frozen=("a",)),
+    "standardized": Tiny(
+        Standardized,
+        macs=6912 + 9216 + 1536 + 30,
+        params=108 + 144 + 24 + 30,
+        units={
+            "a:out": Answer(4, ("n",), ("a",)),
+            "n:out": Answer(4, ("b",), ("n",)),
+            "b:out": Answer(6, ("fc",), ("b",)),
+        },
+    ),
     "auxiliary_head": Tiny(AuxiliaryHead, **CHAIN),
     "two_outputs": Tiny(TwoOutputs, **CHAIN),
     "named_outputs": Tiny(NamedOutputs, **CHAIN),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tests.channels.dags import Builder
@@ -149,6 +150,25 @@ class Unpacking(nn.Module):
         return {"sum": sum(layer(x) for layer, x in zip(self.layers, maps, strict=True)) * factor}
 
 
+class Standardised(nn.Conv2d):
+    """Each filter is computed from its weights for all inputs, and has a gain of its own."""
+
+    def __init__(self, inputs: int, outputs: int, groups: int) -> None:
+        super().__init__(inputs, outputs, 1, groups=groups)
+        self.gain = nn.Parameter(torch.rand(outputs, 1, 1, 1) + 0.5)
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        centred = weight - weight.mean((1, 2, 3), keepdim=True)
+        scale = self.gain / (centred.square().sum((1, 2, 3), keepdim=True) + 0.1).sqrt()
+        return super()._conv_forward(input, centred * scale, bias)
+
+
+def make_standardised(b: Builder) -> None:
+    x = b.map()
+    groups = 2 if b.channels(x) % 4 == 0 else 1
+    b.layer(Standardised(b.channels(x), b.choice((2, 4, 6)), b.choice((1, groups))), x)
+
+
 def make_packed(b: Builder) -> None:
     x = b.map()
     b.layer(Packed(b.channels(x), b.choice((2, 4, 6))), x)
@@ -179,6 +199,7 @@ ODD_MAKERS: tuple[tuple[int, Maker], ...] = (
     (1, make_depth),
     (3, make_parameter),
     (1, make_packed),
+    (3, make_standardised),
     (2, make_fused),
     (1, make_weight_scalar),
 )

@@ -30,7 +30,8 @@ def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = 
         if selected.everything:
             unselect(model.get_submodule(name))
         else:
-            select(model.get_submodule(name), torch.from_numpy(selected.index), selected.dim)
+            chosen = torch.from_numpy(selected.index)
+            select(model.get_submodule(name), chosen, selected.dim, filled=selected.filled)
     for name, (inputs, outputs) in slices.mixing.items():
         layer_surgery.shrink_mixing(model.get_submodule(name), inputs, outputs)
     for name, (channels, width) in slices.passing.items():

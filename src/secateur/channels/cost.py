@@ -85,7 +85,8 @@ def cost_under(layers: Mapping[str, Layer], found: Discovery, live: Liveness, re
             kept = _count(found.passes.get(name), seen, layer.inputs)
             costs[name] = cost_of(layer, kept, kept * (layer.outputs // layer.inputs))
         else:
-            inputs = _count(found.reads.get(name), live.read.get(name, live.alive), layer.inputs)
+            reads = None if name in found.find_rule.reading_all else found.reads.get(name)
+            inputs = _count(reads, live.read.get(name, live.alive), layer.inputs)
             outputs = _count(found.writes.get(name), live.alive, layer.outputs)
             costs[name] = cost_of(layer, inputs, outputs)
     return Cost(sum(c.macs for c in costs.values()), sum(c.params for c in costs.values()), costs)

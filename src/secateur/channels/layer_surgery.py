@@ -13,7 +13,12 @@ from secateur.channels.units import Indices
 
 
 def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
-    """Keep these inputs and outputs of a conv or linear layer, in this order."""
+    """Keep these inputs and outputs of a conv or linear layer, in this order. Further tensors of a derived class are
+    cut if they have an entry for each output."""
+    wide = int(layer.out_features if isinstance(layer, nn.Linear) else getattr(layer, "out_channels", 0))
+    for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
+        if name not in ("weight", "bias") and _has_entries(name, tensor, wide):
+            _slice(layer, name, outputs)
     if isinstance(layer, nn.Linear):
         _replace(layer, "weight", _block(layer.weight, outputs, inputs))
         layer.in_features, layer.out_features = len(inputs), len(outputs)
@@ -84,7 +89,7 @@ def shrink_depthwise(layer: Any, channels: Indices) -> None:
 def shrink_channelwise(layer: nn.Module, channels: Indices, width: int) -> None:
     """Keep these channels of a layer whose tensors have one entry per channel (batch norm, PReLU)."""
     for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
-        if tensor is not None and tensor.dim() > 0 and tensor.size(0) == width and not name.startswith("secateur_"):
+        if _has_entries(name, tensor, width):
             _slice(layer, name, channels)
     if isinstance(layer, nn.GroupNorm):  # groups are removed as a whole
         layer.num_groups = len(channels) * layer.num_groups // width
@@ -100,6 +105,11 @@ def shrink_parameter(model: nn.Module, name: str, index: Indices) -> None:
     tensor: Tensor = getattr(owner, attribute)
     long = next(d for d in range(tensor.dim()) if tensor.size(d) > 1)
     _replace(owner, attribute, tensor.detach().index_select(long, _t(index, tensor.device)))
+
+
+def _has_entries(name: str, tensor: Tensor | None, width: int) -> bool:
+    """Whether a tensor of a layer, other than a selection, has one entry for each of `width` channels."""
+    return tensor is not None and tensor.dim() > 0 and tensor.size(0) == width and not name.startswith("secateur_")
 
 
 def _slice(layer: nn.Module, name: str, index: Indices) -> None:

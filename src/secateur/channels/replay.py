@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from secateur.channels.labels.label_pass import LabelPass
-from secateur.channels.labels.label_tensors import match
+from secateur.channels.labels.label_tensors import GONE, match
 from secateur.channels.labels.record import Mismatch, Record, Replay
 from secateur.channels.liveness import Liveness
 from secateur.channels.selection import selection_of
@@ -72,8 +72,11 @@ def _wanted(graph: ChannelGraph, live: Liveness) -> dict[str, Indices]:
     for name, module in found.traced.modules.items():
         if selection_of(module) is not None:
             readers.setdefault(name, graph.selections.readers.get(name, name))
-    wanted = {}
+    whole = found.find_rule.reading_all & found.record.reads.keys()
+    wanted = {name: found.record.reads[name] for name in whole}
     for name, reader in readers.items():
+        if name in whole:
+            continue
         before = _arriving(graph, name)
         wanted[name] = before[_stays(graph, before, live.read.get(reader, live.alive))]
     return wanted
@@ -118,11 +121,20 @@ class _Matcher:
                 raise Mismatch(self.nodes[name], f"{len(index)} channels arrive at {name}, {planned} were planned")
         return index
 
+    def filled(self, name: str, before: Indices, after: Indices, mask: Mask) -> Indices:
+        """All positions of `before`, which must be filled with zeros where the mask says so."""
+        if not np.array_equal(after, np.where(_stays(self.graph, before, mask), before, GONE)):
+            raise Mismatch(self.nodes[name], f"other channels arrive at {name} than were planned")
+        return np.arange(len(before))
+
 
 def _slices(graph: ChannelGraph, live: Liveness, record: Record) -> Slices:
     old, slices, matcher = graph.found.record, Slices(), _Matcher(graph)
     for name, read in old.reads.items():
-        inputs = matcher.kept(name, read, record.reads[name], live.read.get(name, live.alive))
+        if name in graph.found.find_rule.reading_all:
+            inputs = matcher.filled(name, read, record.reads[name], live.alive)
+        else:
+            inputs = matcher.kept(name, read, record.reads[name], live.read.get(name, live.alive))
         outputs = matcher.kept(name, old.writes[name], record.writes[name], live.alive)
         if not (_all(inputs, read) and _all(outputs, old.writes[name])):
             slices.mixing[name] = inputs, outputs

@@ -1,5 +1,8 @@
 """The paper's channel selection layer: a layer that reads only some of the channels of a stream.
 
+A layer whose weights depend on all of its inputs, such as a weight-standardised convolution, keeps them all. In front
+of it the selection is *filled*: zeros take the places of channels that are gone.
+
 It is a forward pre-hook on the layer, with its index in a buffer that is not saved. So the layer keeps its class,
 parameters keep their names, `.to(device)`, deep copies and export work, and the plan restores the index on loading.
 """
@@ -14,28 +17,42 @@ from torch import Tensor, nn
 
 INDEX = "secateur_selection"
 DIM = "secateur_selection_dim"
+FILLED = "secateur_selection_filled"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which channels of its input a layer reads, along `dim`."""
+    """Which channels of its input a layer reads, along `dim`. If it is filled, an index behind the last channel is a
+    channel of zeros."""
 
     index: Tensor
     dim: int
+    filled: bool = False
+
+    def of(self, x: Tensor) -> Tensor:
+        """The channels of `x` that the layer reads."""
+        if not self.filled:
+            return _selected(x, self.dim, self.index)
+        zeros = torch.zeros_like(x.narrow(self.dim, 0, 1))
+        return torch.cat([x, zeros], self.dim).index_select(self.dim, self.index)
 
 
 def selection_of(module: nn.Module) -> Selection | None:
     """The selection in front of `module`, if it has one."""
-    buffers = module._buffers  # of a TorchScript module, this is no dict
-    return Selection(buffers[INDEX], int(getattr(module, DIM))) if INDEX in buffers else None  # type: ignore[arg-type]
+    if INDEX not in module._buffers:  # of a TorchScript module, this is no dict
+        return None
+    index: Tensor = module._buffers[INDEX]  # type: ignore[assignment]
+    return Selection(index, int(getattr(module, DIM)), hasattr(module, FILLED))
 
 
-def select(module: nn.Module, index: Tensor, dim: int) -> None:
+def select(module: nn.Module, index: Tensor, dim: int, *, filled: bool = False) -> None:
     """Make `module` read only `index` of its input along `dim`. Replaces an existing selection."""
     had = selection_of(module) is not None
     device = next((t.device for t in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
     module.register_buffer(INDEX, index.to(device), persistent=False)
     setattr(module, DIM, dim)
+    if filled:
+        setattr(module, FILLED, True)
     if not had:
         module.register_forward_pre_hook(_take)
 
@@ -46,14 +63,16 @@ def unselect(module: nn.Module) -> None:
         return
     delattr(module, INDEX)
     delattr(module, DIM)
+    if hasattr(module, FILLED):
+        delattr(module, FILLED)
     for key, hook in list(module._forward_pre_hooks.items()):
         if hook is _take:
             del module._forward_pre_hooks[key]
 
 
 def _take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    index: Tensor = module._buffers[INDEX]  # type: ignore[assignment]
-    return (_selected(args[0], getattr(module, DIM), index), *args[1:])
+    selection = selection_of(module)
+    return args if selection is None else (selection.of(args[0]), *args[1:])
 
 
 def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from secateur.channels import layer_surgery
+from secateur.channels.layer_kinds import CONVOLUTIONS
 from secateur.channels.plan import Plan
 from secateur.channels.units import Indices, Keep
 
@@ -25,9 +28,13 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     """
     drops = _dropped_inputs(graph, graph.keep_of(plan))
     saved: list[tuple[Tensor, Tensor]] = []
+    hooks: list[RemovableHandle] = []
     try:
         for name, inputs in drops.items():
             layer = graph.model.get_submodule(name)
+            if name in graph.found.find_rule.reading_all:
+                hooks.append(layer.register_forward_pre_hook(_without(torch.from_numpy(inputs))))
+                continue
             weight: Tensor = layer.weight  # type: ignore[assignment]
             saved.append((weight, weight.data))
             weight.data = layer_surgery.without_inputs(layer, inputs)
@@ -35,6 +42,19 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     finally:
         for weight, before in reversed(saved):
             weight.data = before
+        for hook in hooks:
+            hook.remove()
+
+
+def _without(inputs: Tensor) -> Callable[..., Any]:
+    """A hook that sets these channels of a layer's input to zero: its weights depend on those of all inputs."""
+
+    def zero(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x: Tensor = args[0]
+        dim = x.dim() - layer.weight.dim() + 1 if isinstance(layer, CONVOLUTIONS) else x.dim() - 1
+        return (x.index_fill(dim, inputs.to(x.device), 0), *args[1:])
+
+    return zero
 
 
 def _dropped_inputs(graph: ChannelGraph, keep: Keep) -> dict[str, Indices]:

@@ -106,7 +106,7 @@ class Walk:
         """The input of the module of a call, after its channel selection."""
         x: Tensor = self._runners[side].arguments(node, self._values[chunk][side])[0][0]
         selection = selection_of(self.models[side].get_submodule(str(node.target)))
-        return x if selection is None else x.index_select(selection.dim, selection.index)
+        return x if selection is None else selection.of(x)
 
     def done(self, node: fx.Node) -> bool:
         """Whether the call has been made in both networks."""
@@ -144,4 +144,8 @@ def _kept(channels: Indices | None, mask: Mask) -> Tensor | None:
 
 
 def _width(layer: nn.Module) -> int:
+    """How many channels a layer reads, without the zeros of a filled selection."""
+    selection = selection_of(layer)
+    if selection is not None and selection.filled:
+        return int((selection.index < selection.index.max()).sum())
     return int(getattr(layer, "in_features", getattr(layer, "in_channels", 0)))

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_flatten
 
-from secateur.channels.discovery.layer_trials import opaque_layers
+from secateur.channels.discovery.layer_trials import try_layers
 from secateur.channels.recording.tracing import left_as_found, trace_calls
 from secateur.channels.rules.rulebook import is_leaf
 from secateur.channels.traced import Example, Traced, as_call
@@ -32,10 +32,10 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
     """
     with left_as_found(model):
         traced = trace_calls(model, example, is_leaf)
-        opaque = opaque_layers(traced)
+        opaque, computing = try_layers(traced)
     folded = copy.deepcopy(model).eval()
     for layer_name, norm_name in _pairs(traced):
-        if layer_name in opaque or norm_name in opaque:
+        if layer_name in opaque or norm_name in opaque or layer_name in computing:
             continue  # its weights are shared or computed, so they must not change
         _fold(folded.get_submodule(layer_name), folded.get_submodule(norm_name))
         _replace(folded, norm_name, nn.Identity())

@@ -12,7 +12,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import nn
 
-from secateur.channels.discovery.layer_trials import opaque_layers
+from secateur.channels.discovery.layer_trials import try_layers
 from secateur.channels.discovery.unseen_layers import read_by_training
 from secateur.channels.labels.label_pass import LabelPass
 from secateur.channels.labels.label_tensors import tensors_in
@@ -51,8 +51,9 @@ class Discovery:
 
     @cached_property
     def unable_to_select(self) -> frozenset[str]:
-        """Layers that read all channels of a stream: called by keyword, or with an image without a batch dimension."""
-        found = set()
+        """Layers that read all channels of a stream: they need all inputs, are called by keyword, or with an image
+        without a batch dimension."""
+        found = set(self.find_rule.reading_all)
         for node in self.traced.graph.nodes:
             if node.op == "call_module" and str(node.target) in self.reads:
                 module, shape = self.traced.module(node), self.traced.shapes[node.all_input_nodes[0].name]
@@ -73,7 +74,7 @@ def discover(model: nn.Module, example: Example) -> Discovery:
     """Trace the network and follow its channels. The model is not changed."""
     with left_as_found(model):
         traced = record_calls(model, example, is_leaf)
-        find_rule = RuleFinder(traced, opaque_layers(traced))
+        find_rule = RuleFinder(traced, *try_layers(traced))
         find_rule, emit, record = _follow(find_rule)
         read_by_training(find_rule, example, emit, record)
     return _number(find_rule, record, emit)

@@ -2,30 +2,25 @@
 
 A layer is opaque, and its channels are kept, if taking slices of its weights would not remove channels: its parameters
 are computed or shared with another module, or it derives from a known layer but has a forward of its own that behaves
-differently. The last case is tried on the layer itself: a copy with fewer channels must give the
-outputs of the full layer whose other inputs are zeroed.
+differently. The last case is tried on the layer itself (`cut_trials`).
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Iterable
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from secateur.channels import layer_surgery
-from secateur.channels.layer_kinds import DEPTHWISE, MIXING, is_depthwise
-from secateur.channels.rules.layers import channelwise, instance_norm, norm_over_channels, prelu
+from secateur.channels.discovery.cut_trials import Cuts, try_cuts
+from secateur.channels.layer_kinds import DEPTHWISE, MIXING
+from secateur.channels.rules.layers import norm_over_channels
 from secateur.channels.rules.rulebook import base_layer
 from secateur.channels.rules.tables import LAYERS
-from secateur.channels.selection import DIM, INDEX, selection_of, unselect
+from secateur.channels.selection import DIM, FILLED, INDEX, selection_of
 from secateur.channels.traced import Traced, named_modules
-from secateur.channels.units import Indices
 
-_Trials = dict[tuple[object, ...], bool]
+_Trials = dict[tuple[object, ...], Cuts]
 
 # What a subclass may define without computing anything else, and attributes that every module has.
 _HARMLESS = frozenset(
@@ -34,25 +29,34 @@ _HARMLESS = frozenset(
         *("__firstlineno__", "__repr__", "extra_repr", "reset_parameters", "__qualname__", "__parameters__"),
     )
 )
-_INTERNAL = frozenset((*vars(nn.Module()), DEPTHWISE, DIM)) - {"forward"}
+_INTERNAL = frozenset((*vars(nn.Module()), DEPTHWISE, DIM, FILLED)) - {"forward"}
 _STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked", INDEX))
 
 
-def opaque_layers(traced: Traced) -> dict[str, str]:
-    """Called modules and bare parameters that must not be cut -> reason in words."""
+def try_layers(traced: Traced) -> tuple[dict[str, str], frozenset[str]]:
+    """Called modules and bare parameters that must not be cut -> reason in words, and layers that must keep all of
+    their inputs, but not their outputs."""
     tied = _tied_parameters(traced.model)
     bare = {str(node.target) for node in traced.graph.nodes if node.op == "get_attr"}
     reasons: dict[str, str] = {}
+    reading_all: set[str] = set()
     trials: _Trials = {}
     for node in traced.graph.nodes:
         name = str(node.target)
         if node.op == "get_attr" and name in tied:
             reasons[name] = f"{name} is shared with {tied[name]}"
         elif node.op == "call_module" and name not in reasons:
-            reason = _shared(traced, node, tied, bare) or _unlike_its_class(traced, node, trials)
+            reason = _shared(traced, node, tied, bare) or _computed(traced, node)
+            cuts = "both" if reason else _cuts(traced, node, trials)
+            if cuts == "outputs":
+                reading_all.add(name)
+            elif cuts == "nothing":
+                module = traced.module(node)
+                hooked = " with its hooks" if _has_hooks(module) else ""
+                reason = f"{type(module).__name__} {name}{hooked} does not act like the layer it derives from"
             if reason:
                 reasons[name] = reason
-    return reasons
+    return reasons, frozenset(reading_all)
 
 
 def _shared(traced: Traced, node: fx.Node, tied: dict[str, str], bare: set[str]) -> str | None:
@@ -67,15 +71,23 @@ def _shared(traced: Traced, node: fx.Node, tied: dict[str, str], bare: set[str])
     return None
 
 
-def _unlike_its_class(traced: Traced, node: fx.Node, trials: _Trials) -> str | None:
-    """Why a called module does not compute what its class computes, if it does not."""
-    name, module = str(node.target), traced.module(node)
+def _computed(traced: Traced, node: fx.Node) -> str | None:
+    """Why the weights of a called module cannot be cut, if they cannot."""
+    module = traced.module(node)
     if hasattr(module, "parametrizations") or not _parameters_are_plain(module):
-        return f"the weights of {name} are computed from other parameters"
-    if _is_changed(module) and not _behaves(module, traced.shapes[node.all_input_nodes[0].name], trials):
-        hooked = " with its hooks" if _has_hooks(module) else ""
-        return f"{type(module).__name__} {name}{hooked} does not act like the layer it derives from"
+        return f"the weights of {node.target} are computed from other parameters"
     return None
+
+
+def _cuts(traced: Traced, node: fx.Node, trials: _Trials) -> Cuts:
+    """What a called module may lose, as far as its own code is concerned."""
+    module = traced.module(node)
+    if not _is_changed(module):
+        return "both"
+    cuts = _tried(module, traced.shapes[node.all_input_nodes[0].name], trials)
+    fillable = not module._forward_pre_hooks or (selection_of(module) is not None and not _has_hooks(module))
+    calls = (call for call in traced.graph.nodes if call.op == "call_module" and call.target == node.target)
+    return cuts if cuts != "outputs" or (fillable and all(call.args for call in calls)) else "nothing"
 
 
 def _parameters_are_plain(module: nn.Module) -> bool:
@@ -122,21 +134,16 @@ def _has_hooks(module: nn.Module) -> bool:
     return len(module._forward_pre_hooks) > own or bool(module._forward_hooks)
 
 
-def _behaves(module: nn.Module, shape: object, trials: _Trials) -> bool:
+def _tried(module: nn.Module, shape: object, trials: _Trials) -> Cuts:
     """Try the layer on a small random input. Layers of the same class, settings and hooks are tried once."""
+    if not isinstance(shape, torch.Size):
+        return "nothing"
     key = _settings(module)
     if key is None:
-        return _passes(module, shape)
+        return try_cuts(module, len(shape))
     if key not in trials:
-        trials[key] = _passes(module, shape)
+        trials[key] = try_cuts(module, len(shape))
     return trials[key]
-
-
-def _passes(module: nn.Module, shape: object) -> bool:
-    try:
-        return isinstance(shape, torch.Size) and _trial(module, len(shape))
-    except Exception:  # noqa: BLE001  whatever the layer's own code raises
-        return False
 
 
 def _settings(module: nn.Module) -> tuple[object, ...] | None:
@@ -158,66 +165,3 @@ def _settings(module: nn.Module) -> tuple[object, ...] | None:
             return None
         found.append((name, inner))
     return tuple(found)
-
-
-@torch.no_grad()
-def _trial(module: nn.Module, dims: int) -> bool:
-    whole = copy.deepcopy(module).cpu().double().eval()
-    unselect(whole)
-    _randomise(whole.parameters())
-    cut = copy.deepcopy(whole)
-    width = _input_width(whole)
-    groups = 1 if is_depthwise(whole) else int(getattr(whole, "groups", 1))
-    keep = _every_other(width, groups)
-    x = torch.randn(2, width, *(15,) * (dims - 2), dtype=torch.float64)
-    if isinstance(whole, nn.Linear):
-        x = x.movedim(1, -1)
-    axis = x.dim() - 1 if isinstance(whole, nn.Linear) else 1
-    outputs = _cut_both(whole, cut, keep, groups)
-    expected = whole(x).index_select(axis, torch.from_numpy(outputs))
-    got = cut(x.index_select(axis, torch.from_numpy(keep)))
-    return bool(torch.allclose(got, expected, rtol=1e-9, atol=1e-9))
-
-
-def _cut_both(whole: nn.Module, cut: nn.Module, keep: Indices, groups: int) -> Indices:
-    """Remove all inputs but `keep` from `cut`, and zero them in `whole`. Returns the outputs that `cut` has left."""
-    width = _input_width(whole)
-    if is_depthwise(whole):
-        layer_surgery.shrink_depthwise(cut, keep)
-        return layer_surgery.depthwise_filters(whole, keep)
-    if isinstance(whole, MIXING):
-        out_width = whole.out_features if isinstance(whole, nn.Linear) else whole.out_channels
-        outputs = _all_but_first(int(out_width), groups)  # not the same as the inputs, or a skip would not show
-        layer_surgery.shrink_mixing(cut, keep, outputs)
-        zeroed = layer_surgery.without_inputs(whole, np.setdiff1d(np.arange(width), keep))
-        whole.weight.data = zeroed
-        return outputs
-    base = base_layer(whole)
-    if base is not None and LAYERS[base] in (channelwise, prelu, instance_norm):  # others are not cut
-        layer_surgery.shrink_channelwise(cut, keep, width)
-    return keep
-
-
-def _randomise(parameters: Iterable[nn.Parameter]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in parameters:
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-
-
-def _every_other(width: int, groups: int) -> Indices:
-    blocks = np.arange(width).reshape(groups, -1)
-    return blocks[:, ::2].reshape(-1)
-
-
-def _all_but_first(width: int, groups: int) -> Indices:
-    blocks = np.arange(width).reshape(groups, -1)
-    return blocks[:, min(1, blocks.shape[1] - 1) :].reshape(-1)
-
-
-def _input_width(module: nn.Module) -> int:
-    for name in ("in_channels", "in_features", "num_features"):
-        width = getattr(module, name, None)
-        if isinstance(width, int):
-            return width
-    return 6

@@ -26,7 +26,7 @@ def read_by_training(find_rule: RuleFinder, example: Example, emit: Emitter, rec
     if not unseen:
         return
     training = record_calls(traced.model, example, is_leaf, training=True)
-    extra = LabelPass(_TrainingRules(training, find_rule.opaque, frozenset(unseen)), emit).run()
+    extra = LabelPass(_TrainingRules(training, find_rule.opaque, find_rule.reading_all, frozenset(unseen)), emit).run()
     record.unions += extra.unions  # its reads and writes are those of the first pass again
     record.holds += extra.holds
     if not any(node.op == "output" for node in training.graph.nodes):  # not followed to its end
@@ -51,7 +51,7 @@ def _unseen_layers(traced: Traced) -> set[str]:
 class _TrainingRules(RuleFinder):
     """The usual rules, except that layers which only training calls keep all channels that they read."""
 
-    unseen: frozenset[str]
+    unseen: frozenset[str] = frozenset()
 
     def __call__(self, node: fx.Node) -> Rule:
         if node.op == "call_module" and str(node.target) in self.unseen:

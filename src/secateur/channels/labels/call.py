@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from secateur.channels.labels.label_tensors import (
+    GONE,
     ZERO,
     broadcast,
     broadcast_shape,
@@ -17,13 +18,16 @@ from secateur.channels.labels.label_tensors import (
     constant_along,
     fixed_like,
     match,
+    padded,
     pick,
+    places,
     present,
     same_labels,
     tensors_in,
     varying,
 )
 from secateur.channels.labels.record import Balance, Mismatch, Replay, Selected
+from secateur.channels.layer_kinds import CONVOLUTIONS
 from secateur.channels.selection import selection_of
 from secateur.channels.units import Indices
 
@@ -79,6 +83,11 @@ class Call:
     def shape(self) -> Any:
         """The shape that this call returned when the network was traced."""
         return self.labels.traced.shapes.get(self.node.name)
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the called layer keeps all of its inputs, with zeros for channels that are gone."""
+        return self.name in self.labels.find_rule.reading_all
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         """An argument given by position or by name."""
@@ -223,8 +232,12 @@ class Call:
             if self.name not in emit.wanted:
                 return x
             dim = selection.dim if selection is not None else self._selection_dim(x)
-            return pick(x, dim, torch.from_numpy(self._replayed_selection(x, dim, emit.wanted[self.name])))
-        return x if selection is None else pick(x, selection.dim, selection.index.cpu())
+            index = torch.from_numpy(self._replayed_selection(x, dim, emit.wanted[self.name]))
+            return pick(padded(x, dim, 0, 1, GONE) if self.reads_all else x, dim, index)
+        if selection is None:
+            return x
+        arriving = padded(x, selection.dim, 0, 1, GONE) if selection.filled else x
+        return pick(arriving, selection.dim, selection.index.cpu())
 
     def _replayed_selection(self, x: Tensor, dim: int, wanted: Indices) -> Indices:
         """What the layer selects under the plan. Later calls of a layer select what its first call does."""
@@ -236,11 +249,14 @@ class Call:
             if first.arriving != len(arriving) or first.dim != dim:
                 raise Mismatch(self.node, f"{self.name} would have to select other channels in each call")
             return first.index
-        index = match(arriving.numpy(), wanted)
+        index = (places if self.reads_all else match)(arriving.numpy(), wanted)
         if index is None:
             raise Mismatch(self.node, f"channels that {self.name} selects do not arrive at it")
-        self.record.selected[self.name] = Selected(index, dim, len(arriving))
+        self.record.selected[self.name] = Selected(index, dim, len(arriving), self.reads_all)
         return index
 
     def _selection_dim(self, x: Tensor) -> int:
-        return x.dim() - 1 if isinstance(self.module, nn.Linear) else 1
+        layer = self.module
+        if isinstance(layer, CONVOLUTIONS):
+            return x.dim() - layer.weight.dim() + 1  # 1, or 0 without a batch dimension
+        return x.dim() - 1 if isinstance(layer, nn.Linear) else 1

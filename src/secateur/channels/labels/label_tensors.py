@@ -2,7 +2,7 @@
 
 A label tensor has the shape of the activation it stands for, but is expanded (stride 0) wherever labels do not vary,
 so it takes a few integers of memory. A label >= 0 is one filter of one writer; FIXED is a position that must not be
-removed; ZERO is a position that zero padding added.
+removed; ZERO is a position that zero padding added; GONE is a channel of zeros in the place of one that was removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from secateur.channels.units import Indices
 
-FIXED, ZERO = -1, -2
+FIXED, ZERO, GONE = -1, -2, -3
 
 
 def constant(shape: torch.Size | tuple[int, ...], label: int = FIXED) -> Tensor:
@@ -109,6 +109,31 @@ def pick(labels: Tensor, dim: int, index: Tensor) -> Tensor:
     shape[dim] = len(index)
     small = compact(labels)
     return (small.index_select(dim, index) if small.size(dim) > 1 else small).expand(shape)
+
+
+def padded(labels: Tensor, dim: int, before: int, after: int, label: int) -> Tensor:
+    """Labels with further positions along `dim`; expanded dimensions stay expanded."""
+    small = compact(labels)
+    small = small.expand([size if d == dim else -1 for d, size in enumerate(labels.shape)])
+    shape = [*small.shape]
+    parts = []
+    for count in (before, after):
+        shape[dim] = count
+        parts.append(torch.full(shape, label, dtype=torch.int64))
+    full = [*labels.shape]
+    full[dim] += before + after
+    return torch.cat([parts[0], small, parts[1]], dim).expand(full)
+
+
+def places(have: Indices, want: Indices) -> Indices | None:
+    """Positions in `have` of the labels `want`, or its length for those that it lacks. None if others are in it."""
+    there = np.isin(want, have)
+    found = match(have, want[there])
+    if found is None or len(found) != len(have):
+        return None
+    index = np.full(len(want), len(have), dtype=np.int64)
+    index[there] = found
+    return index
 
 
 def match(have: Indices, want: Indices) -> Indices | None:

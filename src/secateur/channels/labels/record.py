@@ -37,6 +37,7 @@ class Selected:
     index: Indices
     dim: int
     arriving: int
+    filled: bool = False  # with zeros for those that do not arrive
 
     @property
     def everything(self) -> bool:

@@ -34,7 +34,8 @@ def convolution(call: Call) -> Any:
         reason = f"{call.what} has {groups} groups"
         if len(vector) % groups or len(out) % groups:
             raise ValueError(f"{reason}, which {len(vector)} -> {len(out)} channels do not fill evenly")
-        call.balance(vector.view(groups, -1), reason, reader=call.name)
+        if not call.reads_all:
+            call.balance(vector.view(groups, -1), reason, reader=call.name)
         call.balance(out.view(groups, -1), reason)
     return along(out, call.shape, dim)
 

@@ -16,7 +16,7 @@ def group_norm(call: Call) -> Any:
     """nn.GroupNorm: each group is normalised on its own, so a group can be removed as a whole."""
     layer: nn.GroupNorm = call.module  # type: ignore[assignment]
     vector = call.vector(call.x, 1) if call.x.dim() > 1 else None
-    if layer.num_groups == 1 or vector is None or type(layer).forward is not nn.GroupNorm.forward:
+    if layer.num_groups == 1 or vector is None:
         return norm_over_channels(call)
     call.passes(vector)
     call.unite_along(vector.view(-1, layer.num_channels // layer.num_groups), 1)

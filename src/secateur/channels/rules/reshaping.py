@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from secateur.channels.labels.call import Call
-from secateur.channels.labels.label_tensors import ZERO, compact, tensors_in, varying
+from secateur.channels.labels.label_tensors import ZERO, padded, tensors_in, varying
 from secateur.channels.rules.running import compute, execute
 
 
@@ -60,22 +60,10 @@ def pad(call: Call) -> Any:
         if dim in moving:
             if min(before, after) < 0 or call.argument(2, "mode", "constant") != "constant":
                 return call.unknown(f"{call.what} changes channels")
-            x = _pad_channels(x, dim, before, after)
+            x = padded(x, dim, before, after, ZERO)
         elif before or after:
             x = x.narrow(dim, 0, 1).expand(*x.shape[:dim], x.size(dim) + before + after, *x.shape[dim + 1 :])
     return x
-
-
-def _pad_channels(x: Tensor, dim: int, before: int, after: int) -> Tensor:
-    small = compact(x)
-    shape = [*small.shape]
-    parts = []
-    for count in (before, after):
-        shape[dim] = count
-        parts.append(torch.full(shape, ZERO, dtype=torch.int64))
-    full = [*x.shape]
-    full[dim] += before + after
-    return torch.cat([parts[0], small, parts[1]], dim).expand(full)
 
 
 def repeat_interleave(call: Call) -> Any:

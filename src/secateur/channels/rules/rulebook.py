@@ -48,6 +48,7 @@ class RuleFinder:
 
     traced: Traced
     opaque: Mapping[str, str]  # modules and parameters that must not be cut -> reason
+    reading_all: frozenset[str] = frozenset()  # layers that may lose outputs, but keep all of their inputs
 
     def __call__(self, node: fx.Node) -> Rule:
         """The rule for a node: the user's own first, then the one of the tables, else `unknown`."""
