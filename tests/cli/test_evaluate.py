@@ -55,8 +55,3 @@ def test_mistakes_are_one_line_and_exit_code_1(words: list[str], complaint: str)
     result = secateur("evaluate", "lenet5", *words)
     assert result.exit_code == 1 and complaint in result.stderr and not result.stdout
     assert len(result.stderr.splitlines()) == 1
-
-
-def test_the_data_set_must_be_named() -> None:
-    result = secateur("evaluate", "lenet5")
-    assert result.exit_code == 2 and "Missing option '--data'" in result.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from secateur.cli.options import DataOptions, DeviceOptions, RequiredData, UndividedData
+from secateur.cli.options import DataOptions, DeviceOptions, UndividedData
 from secateur.errors import DataError, RunError
 
 
@@ -36,7 +36,7 @@ def test_how_images_are_divided_and_normalised() -> None:
         (DataOptions(mean="a,b"), "--mean must be numbers separated by commas, got 'a,b'"),
         (DataOptions(workers=-1), "workers must be at least 0, got -1"),
         (DataOptions(holdout="half"), "half"),
-        (RequiredData("cifar10", data_root=Path("nowhere")), "cifar10 was not found in nowhere"),
+        (DataOptions("cifar10", data_root=Path("nowhere")), "cifar10 was not found in nowhere"),
     ],
 )
 def test_mistakes(options: DataOptions, complaint: str) -> None:

@@ -22,7 +22,7 @@ from secateur.zoo.models import create
 from tests.report.runs import Page
 
 KINDS = (prune.PruneOptions, EverydayData, DeviceOptions, Settings)
-DEFAULTS = {"model": None, **values_of(prune.PruneOptions(), EverydayData(), DeviceOptions(), Settings())}
+DEFAULTS = {"model": None, **values_of(prune.PruneOptions(), EverydayData("digits"), DeviceOptions(), Settings())}
 
 ASKED: list[dict[str, Any]] = [
     {"model": "resnet8"},

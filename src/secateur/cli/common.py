@@ -71,8 +71,3 @@ def _escape(text: str) -> str:
 def run_folder(name: str) -> Path:
     """runs/NAME, where NAME may contain a model or data set with slashes and colons in it."""
     return Path("runs") / "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
-
-
-def note_untrained() -> None:
-    """Tell the user that the network has its initial weights."""
-    complaints.print("[yellow]note:[/] no --weights were given, so the network is untrained")

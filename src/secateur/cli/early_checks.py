@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from secateur.base.options import check_choice
-from secateur.errors import FileError, ModelError, SecateurError
+from secateur.cli.model_argument import resolve
+from secateur.errors import FileError, SecateurError
 from secateur.scoring.metrics import METRICS
 from secateur.zoo.checks import check_model, check_weight_file
 
@@ -41,15 +42,13 @@ def choice(option: str, *choices: str) -> Early:
 
 
 def network(text: str) -> None:
-    """A name, NAME=WEIGHTS, or the folder of a pruned network."""
-    if Path(text).is_dir():
+    """A name, NAME=WEIGHTS, or the folder of a run or a pruned network."""
+    if Path(text).is_dir():  # which may need --model
         return
-    name, equals, weights = text.partition("=")
-    if ":" not in name and ("/" in name or name.startswith(".")):
-        raise ModelError(f"{text}: there is no such folder; a network is a folder, a name or NAME=WEIGHTS")
-    check_model(name)
-    if equals:
-        check_weight_file(weights)
+    found = resolve(text)
+    check_model(found.name)
+    if found.weights is not None:
+        check_weight_file(found.weights)
 
 
 def file(path: Path) -> None:

@@ -11,10 +11,10 @@ import typer
 
 from secateur.base.progress import shown, steps
 from secateur.cli import early_checks
-from secateur.cli.common import complaints, console, friendly, note_untrained
+from secateur.cli.common import complaints, console, friendly
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DeviceOptions, Model, Part, RequiredData, Weights
+from secateur.cli.options import DataOptions, DeviceOptions, Model, Part, Weights
 from secateur.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @options_from_settings
 def command(
     model: Model,
-    data: RequiredData,
+    data: DataOptions,
     device: DeviceOptions,
     weights: Weights = None,
     pruned: Annotated[
@@ -47,15 +47,18 @@ def command(
 
         secateur evaluate resnet56 --weights resnet56.safetensors --data cifar10
 
-        secateur evaluate resnet56 --pruned runs/prune-resnet56-cifar10 --data cifar10
+        secateur evaluate runs/prune-resnet56-cifar10
+
+        secateur evaluate resnet56 --pruned small --data cifar10
     """
     if pruned is not None and weights is not None:
         raise DataError("a pruned network has its own weights: give either --weights or --pruned")
     from secateur.base.batches import order_channels_last
     from secateur.channels.files import load
-    from secateur.cli.opening import checked_part, open_model
+    from secateur.cli.opening import checked_part, note_untrained, open_model
     from secateur.measuring.accuracy import evaluate, too_good
 
+    data = data.known_for(model)
     images = data.open(model, seed)
     loader = images.loader(checked_part(part), batch_size, limit=limit, seed=seed)
     network = open_model(model, images, weights, seed=seed)
@@ -72,8 +75,8 @@ def command(
         console.print_json(json.dumps(words))
     else:
         _say(found, f"{model} on {images.name}, {part}", seconds)
-    if weights is None and pruned is None:
-        note_untrained()
+    if pruned is None:
+        note_untrained(model, weights)
     suspicion = too_good(found) if part == "holdout" else None
     if suspicion:
         complaints.print(f"[yellow]warning:[/] {suspicion}", soft_wrap=True)

@@ -14,6 +14,7 @@ from secateur.cli import early_checks
 from secateur.cli.common import complaints, console, friendly
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
+from secateur.cli.model_argument import resolve
 from secateur.cli.options import Classes
 from secateur.errors import DataError, ModelError
 from secateur.shipping.file_formats import file_format
@@ -104,5 +105,5 @@ def command(
     if done.num_images:
         compared = f"{done.num_images} {'images' if images is not None else 'random images'}"
         console.print(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of the largest output")
-    if found.plan is None and "=" not in network:
+    if not resolve(network, model).has_weights:
         complaints.print("[yellow]note:[/] no weights were given, so the network is not trained")

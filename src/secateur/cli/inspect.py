@@ -27,6 +27,8 @@ Examples:
     secateur inspect resnet56 --plan small/plan.json
 
     secateur inspect my_package.nets:build --size 64 --json
+
+    secateur inspect runs/prune-resnet56-cifar10
 """
 
 
@@ -46,16 +48,15 @@ def command(
 
     from secateur.channels.graph import trace
     from secateur.channels.plan import Plan
-    from secateur.zoo import models
+    from secateur.cli.networks import open_network
 
     if plan is not None:
         chosen = Plan.load(plan)
         streams = chosen.streams
-    network = models.create(model, num_classes=classes)
-    example = models.example(model)
-    if size is not None:
-        example = torch.zeros(1, example.size(1), size, size)
-    graph = trace(network, example, streams)  # type: ignore[arg-type]
+    network = open_network(model, classes=classes)
+    channels, *sides = network.shape
+    example = torch.zeros(1, channels, *(sides if size is None else (size, size)))
+    graph = trace(network.model, example, streams)  # type: ignore[arg-type]
     cost = graph.cost(chosen) if plan is not None else None
     if as_json:
         console.print_json(json.dumps(_facts(model, graph, cost)))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secateur.errors import DataError
+from secateur.cli.common import complaints
+from secateur.cli.model_argument import ModelArgument, resolve
+from secateur.errors import DataError, ModelError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,47 +32,62 @@ def checked_part(part: str) -> Part:
     return part  # type: ignore[return-value]
 
 
-def open_model(name: str, data: ImageData, weights: Path | None = None, *, seed: int = 0) -> nn.Module:
-    """The named network for the data's classes and channels, with weights from a file or drawn with `seed`."""
+def open_model(typed: str, data: ImageData, weights: Path | None = None, *, seed: int = 0) -> nn.Module:
+    """The network that `typed` names (see `resolve`), for the data's classes and channels.
+
+    Its weights are its own, or from a file, or drawn with `seed`.
+    """
     from secateur.base.preserve_state import generators_kept
+    from secateur.channels.files import load
     from secateur.zoo.models import config, create, load_weights
 
-    channels = {} if config(name).shape[0] == data.shape[0] else {_channels_argument(name): data.shape[0]}
+    found = resolve(typed)
+    if weights is not None and (found.weights is not None or found.folders):
+        raise ModelError(f"{typed} has its own weights: leave out --weights {weights}")
+    name, weights = found.name, weights or found.weights
+    channels = {} if config(name).shape[0] == data.shape[0] else {channels_argument(name): data.shape[0]}
     with generators_kept(seed):
         model = create(name, num_classes=len(data.classes), **channels)
     if weights is not None:
         load_weights(model, weights)
+    for folder in found.folders:
+        model = load(folder, model)
     return model
+
+
+def note_untrained(typed: str, weights: Path | None) -> None:
+    """Tell the user if the network has its initial weights."""
+    if weights is None and not resolve(typed).has_weights:
+        complaints.print("[yellow]note:[/] no --weights were given, so the network is untrained")
 
 
 def input_size(model: str) -> int | None:
     """Height and width of the images that the model takes; None if the user's own factory does not say."""
     from secateur.zoo.models import config
 
-    return config(model).shape[-1] if not _is_own(model) or "shape" in _declared(model) else None
+    found = resolve(model)
+    return config(found.name).shape[-1] if not found.is_own or "shape" in _declared(found) else None
 
 
 def normalisation(model: str, mean: str | None, std: str | None) -> tuple[str | None, str | None]:
     """Mean and standard deviation as typed, or else those that the user's own factory declares as its attributes."""
     from secateur.zoo.models import config
 
-    said = _declared(model)
+    found = resolve(model)
+    said = _declared(found)
     if mean is None and "mean" in said:
-        mean = ",".join(map(str, config(model).mean))
+        mean = ",".join(map(str, config(found.name).mean))
     if std is None and "std" in said:
-        std = ",".join(map(str, config(model).std))
+        std = ",".join(map(str, config(found.name).std))
     return mean, std
 
 
-def _is_own(model: str) -> bool:
-    return ":" in model and model.split(":")[0] not in ("torchvision", "timm")
-
-
-def _declared(model: str) -> set[str]:
+def _declared(found: ModelArgument) -> set[str]:
     from secateur.zoo.models import config
 
-    return set(config(model).declared) if _is_own(model) else set()
+    return set(config(found.name).declared) if found.is_own else set()
 
 
-def _channels_argument(model: str) -> str:
+def channels_argument(model: str) -> str:
+    """The keyword by which a factory takes the number of image channels."""
     return "in_chans" if model.startswith("timm:") else "in_channels"

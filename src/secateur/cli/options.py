@@ -7,15 +7,18 @@ command line options; a single option is a type alias. Importing this module doe
 from __future__ import annotations
 
 import os
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
 from secateur.base.options import check, option
 from secateur.cli import early_checks
+from secateur.cli.common import complaints
 from secateur.cli.early_checks import Early, choice
+from secateur.cli.from_settings import settings_from
+from secateur.cli.model_argument import MODEL_HELP, resolve
 from secateur.cli.opening import numbers
 from secateur.errors import DataError
 from secateur.zoo.checks import check_data_set
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
 
     from secateur.zoo.data import ImageData
 
-DATA_HELP = f"Data set: {', '.join(NAMES[:-1])} or {NAMES[-1]}"
+DEFAULT_DATA = "digits"
+DATA_HELP = f"Data set: {', '.join(NAMES[:-1])} or {NAMES[-1]}; a run's own, else {DEFAULT_DATA}, by default"
 HOLDOUT_HELP = "Held-out images: train:SHARE, test:SHARE or none"
 
 
@@ -43,7 +47,7 @@ def _std(text: str) -> None:
 class DataOptions:
     """The data set: its name, where it is, and how its images are prepared and divided."""
 
-    data: str = option("digits", DATA_HELP, group="Data", valid=check_data_set)
+    data: str | None = option(None, DATA_HELP, group="Data", valid=check_data_set)
     holdout: str = option("train:0.1", HOLDOUT_HELP, group="Data", valid=parse_holdout)
     data_root: Path | None = option(None, "Folder that holds the data set", group="Data")
     mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Data", valid=_mean)
@@ -51,13 +55,37 @@ class DataOptions:
     size: int | None = option(None, "Height and width of the images in pixels", group="Data", least=1)
     workers: int = option(0, "Number of processes that decode image files", group="Data", least=0)
 
+    @property
+    def name(self) -> str:
+        """The data set as it is typed."""
+        return self.data or DEFAULT_DATA
+
+    def known_for(self, model: str) -> Self:
+        """These options, where those that were not given are those of the run that `model` names, if it is one."""
+        asked = resolve(model).asked
+        if "data" not in asked or self.data not in (None, asked["data"]):
+            if self.data is not None:
+                return self
+            if os.environ.get("RANK", "0") == "0":
+                complaints.print(f"[yellow]note:[/] no --data was given, so the data set is {DEFAULT_DATA}")
+            return replace(self, data=DEFAULT_DATA)
+        before = settings_from(DataOptions, asked)
+        names = [each.name for each in fields(DataOptions)]
+        taken = [n for n in names if getattr(self, n) == getattr(type(self)(), n)]
+        return replace(self, **{n: getattr(before, n) for n in taken})
+
     def open(self, model: str, seed: int = 0) -> ImageData:
-        """The data set, with the size, mean and standard deviation that the model names unless others are given."""
+        """The data set, with the size, mean and standard deviation that the model names unless others are given.
+
+        A run's own data set is divided as it was for the run: what it was trained on is not held out.
+        """
         from secateur.cli.opening import input_size, normalisation
 
-        size = input_size(model) if self.size is None else self.size
-        mean, std = normalisation(model, self.mean, self.std)
-        return replace(self, mean=mean, std=std).load(size, seed)
+        known, asked = self.known_for(model), resolve(model).asked
+        same = (asked.get("data"), asked.get("holdout")) == (known.data, known.holdout)
+        size = input_size(model) if known.size is None else known.size
+        mean, std = normalisation(model, known.mean, known.std)
+        return replace(known, mean=mean, std=std).load(size, int(asked.get("seed", seed)) if same else seed)
 
     def load(self, size: int | None = None, seed: int = 0) -> ImageData:
         """The data set with images of this size (None: their own). `seed` chooses the held-out images."""
@@ -65,7 +93,7 @@ class DataOptions:
 
         check(self, DataError)
         return load(
-            self.data,
+            self.name,
             self.data_root,
             mean=numbers(self.mean, "--mean"),
             std=numbers(self.std, "--std"),
@@ -80,14 +108,7 @@ class DataOptions:
 class EverydayData(DataOptions):
     """A data set whose name is listed among the everyday options, for verbs with many options."""
 
-    data: str = option("digits", DATA_HELP, group="Data", everyday=True, valid=check_data_set)
-
-
-@dataclass(frozen=True)
-class RequiredData(DataOptions):
-    """A data set that the user must name."""
-
-    data: str = option(MISSING, DATA_HELP, group="Data", valid=check_data_set)
+    data: str | None = option(None, DATA_HELP, group="Data", everyday=True, valid=check_data_set)
 
 
 @dataclass(frozen=True)
@@ -116,11 +137,7 @@ class DeviceOptions:
 Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default", min=1)]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the data set")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; the best available by default")]
-Model = Annotated[
-    str,
-    typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory"),
-    Early(early_checks.network),
-]
+Model = Annotated[str, typer.Argument(help=MODEL_HELP), Early(early_checks.network)]
 Size = Annotated[int | None, typer.Option(help="Height and width of the images in pixels", min=1)]
 Streams = Annotated[
     str,

@@ -17,7 +17,7 @@ from secateur.cli.common import console, friendly, resumable, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import command_line, options_from_settings, settings_from, values_of
-from secateur.cli.networks import is_own
+from secateur.cli.model_argument import MODEL_HELP, ModelArgument, resolve
 from secateur.cli.options import DeviceOptions, EverydayData
 from secateur.errors import DataError, ModelError, RunError
 from secateur.running.settings import Settings, check_settings
@@ -58,7 +58,7 @@ class FolderOptions:
 def command(
     model: Annotated[
         str | None,
-        typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory."),
+        typer.Argument(help=f"{MODEL_HELP}; a run goes on from its network. The demo's by default."),
         Early(early_checks.network),
     ] = None,
     *,
@@ -83,6 +83,8 @@ def command(
 
         secateur prune resnet56 --weights w.safetensors --repair solve --epochs 0
 
+        secateur prune runs/prune-resnet56-cifar10 --target 0.3
+
         secateur prune --resume runs/prune-resnet56-cifar10
     """
     asked = {"model": model, **values_of(options, data, device, settings)}
@@ -93,9 +95,11 @@ def command(
         asked, out = before, folder.resume
     elif model is None:
         asked = _demo(asked, settings)
+    else:
+        asked |= values_of(data.known_for(model))
     _check(asked)
     check_has_weights(asked)
-    _prune(asked, out or run_folder(f"prune-{asked['model']}-{asked['data']}"))
+    _prune(asked, out or _new_folder(resolve(asked["model"]), asked["data"]))
 
 
 def _check(asked: dict[str, Any]) -> None:
@@ -109,7 +113,7 @@ def _check(asked: dict[str, Any]) -> None:
 def check_has_weights(asked: dict[str, Any]) -> None:
     """ModelError for a network without weights, unless it is the demo's or its own factory may load some."""
     name, data = asked["model"], asked["data"]
-    if asked["weights"] is None and not is_own(name) and not _is_demo(asked):
+    if asked["weights"] is None and not resolve(name).has_weights and not _is_demo(asked):
         raise ModelError(
             f"pruning starts from a trained network: pass --weights FILE with the weights of {name}. "
             f"To train one first: secateur train {name} --data {data}"
@@ -118,9 +122,9 @@ def check_has_weights(asked: dict[str, Any]) -> None:
 
 def _demo(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """The built-in network and data, and settings that suit them unless the user gives others."""
-    if asked["data"] != DEMO_DATA:
+    if asked["data"] not in (None, DEMO_DATA):
         raise ModelError(f"name the network to prune: secateur prune MODEL --weights FILE --data {asked['data']}")
-    asked = {**asked, "model": DEMO_MODEL}
+    asked = {**asked, "model": DEMO_MODEL, "data": DEMO_DATA}
     if settings.given:
         return asked
     return asked | {key: value for key, value in DEMO.items() if asked[key] is None or isinstance(value, bool)}
@@ -182,11 +186,19 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
             test=images.loader("test", 256, **loaders) if images.count("test") else None,
             example=torch.zeros(1, *images.shape, device=next(network.parameters()).device),
             settings=settings,
-            folder=RunFolder(folder, about={"command": asked, "command_line": again}),
+            folder=RunFolder(folder, about={"command": asked, "command_line": again, **_start(asked["model"])}),
         )
     if rank == 0:
-        say(result, folder, write_report(folder))
+        say(result, folder, write_report(folder), resolve(asked["model"]).folders)
     leave()
+
+
+def _start(model: str) -> dict[str, Any]:
+    """The network that a run started from, for its config.json, unless it is just named by the command."""
+    found = resolve(model)
+    if found.name == model:
+        return {}
+    return {"start": {"network": found.name, "earlier": [str(folder) for folder in found.folders]}}
 
 
 def _network(asked: dict[str, Any], weights: Path | None, images: ImageData, seed: int, rank: int) -> nn.Module:
@@ -202,8 +214,20 @@ def _is_demo(asked: dict[str, Any]) -> bool:
     return (asked["model"], asked["data"]) == (DEMO_MODEL, DEMO_DATA)
 
 
-def say(result: Compressed, folder: Path, report: Path) -> None:
-    """The run's summary on the screen."""
+def _new_folder(model: ModelArgument, data: str) -> Path:
+    """Where a run is written by default. One that goes on from runs/NAME is runs/NAME-2, then runs/NAME-3."""
+    if not model.folders:
+        return run_folder(f"prune-{model.label}-{data}")
+    name, _, number = model.label.rpartition("-")
+    counted = bool(name) and number.isdigit()
+    return run_folder(f"{name}-{int(number) + 1}" if counted else f"{model.label}-2")
+
+
+def say(result: Compressed, folder: Path, report: Path, before: tuple[Path, ...] = ()) -> None:
+    """The run's summary on the screen.
+
+    before: pruned networks that the run goes on from.
+    """
     from secateur.cli.columns import columns
     from secateur.running.summary import headline
 
@@ -219,4 +243,7 @@ def say(result: Compressed, folder: Path, report: Path) -> None:
     console.print(f"\n{rounds} in {whole:.0f} s" + (f": {spent}" if spent else ""))
     console.print(f"results in {folder}: model.safetensors, plan.json, summary.json", soft_wrap=True)
     console.print(f"report: {report} (open it in a browser)", soft_wrap=True, markup=False)
-    console.print(f'load it with: secateur.load("{folder}", original_model).eval()', soft_wrap=True, markup=False)
+    original = "original_model"
+    for earlier in before:
+        original = f'secateur.load("{earlier}", {original})'
+    console.print(f'load it with: secateur.load("{folder}", {original}).eval()', soft_wrap=True, markup=False)

@@ -12,10 +12,10 @@ import typer
 
 from secateur.base.folder_contents import SCORES, SENSITIVITY, refuse_others
 from secateur.cli import early_checks
-from secateur.cli.common import console, friendly, note_untrained
+from secateur.cli.common import console, friendly
 from secateur.cli.early_checks import Early, names_in
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DeviceOptions, Model, Part, RequiredData, Streams, Weights
+from secateur.cli.options import DataOptions, DeviceOptions, Model, Part, Streams, Weights
 from secateur.scoring.metrics import DEFAULT_METRIC
 from secateur.scoring.settings import ScoreSettings
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def command(
     model: Model,
     settings: ScoreSettings,
-    data: RequiredData,
+    data: DataOptions,
     device: DeviceOptions,
     weights: Weights = None,
     metric: Annotated[
@@ -59,12 +59,14 @@ def command(
         secateur score resnet56 --weights w.pt --data cifar10 --metric gsd,l1,di
 
         secateur score resnet56 --weights w.pt --data cifar10 --metric gsd:ridge=1
+
+        secateur score runs/prune-resnet56-cifar10
     """
     import torch
 
     from secateur.base.processes import leave, rank_and_world
     from secateur.channels.graph import trace
-    from secateur.cli.opening import checked_part, open_model
+    from secateur.cli.opening import checked_part, note_untrained, open_model
     from secateur.scoring.metric_choice import parse_options
     from secateur.scoring.score import score_by
     from secateur.scoring.scores import save_scores
@@ -93,8 +95,7 @@ def command(
         if out is not None:
             save_scores(results, out)
         _print(graph, results, show, as_json, out)
-        if weights is None:
-            note_untrained()
+        note_untrained(model, weights)
     leave()
 
 

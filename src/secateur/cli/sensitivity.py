@@ -73,12 +73,13 @@ def _measure(model: str, settings: RankSettings, options: SensitivityOptions, da
     import torch
 
     from secateur.channels.graph import trace
-    from secateur.cli.opening import open_model
+    from secateur.cli.opening import note_untrained, open_model
     from secateur.deciding.sensitivity import sensitivity
     from secateur.repairing.unit_repair import repair_each
     from secateur.scoring.score import score
 
     seed = settings.seed
+    note_untrained(model, options.weights)
     images = data.open(model, seed)
     network = open_model(model, images, options.weights, seed=seed)
     graph = trace(network, torch.zeros(1, *images.shape), options.streams)  # type: ignore[arg-type]

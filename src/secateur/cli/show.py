@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +12,11 @@ import typer
 from secateur.base.folder_contents import refuse_others
 from secateur.base.options import check, option
 from secateur.cli import early_checks
-from secateur.cli.common import console, friendly, note_untrained, run_folder
+from secateur.cli.common import console, friendly, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
+from secateur.cli.model_argument import MODEL_HELP, resolve
 from secateur.cli.options import DataOptions, DeviceOptions
 from secateur.errors import DataError
 from secateur.pictures.settings import ChannelsFigureSettings, SeparationSettings
@@ -32,7 +33,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="Built-in name, torchvision:NAME, timm:NAME, package.module:factory; the demo's by default"),
+    typer.Argument(help=f"{MODEL_HELP}; the demo's by default"),
     Early(early_checks.network),
 ]
 
@@ -183,20 +184,20 @@ def _open(model: str | None, options: ShowOptions, data: DataOptions, device: De
     if options.out is not None:
         refuse_others(options.out, "pictures")
     name = DEMO_MODEL if model is None else model
+    data = replace(data, data=DEMO_DATA) if model is None and data.data is None else data.known_for(name)
     images = data.open(name, seed)
-    network = _network(name, options.weights, data.data, images, seed)
+    network = _network(name, options.weights, data.name, images, seed)
     home = device.pick()
     graph = trace(network.to(home), torch.zeros(1, *images.shape, device=home), options.streams)  # type: ignore[arg-type]
-    return _Opened(graph, images, options.out or run_folder(f"show-{name}-{data.data}"), seed)
+    return _Opened(graph, images, options.out or run_folder(f"show-{resolve(name).label}-{data.name}"), seed)
 
 
 def _network(name: str, weights: Path | None, data: str, images: ImageData, seed: int) -> nn.Module:
-    from secateur.cli.opening import open_model
+    from secateur.cli.opening import note_untrained, open_model
 
     if weights is None and (name, data) == (DEMO_MODEL, DEMO_DATA):
         return demo_network(images, seed)
-    if weights is None and (":" not in name or name.startswith(("torchvision:", "timm:"))):
-        note_untrained()
+    note_untrained(name, weights)
     return open_model(name, images, weights, seed=seed)
 
 

@@ -12,8 +12,10 @@ from secateur.base.folder_contents import TRAINING, refuse_others
 from secateur.cli import early_checks
 from secateur.cli.common import complaints, console, friendly, resumable, run_folder, typed_command
 from secateur.cli.early_checks import Early
-from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DeviceOptions, Model, RequiredData
+from secateur.cli.from_settings import options_from_settings, values_of
+from secateur.cli.model_argument import resolve
+from secateur.cli.options import DataOptions, DeviceOptions, Model
+from secateur.errors import RunError
 from secateur.training.distillation import Distillation
 from secateur.training.settings import TrainingSettings
 
@@ -30,7 +32,7 @@ WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
 def command(
     model: Model,
     settings: TrainingSettings,
-    data: RequiredData,
+    data: DataOptions,
     device: DeviceOptions,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes", min=1)] = None,
@@ -57,7 +59,13 @@ def command(
         secateur train vgg16 --data cifar10 --mixed-precision bf16
     """
     distillation = Distillation(temperature, distill_weight)
-    folder = out or run_folder(f"train-{model}-{data.data}")
+    if resolve(model).folders:
+        raise RunError(
+            f"{model} holds a pruned network. To prune it further: secateur prune {model}. To retrain it "
+            "only: secateur.fit in Python"
+        )
+    data = data.known_for(model)
+    folder = out or run_folder(f"train-{resolve(model).label}-{data.name}")
     refuse_others(folder, TRAINING, WEIGHTS, SUMMARY)
     schedule, seed = settings.schedule, settings.seed
     from secateur.base.processes import leave, rank_and_world
@@ -88,7 +96,7 @@ def command(
             on_epoch=lambda epoch: _print_epoch(epoch, schedule.epochs) if rank == 0 else None,
         )
     if rank == 0:
-        _finish(folder, fitted, model, images, each)
+        _finish(folder, fitted, {"model": resolve(model).name, "seed": seed, **values_of(data)}, images, each)
     leave()
 
 
@@ -105,8 +113,11 @@ def _identity(images: ImageData, num_images: int, holdout: str, augment: bool) -
     }
 
 
-def _finish(folder: Path, fitted: Fitted, model: str, images: ImageData, batch_size: int) -> None:
-    """Write the weights and the summary, and evaluate on the test images, which are read here for the first time."""
+def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], images: ImageData, batch_size: int) -> None:
+    """Write the weights and the summary, and evaluate on the test images, which are read here for the first time.
+
+    asked: what verbs need to open the run as a network again.
+    """
     import dataclasses
     import json
 
@@ -120,8 +131,9 @@ def _finish(folder: Path, fitted: Fitted, model: str, images: ImageData, batch_s
     write_atomically(folder / WEIGHTS, save(tensors))
     last = fitted.history[-1]
     summary = {
-        "model": model,
+        "model": asked["model"],
         "data": images.name,
+        "command": asked,
         "epochs": len(fitted.history),
         "holdout": None if last.holdout is None else dataclasses.asdict(last.holdout),
         "test": None if test is None else dataclasses.asdict(test),
@@ -149,8 +161,6 @@ def _print_epoch(epoch: Epoch, epochs: int) -> None:
 
 
 def _share_of_batch(batch_size: int, world: int) -> int:
-    from secateur.errors import RunError
-
     if batch_size < world or batch_size % world:
         raise RunError(f"a batch of {batch_size} images cannot be divided among {world} processes; change --batch-size")
     return batch_size // world

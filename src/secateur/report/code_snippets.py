@@ -25,16 +25,15 @@ def loading(run: FinishedRun) -> str:
             f"original = {run.model}(...)  # a new network of this class; its weights do not matter\n"
             f"small = secateur.load({folder}, original).eval()"
         )
-    return (
-        "import secateur\n"
-        "from secateur.zoo.models import create\n"
-        f"small = secateur.load({folder}, create({', '.join(_create_arguments(run))})).eval()"
-    )
+    original = f"create({', '.join(_create_arguments(run))})"
+    for earlier in run.earlier:
+        original = f"secateur.load({earlier!r}, {original})"
+    return f"import secateur\nfrom secateur.zoo.models import create\nsmall = secateur.load({folder}, {original}).eval()"
 
 
 def _create_arguments(run: FinishedRun) -> list[str]:
     """Arguments of `create` for the original: name, classes, and the input channels if they are not the default."""
-    name = str((run.command or {})["model"])
+    name = str(run.network)
     arguments = [repr(name)]
     if run.layers:
         arguments.append(f"num_classes={list(run.layers.values())[-1].outputs[0]}")

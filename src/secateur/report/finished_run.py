@@ -74,6 +74,8 @@ class FinishedRun:
     model: str  # the class of the network
     command: Mapping[str, Any] | None  # options of the command line; None if the library was called
     command_line: str | None  # the command that repeats the run
+    network: str | None  # the name of the network that everything started from; None if the library was called
+    earlier: tuple[str, ...]  # folders of the pruned networks that the run went on from, the first one first
     settings: Settings
     before: NetworkFigures
     after: NetworkFigures
@@ -94,7 +96,7 @@ def read_run(folder: str | Path) -> FinishedRun:
     path = Path(folder)
     files = RunFolder(path, writes=False)
     config, summary = _read_files(path, files)
-    command = config.get("command")
+    command, start = config.get("command"), config.get("start") or {}
     settings = _parsed(path / CONFIG, lambda: _settings(config["settings"]))
     outcomes = _parsed(path / SUMMARY, lambda: [Outcome.from_dict(words) for words in summary["rounds"]])
     return _parsed(
@@ -104,6 +106,8 @@ def read_run(folder: str | Path) -> FinishedRun:
             model=str(summary["model"]),
             command=command,
             command_line=config.get("command_line"),
+            network=None if command is None else str(start.get("network", command["model"])),
+            earlier=tuple(str(folder) for folder in start.get("earlier", ())),
             settings=settings,
             before=_side(summary["before"]),
             after=_side(summary["after"]),

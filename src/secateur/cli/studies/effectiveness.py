@@ -56,10 +56,11 @@ def command(
     from secateur.studies.fast_evaluate import BATCH
 
     names = [name.partition("=")[0] for name in models]
+    data = data.known_for(names[0])
     found = data.open(names[0], settings.seed)
     networks = trained_networks(models, weights, found, device, settings.seed)
     batch = BATCH if device_of(next(iter(networks.values()))).type == "cpu" else 256
-    folder = output.folder("effectiveness", "-".join(names), data.data)
+    folder = output.folder("effectiveness", "-".join(names), data.name)
 
     def retrain_on(seed: int) -> Batches:
         return found.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=seed)

@@ -46,9 +46,10 @@ def command(
     from secateur.studies.sensitivity_study.study import sensitivity
 
     name = model.partition("=")[0]
+    data = data.known_for(name)
     found = data.open(name, settings.seed)
     network = next(iter(trained_networks([model], weights, found, device, settings.seed).values()))
-    folder = output.folder("sensitivity", name, data.data)
+    folder = output.folder("sensitivity", name, data.name)
     with resumable(typed_command()):
         rows = sensitivity(
             network,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.common import console, friendly, note_untrained, resumable, typed_command
+from secateur.cli.common import console, friendly, resumable, typed_command
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DeviceOptions, Model, Streams, UndividedData, Weights
 from secateur.cli.studies.common import StudyOutput, print_results
@@ -43,18 +43,19 @@ def command(
     import torch
 
     from secateur.channels.graph import trace
-    from secateur.cli.opening import open_model
+    from secateur.cli.opening import note_untrained, open_model
     from secateur.studies.folder import Provenance, StudyFolder
     from secateur.studies.timing_study.picture import draw_timing
     from secateur.studies.timing_study.timing import COLUMNS, timing
 
+    data = data.known_for(model)
     found_data = data.open(model, settings.seed)
     home = device.pick()
     network = open_model(model, found_data, weights, seed=settings.seed).to(home)
     graph = trace(network, torch.zeros(1, *found_data.shape, device=home), streams)  # type: ignore[arg-type]
     asked = {"model": model, "data": data.data, "size": data.size, "streams": streams, "threads": threads}
     asked |= {"weights": None if weights is None else str(weights), **asdict(settings)}
-    place = output.folder("timing", model, data.data)
+    place = output.folder("timing", model, data.name)
     folder = StudyFolder(place, "timing", asked, Provenance(command=typed_command()))
     folder.start()
     before = torch.get_num_threads()
@@ -69,8 +70,7 @@ def command(
     pictures = draw_timing(found, model, f"{shape} pixels", folder.path)
     folder.finish(f"Seconds to score each layer of {model}", found.rows, pictures, found.notes, columns=COLUMNS)
     _print_times(found)
-    if weights is None:
-        note_untrained()
+    note_untrained(model, weights)
     print_results(folder.path)
 
 

@@ -1,0 +1,175 @@
+"""One way to name a network in every verb: a name, NAME=WEIGHTS, or the folder of a run."""
+
+from __future__ import annotations
+
+import html
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import secateur as sc
+from secateur.cli.model_argument import ModelArgument, resolve
+from secateur.cli.options import DataOptions
+from secateur.errors import FileError, ModelError
+from secateur.zoo.data import load
+from secateur.zoo.models import create
+from tests.cli.command_line import lines, secateur
+from tests.proof import assert_accuracy, counted_macs
+
+QUICK = ["--epochs", "0", "--metric", "l2", "--device", "cpu"]
+EXAMPLE = torch.zeros(1, 1, 32, 32)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training run with seed 3, a pruning run that starts from it, and one that goes on from that."""
+    place = tmp_path_factory.mktemp("place")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        data = ["--data", "digits", "--holdout", "train:0.2", "--mean", "0.3"]
+        more = ["--seed", "3", "--epochs", "3", "--batch-size", "32", "--lr", "0.02", "--device", "cpu"]
+        lines(secateur("train", "lenet5", *data, *more, "--out", "trained"))
+        lines(secateur("prune", "trained", "--ratio", "0.3", "--out", "first", *QUICK))
+        lines(secateur("prune", "first", "--target", "0.2", *QUICK))
+    return place
+
+
+@pytest.fixture(autouse=True)
+def there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+def network(*folders: str) -> torch.nn.Module:
+    """The network of the last folder, each cut from the one before."""
+    model = create("lenet5", num_classes=10)
+    for folder in folders:
+        model = sc.load(folder, model)
+    return model.eval()
+
+
+def test_a_run_goes_on_from_a_pruned_network(place: Path) -> None:
+    assert (place / "runs" / "first-2" / "summary.json").exists()  # the folder that it is written to by default
+    whole, first, second = (counted_macs(network(*f), EXAMPLE) for f in ((), ("first",), ("first", "runs/first-2")))
+    assert first < 0.8 * whole and 0.7 * first < second <= 0.8 * first
+    config = json.loads((place / "runs" / "first-2" / "config.json").read_text())
+    # the data set, its share of held-out images and its mean come from the training run, by way of the first one
+    assert {k: config["command"][k] for k in ("model", "data", "holdout", "mean")} == {
+        "model": "first",
+        "data": "digits",
+        "holdout": "train:0.2",
+        "mean": "0.3",
+    }
+    summary = json.loads((place / "runs" / "first-2" / "summary.json").read_text())
+    # images are divided with the seed of the training run, so that what it was trained on is never held out
+    data = load("digits", size=32, holdout="train:0.2", mean=(0.3,), seed=3)
+    assert_accuracy(summary["after"]["holdout"]["top1"], network("first", "runs/first-2"), data.loader("holdout", 256))
+    assert summary["after"]["holdout"]["num_images"] == data.count("holdout")
+    assert_accuracy(summary["before"]["holdout"]["top1"], network("first"), data.loader("holdout", 256))
+    found = secateur("evaluate", "runs/first-2", "--part", "holdout", "--device", "cpu", "--json")
+    assert json.loads(found.stdout)["loss"] == pytest.approx(summary["after"]["holdout"]["loss"], rel=1e-4)
+
+
+def test_how_to_load_it_is_said_and_works(place: Path) -> None:
+    printed = lines(secateur("prune", "--resume", "runs/first-2"))[-1]
+    code = printed.removeprefix("load it with: ")
+    assert code == 'secateur.load("runs/first-2", secateur.load("first", original_model)).eval()'
+    page = (place / "runs" / "first-2" / "report.html").read_text()
+    original = "secateur.load('first', create('lenet5', num_classes=10))"
+    assert f"secateur.load('runs/first-2', {original}).eval()" in html.unescape(page)
+
+
+@pytest.mark.parametrize("name, folders", [("first", ["first"]), ("runs/first-2", ["first", "runs/first-2"])])
+def test_every_verb_takes_a_run(place: Path, name: str, folders: list[str], tmp_path: Path) -> None:
+    expected = network(*folders)
+    found = json.loads("\n".join(lines(secateur("evaluate", name, "--device", "cpu", "--json"))))
+    data = load("digits", size=32, holdout="train:0.2", mean=(0.3,))
+    assert found["num_images"] == data.count("test") and found["data"] == "digits"
+    assert_accuracy(found["top1"], expected, data.loader("test", 256))
+    macs = counted_macs(expected, EXAMPLE)
+    assert json.loads("\n".join(lines(secateur("inspect", name, "--json"))))["macs"] == macs
+    scored = secateur("score", name, "--metric", "l1", "--json", "--device", "cpu")
+    weights = expected.state_dict()["conv2.weight"].abs().sum((1, 2, 3))
+    (unit,) = [v for k, v in json.loads("\n".join(lines(scored)))["scores"]["l1"].items() if k == "conv2:out"]
+    assert torch.tensor(unit).argsort().tolist() == weights.argsort().tolist()
+    assert "untrained" not in scored.stderr and "no --data" not in scored.stderr
+    few = ["--limit", "50", "--num-images", "50", "--metric", "l2"]
+    tried = lines(secateur("sensitivity", name, *few, "--out", tmp_path / "s"))
+    assert any(line.startswith("conv1:out ") for line in tried)
+    lines(secateur("show", "channels", name, "--rows", "2", "--device", "cpu", "--out", tmp_path / "p"))
+    assert (tmp_path / "p" / "channels.png").exists()
+    lines(secateur("export", name, tmp_path / "small.safetensors"))
+    bench = secateur("bench", name, "--batch", "1", "--rounds", "1", "--engine", "eager", "--json")
+    assert macs in [words["macs"] for words in json.loads(bench.stdout)["networks"].values()]
+
+
+def test_weights_after_the_name(place: Path) -> None:
+    save_file(create("lenet5").state_dict(), place / "w.safetensors")
+    for verb in (["evaluate", "lenet5=w.safetensors"], ["evaluate", "lenet5", "--weights", "w.safetensors"]):
+        result = secateur(*verb, "--data", "digits", "--device", "cpu")
+        assert result.exit_code == 0 and "untrained" not in result.stderr
+    result = secateur("evaluate", "lenet5=w.safetensors", "--weights", "w.safetensors", "--data", "digits")
+    assert result.exit_code == 1 and "lenet5=w.safetensors has its own weights: leave out --weights" in result.stderr
+
+
+def test_the_data_set_is_optional_in_every_verb(tmp_path: Path) -> None:
+    for words in (
+        ["evaluate", "lenet5", "--limit", "20"],
+        ["score", "lenet5", "--metric", "l1"],
+        ["sensitivity", "lenet5", "--limit", "20", "--metric", "l2", "--out", str(tmp_path / "s")],
+        ["train", "lenet5", "--epochs", "1", "--limit", "64", "--out", str(tmp_path / "t")],
+    ):
+        result = secateur(*words)
+        assert result.exit_code == 0, result.output
+        assert "note: no --data was given, so the data set is digits" in result.stderr
+        if words[0] != "train":
+            assert "so the network is untrained" in result.stderr, words[0]
+
+
+def test_options_that_are_given_come_before_those_of_the_run() -> None:
+    known = DataOptions(holdout="train:0.5").known_for("first")
+    assert (known.data, known.holdout, known.mean) == ("digits", "train:0.5", "0.3")
+    assert DataOptions(data="mnist").known_for("first") == DataOptions(data="mnist")
+
+
+def test_what_is_resolved() -> None:
+    assert resolve("lenet5") == ModelArgument("lenet5", "lenet5")
+    assert resolve("a=b/c.pt") == ModelArgument("a=b/c.pt", "a", Path("b/c.pt"))
+    assert resolve("runs/first-2").folders == (Path("first"), Path("runs/first-2"))
+    assert resolve("trained").weights == Path("trained/model.safetensors")
+    assert [resolve(n).has_weights for n in ("lenet5", "timm:x", "my.nets:build", "first", "trained", "a=b")] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
+
+
+def test_folders_that_are_no_networks(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match="runs/nothing: there is no such folder; a network is a folder"
+    ):
+        resolve("runs/nothing")
+    with pytest.raises(FileError, match=r"is a folder without plan.json; a pruned network has plan.json"):
+        resolve(str(tmp_path))
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    shutil.copy(place / "first" / "config.json", unfinished)
+    with pytest.raises(FileError, match=f"is not finished; to continue it: secateur prune --resume {unfinished}"):
+        resolve(str(unfinished))
+    moved = tmp_path / "moved"
+    shutil.copytree(place / "runs" / "first-2", moved)
+    config = json.loads((moved / "config.json").read_text())
+    config["command"]["model"] = "runs/gone"
+    (moved / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ModelError, match="was pruned from runs/gone, which cannot be opened: runs/gone: there is no"
+    ):
+        resolve(str(moved))
+    result = secateur("train", "first")
+    assert result.exit_code == 1 and "first holds a pruned network" in result.stderr
