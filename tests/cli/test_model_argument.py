@@ -151,9 +151,7 @@ def test_what_is_resolved() -> None:
 
 
 def test_folders_that_are_no_networks(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ModelError, match="runs/nothing: there is no such folder; a network is a folder"
-    ):
+    with pytest.raises(ModelError, match="runs/nothing: there is no such folder; a network is a folder"):
         resolve("runs/nothing")
     with pytest.raises(FileError, match=r"is a folder without plan.json; a pruned network has plan.json"):
         resolve(str(tmp_path))
@@ -167,9 +165,7 @@ def test_folders_that_are_no_networks(place: Path, tmp_path: Path) -> None:
     config = json.loads((moved / "config.json").read_text())
     config["command"]["model"] = "runs/gone"
     (moved / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        ModelError, match="was pruned from runs/gone, which cannot be opened: runs/gone: there is no"
-    ):
+    with pytest.raises(ModelError, match="was pruned from runs/gone, which cannot be opened: runs/gone: there is no"):
         resolve(str(moved))
     result = secateur("train", "first")
     assert result.exit_code == 1 and "first holds a pruned network" in result.stderr

@@ -18,7 +18,7 @@ from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import command_line, options_from_settings, settings_from, values_of
 from secateur.cli.model_argument import MODEL_HELP, ModelArgument, resolve
-from secateur.cli.options import DeviceOptions, EverydayData
+from secateur.cli.options import DEFAULT_DATA, DeviceOptions, EverydayData
 from secateur.errors import DataError, ModelError, RunError
 from secateur.running.settings import Settings, check_settings
 
@@ -95,10 +95,9 @@ def command(
         asked, out = before, folder.resume
     elif model is None:
         asked = _demo(asked, settings)
-    else:
-        asked |= values_of(data.known_for(model))
     _check(asked)
     check_has_weights(asked)
+    asked |= values_of(settings_from(EverydayData, asked).known_for(asked["model"]))
     _prune(asked, out or _new_folder(resolve(asked["model"]), asked["data"]))
 
 
@@ -112,7 +111,7 @@ def _check(asked: dict[str, Any]) -> None:
 
 def check_has_weights(asked: dict[str, Any]) -> None:
     """ModelError for a network without weights, unless it is the demo's or its own factory may load some."""
-    name, data = asked["model"], asked["data"]
+    name, data = asked["model"], asked["data"] or DEFAULT_DATA
     if asked["weights"] is None and not resolve(name).has_weights and not _is_demo(asked):
         raise ModelError(
             f"pruning starts from a trained network: pass --weights FILE with the weights of {name}. "
@@ -211,7 +210,7 @@ def _network(asked: dict[str, Any], weights: Path | None, images: ImageData, see
 
 
 def _is_demo(asked: dict[str, Any]) -> bool:
-    return (asked["model"], asked["data"]) == (DEMO_MODEL, DEMO_DATA)
+    return (asked["model"], asked["data"] or DEFAULT_DATA) == (DEMO_MODEL, DEMO_DATA)
 
 
 def _new_folder(model: ModelArgument, data: str) -> Path:

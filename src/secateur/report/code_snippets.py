@@ -28,7 +28,9 @@ def loading(run: FinishedRun) -> str:
     original = f"create({', '.join(_create_arguments(run))})"
     for earlier in run.earlier:
         original = f"secateur.load({earlier!r}, {original})"
-    return f"import secateur\nfrom secateur.zoo.models import create\nsmall = secateur.load({folder}, {original}).eval()"
+    return (
+        f"import secateur\nfrom secateur.zoo.models import create\nsmall = secateur.load({folder}, {original}).eval()"
+    )
 
 
 def _create_arguments(run: FinishedRun) -> list[str]:
