@@ -96,19 +96,23 @@ def mmd(values: Array, labels: Array, sigma: float | str = 1.0) -> float:
 
 
 def inputs_of(model: nn.Module, layers: Sequence[str], batches: Batches) -> dict[str, Array]:
-    """Everything that enters each layer, all batches together, in eval mode."""
+    """Everything that enters each layer, all batches together, in eval mode; side by side if it is called often."""
     kept: dict[str, list[Tensor]] = {name: [] for name in layers}
+    calls: dict[str, list[Tensor]] = {name: [] for name in layers}
     modes = [(m, m.training) for m in model.modules()]
     model.eval()
     handles = [
         model.get_submodule(name).register_forward_pre_hook(
-            lambda _, args, name=name: kept[name].append(args[0].detach().clone())
+            lambda _, args, name=name: calls[name].append(args[0].detach().clone())
         )
         for name in layers
     ]
     with torch.no_grad():
         for images, _ in batches:
             model(images)
+            for name, seen in calls.items():
+                kept[name].append(seen[0] if len(seen) == 1 else torch.cat([x.flatten(2) for x in seen], 2))
+                seen.clear()
     for handle in handles:
         handle.remove()
     for module, mode in modes:

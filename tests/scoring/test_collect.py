@@ -14,7 +14,7 @@ import secateur as sc
 from secateur.scoring.collect import collect
 from tests import nets
 from tests.scoring import naive
-from tests.scoring.toys import batches, settled
+from tests.scoring.toys import CalledOften, batches, settled
 
 NETS: dict[str, Callable[[], nn.Module]] = {
     "chain": nets.Chain,
@@ -29,6 +29,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "channels last": nets.ChannelsLast,  # linear layers on [N, H, W, C]
     "shuffle": nets.Shuffle,
     "transposed": nets.Transposed,
+    "called often": CalledOften,
 }
 
 

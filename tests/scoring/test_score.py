@@ -20,7 +20,7 @@ from secateur.scoring.score import score, score_by
 from secateur.scoring.settings import GIB
 from tests import nets
 from tests.scoring import naive
-from tests.scoring.toys import batches, settled
+from tests.scoring.toys import CalledOften, batches, settled
 
 NETS: dict[str, Callable[[], nn.Module]] = {
     "residual": nets.Residual,
@@ -29,6 +29,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "grouped": nets.Grouped,
     "channels last": nets.ChannelsLast,
     "transposed": nets.Transposed,
+    "called often": CalledOften,
 }
 
 

@@ -8,6 +8,24 @@ from torch import Tensor, nn
 CLASSES = 5
 
 
+class CalledOften(nn.Module):
+    """One layer reads three tensors, of which another layer reads one too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.often, self.other = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 6, 3), nn.Conv2d(4, 6, 3)
+        self.fc = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.stem(x))
+        y = (
+            self.other(h) * self.often(h)
+            + self.often(h.tanh())
+            + self.often(h[:, :, 1:, 1:]).mean((2, 3), keepdim=True)
+        )
+        return self.fc(torch.relu(y).mean((2, 3)))
+
+
 def settled(model: nn.Module, shape: tuple[int, ...] = (3, 8, 8), dtype: torch.dtype = torch.float64) -> nn.Module:
     """The network with weights from a fixed seed and batch norms that do something, in eval mode."""
     generator = torch.Generator().manual_seed(7)

@@ -62,6 +62,12 @@ def reduce(x: Tensor) -> RowSums:
     return RowSums(positions, total, norm, _recompute(x, margin < 0) if margin.amin().item() < 0 else None)
 
 
+def together(one: RowSums, other: RowSums) -> RowSums:
+    """The sums over the positions of both tensors, which have the same images and channels."""
+    a, b = to_sums([one]), to_sums([other])
+    return RowSums(one.positions + other.positions, a.total + b.total, (a.squares + b.squares).sqrt_())
+
+
 def to_sums(parts: Sequence[RowSums]) -> ImageSums:
     """All parts side by side in float64."""
     sizes = [part.total.shape[1] for part in parts]

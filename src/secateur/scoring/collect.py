@@ -13,7 +13,7 @@ from secateur.base.distributed import add_up, all_or_none, check_even, processes
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
-from secateur.scoring.channel_sums import RowSums, reduce, to_sums
+from secateur.scoring.channel_sums import RowSums, reduce, to_sums, together
 from secateur.scoring.data_pass import walk
 from secateur.scoring.moments import Accumulator, BatchMoments, ClassMoments, by_class
 from secateur.scoring.sampling import sampled
@@ -68,9 +68,15 @@ class _Gatherer:
         self._moments: Accumulator | None = None
 
     def see(self, name: str, x: Tensor) -> None:
-        """Reduce the tensor at a tap: the whole axis once for all plain slots, and each pooled slot separately."""
+        """Reduce the tensor at a tap: the whole axis once for all plain slots, and each pooled slot separately.
+
+        The positions of all calls of a layer count."""
         for key, slot in self._needs[name]:
-            self._pending[name, key] = reduce(gather(x, slot) if key else x)
+            sums = reduce(gather(x, slot) if key else x)
+            before = self._pending.get((name, key))
+            if before is not None and len(before.total) != len(sums.total):
+                raise ScoreError(f"{name} is called with another number of images each time; it cannot be scored")
+            self._pending[name, key] = sums if before is None else together(before, sums)
 
     def after(self, batch: int, labels: Tensor, logits: Tensor) -> None:
         """Add the batch to the running moments."""

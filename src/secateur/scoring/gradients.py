@@ -53,7 +53,7 @@ class _Effects:
 
     def __init__(self, graph: ChannelGraph, taps: Mapping[str, Tap], weights: dict[str, Tensor]) -> None:
         self._graph, self._taps, self._weights = graph, taps, weights
-        self._views: dict[str, tuple[Tensor, int]] = {}
+        self._views: list[tuple[str, Tensor, int]] = []  # layer, its input and the version of it, for each call
         self.squares = {n: torch.zeros(unit.width, dtype=torch.float64) for n, unit in graph.units.items()}
         self.gradients = {n: torch.zeros_like(w, dtype=torch.float64, device="cpu") for n, w in weights.items()}
 
@@ -71,28 +71,27 @@ class _Effects:
 
     def _look(self, name: str, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         view = args[0].view_as(args[0])
-        self._views[name] = (view, view._version)
+        self._views.append((name, view, view._version))
         return (view, *args[1:])
 
     def after(self, batch: int, labels: Tensor, logits: Tensor) -> None:
         """Run backward, and add this batch to the sums."""
-        views, self._views = self._views, {}
+        views, self._views = self._views, []
         # Summed over the batch, so that every image has its own gradient.
         loss = F.cross_entropy(logits, labels.to(logits.device), reduction="sum")
-        wanted = [*(view for view, _ in views.values()), *self._weights.values()]
+        wanted = [*(view for _, view, _ in views), *self._weights.values()]
         with torch.no_grad():
             found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
-            flows = dict(zip(views, found, strict=False))
             for (name, total), gradient in zip(self.gradients.items(), found[len(views) :], strict=True):
                 total += torch.zeros(()) if gradient is None else _checked(gradient, name, batch).cpu()
-            self._add_squares(views, flows, batch)
+            self._add_squares(views, found[: len(views)], batch)
 
     def _add_squares(
-        self, views: Mapping[str, tuple[Tensor, int]], flows: Mapping[str, Tensor | None], batch: int
+        self, views: Sequence[tuple[str, Tensor, int]], flows: Sequence[Tensor | None], batch: int
     ) -> None:
+        """Add the squared effects. A channel that a layer reads in several calls is removed from all of them."""
         effects: dict[str, Tensor] = {}
-        for name, (view, version) in views.items():
-            flow = flows[name]
+        for (name, view, version), flow in zip(views, flows, strict=True):
             if flow is None:
                 continue
             if view._version != version:

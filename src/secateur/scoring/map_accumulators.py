@@ -9,21 +9,26 @@ from torch import Tensor
 
 from secateur.errors import ScoreError
 from secateur.scoring.evidence import Maps, Scatter
-from secateur.scoring.tap_hooks import Slot
+from secateur.scoring.tap_hooks import Slot, gather
 
 
 class MapAccumulator(ABC):
-    """The maps of one slot. A tap puts a batch's maps into `pending`; `add` keeps them when the batch is done."""
+    """The maps of one slot. A tap shows a batch's maps to `see`; `add` keeps them when the batch is done."""
 
     def __init__(self, tap: str, slot: Slot) -> None:
         self.tap, self.slot = tap, slot
-        self.pending: Tensor | None = None  # [N, n, d]
+        self._pending: list[Tensor] = []  # [N, n, d] of each call of the layer
+
+    def see(self, x: Tensor) -> None:
+        """The tensor that enters the layer in one of its calls."""
+        self._pending.append(gather(x, self.slot))
 
     def add(self, batch: int, mine: Tensor, labels: Tensor, classes: int) -> None:
         """Keep the images `mine` (a mask) of the batch, which have these labels."""
-        maps, self.pending = self.pending, None
-        if maps is None:
+        calls, self._pending = self._pending, []
+        if not calls:
             raise ScoreError(f"batch {batch} does not run through {self.tap}, unlike the example")
+        maps = torch.cat(calls, 2)
         maps = maps[mine.to(maps.device)].cpu()
         if not bool(torch.isfinite(maps).all()):
             raise ScoreError(

@@ -22,7 +22,7 @@ from secateur.scoring.map_accumulators import MapAccumulator, ScatterAccumulator
 from secateur.scoring.sampling import Sample
 from secateur.scoring.settings import GIB, Where
 from secateur.scoring.statistics import usable_classes
-from secateur.scoring.tap_hooks import Slot, Tap, gather
+from secateur.scoring.tap_hooks import Slot, Tap
 from secateur.scoring.tap_location import TapLocations, locate_taps, watched
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def _gathered(
 
     def see(name: str, x: Tensor) -> None:
         for accumulator in accumulators[name]:
-            accumulator.pending = gather(x, accumulator.slot)  # [N, n, d]
+            accumulator.see(x)
 
     def after(batch: int, labels: Tensor, logits: Tensor) -> None:
         mine = number[labels] >= 0
@@ -140,10 +140,11 @@ def _gathered(
 
 def _wants(graph: ChannelGraph, places: TapLocations) -> tuple[Mapping[str, Tap], list[WantedMaps]]:
     """The taps, with shared ones merged, and the maps to keep. One forward pass of the example shows their sizes."""
-    shapes: dict[str, tuple[torch.Size, int]] = {}
+    shapes: dict[str, tuple[int, int]] = {}  # pixels in all calls, and the bytes of one
 
     def see(name: str, x: Tensor) -> None:
-        shapes[name] = (x.shape, x.element_size())
+        before, _ = shapes.get(name, (0, 0))
+        shapes[name] = (before + x.shape[2:].numel(), x.element_size())
 
     args, kwargs = as_call(graph.example)
     with evaluating(graph.model), generators_kept(), torch.no_grad(), watched(graph, places, see) as sharing:
@@ -151,8 +152,8 @@ def _wants(graph: ChannelGraph, places: TapLocations) -> tuple[Mapping[str, Tap]
     taps = sharing.merged(places.taps)
     wants: list[WantedMaps] = []
     for name, tap in taps.items():
-        shape, size = shapes[name]
-        wants += [WantedMaps(name, slot, slot.inputs.shape[1] * shape[2:].numel(), size) for slot in tap.slots]
+        pixels, size = shapes[name]
+        wants += [WantedMaps(name, slot, slot.inputs.shape[1] * pixels, size) for slot in tap.slots]
     order = list(graph.units)
     return taps, sorted(wants, key=lambda want: order.index(want.slot.unit))
 

@@ -104,10 +104,11 @@ def _add(slots: list[Slot], new: Slot) -> None:
 def tapped(graph: ChannelGraph, taps: Mapping[str, Tap], see: See) -> Iterator[Sharing]:
     """Inside the block every forward pass of `graph.model` shows each tap's tensor to `see`, a shared one only once.
 
+    A layer that is called several times shows the tensor of each call, and shares it with no other layer.
     The hooks run after existing hooks, so they see the channels that a channel selection has left. They are removed
     afterwards, on errors too.
     """
-    sharing = Sharing()
+    sharing, calls = Sharing(), graph.found.traced.calls
     seen: dict[
         tuple[int, bool], tuple[weakref.ref[Tensor], int, str]
     ] = {}  # (id of the tensor, linear layer?) -> tensor, version, layer
@@ -119,7 +120,8 @@ def tapped(graph: ChannelGraph, taps: Mapping[str, Tap], see: See) -> Iterator[S
         x = args[0]
         key = (id(x), isinstance(layer, nn.Linear))  # linear layers have their channel axis elsewhere
         tensor, version, owner = seen.get(key, (lambda: None, 0, ""))
-        known = tensor() is x and version == x._version and owner != name
+        once = calls.get(name, 1) == calls.get(owner, 1) == 1
+        known = once and tensor() is x and version == x._version and owner != name
         if known and taps[name].needs().keys() <= taps[owner].needs().keys():
             sharing.owner[name] = owner
             return

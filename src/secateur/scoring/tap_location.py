@@ -64,7 +64,9 @@ def locate_taps(graph: ChannelGraph, where: Where) -> TapLocations:
         if rest:
             readers[name] = Tap(name, tuple(rest))
             units = " and ".join(dict.fromkeys(slot.unit for slot in rest))
-            notes.append(f"{units}: there is no activation right before {name}, so its input is scored")
+            several = graph.found.traced.calls.get(name, 1) > 1
+            why = f"{name} is called several times" if several else f"there is no activation right before {name}"
+            notes.append(f"{units}: {why}, so its input is scored")
     for note in notes:
         log.info("%s", note)
     activations = {call: Tap(f"activation {call}", tuple(parts)) for call, parts in sorted(slots.items())}
@@ -94,7 +96,7 @@ def _shown(see: See, name: str, at_end: bool) -> Callable[[Tensor], None]:
 
 
 def _origins(graph: ChannelGraph, taps: Mapping[str, Tap]) -> dict[str, Origin | None]:
-    """For each tapped layer: the activations that its input comes from."""
+    """For each tapped layer that is called once: the activations that its input comes from."""
     follow = ActivationTracer()
     origins: dict[str, Origin | None] = dict.fromkeys(taps)
     model = graph.model
@@ -103,7 +105,8 @@ def _origins(graph: ChannelGraph, taps: Mapping[str, Tap]) -> dict[str, Origin |
     def note(name: str, _: nn.Module, given: tuple[Any, ...]) -> None:
         origins[name] = follow.origin(given[0]) if given and isinstance(given[0], Tensor) else None
 
-    handles = [model.get_submodule(name).register_forward_pre_hook(partial(note, name)) for name in taps]
+    once = [name for name in taps if graph.found.traced.calls.get(name, 1) == 1]
+    handles = [model.get_submodule(name).register_forward_pre_hook(partial(note, name)) for name in once]
     try:
         with evaluating(model), generators_kept(), torch.no_grad(), follow:
             model(*args, **kwargs)
