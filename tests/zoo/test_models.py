@@ -157,7 +157,40 @@ def test_names_from_torchvision_and_timm() -> None:
 
 def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ModelError, match=r"timm cannot be imported .* install a version of timm that matches"):
+    with pytest.raises(ModelError, match=r"timm cannot be imported .*; install it: pip install timm"):
+        models.create("timm:resnet18")
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+@pytest.mark.parametrize(
+    "fault", ["raise RuntimeError('operator torchvision::nms does not exist')", "raise ImportError('undefined symbol')"]
+)
+def test_a_broken_torchvision_is_named_also_where_timm_imports_it(
+    library: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package, text in {"torchvision": fault, "timm": "import torchvision"}.items():
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ModelError) as caught:
+        models.create(f"{library}:resnet18")
+    words = str(caught.value)
+    assert words.startswith(f"{library} cannot be imported (")
+    assert f"the installed torchvision does not fit torch {torch.__version__}" in words
+    assert "Install torch and torchvision together" in words
+
+
+def test_a_library_with_another_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "timm").mkdir()
+    (tmp_path / "timm" / "__init__.py").write_text("import nothing_of_this_name")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(
+        ModelError, match=r"No module named 'nothing_of_this_name'.*install a version of timm that fits"
+    ):
         models.create("timm:resnet18")
 
 

@@ -6,12 +6,14 @@ import difflib
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from secateur.base.registry import unknown
@@ -116,9 +118,27 @@ def _library(module_name: str, package: str) -> ModuleType:
         return importlib.import_module(module_name)
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
         raise ModelError(
-            f"{package} cannot be imported ({type(error).__name__}: {error}); "
-            f"install a version of {package} that matches the installed torch, or choose another model"
-        ) from error
+            f"{package} cannot be imported ({type(error).__name__}: {error}); {_cure(package, error)}"
+        ) from (error)
+
+
+def _cure(package: str, error: Exception) -> str:
+    """What to install. timm imports torchvision, and may fail because of it."""
+    missing = getattr(error, "name", None)
+    if isinstance(error, ModuleNotFoundError) and str(missing).partition(".")[0] == package:
+        return f"install it: pip install {package}"
+    if "torchvision" in str(error) or "torchvision" in _imported(error):
+        return (
+            f"the installed torchvision does not fit torch {torch.__version__}: its compiled operators are missing. "
+            "Install torch and torchvision together, both for the CPU or both for the same CUDA version"
+        )
+    return f"install a version of {package} that fits torch {torch.__version__}, or choose another model"
+
+
+def _imported(error: Exception) -> set[str]:
+    """The packages whose code was running when the error was raised."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames}
 
 
 def _import_own(name: str, module_name: str) -> ModuleType:
