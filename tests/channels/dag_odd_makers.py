@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.channels.dags import Builder
@@ -163,6 +164,24 @@ class Standardised(nn.Conv2d):
         return super()._conv_forward(input, centred * scale, bias)
 
 
+class OwnConv(nn.Module):
+    """A layer as people write it themselves."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__()
+        self.in_channels, self.weight = inputs, nn.Parameter(torch.empty(outputs, inputs, 1, 1))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.gain = nn.Parameter(torch.empty(outputs, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, self.bias) * self.gain
+
+
+def make_own(b: Builder) -> None:
+    x = b.map()
+    b.layer(OwnConv(b.channels(x), b.choice((1, 2, 4, 6)), b.choice((True, False))), x)
+
+
 def make_standardised(b: Builder) -> None:
     x = b.map()
     groups = 2 if b.channels(x) % 4 == 0 else 1
@@ -200,6 +219,7 @@ ODD_MAKERS: tuple[tuple[int, Maker], ...] = (
     (3, make_parameter),
     (1, make_packed),
     (3, make_standardised),
+    (3, make_own),
     (2, make_fused),
     (1, make_weight_scalar),
 )

@@ -67,6 +67,12 @@ def test_moments_of_every_unit_at_every_tap(name: str, dtype: torch.dtype) -> No
                         assert tap.moments.variance[k, i] == pytest.approx(part.var(), rel=rtol, abs=1e-12)
 
 
+def test_a_layer_that_is_called_often_is_scored_at_its_input() -> None:
+    """There is an activation before two of its calls, but a tap in front of one of them would miss the others."""
+    found = collect(graph_of("called often"), batches(), tap="before_activation")
+    assert [note for note in found.notes if "often is called several times, so its input is scored" in note]
+
+
 class Fork(nn.Module):
     """Two layers read one tensor; a third reads what an in-place operation made of it."""
 

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
 from secateur.channels.discovery.discover import Discovery
-from secateur.channels.layer_kinds import CONVOLUTIONS, MIXING, TRANSPOSED, is_depthwise
+from secateur.channels.layer_kinds import CONVOLUTIONS, FUNCTIONS, MIXING, TRANSPOSED, is_depthwise
 from secateur.channels.liveness import Liveness
 from secateur.channels.traced import Traced
 from secateur.channels.units import Indices, Mask
@@ -112,7 +111,7 @@ def find_layers(traced: Traced) -> dict[str, Layer]:
                 layer = _module_layer(traced, node, module, batch)
                 if owners.setdefault(id(module.weight), layer.name) != layer.name:
                     layer = replace(layer, tied=True)
-        elif node.op == "call_function" and node.target in _FUNCTIONAL:
+        elif node.op == "call_function" and node.target in FUNCTIONS:
             layer = _functional_layer(traced, node, batch)
         if layer is not None:
             again = layers.get(layer.name)
@@ -120,9 +119,6 @@ def find_layers(traced: Traced) -> dict[str, Layer]:
                 layer = replace(layer, positions=layer.positions + again.positions)
             layers[layer.name] = layer
     return layers
-
-
-_FUNCTIONAL = (F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d, F.linear)
 
 
 def _batch(traced: Traced) -> int:
@@ -165,6 +161,6 @@ def _functional_layer(traced: Traced, node: fx.Node, batch: int) -> Layer | None
         return None
     out = traced.shapes[node.name]
     values = math.prod(out) // batch
-    name = weight.target if weight.op == "get_attr" else node.name
+    name = traced.functional.get(node.name) or (weight.target if weight.op == "get_attr" else node.name)
     inputs, kernel = int(shape[1]), math.prod(shape[2:])
     return Layer(str(name), "functional", inputs, int(shape[0]), 1, kernel, values // int(shape[0]), False)

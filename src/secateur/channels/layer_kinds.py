@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import nn
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 MIXING = (*CONVOLUTIONS, nn.Linear)
+FUNCTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, F.linear)  # as layers, on weights that are given to them
 DEPTHWISE = "secateur_depthwise"  # attribute of a pruned convolution: whether it was depthwise before
 
 

@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.layer_kinds import CONVOLUTIONS, DEPTHWISE, TRANSPOSED
+from secateur.channels.layer_kinds import CONVOLUTIONS, DEPTHWISE, MIXING, TRANSPOSED
 from secateur.channels.units import Indices
 
 
 def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
     """Keep these inputs and outputs of a conv or linear layer, in this order. Further tensors of a derived class are
     cut if they have an entry for each output."""
+    derived = isinstance(layer, MIXING)
     wide = int(layer.out_features if isinstance(layer, nn.Linear) else getattr(layer, "out_channels", 0))
-    for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
+    for name, tensor in [*layer._parameters.items(), *layer._buffers.items()] if derived else ():
         if name not in ("weight", "bias") and _has_entries(name, tensor, wide):
             _slice(layer, name, outputs)
     if isinstance(layer, nn.Linear):
@@ -28,19 +29,31 @@ def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
         if layer.groups > 1:  # a group with one channel left does not make it depthwise
             setattr(layer, DEPTHWISE, False)
     else:
-        raise TypeError(f"{type(layer).__name__} is not a layer that mixes channels")
+        _shrink_own(layer, inputs, outputs)
     _slice(layer, "bias", outputs)
+
+
+def _shrink_own(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
+    """A module that calls a function on a weight of its own. Attributes that say how wide it is follow."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    for width, kept, ends in ((weight.size(1), inputs, "in"), (weight.size(0), outputs, "out")):
+        for name in (f"{ends}_channels", f"{ends}_features"):
+            if getattr(layer, name, None) == width:
+                setattr(layer, name, len(kept))
+    _replace(layer, "weight", _block(weight, outputs, inputs))
 
 
 def without_inputs(layer: Any, inputs: Indices) -> Tensor:
     """The weight of a conv or linear layer, with zeros where it reads these inputs."""
     weight: Tensor = layer.weight.detach()
     transposed = isinstance(layer, TRANSPOSED)
-    width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    groups = 1
+    if isinstance(layer, CONVOLUTIONS) and not transposed:  # all groups of a transposed one share its first axis
+        groups = layer.groups
+    width = weight.size(0) if transposed else weight.size(1) * groups
     stays = torch.ones(width, dtype=torch.bool)
     stays[_t(inputs)] = False
     stays = stays.to(weight.device)
-    groups = 1 if transposed else getattr(layer, "groups", 1)  # all groups of a transposed one share its first axis
     if groups == 1:
         shape = [1] * weight.dim()
         shape[0 if transposed else 1] = width

@@ -108,7 +108,8 @@ class _Matcher:
     def __init__(self, graph: ChannelGraph) -> None:
         self.graph = graph
         nodes = graph.found.traced.graph.nodes
-        self.nodes = {str(n.target): n for n in nodes if n.op in ("call_module", "get_attr")}
+        traced = graph.found.traced
+        self.nodes = {traced.layer_of(n) or str(n.target): n for n in nodes if n.op.startswith(("call", "get_attr"))}
 
     def kept(self, name: str, before: Indices, after: Indices, mask: Mask | None) -> Indices:
         """Positions in `before` of the labels `after`, which must be all that the mask allows."""

@@ -146,8 +146,8 @@ class GraphRunner(fx.Interpreter):
         return [node for node in self.nodes if node in reached]
 
     def calls_of(self, modules: Collection[str]) -> list[fx.Node]:
-        """The nodes that call one of these modules."""
-        return [node for node in self.nodes if node.op == "call_module" and str(node.target) in modules]
+        """The nodes that call one of these layers."""
+        return [node for node in self.nodes if self.traced.layer_of(node) in modules]
 
     # -- calls that work in place
 

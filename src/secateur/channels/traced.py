@@ -6,7 +6,7 @@ Everything that reads or runs a graph depends on this form only, not on how the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx, nn
@@ -28,10 +28,15 @@ class Traced:
     modules: Mapping[str, nn.Module]  # name of a called module -> module
     attributes: Mapping[str, Any]  # target of a get_attr node -> parameter, buffer or constant
     literals: frozenset[str]  # attributes that are not on the model: tensors that forward creates, `torch.tensor([1])`
+    functional: Mapping[str, str] = field(default_factory=dict)  # call of a function on a module's weight -> module
+
+    def layer_of(self, node: fx.Node) -> str | None:
+        """The name of the module that a node calls, or whose weight it gives to a function; None if there is none."""
+        return str(node.target) if node.op == "call_module" else self.functional.get(node.name)
 
     def module(self, node: fx.Node) -> nn.Module:
-        """The module that a call_module node calls."""
-        return self.modules[str(node.target)]
+        """The module that a node calls, or whose weight it gives to a function."""
+        return self.modules[self.layer_of(node) or ""]
 
     def batch_norm_after(self, node: fx.Node) -> fx.Node | None:
         """The call of a batch norm that alone uses the value of `node`, if the norm is called only here."""

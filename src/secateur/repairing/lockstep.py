@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.channels.graph import ChannelGraph
-from secateur.channels.layer_kinds import is_depthwise
+from secateur.channels.layer_kinds import MIXING, is_depthwise
 from secateur.channels.layer_surgery import depthwise_filters
 from secateur.channels.liveness import Liveness
 from secateur.channels.plan import Plan
@@ -67,9 +67,10 @@ class Walk:
 
     def lost_inputs(self, node: fx.Node) -> bool:
         """Whether the node is a conv or linear layer that reads fewer channels than it did."""
-        if node.op != "call_module" or str(node.target) not in self.found.reads:
+        name = self.found.traced.layer_of(node)
+        if name is None or name not in self.found.reads:
             return False
-        before, after = (_width(model.get_submodule(str(node.target))) for model in self.models)
+        before, after = (_width(model.get_submodule(name)) for model in self.models)
         return after < before
 
     def _after_cuts(self) -> set[fx.Node]:
@@ -148,4 +149,7 @@ def _width(layer: nn.Module) -> int:
     selection = selection_of(layer)
     if selection is not None and selection.filled:
         return int((selection.index < selection.index.max()).sum())
-    return int(getattr(layer, "in_features", getattr(layer, "in_channels", 0)))
+    if isinstance(layer, MIXING):
+        return int(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
+    weight = getattr(layer, "weight", None)  # of a layer that the user has written
+    return int(weight.shape[1]) if isinstance(weight, Tensor) else 0

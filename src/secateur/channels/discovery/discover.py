@@ -51,9 +51,9 @@ class Discovery:
 
     @cached_property
     def unable_to_select(self) -> frozenset[str]:
-        """Layers that read all channels of a stream: they need all inputs, are called by keyword, or with an image
-        without a batch dimension."""
-        found = set(self.find_rule.reading_all)
+        """Layers that read all channels of a stream: they need all inputs, are functions, are called by keyword, or
+        with an image without a batch dimension."""
+        found = {*self.find_rule.reading_all, *self.traced.functional.values()}
         for node in self.traced.graph.nodes:
             if node.op == "call_module" and str(node.target) in self.reads:
                 module, shape = self.traced.module(node), self.traced.shapes[node.all_input_nodes[0].name]

@@ -55,12 +55,12 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The dotted name of the called module."""
-        return str(self.node.target)
+        """The dotted name of the called layer."""
+        return self.labels.traced.layer_of(self.node) or str(self.node.target)
 
     @property
     def module(self) -> nn.Module:
-        """The called module."""
+        """The called layer."""
         return self.labels.traced.module(self.node)
 
     @property
@@ -157,7 +157,7 @@ class Call:
         reason = reason or f"{self.what} has no rule"
         self.unchanged()
         self.hold((self.args, self.kwargs), reason)
-        if self.node.op == "call_module" and not self.labels.replaying:
+        if self.labels.traced.layer_of(self.node) is not None and not self.labels.replaying:
             self.record.opaque[self.name] = reason
         return fixed_like(self.shape)
 

@@ -82,6 +82,11 @@ class LabelPass:
         owner = self.traced.model.get_submodule(owner_name)
         return attribute in owner._parameters or attribute in owner._buffers
 
+    def _of_layer(self, node: fx.Node) -> bool:
+        """Whether a tensor is the weight or bias of a layer, which is cut with it."""
+        owner, _, tensor = str(node.target).rpartition(".")
+        return tensor in ("weight", "bias") and any(self.traced.layer_of(user) == owner for user in node.users)
+
     def _attribute(self, node: fx.Node) -> Any:
         """A bare parameter or buffer. It writes channels along its only axis longer than 1; otherwise it is fixed."""
         name = str(node.target)
@@ -89,7 +94,7 @@ class LabelPass:
         if not isinstance(value, Tensor):
             return value
         long = [d for d in range(value.dim()) if value.size(d) > 1]
-        if len(long) != 1 or name in self.opaque or not self._is_state(name):
+        if len(long) != 1 or name in self.opaque or not self._is_state(name) or self._of_layer(node):
             return constant(value.shape)
         vector = self.emit(name, value.size(long[0]))
         if isinstance(self.emit, Emitter):

@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from secateur.base.module_state import module_state_kept
 from secateur.base.preserve_state import nothing_compiled
 from secateur.channels.recording.arguments import Arguments, read_arguments
+from secateur.channels.recording.own_layers import own_layers
 from secateur.channels.recording.trace_errors import explain
 from secateur.channels.recording.value_tracer import ValueTracer, shapes_of
 from secateur.channels.traced import Example, Traced, attribute_of, named_modules
@@ -52,9 +53,11 @@ def record_calls(model: nn.Module, example: Example, is_leaf: IsLeaf, *, trainin
 
 def _traced(model: nn.Module, tracer: ValueTracer, attributes: dict[str, Any]) -> Traced:
     calls: dict[str, int] = {}
+    functional = own_layers(tracer.graph, tracer.functional)
     for node in tracer.graph.nodes:
-        if node.op == "call_module":
-            calls[str(node.target)] = calls.get(str(node.target), 0) + 1
+        if node.op == "call_module" or node.name in functional:
+            name = functional.get(node.name) or str(node.target)
+            calls[name] = calls.get(name, 0) + 1
         elif node.op == "get_attr" and node.name not in tracer.shapes:  # a tensor among the arguments of a call
             tracer.shapes[node.name] = shapes_of(attributes[str(node.target)])
     return Traced(
@@ -67,6 +70,7 @@ def _traced(model: nn.Module, tracer: ValueTracer, attributes: dict[str, Any]) -
         modules={name: tracer.called[name] for name in calls},
         attributes=attributes,
         literals=frozenset(name for name in attributes if not _has(model, name)),
+        functional=functional,
     )
 
 

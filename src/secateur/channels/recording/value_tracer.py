@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from secateur.channels.layer_kinds import FUNCTIONS
 from secateur.channels.recording.arguments import Arguments
 from secateur.channels.recording.patches import sizes_are_recorded
 from secateur.channels.recording.proxies import PROXIES, TensorProxy, proxy_of, value_of, values_in
@@ -33,6 +34,8 @@ class ValueTracer(fx.Tracer):
         self._arguments = arguments
         self._computing = False
         self.called: dict[str, nn.Module] = {}
+        self.functional: dict[str, str] = {}
+        self._followed: list[tuple[str, fx.Node]] = []  # modules with a weight that are being followed, and their input
         self.shapes: dict[str, Shapes] = {}
         self.identities: set[str] = set()
         self.guards: set[str] = set()
@@ -75,6 +78,8 @@ class ValueTracer(fx.Tracer):
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, *rest: Any, **options: Any
     ) -> Any:
         node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs), name)
+        if self._followed and kind == "call_function" and target in FUNCTIONS:
+            self._note_layer(node)
         first = value_of(args[0]) if args and kind.startswith("call") else None
         written = first._version if isinstance(first, Tensor) else None
         value = self._compute(kind, target, args, kwargs)
@@ -121,9 +126,12 @@ class ValueTracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self._computing or not self.is_leaf_module(m, ""):
+        if self._computing:
             return forward(*args, **kwargs)
         name = (self.submodule_paths or {}).get(m)
+        if not self.is_leaf_module(m, ""):
+            own = name is not None and m._parameters.get("weight") is not None
+            return self._follow(m, str(name), forward, args, kwargs) if own else forward(*args, **kwargs)
         computed = any(
             isinstance(parameter, TensorProxy) for parameter in m._parameters.values()
         )  # torch.func.functional_call
@@ -131,6 +139,33 @@ class ValueTracer(fx.Tracer):
             return forward(*args, **kwargs)
         self.called[name] = m
         return self.create_proxy("call_module", name, args, kwargs)
+
+    def _follow(self, m: nn.Module, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Follow a module with a weight of its own. It is a layer if it calls a function on this weight and its input,
+        and uses its input for nothing else."""
+        if not args or type(args[0]) not in PROXIES:
+            return forward(*args, **kwargs)
+        node = args[0].node
+        before = len(node.users)
+        self._followed.append((name, node))
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self._followed.pop()
+            users = list(node.users)[before:]
+            if len(users) == 1 and users[0].name in self.functional:
+                self.called[name] = m
+            else:
+                for user in users:
+                    self.functional.pop(user.name, None)
+
+    def _note_layer(self, node: fx.Node) -> None:
+        """Note a function that is called on the weight of the module that is being followed, and on its input."""
+        name, entered = self._followed[-1]
+        weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+        own = isinstance(weight, fx.Node) and weight.op == "get_attr" and weight.target == f"{name}.weight"
+        if own and node.args and node.args[0] is entered:
+            self.functional[node.name] = name
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if self._computing or not isinstance(attr_val, Tensor):

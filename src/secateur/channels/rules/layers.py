@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secateur.channels.labels.call import Call, Rule
 from secateur.channels.labels.label_tensors import along, tensors_in
@@ -48,6 +48,25 @@ def linear(call: Call) -> Any:
         return call.unknown(f"{call.what} runs along an axis that carries channels")
     call.reads(vector)
     return along(call.writes(layer.out_features), call.shape, call.x.dim() - 1)
+
+
+def own_layer(call: Call) -> Any:
+    """Convolution and linear functions: as layers, if they are called in a module on a weight and a bias of its own."""
+    if call.labels.traced.layer_of(call.node) is None:
+        return call.unknown(f"{call.what} is called on other tensors than the own weight and bias of a module")
+    weight: Tensor = call.argument(1, "weight")
+    for tensor in ("weight", "bias"):
+        if f"{call.name}.{tensor}" in call.labels.opaque:
+            return call.unknown(call.labels.opaque[f"{call.name}.{tensor}"])
+    x = call.x
+    dim = x.dim() - weight.dim() + 1
+    if weight.dim() == 2 and dim != 1:
+        return call.unknown(f"{call.what} reads the last of {x.dim()} dimensions; give these weights to nn.Linear")
+    vector = call.vector(x, dim)
+    if vector is None:
+        return call.unknown(f"{call.what} runs along an axis that carries channels")
+    call.reads(vector)
+    return along(call.writes(weight.size(0)), call.shape, dim)
 
 
 def channelwise(call: Call) -> Any:

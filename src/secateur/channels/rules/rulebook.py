@@ -53,9 +53,10 @@ class RuleFinder:
     def __call__(self, node: fx.Node) -> Rule:
         """The rule for a node: the user's own first, then the one of the tables, else `unknown`."""
         target = node.target
+        layer = self.traced.layer_of(node)
+        if layer is not None and layer in self.opaque:
+            return kept_because(self.opaque[layer])
         if node.op == "call_module":
-            if str(target) in self.opaque:
-                return kept_because(self.opaque[str(target)])
             base = base_layer(self.traced.module(node))
             return running.unknown if base is None else _OWN.get(base) or LAYERS.get(base, running.unknown)
         if target in _OWN:

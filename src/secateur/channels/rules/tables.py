@@ -12,6 +12,7 @@ from torch import nn
 
 from secateur.channels.labels.call import Rule
 from secateur.channels.layer_kinds import CONVOLUTIONS
+from secateur.channels.layer_kinds import FUNCTIONS as LAYER_FUNCTIONS
 from secateur.channels.rules import cutting, layers, pointwise, regrouping, reshaping, running
 from secateur.channels.traced import with_part
 
@@ -154,6 +155,7 @@ def _functions(names: dict[str, Rule]) -> dict[Any, Rule]:
             plain = getattr(F, f"_{name}{k}d", None)
             if plain is not None:
                 table[plain] = layers.spatial(k)
+    table |= dict.fromkeys(LAYER_FUNCTIONS, layers.own_layer)
     table[getattr] = running.size_of
     table[with_part] = cutting.assign
     table |= {F.pad: reshaping.pad, F.unfold: regrouping.unfold, F.fold: regrouping.fold}
