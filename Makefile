@@ -45,7 +45,12 @@ check: .venv/.ready  ## ruff and mypy --strict
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-zoo: .venv/.ready    ## every torchvision and timm network: exact, and how much of it can be pruned -> docs/zoo.md
+.venv/.networks: .venv/.ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,networks]"
+	touch $@
+
+zoo: .venv/.networks ## networks of eight libraries: exact, and how much of each can be pruned -> docs/zoo.md
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m zoo
 	$(PY) benchmarks/zoo.py --write docs/zoo.md
 
 bench: .venv/.ready  ## speed, as ratios measured in one run

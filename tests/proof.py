@@ -104,12 +104,20 @@ def mask_of(positions: Tensor) -> Any:
     return hook
 
 
-def counted_macs(model: nn.Module, example: Example) -> int:
-    """Multiply-adds of conv and linear ops in one forward of the real network: half of PyTorch's own flop count."""
+def counted_macs(model: nn.Module, example: Example, in_layers: bool = False) -> int:
+    """Multiply-adds of conv and linear ops in one forward of the real network: half of PyTorch's own flop count.
+
+    in_layers: only those of convolution and linear modules, not of code that calls the same operations on its own.
+    """
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(model, copy.deepcopy(example))
-    by_op = counter.get_flop_counts().get("Global", {})
-    flops = sum(count for op, count in by_op.items() if str(op).split(".")[-1] in LAYER_OPS)
+    counts = counter.get_flop_counts()
+    modules = ["Global"]
+    if in_layers:
+        layers = (nn.modules.conv._ConvNd, nn.Linear)
+        modules = [f"{type(model).__name__}.{n}" for n, m in model.named_modules() if isinstance(m, layers)]
+    by_op = [item for module in modules for item in counts.get(module, {}).items()]
+    flops = sum(count for op, count in by_op if str(op).split(".")[-1] in LAYER_OPS)
     assert flops % 2 == 0
     return flops // 2
 

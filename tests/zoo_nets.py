@@ -1,115 +1,79 @@
-"""How torchvision's and timm's networks are built for tests: random weights, but signals that stay alive.
-
-torchvision's wheel wants two operators that a CPU build of PyTorch does not have; they are declared (not implemented)
-before the import, which is enough for its classifiers and for timm.
-"""
+"""How networks of other libraries are built for tests: random weights, but signals that stay alive."""
 
 from __future__ import annotations
 
 import importlib
 import re
-import sys
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-TORCHVISION_PATTERN = re.compile(
-    "(alexnet|vgg|resnet|resnext|wide_resnet|densenet|mobilenet|efficientnet|mnasnet|regnet|shufflenet|squeezenet"
-    "|googlenet|inception_v3|convnext)"
-)
-TIMM_NAMES = (
-    "resnet50d resnet26t resnetv2_50 seresnet50 ecaresnet50t skresnet18 res2net50_26w_4s resnest14d cspresnet50 "
-    "cspdarknet53 darknet53 dpn68 dla34 hrnet_w18_small regnety_004 tf_efficientnet_b0 tf_efficientnetv2_b0 "
-    "mobilenetv3_large_100 mobilenetv4_conv_small ghostnet_100 mnasnet_100 convnext_atto convnextv2_atto repvgg_a0 "
-    "xception41 nfnet_l0 vovnet39a selecsls42b inception_next_atto fasternet_t0 efficientvit_b0 mixnet_s"
-)
-TIMM = TIMM_NAMES.split()
-EXTRA_NAMES = (
-    "timm:resnet18 timm:resnetaa50 timm:resnetblur50 timm:resnetrs50 timm:gcresnet33ts timm:lambda_resnet26t "
-    "timm:bat_resnext26ts timm:eca_nfnet_l0 timm:dm_nfnet_f0 timm:resnetv2_50d_gn timm:tresnet_m timm:densenet121 "
-    "timm:densenetblur121d timm:dpn98 timm:dla60_res2next timm:cspresnext50 timm:darknetaa53 timm:ese_vovnet19b_dw "
-    "timm:hardcorenas_a timm:fbnetc_100 timm:fbnetv3_b timm:spnasnet_100 timm:semnasnet_100 timm:tinynet_e "
-    "timm:lcnet_050 timm:rexnet_100 timm:regnetz_b16 timm:ghostnetv2_100 timm:ghostnetv3_100 timm:repghostnet_050 "
-    "timm:mobileone_s0 timm:repvit_m0_9 timm:fastvit_t8 timm:edgenext_xx_small timm:convmixer_768_32 "
-    "timm:poolformer_s12 timm:caformer_s18 timm:focalnet_tiny_srf timm:hgnet_tiny timm:hgnetv2_b0 timm:starnet_s1 "
-    "timm:legacy_senet154 "
-    "timm:legacy_xception timm:inception_v4 timm:inception_resnet_v2 timm:nasnetalarge timm:pnasnet5large "
-    "timm:vgg11_bn timm:efficientnet_b0 timm:efficientnet_lite0 timm:mixer_s32_224 timm:resmlp_12_224 timm:rdnet_tiny "
-    "timm:xcit_nano_12_p16_224 timm:levit_128s timm:efficientformer_l1 timm:efficientformerv2_s0 timm:mobilevit_xxs "
-    "timm:shvit_s1 timm:swiftformer_xs timm:tiny_vit_5m_224 timm:vit_tiny_patch16_224 timm:selecsls60 "
-    "torchvision:regnet_y_128gf torchvision:swin_t torchvision:vit_b_32 torchvision:maxvit_t"
-)
-EXTRA = EXTRA_NAMES.split()
+from tests import proof
+from tests.networks import Network, from_torchvision
 
-# Pixels a side of the example: enough for the strides of the network, no more. 64 where nothing is said.
-SIZES = {
-    "inception_v3": 299,  # the kernel of its auxiliary head fits no other size
-    "inception_v4": 96,
-    "inception_resnet_v2": 96,
-    "maxvit_t": 224,
-    "vit_b_32": 224,
-    "caformer_s18": 96,
-    "bat_resnext26ts": 256,
-}
+# `pip install "secateur[zoo]"` has the first two; `secateur[networks]` the others.
+LIBRARIES = [
+    "torchvision",
+    "timm",
+    "segmentation_models",
+    "monai",
+    "pytorchcv",
+    "transformers",
+    "kornia",
+    "ultralytics",
+]
 # Layers that start as a (near) identity would hide what the branch before them does.
 BRANCH_SCALES = ("gamma", "layer_scale", "skipinit_gain", "ls")
 
 
 def torchvision_models() -> Any:
-    """torchvision.models, also where its compiled operators (built for CUDA) do not fit a PyTorch without CUDA."""
-    try:
-        return importlib.import_module("torchvision.models")
-    except RuntimeError:  # operator torchvision::nms does not exist
-        for module in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[module]
-    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    for operator in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{operator}", schema)
-    return importlib.import_module("torchvision.models")
+    return from_torchvision.library()
 
 
-def timm_models() -> Any:
-    """timm, which imports torchvision itself."""
-    torchvision_models()
-    import timm
-
-    return timm
+def import_libraries(names: list[str]) -> None:
+    """Import the libraries of these networks now."""
+    for library in {name.split(":")[0] for name in names}:
+        importlib.import_module(f"tests.networks.from_{library}").library()
 
 
-def import_libraries() -> None:
-    timm_models()
-
-
-def torchvision_names() -> list[str]:
-    """The 67 classification convnets."""
-    models = torchvision_models()
-    names = models.list_models(module=models)
-    return [f"torchvision:{name}" for name in names if TORCHVISION_PATTERN.match(name) and "128gf" not in name]
+@cache
+def networks(library: str) -> dict[str, Network]:
+    """The table of a library: name -> network."""
+    return importlib.import_module(f"tests.networks.from_{library}").networks()  # type: ignore[no-any-return]
 
 
 def zoo_names() -> list[str]:
-    return torchvision_names() + [f"timm:{name}" for name in TIMM]
+    """All networks by their full names, `torchvision:resnet18`."""
+    return [f"{library}:{name}" for library in LIBRARIES for name in networks(library)]
+
+
+def entry(name: str) -> Network:
+    library, short = name.split(":")
+    return networks(library)[short]
 
 
 def create(name: str) -> nn.Module:
-    """A network by its full name, `torchvision:resnet18`, without trained weights."""
-    library, short = name.split(":")
-    if library == "timm":
-        return timm_models().create_model(short)  # type: ignore[no-any-return]
-    options = {"init_weights": False} if short in ("googlenet", "inception_v3") else {}
-    return torchvision_models().get_model(short, weights=None, **options)  # type: ignore[no-any-return]
+    """A network by its full name, without trained weights."""
+    return entry(name).make()
 
 
-def example(name: str, batch: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
-    short = name.split(":")[1]
-    size = SIZES.get(short, 224 if re.search("_224$|^vit_", short) else 64)
+def example(name: str, batch: int = 2, dtype: torch.dtype = torch.float64) -> Any:
+    """A tensor, or a tuple of them for a network with several inputs."""
     generator = torch.Generator().manual_seed(7)
-    return torch.randn(batch, 3, size, size, dtype=dtype, generator=generator)
+    inputs = [torch.randn(batch, *shape, dtype=dtype, generator=generator) for shape in entry(name).shapes]
+    return inputs[0] if len(inputs) == 1 else tuple(inputs)
+
+
+def prepared(name: str) -> tuple[nn.Module, Any]:
+    """A network with random weights and an example, in the type that it is examined in."""
+    image = example(name, dtype=entry(name).dtype)
+    return randomise(create(name).to(entry(name).dtype), image), image
 
 
 @torch.no_grad()
-def randomise(model: nn.Module, image: Tensor, seed: int = 0) -> nn.Module:
+def randomise(model: nn.Module, image: Any, seed: int = 0) -> nn.Module:
     """Random weights and statistics such that every branch counts and rounding errors are not amplified.
 
     Convolutions are He-initialised, norms get random scales and offsets, the last norm of each residual branch is
@@ -154,13 +118,13 @@ def last_norms(model: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
-def settle(model: nn.Module, image: Tensor) -> None:
+def settle(model: nn.Module, image: Any) -> None:
     """One forward in eval mode; each norm takes its statistics, shaken, from what enters it just then."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     handles = [norm.register_forward_pre_hook(take_statistics) for norm in norms]
     model.eval()
     try:
-        model(image)
+        proof.call(model, image)
     finally:
         for handle in handles:
             handle.remove()

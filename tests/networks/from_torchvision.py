@@ -1,0 +1,110 @@
+"""torchvision: classification, segmentation, video, detection and optical flow.
+
+Its wheel may want two operators that a CPU build of PyTorch does not have. They are declared, not implemented, before
+the import. That is enough for all networks but for the last steps of detection: boxes cut out of feature maps
+(RoIAlign) and the removal of overlapping boxes (nms).
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.networks import Network
+
+CLASSIFIERS = re.compile(
+    "(alexnet|vgg|resnet|resnext|wide_resnet|densenet|mobilenet|efficientnet|mnasnet|regnet|shufflenet|squeezenet"
+    "|googlenet|inception_v3|convnext)"
+)
+SEGMENTATION = ["deeplabv3_mobilenet_v3_large", "fcn_resnet50", "lraspp_mobilenet_v3_large"]
+VIDEO = ["r3d_18", "mc3_18", "r2plus1d_18", "s3d"]
+DETECTION = [
+    "ssdlite320_mobilenet_v3_large",
+    "retinanet_resnet50_fpn",
+    "fcos_resnet50_fpn",
+    "fasterrcnn_resnet50_fpn",
+    "fasterrcnn_mobilenet_v3_large_fpn",
+]
+
+
+class OneStage(nn.Module):
+    """The backbone and the head of a one-stage detector, without anchors and the choice of boxes."""
+
+    def __init__(self, detector: Any) -> None:
+        super().__init__()
+        self.backbone, self.head = detector.backbone, detector.head
+
+    def forward(self, images: Tensor) -> Any:
+        return self.head(list(self.backbone(images).values()))
+
+
+class TwoStages(nn.Module):
+    """The backbone and both heads of Faster R-CNN; the whole image, pooled, stands for the boxes of RoIAlign."""
+
+    def __init__(self, detector: Any) -> None:
+        super().__init__()
+        self.backbone, self.proposals = detector.backbone, detector.rpn.head
+        self.box_head, self.box_predictor = detector.roi_heads.box_head, detector.roi_heads.box_predictor
+
+    def forward(self, images: Tensor) -> Any:
+        features = list(self.backbone(images).values())
+        box = F.adaptive_avg_pool2d(features[0], 7)
+        return self.proposals(features), self.box_predictor(self.box_head(box))
+
+
+def library() -> Any:
+    """torchvision.models, also where its compiled operators (built for CUDA) do not fit a PyTorch without CUDA."""
+    try:
+        return importlib.import_module("torchvision.models")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        for module in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[module]
+    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    for operator in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{operator}", schema)
+    return importlib.import_module("torchvision.models")
+
+
+def make(name: str, **options: Any) -> nn.Module:
+    return library().get_model(name, weights=None, **options)  # type: ignore[no-any-return]
+
+
+def video(name: str) -> nn.Module:
+    """The network; the last pooling of s3d, made for 7 x 7 pixels, adapts, so that small films fit."""
+    model = make(name)
+    if name == "s3d":
+        model.avgpool = nn.AdaptiveAvgPool3d(1)
+    return model
+
+
+def detector(name: str) -> nn.Module:
+    whole = make(name, weights_backbone=None)
+    return TwoStages(whole) if "rcnn" in name else OneStage(whole)
+
+
+def classifiers() -> dict[str, Network]:
+    """The 67 convnets of ImageNet."""
+    models = library()
+    names = [n for n in models.list_models(module=models) if CLASSIFIERS.match(n) and "128gf" not in n]
+    found = {name: Network(partial(make, name)) for name in names}
+    found["googlenet"] = Network(partial(make, "googlenet", init_weights=False))
+    # The kernel of its auxiliary head fits no other size.
+    found["inception_v3"] = Network(partial(make, "inception_v3", init_weights=False), ((3, 299, 299),))
+    return found
+
+
+def networks() -> dict[str, Network]:
+    found = classifiers()
+    found["swin_t"] = Network(partial(make, "swin_t"))
+    found |= {n: Network(partial(make, n, weights_backbone=None)) for n in SEGMENTATION}
+    found |= {n: Network(partial(video, n), ((3, 16 if n == "s3d" else 8, 32, 32),)) for n in VIDEO}
+    found |= {n: Network(partial(detector, n), ((3, 96, 96),)) for n in DETECTION}
+    found["raft_small"] = Network(partial(make, "raft_small"), ((3, 128, 128),) * 2, torch.float32)
+    return found
