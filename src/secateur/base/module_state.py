@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_PLAIN = frozenset(
+PLAIN = frozenset(
     (int, float, bool, str, bytes, complex, type(None), type, torch.dtype, torch.device, torch.Size, slice, range)
 ) | {types.FunctionType, types.BuiltinFunctionType, types.ModuleType}
+CONTAINERS = frozenset((dict, OrderedDict, set))
 _DEPTH = 3  # how deep objects other than modules are followed
 _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 
@@ -26,7 +27,7 @@ class ModuleState:
     def __init__(self, *models: nn.Module) -> None:
         self._seen: set[int] = set()
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._empty: list[dict[Any, Any]] = []  # most hooks
+        self._empty: list[dict[Any, Any] | set[Any]] = []  # most hooks
         self._lists: list[tuple[Any, list[Any]]] = []  # lists and deques
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._tensors: list[tuple[Tensor, Tensor]] = []
@@ -50,9 +51,11 @@ class ModuleState:
         parameters = values["_parameters"]
         for value in values.values():
             kind = type(value)
-            if (kind is dict or kind is OrderedDict) and not value:
+            if kind in PLAIN or value is parameters:
+                continue
+            if kind in CONTAINERS and not value:
                 self._empty.append(value)
-            elif kind not in _PLAIN and value is not parameters:
+            elif kind is not tuple or not PLAIN.issuperset(map(type, value)):  # not a kernel size
                 self._value(value, 0)
         if parameters:
             self._dicts.append((parameters, dict(parameters)))
@@ -62,7 +65,7 @@ class ModuleState:
 
     def _value(self, value: Any, depth: int) -> None:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return
         if isinstance(value, nn.Module):
             self._module(value)

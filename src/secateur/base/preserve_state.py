@@ -16,12 +16,14 @@ from torch import nn
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     """Put the model into eval mode, and restore the mode of each module afterwards, also after an error."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    if any(training for _, training in modes):  # setting what is set already takes as long as a small network
+        model.eval()
     try:
         yield model
     finally:
         for module, training in modes:  # one by one: a training model may contain a frozen batch norm in eval mode
-            module.training = training
+            if module.training != training:
+                module.training = training
 
 
 @contextmanager

@@ -120,7 +120,8 @@ def _is_changed(module: nn.Module) -> bool:
     base = base_layer(module)
     if base is None or LAYERS.get(base) in (None, norm_over_channels):
         return False
-    if _has_hooks(module) or any(callable(getattr(type(module), name, None)) for name in module.__dict__):
+    own = module.__dict__.keys() - _INTERNAL  # the attributes of every module hide no method
+    if _has_hooks(module) or any(callable(getattr(type(module), name, None)) for name in own):
         return True
     if type(module) is base:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -87,9 +87,12 @@ def difference(pruned: nn.Module, whole: nn.Module, inputs: Example, dropout: bo
     apart = distance(got, want)
     if apart <= _CLOSE.get(precision_of(whole), -1.0):
         return None
+    finer = _in_double(pruned, whole, inputs, apart, dropout)
+    if finer.apart <= _SAME:
+        return None
     if distance(outputs_of(whole, inputs, 1, dropout), want) > 0.0:
         return difference(pruned, whole, inputs, dropout=False) if dropout else RANDOM
-    if _only_rounding(pruned, whole, inputs, apart, dropout):
+    if math.isfinite(finer.apart) and finer.apart <= _MARGIN * _effect_of_noise(finer):
         return None
     if math.isinf(apart):
         return "its outputs have another shape, type or structure"
@@ -101,14 +104,22 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
 
 
-def _only_rounding(pruned: nn.Module, whole: nn.Module, inputs: Example, apart: float, dropout: bool) -> bool:
+class _Finer(NamedTuple):
+    """A comparison of copies: how far their outputs are apart, and what it takes to run the whole network again."""
+
+    apart: float
+    whole: nn.Module
+    inputs: Example
+    output: list[Any]
+    noise: float  # the rounding of weights
+
+
+def _in_double(pruned: nn.Module, whole: nn.Module, inputs: Example, apart: float, dropout: bool) -> _Finer:
     """Compare copies in float64, where rounding is too small to be taken for a difference.
 
-    A forward that insists on a coarser type is judged in that type. A network may also magnify rounding: noise in its
-    weights shows by how much.
+    A forward that insists on a coarser type is judged in that type.
     """
-    native = precision_of(whole)
-    noise = torch.finfo(native).eps
+    noise = torch.finfo(precision_of(whole)).eps
     finer, exact = (copy_sharing(model).double() for model in (pruned, whole))
     numbers = in_double(inputs)
     try:
@@ -118,20 +129,18 @@ def _only_rounding(pruned: nn.Module, whole: nn.Module, inputs: Example, apart: 
     except Exception:  # noqa: BLE001  forward mixes types
         exact, numbers = copy_sharing(whole), inputs
         want = outputs_of(exact, numbers, dropout=dropout)
-    if apart <= _SAME:
-        return True
-    return math.isfinite(apart) and apart <= _MARGIN * _effect_of_noise(exact, numbers, want, noise)
+    return _Finer(apart, exact, numbers, want, noise)
 
 
 @torch.no_grad()
-def _effect_of_noise(model: nn.Module, inputs: Example, before: list[Any], noise: float) -> float:
-    """How far the output moves if each weight is rounded. Changes the model, which must be a copy."""
+def _effect_of_noise(finer: _Finer) -> float:
+    """How far the output moves if each weight is rounded: a network may magnify rounding. Changes `finer.whole`."""
     generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
+    for parameter in finer.whole.parameters():
         if parameter.is_floating_point():
             drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 0.5
-            parameter.mul_((1 + noise * drawn).to(parameter.device, parameter.dtype))
-    moved = distance(outputs_of(model, inputs), before)
+            parameter.mul_((1 + finer.noise * drawn).to(parameter.device, parameter.dtype))
+    moved = distance(outputs_of(finer.whole, finer.inputs), finer.output)
     return moved if math.isfinite(moved) else 0.0
 
 

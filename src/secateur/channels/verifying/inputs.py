@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.channels.traced import Example
 
-_LARGE, _SMALL = 96, 64  # images with longer sides are made this small for trials: five halvings leave two pixels
+SMALL = (64, 128)  # pixels a side of images in trials, if they are larger: five halvings leave two pixels, or four
+_LARGER = 1.5  # how much larger
 
 
 def copied(example: Example) -> Example:
@@ -42,13 +43,13 @@ def two_images(example: Example) -> Example:
     return few_images(tree_map(doubled, example))
 
 
-def smaller(example: Example) -> Example:
+def smaller(example: Example, side: int) -> Example:
     """The corners of large images, for a quick trial."""
 
     def corner(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dim() < 4 or min(value.shape[-2:]) <= _LARGE:
+        if not isinstance(value, Tensor) or value.dim() < 4 or min(value.shape[-2:]) <= _LARGER * side:
             return value
-        return value[..., :_SMALL, :_SMALL]
+        return value[..., :side, :side]
 
     return tree_map(corner, example)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from secateur.channels.traced import Example, named_modules
 from secateur.channels.verifying.comparison import in_mode, outputs_of
-from secateur.channels.verifying.inputs import few_images, randomised, smaller, two_images
+from secateur.channels.verifying.inputs import SMALL, few_images, randomised, smaller, two_images
 
 _MODES = frozenset(("training", "is_grad_enabled", "requires_grad"))  # what code asks to know that it is trained
 
@@ -39,7 +39,7 @@ def trials_for(model: nn.Module, example: Example) -> list[Trial]:
 
 def _smallest(model: nn.Module, few: Example, example: Example, mode: str) -> Trial | None:
     """Random inputs with small images, if the model runs on them; else of the shape of the example."""
-    for inputs in (smaller(few), few, example):
+    for inputs in (*(smaller(few, side) for side in SMALL), few, example):
         drawn = randomised(inputs)
         try:
             with in_mode(model, mode):
