@@ -1,4 +1,4 @@
-"""Networks that a tool of this kind must be able to follow, pruned by half; `make zoo` runs this with their libraries."""
+"""Networks that must be followed, pruned by half; `make zoo` runs this, with the libraries that it needs."""
 
 from __future__ import annotations
 
