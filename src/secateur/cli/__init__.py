@@ -16,6 +16,7 @@ VERBS = {
     "sensitivity": "sensitivity",
     "show": "show",
     "data": "data",
+    "check": "check",
     "evaluate": "evaluate",
     "inspect": "inspect",
     "train": "train",

@@ -42,8 +42,7 @@ def open_model(typed: str, data: ImageData, weights: Path | None = None, *, seed
     from secateur.zoo.models import config, create, load_weights
 
     found = resolve(typed)
-    if weights is not None and (found.weights is not None or found.folders):
-        raise ModelError(f"{typed} has its own weights: leave out --weights {weights}")
+    refuse_other_weights(found, weights)
     name, weights = found.name, weights or found.weights
     channels = {} if config(name).shape[0] == data.shape[0] else {channels_argument(name): data.shape[0]}
     with generators_kept(seed):
@@ -53,6 +52,12 @@ def open_model(typed: str, data: ImageData, weights: Path | None = None, *, seed
     for folder in found.folders:
         model = load(folder, model)
     return model
+
+
+def refuse_other_weights(found: ModelArgument, weights: Path | None) -> None:
+    """ModelError for --weights with a network that has its own."""
+    if weights is not None and (found.weights is not None or found.folders):
+        raise ModelError(f"{found.typed} has its own weights: leave out --weights {weights}")
 
 
 def note_untrained(typed: str, weights: Path | None) -> None:

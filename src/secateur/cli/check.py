@@ -1,0 +1,138 @@
+"""`secateur check`: a dry run, which says what a run could reach, what it would take, and what looks wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from secateur.base.tables import big_number
+from secateur.cli.common import EXIT_ERROR, console, friendly
+from secateur.cli.from_settings import options_from_settings
+from secateur.cli.model_argument import resolve
+from secateur.cli.options import DataOptions, DeviceOptions, Model, Streams, Weights
+
+if TYPE_CHECKING:
+    from secateur.running.checkup import Checkup
+
+ROUNDS, EPOCHS = 2, 3  # of the run whose time is told
+INDENT = 10  # columns
+NAMED = 3  # frozen names that are listed for a reason
+
+
+@friendly
+@options_from_settings
+def command(
+    model: Model,
+    data: DataOptions,
+    device: DeviceOptions,
+    weights: Weights = None,
+    streams: Streams = "select",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+) -> None:
+    """A dry run of `prune`, in under a minute: what can be pruned, which goals can be reached, what a run would take,
+    and what looks wrong (labels, normalisation, accuracy).
+
+    Without --data, only the network is checked; a run's own data set is known. Exit code 1: something looks wrong.
+
+    Examples:
+
+        secateur check resnet56
+
+        secateur check resnet56 --weights w.safetensors --data cifar10
+
+        secateur check runs/prune-resnet56-cifar10 --json
+    """
+    named = resolve(model)
+    known = None if data.data is None and "data" not in named.asked else data.known_for(model)
+    from secateur.cli.networks import open_network
+    from secateur.cli.opening import open_model, refuse_other_weights
+    from secateur.running.checkup import checkup
+
+    refuse_other_weights(named, weights)
+    images = None if known is None else known.open(model)
+    if images is not None:
+        network, shape = open_model(model, images, weights), images.shape
+    else:
+        opened = open_network(model if weights is None else f"{model}={weights}")
+        network, shape = opened.model, opened.shape  # type: ignore[assignment]
+    found = checkup(
+        network.to(device.pick()),
+        shape,
+        images,
+        trained=weights is not None or named.has_weights,
+        streams=streams,  # type: ignore[arg-type]
+    )
+    if as_json:
+        console.print_json(json.dumps({"model": model, "data": known and known.name, **found.to_dict()}))
+    else:
+        _say(named.label, found)
+    if found.problems:
+        sys.exit(EXIT_ERROR)
+
+
+def _say(name: str, found: Checkup) -> None:
+    sides = " x ".join(map(str, found.shape))
+    _line("network", f"{name} on {sides}: {big_number(found.macs)} MACs, {big_number(found.params)} weights")
+    _line("prunable", f"{found.prunable} of {found.layers} layers, in {_units(found)}")
+    for reason, names in found.frozen.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        _line("frozen", f"{', '.join(names[:NAMED])}{more}: {reason}")
+    _line(
+        "goals",
+        f"up to {100 * found.reach['macs']:.1f}% of the MACs and {100 * found.reach['params']:.1f}% of the weights "
+        "can be removed: every unit keeps 2 channels and 10% at least",
+    )
+    if found.images:
+        words = {"train": "for training", "holdout": "held out", "test": "for testing"}
+        counts = ", ".join(f"{count:,} {words[part]}" for part, count in found.images.items())
+        _line("images", f"{counts}; {found.classes} classes")
+    if found.accuracy is not None:
+        _line("accuracy", f"{100 * found.accuracy.top1:.2f}% of {found.accuracy.num_images:,} held-out images")
+    _say_cost(found)
+    for note in found.notes:
+        _line("note", note)
+    for problem in found.problems:
+        _line("wrong?", problem)
+    if not found.problems:
+        _line("", "nothing looks wrong")
+
+
+def _say_cost(found: Checkup) -> None:
+    speed = found.speed
+    _line(
+        "speed",
+        f"{1 / speed.forward:,.0f} images/s forward, {1 / speed.train:,.0f} images/s in training "
+        f"(batches of {speed.batch_size})",
+    )
+    if found.round is not None:
+        _line(
+            "a round",
+            f"score {_time(found.round.score)}, rank the units at most {_time(found.round.rank)}, an epoch of "
+            f"retraining {_time(found.round.epoch)}",
+        )
+        whole = found.round.run(ROUNDS, EPOCHS)
+        _line("a run", f"about {_time(whole)} with --rounds {ROUNDS} --epochs {EPOCHS}")
+    if speed.memory is not None:
+        _line("memory", f"about {speed.memory / 2**20:,.0f} MB, with 128 images in a training step")
+
+
+def _units(found: Checkup) -> str:
+    private, stream = found.units["private"], found.units["stream"]
+    return f"{private + stream} units ({private} inside blocks or chains, {stream} of residual streams)"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _line(title: str, text: str) -> None:
+    """A titled paragraph, wrapped to the terminal."""
+    lines = textwrap.wrap(text, max(40, min(console.width, 100) - INDENT - 2))
+    for number, line in enumerate(lines):
+        console.print(f"{title if number == 0 else '':<{INDENT}}  {line}", markup=False, soft_wrap=True)

@@ -1,0 +1,129 @@
+"""A dry run: what of a network can be pruned, how far, what a run would take, and what looks wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur.base.batches import device_of
+from secateur.channels.graph import ChannelGraph, trace
+from secateur.channels.units import Streams
+from secateur.deciding.candidates import candidates
+from secateur.deciding.costs import cost_function
+from secateur.deciding.widths import floor_of
+from secateur.errors import DecideError
+from secateur.measuring.accuracy import Accuracy
+from secateur.running.data_problems import accuracy_problems, batch_norm_problems, label_problems, pixel_problems
+from secateur.running.run_estimate import RoundEstimate, Speed, estimate, measure_speed
+from secateur.zoo.data import ImageData
+
+LOOKED_AT = 256  # training images
+EVALUATED, SECONDS = 2000, 15.0  # held-out images at most, and about the time for them
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """What a dry run found."""
+
+    shape: tuple[int, ...]  # channels, height, width of an image
+    macs: int
+    params: int
+    layers: int  # that could be pruned at all: depthwise ones follow others
+    prunable: int
+    units: Mapping[str, int]  # kind -> number
+    frozen: Mapping[str, tuple[str, ...]]  # reason -> names
+    reach: Mapping[str, float]  # cost -> the largest fraction that can be removed
+    speed: Speed
+    images: Mapping[str, int] = field(default_factory=dict)  # part -> number
+    classes: int = 0
+    accuracy: Accuracy | None = None
+    round: RoundEstimate | None = None
+    problems: tuple[str, ...] = ()  # a run would fail or be pointless
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0  # that the check took
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def checkup(
+    model: nn.Module, shape: tuple[int, ...], data: ImageData | None, *, trained: bool, streams: Streams = "select"
+) -> Checkup:
+    """Look at a network, and at its images if there are some.
+
+    trained: whether it has weights. If not, its accuracy is not measured.
+    """
+    started = time.perf_counter()
+    device = device_of(model)
+    graph = trace(model, torch.zeros(1, *shape, device=device), streams)
+    images = _some_images(data, shape).to(device)
+    problems, notes = ([], []) if data is None else (label_problems(data) + pixel_problems(images), [])
+    if not graph.units:
+        problems.append("nothing can be pruned: see what is frozen and why")
+    if not trained:
+        notes.append("the network is untrained (no --weights); pruning starts from a trained one")
+    elif data is not None and not pixel_problems(images):
+        problems += batch_norm_problems(model, images)
+    speed = measure_speed(model, images)
+    accuracy = None
+    if data is not None and trained and data.count("holdout"):
+        most = int(min(EVALUATED, max(len(data.classes), SECONDS / speed.forward)))
+        accuracy, wrong, more = accuracy_problems(model, data, most)
+        problems, notes = problems + wrong, notes + more
+    parts: dict[str, int] = {} if data is None else {part: data.count(part) for part in data.parts}
+    whole = data is not None and parts.get("train") and parts.get("holdout")
+    return Checkup(
+        shape=shape,
+        macs=graph.macs,
+        params=graph.params,
+        layers=sum(not layer.depthwise for layer in graph.layers.values()),
+        prunable=len(graph.prunable),
+        units={kind: sum(u.kind == kind for u in graph.units.values()) for kind in ("private", "stream")},
+        frozen=frozen_by_reason(graph),
+        reach={cost: reach_of(graph, cost) for cost in ("macs", "params")},
+        speed=speed,
+        images=parts,
+        classes=0 if data is None else len(data.classes),
+        accuracy=accuracy,
+        round=estimate(speed, parts["train"], parts["holdout"], len(graph.units)) if whole else None,
+        problems=tuple(problems),
+        notes=tuple(notes),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def frozen_by_reason(graph: ChannelGraph) -> dict[str, tuple[str, ...]]:
+    """reason -> the names that it holds for."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in graph.frozen.items():
+        reasons.setdefault(reason, []).append(name)
+    return {reason: tuple(names) for reason, names in reasons.items()}
+
+
+def reach_of(graph: ChannelGraph, cost: str) -> float:
+    """The largest fraction of a cost that can be removed: every unit at its floor."""
+    try:
+        names = candidates(graph, ())
+    except DecideError:  # nothing can be pruned
+        return 0.0
+    keep = {}
+    for name in names:
+        unit = graph.units[name]
+        each = floor_of(unit) // unit.granule
+        keep[name] = np.concatenate([np.flatnonzero(unit.blocks == b)[:each] for b in range(unit.granule)]).tolist()
+    return 1 - cost_function(graph, cost)(graph.balance(keep)) / float(getattr(graph, cost))
+
+
+def _some_images(data: ImageData | None, shape: tuple[int, ...]) -> Tensor:
+    """Training images, or noise if there are none."""
+    if data is None or not data.count("train"):
+        return torch.randn(LOOKED_AT, *shape, generator=torch.Generator().manual_seed(0))
+    images, _ = data.loader("train", LOOKED_AT, limit=LOOKED_AT).images_at(range(min(LOOKED_AT, data.count("train"))))
+    return images

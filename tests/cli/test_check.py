@@ -1,0 +1,174 @@
+"""`secateur check`: what can be pruned, what a run would take, and what looks wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from secateur.running.data_problems import batch_norm_problems, label_problems, pixel_problems
+from secateur.running.run_estimate import Speed, _saved_for_backward, estimate
+from secateur.training.fit import fit
+from secateur.zoo.data import ImageData, load
+from secateur.zoo.data.images import MemoryImages
+from secateur.zoo.models import create, load_weights
+from tests.cli.command_line import lines, secateur
+from tests.proof import assert_accuracy
+
+WHOLE = 117_600 + 240_000 + 48_000 + 10_080 + 840  # MACs of LeNet-5, layer by layer
+FLOOR = 28 * 28 * 25 * 2 + 10 * 10 * 25 * 2 * 2 + 25 * 2 * 12 + 12 * 84 + 840  # 2, 2, 12 channels; fc1 is left alone
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of a LeNet-5 and of a resnet8, trained on the digits for a short time."""
+    place = tmp_path_factory.mktemp("weights")
+    images = load("digits", size=32)
+    for name, more in (("lenet5", {}), ("resnet8", {"in_channels": 1})):
+        torch.manual_seed(0)
+        train = images.loader("train", 32, shuffle=True)
+        model = fit(create(name, num_classes=10, **more), train, preset="cosine", epochs=2, lr=0.02).model
+        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, place / f"{name}.safetensors")
+    return place
+
+
+def check(*words: str | Path) -> tuple[int, dict[str, Any]]:
+    result = secateur("check", *words, "--device", "cpu", "--json")
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_a_network_and_its_images(place: Path) -> None:
+    code, found = check("lenet5", "--weights", place / "lenet5.safetensors", "--data", "digits")
+    assert code == 0 and found["problems"] == [] and found["seconds"] < 60
+    assert (found["macs"], found["prunable"], found["layers"]) == (WHOLE, 5, 5)
+    assert found["units"] == {"private": 4, "stream": 0} and sum(map(len, found["frozen"].values())) == 1
+    assert found["reach"]["macs"] == pytest.approx(1 - FLOOR / WHOLE, abs=1e-9)
+    images = load("digits", size=32)
+    assert found["images"] == {part: images.count(part) for part in images.parts}
+    model = create("lenet5", num_classes=10)
+    load_weights(model, place / "lenet5.safetensors")
+    assert_accuracy(found["accuracy"]["top1"], model, images.loader("holdout", 256))
+    speed, one = found["speed"], found["round"]
+    assert speed["batch_size"] == 128 and 0 < speed["forward"] < speed["train"]
+    assert one["score"] == pytest.approx(speed["forward"] * images.count("train"))
+    assert speed["memory"] is None or speed["memory"] > 50 * 2**20
+    assert found["notes"] == ["with 144 held-out images, accuracy moves in steps of 0.69 points"]
+
+
+def test_a_goal_at_the_reach_is_accepted_and_one_beyond_is_not(place: Path, tmp_path: Path) -> None:
+    base = ["prune", "lenet5", "--weights", str(place / "lenet5.safetensors"), "--data", "digits", "--device", "cpu"]
+    quick = ["--epochs", "0", "--metric", "l2", "--split", "uniform"]
+    reach = 1 - FLOOR / WHOLE
+    assert secateur(*base, *quick, "--target", f"{reach - 0.001}", "--out", tmp_path / "a").exit_code == 0
+    beyond = secateur(*base, *quick, "--target", f"{reach + 0.001}", "--out", tmp_path / "b")
+    assert beyond.exit_code == 1 and f"{100 * reach:.1f}% can be removed" in beyond.stderr
+
+
+def test_the_network_alone() -> None:
+    result = secateur("check", "resnet8", "--device", "cpu")
+    told = lines(result)
+    assert max(map(len, told)) <= 80 and told[-1].strip() == "nothing looks wrong"
+    assert told[0].startswith("network     resnet8 on 3 x 32 x 32: 12.24 M MACs, ")
+    assert any("untrained" in line for line in told) and not any(line.startswith("accuracy") for line in told)
+    assert not result.stderr
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["--mean", "-40"], "after normalisation, and usual ones have about 0 and 1"),
+        (["--mean", "0", "--std", "6"], "after normalisation, and usual ones have about 0 and 1"),
+        (
+            ["--mean", "0.55", "--std", "1.2"],
+            "normalisation of the images does not seem to be that of the training",
+        ),
+    ],
+)
+def test_wrong_normalisation(place: Path, words: list[str], complaint: str) -> None:
+    base = ["resnet8", "--weights", place / "resnet8.safetensors", "--data", "digits"]
+    assert check(*base)[1]["problems"] == []
+    code, found = check(*base, *words)
+    assert code == 1 and any(complaint in problem for problem in found["problems"])
+
+
+def test_accuracy_at_chance_and_too_few_outputs(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    save_file(create("lenet5").state_dict(), tmp_path / "random.safetensors")
+    result = secateur("check", f"lenet5={tmp_path / 'random.safetensors'}", "--data", "digits", "--device", "cpu")
+    told = result.stdout.splitlines()
+    assert result.exit_code == 1 and max(map(len, told)) <= 80
+    assert "wrong?" in result.stdout and "about what guessing among 10 classes gives" in " ".join(result.stdout.split())
+    code, found = check("tests.cli.test_check:FiveClasses", "--data", "digits")
+    assert code == 1 and any("the model has 5 classes" in problem for problem in found["problems"])
+
+
+class FiveClasses(nn.Module):
+    """A network of one's own that knows too few classes."""
+
+    shape = (1, 8, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 8, 3), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)).mean((2, 3)))
+
+
+def made(train: list[int], holdout: list[int]) -> ImageData:
+    """Blank images with these labels."""
+    parts = {
+        part: MemoryImages.whole(torch.zeros(len(labels), 1, 4, 4, dtype=torch.uint8), np.array(labels))
+        for part, labels in (("train", train), ("holdout", holdout))
+        if labels
+    }
+    return replace(load("digits"), parts=parts)  # type: ignore[arg-type]
+
+
+def test_classes_without_images() -> None:
+    everything = list(range(10))
+    assert label_problems(made(everything, everything)) == []
+    found = label_problems(made([0, 1, 2], everything))
+    assert found == ["7 of 10 classes have no training images: 3, 4, 5, 6, 7 and 2 more"]
+    assert label_problems(made(everything, everything[1:])) == ["1 of 10 classes have no held-out images: 0"]
+    assert label_problems(made(everything, [])) == ["there are no held-out images, and a run needs some"]
+
+
+def test_pixels() -> None:
+    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    assert pixel_problems(images) == [] and pixel_problems(images * 0.3 + 0.4) == []
+    assert "mean 1" in pixel_problems(images * 60 + 120)[0]
+    images[0, 0, 0, 0] = float("nan")
+    assert pixel_problems(images) == ["some images have values that are NaN or infinite: check --mean and --std"]
+
+
+def test_the_first_batch_norm_is_compared_with_what_it_saw() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.ReLU(), nn.BatchNorm2d(8))
+    images = torch.randn(16, 3, 12, 12)
+    for _ in range(3):
+        model(images)  # in training mode
+    model.eval()
+    assert batch_norm_problems(model, images) == []
+    assert "have 16 times the variance" in batch_norm_problems(model, 4 * images)[0]
+    assert not model[1]._forward_pre_hooks and not model.training
+    assert batch_norm_problems(nn.Sequential(nn.Conv2d(3, 8, 3)), images) == []
+
+
+def test_estimates_are_products() -> None:
+    found = estimate(Speed(0.001, 0.004, 128, None), train_images=1000, held_out=200, units=10)
+    assert (found.score, found.rank, found.epoch) == pytest.approx((1.0, 1.0, 4.2))  # half the network for a trial
+    assert found.run(rounds=2, epochs=3) == pytest.approx(2 * (1.0 + 1.0 + 3 * 4.2))
+
+
+def test_memory_of_activations() -> None:
+    """conv keeps its input (2 x 3 x 8 x 8), relu its output (2 x 4 x 8 x 8), which linear keeps too; in float32."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2))
+    assert _saved_for_backward(model, torch.zeros(2, 3, 8, 8)) == 4 * 2 * (3 + 4) * 64
