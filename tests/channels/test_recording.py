@@ -223,6 +223,21 @@ def test_a_wrapped_part_is_followed(wrap: Callable[[nn.Module], Any], name: str)
         is_exact(Wrapped(wrap), IMAGE, {"a:out": (4, 1), name: (4, 1), "b:out": (6, 1)})
 
 
+def test_a_compiled_part_is_scored() -> None:
+    """The compiled code has run before, and does not see hooks that come later."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = Wrapped(lambda part: torch.compile(part, backend="eager")).double().eval()
+        model(IMAGE)
+        graph = sc.trace(model, IMAGE)
+        images = [(torch.randn(10, 3, 8, 8, dtype=torch.float64), torch.arange(10) % 5)]
+        found = sc.score(graph, images, "act_variance").values["a:out"]
+    with torch.no_grad():
+        wanted = model.bn(model.a(images[0][0])).var((0, 2, 3), correction=0)
+    assert found.tolist() == pytest.approx(wanted.tolist(), rel=1e-9)
+
+
 class Stateless(nn.Module):
     """A layer that is called with other weights than its own."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from secateur.base.preserve_state import nothing_compiled
 from secateur.channels import layer_surgery
 from secateur.channels.layer_kinds import CONVOLUTIONS
 from secateur.channels.plan import Plan
@@ -38,7 +39,8 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
             weight: Tensor = layer.weight  # type: ignore[assignment]
             saved.append((weight, weight.data))
             weight.data = layer_surgery.without_inputs(layer, inputs)
-        yield
+        with nothing_compiled() if hooks else nullcontext():  # compiled code does not see new hooks
+            yield
     finally:
         for weight, before in reversed(saved):
             weight.data = before

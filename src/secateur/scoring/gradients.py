@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from secateur.base.batches import Batches
 from secateur.base.distributed import add_up, all_or_none, check_even
+from secateur.base.preserve_state import nothing_compiled
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
@@ -63,7 +64,8 @@ class _Effects:
         model = self._graph.model
         handles = [model.get_submodule(n).register_forward_pre_hook(partial(self._look, n)) for n in self._taps]
         try:
-            yield
+            with nothing_compiled():  # compiled code does not see new hooks
+                yield
         finally:
             self._views.clear()
             for handle in handles:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from secateur.base.batches import call
-from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.preserve_state import evaluating, generators_kept, nothing_compiled
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Reader
 from secateur.errors import ScoreError
@@ -127,7 +127,8 @@ class _Pass:
         model = self._graph.model
         handles = [model.get_submodule(n).register_forward_hook(partial(self._look, n)) for n in self._places]
         try:
-            yield
+            with nothing_compiled():  # compiled code does not see new hooks
+                yield
         finally:
             for handle in handles:
                 handle.remove()

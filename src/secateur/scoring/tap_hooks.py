@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from secateur.base.preserve_state import nothing_compiled
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Indices, Reader
 from secateur.errors import ScoreError
@@ -132,7 +133,8 @@ def tapped(graph: ChannelGraph, taps: Mapping[str, Tap], see: See) -> Iterator[S
         for name in taps:
             hook = functools.partial(look, name)
             handles.append(graph.model.get_submodule(name).register_forward_pre_hook(hook))
-        yield sharing
+        with nothing_compiled():  # compiled code does not see new hooks
+            yield sharing
     finally:
         for handle in handles:
             handle.remove()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.preserve_state import evaluating, generators_kept, nothing_compiled
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.traced import as_call
 from secateur.errors import ScoreError
@@ -108,7 +108,7 @@ def _origins(graph: ChannelGraph, taps: Mapping[str, Tap]) -> dict[str, Origin |
     once = [name for name in taps if graph.found.traced.calls.get(name, 1) == 1]
     handles = [model.get_submodule(name).register_forward_pre_hook(partial(note, name)) for name in once]
     try:
-        with evaluating(model), generators_kept(), torch.no_grad(), follow:
+        with evaluating(model), generators_kept(), torch.no_grad(), nothing_compiled(), follow:
             model(*args, **kwargs)
     finally:
         for handle in handles:
