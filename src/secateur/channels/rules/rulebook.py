@@ -25,6 +25,8 @@ def register_rule(target: type[nn.Module] | Callable[..., Any] | str, rule: Rule
     rule: one of `secateur.rules`, or a function of a `Call` that returns label tensors. It holds for the whole process.
 
         sc.register_rule(MySwish, sc.rules.elementwise)
+
+    docs/rules.md has more examples.
     """
     _OWN[target] = rule
 
