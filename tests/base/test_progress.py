@@ -103,6 +103,15 @@ def test_off_a_terminal_there_is_a_line_every_half_minute(clock: Clock) -> None:
         ]
 
 
+def test_a_phase_begins_where_the_one_before_ended(clock: Clock) -> None:
+    with stream(terminal=False) as stderr, shown(None, phases) as show:
+        clock.now += 10
+        show("first", 1, 1, "")
+        clock.now += 50
+        show("second", 1, 2, "")  # its first report
+    assert stderr.getvalue() == "second: 1 of 2, 0:50 so far\n"
+
+
 def test_the_time_left_counts_from_where_a_run_was_resumed(clock: Clock) -> None:
     with stream(terminal=False) as stderr:
         with shown(None, phases) as show:

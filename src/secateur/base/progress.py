@@ -126,9 +126,10 @@ class _Bars:
 
 @dataclass(frozen=True)
 class _Beginning:
-    """The first report of a phase."""
+    """The start of a phase, and its first report."""
 
-    seconds: float
+    start: float
+    reported: float
     done: int
 
 
@@ -136,19 +137,20 @@ class _Lines:
     """A line about the phase at work every LINE_EVERY seconds: to the log if it is on, otherwise to stderr."""
 
     def __init__(self) -> None:
-        self._last = clock()
+        self._said = self._heard = clock()
         self._begun: dict[str, _Beginning] = {}
 
     def show(self, phase: str, done: int, total: int | None, note: str) -> None:
         now = clock()
-        begun = self._begun.setdefault(phase, _Beginning(now, done))
-        if now - self._last < LINE_EVERY:
+        begun = self._begun.setdefault(phase, _Beginning(self._heard, now, done))  # it follows the one heard before
+        self._heard = now
+        if now - self._said < LINE_EVERY:
             return
-        self._last = now
+        self._said = now
         count = f"{done}" if total is None else f"{done} of {total}"
-        words = [f"{phase}: {count}", f"{_duration(now - begun.seconds)} so far"]
+        words = [f"{phase}: {count}", f"{_duration(now - begun.start)} so far"]
         if total is not None and begun.done < done < total:
-            left = (now - begun.seconds) * (total - done) / (done - begun.done)
+            left = (now - begun.reported) * (total - done) / (done - begun.done)
             words.append(f"about {_duration(left)} left")
         _say(", ".join([*words, note] if note else words))
 

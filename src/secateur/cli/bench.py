@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 
 from secateur.base.options import check, option
 from secateur.cli import early_checks
-from secateur.cli.common import complaints, console, friendly
+from secateur.cli.common import complain, console, friendly
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import Classes
@@ -40,7 +41,9 @@ class BenchOptions:
         (), f"Engine: {', '.join(ENGINES)}; repeat for several; all by default", valid=ENGINES.check
     )
     rounds: int = option(20, "Number of times that each network is timed", least=1)
-    threads: int | None = option(None, "Number of CPU threads; PyTorch's choice by default", least=1)
+    threads: int | None = option(
+        None, "Number of CPU threads; PyTorch's choice by default", least=1, most=os.cpu_count()
+    )
     fold_bn: bool = option(False, "Fold batch norms into the layers before them, in all networks")
     cpu_time: bool = option(False, "Measure processor time, not wall-clock time; for busy machines, with one thread")
 
@@ -91,7 +94,7 @@ def command(
     else:
         _print(found)
     for note in found.notes:
-        complaints.print(f"[yellow]note:[/] {note}", soft_wrap=True)
+        complain("note", note)
 
 
 def _named(opened: list[Network]) -> dict[str, nn.Module]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from rich.console import Console
+from rich.text import Text
 
 from secateur.cli.early_checks import run_early_checks
 from secateur.errors import SecateurError
@@ -19,8 +20,8 @@ from secateur.errors import SecateurError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-console = Console(highlight=False)
-complaints = Console(stderr=True, highlight=False)
+console = Console(highlight=False, markup=False)  # names of files and networks may have square brackets
+complaints = Console(stderr=True, highlight=False, markup=False)
 
 EXIT_ERROR = 1  # a SecateurError: wrong input, a missing file, a goal that cannot be reached
 EXIT_INTERRUPTED = 130
@@ -38,7 +39,15 @@ def friendly(verb: Callable[P, T]) -> Callable[P, T]:
             run_early_checks(verb, kwargs)
             return verb(*args, **kwargs)
         except SecateurError as error:
-            complaints.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True)
+            complain("error", str(error), "bold red")
+            sys.exit(EXIT_ERROR)
+        except OSError as error:  # a disk, a permission, a network
+            complain("error", str(error), "bold red")
+            sys.exit(EXIT_ERROR)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            complain("error", f"there is not enough memory: {_first_line(error)}", "bold red")
             sys.exit(EXIT_ERROR)
         except KeyboardInterrupt:
             complaints.print("interrupted")
@@ -58,14 +67,25 @@ def resumable(command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        complaints.print(f"interrupted; to continue: {command}", markup=False, soft_wrap=True)
+        complaints.print(f"interrupted; to continue: {command}", soft_wrap=True)
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _escape(text: str) -> str:
-    from rich.markup import escape
+def complain(kind: str, text: str, style: str = "yellow") -> None:
+    """Print a note, a warning or an error on stderr."""
+    complaints.print(Text.assemble((f"{kind}:", style), f" {text}"), soft_wrap=True)
 
-    return escape(text)
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch raises RuntimeError on the CPU, and a class of its own, which is a RuntimeError too, on GPUs."""
+    words = ("can't allocate memory", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def _first_line(error: Exception) -> str:
+    """torch's message without the place in its own code, and without advice for GPUs."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return line.partition("DefaultCPUAllocator: ")[2] or line
 
 
 def run_folder(name: str) -> Path:

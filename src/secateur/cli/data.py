@@ -33,12 +33,12 @@ def list_sets(
     from secateur.zoo.data_sets import DATA_SETS
 
     rows = [[known.typed, known.about, known.source] for known in DATA_SETS.values()]
-    console.print(columns(("name", "content", "source"), rows), soft_wrap=True, markup=False)
+    console.print(columns(("name", "content", "source"), rows), soft_wrap=True)
     console.print()
     for name, known in DATA_SETS.items():
         if not known.needs_path:
-            console.print(f"{name}: {_place(name, root)}", soft_wrap=True, markup=False)
-    console.print(f"searched: {', '.join(str(folder) for folder in data.roots(root))}", soft_wrap=True, markup=False)
+            console.print(f"{name}: {_place(name, root)}", soft_wrap=True)
+    console.print(f"searched: {', '.join(str(folder) for folder in data.roots(root))}", soft_wrap=True)
 
 
 def _place(name: str, root: Path | None) -> str:

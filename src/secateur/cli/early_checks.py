@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from secateur.base.options import check_choice
 from secateur.cli.model_argument import resolve
-from secateur.errors import FileError, SecateurError
+from secateur.errors import FileError, ModelError, SecateurError
 from secateur.scoring.metrics import METRICS
 from secateur.zoo.checks import check_model, check_weight_file
 
@@ -43,6 +43,8 @@ def choice(option: str, *choices: str) -> Early:
 
 def network(text: str) -> None:
     """A name, NAME=WEIGHTS, or the folder of a run or a pruned network."""
+    if not text:
+        raise ModelError("the name of the network is empty")
     if Path(text).is_dir():  # which may need --model
         return
     found = resolve(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ import typer
 
 from secateur.base.progress import shown, steps
 from secateur.cli import early_checks
-from secateur.cli.common import complaints, console, friendly
+from secateur.cli.common import complain, console, friendly
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DataOptions, DeviceOptions, Model, Part, Weights
@@ -70,16 +71,25 @@ def command(
         found = evaluate(network, loader, progress=report)
     seconds = time.perf_counter() - start
     if as_json:
-        figures = {"top1": found.top1, "top5": found.top5, "loss": found.loss, "num_images": found.num_images}
+        figures = {
+            "top1": found.top1,
+            "top5": found.top5,
+            "loss": found.loss if math.isfinite(found.loss) else None,
+            "num_images": found.num_images,
+        }
         words = {"model": model, "data": data.data, "part": part, **figures, "seconds": seconds}
         console.print_json(json.dumps(words))
     else:
         _say(found, f"{model} on {images.name}, {part}", seconds)
     if pruned is None:
         note_untrained(model, weights)
+    if not math.isfinite(found.loss):
+        complain(
+            "warning", "the network's outputs are NaN or infinite: check the weights, and mean and std of the images"
+        )
     suspicion = too_good(found) if part == "holdout" else None
     if suspicion:
-        complaints.print(f"[yellow]warning:[/] {suspicion}", soft_wrap=True)
+        complain("warning", suspicion)
 
 
 def _say(found: Accuracy, title: str, seconds: float) -> None:

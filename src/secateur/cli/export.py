@@ -11,7 +11,7 @@ import typer
 from secateur.base.folder_contents import refuse_overwriting
 from secateur.base.options import check, option
 from secateur.cli import early_checks
-from secateur.cli.common import complaints, console, friendly
+from secateur.cli.common import complain, console, friendly
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.model_argument import resolve
@@ -106,4 +106,4 @@ def command(
         compared = f"{done.num_images} {'images' if images is not None else 'random images'}"
         console.print(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of the largest output")
     if not resolve(network, model).has_weights:
-        complaints.print("[yellow]note:[/] no weights were given, so the network is not trained")
+        complain("note", "no weights were given, so the network is not trained")

@@ -73,9 +73,10 @@ command.__doc__ = f"{command.__doc__}\n{EXAMPLES}"
 def _print_head(name: str, graph: ChannelGraph, cost: Cost | None, shape: tuple[int, ...]) -> None:
     image = " x ".join(str(n) for n in shape)
     console.print(
-        f"[bold]{name}[/] on {image}: {big_number(graph.macs)} MACs, {big_number(graph.params)} weights, "
+        f"{name} on {image}: {big_number(graph.macs)} MACs, {big_number(graph.params)} weights, "
         f"{len(graph.units)} units",
         soft_wrap=True,
+        style="bold",
     )
     if cost is not None:
         console.print(
@@ -100,10 +101,10 @@ def _layer_table(graph: ChannelGraph, cost: Cost | None) -> Table:
                 row[1] += f"  ⇒  {now.inputs} → {now.outputs}"
             row += [big_number(now.params), big_number(now.macs), _share(layer.macs, now.macs)]
         table.add_row(*row)
-    total = ["[bold]total[/]", "", f"[bold]{big_number(graph.params)}[/]", f"[bold]{big_number(graph.macs)}[/]"]
+    total = ["total", "", big_number(graph.params), big_number(graph.macs)]
     if cost is not None:
         total += [big_number(cost.params), big_number(cost.macs), _share(graph.macs, cost.macs)]
-    table.add_row(*total)
+    table.add_row(*total, style="bold")
     return table
 
 
@@ -133,7 +134,7 @@ def _print_frozen(graph: ChannelGraph) -> None:
     console.print(f"\nFrozen ({len(graph.frozen)}): these channels cannot be removed")
     for reason, names in reasons.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        console.print(f"  {', '.join(names[:3])}{more}: {reason}", markup=False)
+        console.print(f"  {', '.join(names[:3])}{more}: {reason}")
 
 
 def _facts(name: str, graph: ChannelGraph, cost: Cost | None) -> dict[str, Any]:

@@ -41,10 +41,10 @@ def command(
         shape = "x".join(str(side) for side in known.shape)
         counts = [_short(number) for number in (known.macs, known.weights, known.parameters)]
         rows.append([name, shape, str(known.classes), *counts])
-    console.print(columns(("name", "input", *NUMBERS), rows, NUMBERS), soft_wrap=True, markup=False)
+    console.print(columns(("name", "input", *NUMBERS), rows, NUMBERS), soft_wrap=True)
     for about in dict.fromkeys(known.about for known in found.values() if known.about):
         named = ", ".join(name for name, known in found.items() if known.about == about)
-        console.print(textwrap.fill(f"{about}: {named}", WIDTH, subsequent_indent="  "), soft_wrap=True, markup=False)
+        console.print(textwrap.fill(f"{about}: {named}", WIDTH, subsequent_indent="  "), soft_wrap=True)
     console.print("MACs, weights: of convolutions and linear layers. params: all parameters.", soft_wrap=True)
     if not names:
         console.print("Other models: torchvision:NAME, timm:NAME, package.module:factory.", soft_wrap=True)

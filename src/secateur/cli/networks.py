@@ -69,12 +69,14 @@ def trained_networks(
 
 
 def _by_name(found: ModelArgument, classes: int | None) -> Network:
+    from secateur.cli.opening import check_runs
     from secateur.zoo.models import config, create, load_weights
 
     count = classes or _classes(found)
     network = create(found.name, **({} if count is None else {"num_classes": count}))
     if found.weights is not None:
         load_weights(network, found.weights)
+    check_runs(network, found.label, config(found.name).shape)
     return Network(found.label, network, config(found.name).shape)
 
 

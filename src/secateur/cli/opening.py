@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secateur.cli.common import complaints
+from secateur.cli.common import complain
 from secateur.cli.model_argument import ModelArgument, resolve
 from secateur.errors import DataError, ModelError
 
@@ -51,6 +52,7 @@ def open_model(typed: str, data: ImageData, weights: Path | None = None, *, seed
         load_weights(model, weights)
     for folder in found.folders:
         model = load(folder, model)
+    check_runs(model, typed, data.shape)
     return model
 
 
@@ -60,10 +62,28 @@ def refuse_other_weights(found: ModelArgument, weights: Path | None) -> None:
         raise ModelError(f"{found.typed} has its own weights: leave out --weights {weights}")
 
 
+def check_runs(model: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+    """ModelError if a network does not run on an image of this shape (channels, height, width)."""
+    import torch
+
+    from secateur.base.preserve_state import evaluating, generators_kept
+
+    with evaluating(model), generators_kept(), torch.no_grad():
+        try:
+            model(torch.zeros(1, *shape))
+        except Exception as error:  # the network's own code may raise anything
+            size = " x ".join(map(str, shape))
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise ModelError(
+                f"{name} does not run on an image of {size}: {type(error).__name__}: {error} "
+                f"({place.filename}:{place.lineno})"
+            ) from error
+
+
 def note_untrained(typed: str, weights: Path | None) -> None:
     """Tell the user if the network has its initial weights."""
     if weights is None and not resolve(typed).has_weights:
-        complaints.print("[yellow]note:[/] no --weights were given, so the network is untrained")
+        complain("note", "no --weights were given, so the network is untrained")
 
 
 def input_size(model: str) -> int | None:

@@ -15,7 +15,7 @@ import typer
 
 from secateur.base.options import check, option
 from secateur.cli import early_checks
-from secateur.cli.common import complaints
+from secateur.cli.common import complain
 from secateur.cli.early_checks import Early, choice
 from secateur.cli.from_settings import settings_from
 from secateur.cli.model_argument import MODEL_HELP, resolve
@@ -67,7 +67,7 @@ class DataOptions:
             if self.data is not None:
                 return self
             if os.environ.get("RANK", "0") == "0":
-                complaints.print(f"[yellow]note:[/] no --data was given, so the data set is {DEFAULT_DATA}")
+                complain("note", f"no --data was given, so the data set is {DEFAULT_DATA}")
             return replace(self, data=DEFAULT_DATA)
         before = settings_from(DataOptions, asked)
         names = [each.name for each in fields(DataOptions)]

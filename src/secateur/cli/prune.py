@@ -233,7 +233,7 @@ def say(result: Compressed, folder: Path, report: Path, before: tuple[Path, ...]
     titles = ["", "before", "after", ""]
     console.print(columns(titles, headline(result.summary), numbers=("before", "after", "")), highlight=False)
     for note in result.summary["notes"]:
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
+        console.print(f"note: {note}", soft_wrap=True)
     seconds = dict(result.summary["seconds"])
     whole = seconds.pop("this_call")
     seconds["evaluation, timing and the rest"] = whole - sum(seconds.values())  # below 0 after an interruption
@@ -241,8 +241,8 @@ def say(result: Compressed, folder: Path, report: Path, before: tuple[Path, ...]
     rounds = f"{len(result.rounds)} round{'s' if len(result.rounds) != 1 else ''}"
     console.print(f"\n{rounds} in {whole:.0f} s" + (f": {spent}" if spent else ""))
     console.print(f"results in {folder}: model.safetensors, plan.json, summary.json", soft_wrap=True)
-    console.print(f"report: {report} (open it in a browser)", soft_wrap=True, markup=False)
+    console.print(f"report: {report} (open it in a browser)", soft_wrap=True)
     original = "original_model"
     for earlier in before:
         original = f'secateur.load("{earlier}", {original})'
-    console.print(f'load it with: secateur.load("{folder}", {original}).eval()', soft_wrap=True, markup=False)
+    console.print(f'load it with: secateur.load("{folder}", {original}).eval()', soft_wrap=True)

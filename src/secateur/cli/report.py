@@ -32,4 +32,4 @@ def command(
     if out is not None and out.suffix != ".html":
         refuse_overwriting(out)
     write = write_study_report if is_study(run_folder) else write_report
-    console.print(f"written: {write(run_folder, out)}", soft_wrap=True, markup=False)
+    console.print(f"written: {write(run_folder, out)}", soft_wrap=True)

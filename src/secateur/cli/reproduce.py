@@ -63,7 +63,7 @@ def command(
     if lacking is not None:
         raise RunError(f"{name} needs {lacking}; or use --budget smoke, which needs nothing")
     for words in steps:
-        console.print(f"\n[bold]{shlex.join(['secateur', *words])}[/]", soft_wrap=True)
+        console.print(f"\n{shlex.join(['secateur', *words])}", soft_wrap=True, style="bold")
         _run(words)
 
 
@@ -105,7 +105,7 @@ def _as_asked(recipe: Recipe, data: str | None, given: list[str]) -> tuple[Recip
     for text in [*asked, *given]:
         key, equals, value = text.partition("=")
         step, dot, inner = key.partition(".")
-        if not equals or (dot and step not in ("train", "run")):
+        if not equals or not (inner if dot else key) or (dot and step not in ("train", "run")):
             raise RunError(f"--set takes KEY=VALUE, run.KEY=VALUE or train.KEY=VALUE; got {text!r}")
         if step == "train" and dot and recipe.train is None:
             raise RunError(f"{recipe.name} trains no network at this budget, so {text!r} would have no effect")
@@ -119,24 +119,24 @@ def _list() -> None:
     from secateur.studies.recipes.recipe import load_recipe, recipe_names
 
     rows = [[r.name, r.paper, r.title] for r in map(load_recipe, recipe_names())]
-    console.print(columns(("name", "in the paper", "title"), rows, width=console.width), markup=False, soft_wrap=True)
+    console.print(columns(("name", "in the paper", "title"), rows, width=console.width), soft_wrap=True)
     console.print("\nsecateur reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands", soft_wrap=True)
 
 
 def _print_plan(recipe: Recipe, budget: str, changes: list[Change], steps: list[list[str]]) -> None:
-    console.print(f"{recipe.title} ({recipe.paper})", markup=False, soft_wrap=True)
+    console.print(f"{recipe.title} ({recipe.paper})", soft_wrap=True)
     _published(recipe)
     for text in recipe.open:
-        console.print(f"left open in the paper: {text}", markup=False, soft_wrap=True)
+        console.print(f"left open in the paper: {text}", soft_wrap=True)
     if changes:
         console.print(f"\ndifferent from the paper (budget {budget}):", soft_wrap=True)
         for change in changes:
-            console.print(f"  {change}", markup=False, soft_wrap=True)
+            console.print(f"  {change}", soft_wrap=True)
     else:
         console.print(f"\nno setting is changed (budget {budget})")
     console.print("\ncommands:")
     for words in steps:
-        console.print(f"  {shlex.join(['secateur', *words])}", markup=False, soft_wrap=True)
+        console.print(f"  {shlex.join(['secateur', *words])}", soft_wrap=True)
 
 
 def _published(recipe: Recipe) -> None:

@@ -112,12 +112,12 @@ def _print(graph: ChannelGraph, results: Mapping[str, Scores], show: int, as_jso
     shown = results[name]
     images = f"{shown.num_images:,} images" if shown.num_images else "no images"
     console.print(f"{len(shown.values)} units scored by {name}, {images}; higher means keep")
-    console.print(_table(graph, shown, show), markup=False, soft_wrap=True)
+    console.print(_table(graph, shown, show), soft_wrap=True)
     for note in shown.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
     if len(names) > 1:
         console.print("\nrank correlation (Spearman, mean over units)")
-        console.print(_correlations(results), markup=False, soft_wrap=True)
+        console.print(_correlations(results), soft_wrap=True)
     if out is not None:
         console.print(f"\nwritten: {out / 'scores.safetensors'}, {out / 'scores.json'}", soft_wrap=True)
 

@@ -120,6 +120,6 @@ def _say(found: Any, chosen: list[str]) -> None:
                 "chosen" if name in chosen else "",
             ]
         )
-    console.print(columns(titles, rows, numbers=titles[1:-1]), markup=False)
+    console.print(columns(titles, rows, numbers=titles[1:-1]))
     if found.base_accuracy is not None:
         console.print(f"\nwhole network: {100 * found.base_accuracy:.2f}% on {found.num_images} held-out images")

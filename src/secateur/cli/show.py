@@ -104,7 +104,6 @@ def separation(
             f"{word}: channel {seen.channel} of {found.unit}, {found.metric} {seen.score:.4g}; images nearest to the "
             f"mean of their own class: {own_class}",
             soft_wrap=True,
-            markup=False,
         )
     _print_silent(found.silent)
     _write(draw_separation(found, opened.data.classes), found.numbers(), opened.folder, "separation")
@@ -149,9 +148,9 @@ def channels(
     )
     _print_silent(found.silent)
     for name, strongest in found.strongest.items():
-        console.print(f"strongest by {name}: {', '.join(map(str, strongest))}", soft_wrap=True, markup=False)
+        console.print(f"strongest by {name}: {', '.join(map(str, strongest))}", soft_wrap=True)
     for note in found.notes:
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
+        console.print(f"note: {note}", soft_wrap=True)
     _write(draw_channels(found, opened.data.classes), found.numbers(), opened.folder, "channels")
 
 
@@ -216,4 +215,4 @@ def _write(picture: Figure, numbers: dict[str, Any], folder: Path, name: str) ->
     save(picture, folder, name)
     write_atomically(folder / f"{name}.json", f"{json.dumps(numbers, indent=2)}\n".encode())
     written = ", ".join(str(folder / f"{name}.{ending}") for ending in ("png", "svg", "json"))
-    console.print(f"written: {written}", soft_wrap=True, markup=False)
+    console.print(f"written: {written}", soft_wrap=True)

@@ -10,7 +10,7 @@ import typer
 
 from secateur.base.folder_contents import TRAINING, refuse_others
 from secateur.cli import early_checks
-from secateur.cli.common import complaints, console, friendly, resumable, run_folder, typed_command
+from secateur.cli.common import complain, console, friendly, resumable, run_folder, typed_command
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings, values_of
 from secateur.cli.model_argument import resolve
@@ -59,6 +59,8 @@ def command(
         secateur train vgg16 --data cifar10 --mixed-precision bf16
     """
     distillation = Distillation(temperature, distill_weight)
+    if teacher is None and teacher_weights is not None:
+        raise RunError("--teacher-weights needs --teacher MODEL, the network that the weights are of")
     if resolve(model).folders:
         raise RunError(
             f"{model} holds a pruned network. To prune it further: secateur prune {model}. To retrain it "
@@ -147,7 +149,7 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], images: ImageDa
             )
     suspicion = None if last.holdout is None else too_good(last.holdout)
     if suspicion:
-        complaints.print(f"[yellow]warning:[/] {suspicion}", soft_wrap=True)
+        complain("warning", suspicion)
     console.print(f"weights: {folder / WEIGHTS}", soft_wrap=True)
 
 

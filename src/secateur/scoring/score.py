@@ -101,6 +101,9 @@ def score_by(
     settings = settings or ScoreSettings()
     check(settings, ScoreError)
     chosen = choose_metrics(metrics, settings, options)
+    if not graph.units:
+        name = type(graph.model).__name__
+        raise ScoreError(f"{name} has no channels that can be removed, so there is nothing to score (see graph.frozen)")
     groups: dict[str, list[ChosenMetric]] = {}
     for one in chosen:
         groups.setdefault(one.shares, []).append(one)

@@ -144,7 +144,7 @@ def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
         images, labels_here = unpack(batch, step)
         images, labels = move(images, device, run.channels_last), labels_here.to(device, non_blocking=True)
         rate = _set_lr(run.sgd, run.schedule.lr_at(epoch + (step + 0.5) / run.steps))
-        logits = logits_of(call(run.wrapped, images))  # [N, K]
+        logits = logits_of(_outputs(run, images, f"{where}, step {step + 1}"))  # [N, K]
         check_range(labels_here, logits, step)
         loss = run.objective(logits, images, labels)
         run.optimizer.zero_grad()
@@ -161,6 +161,19 @@ def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
     run.steps_done, run.seconds = run.steps_done + run.steps, run.seconds + meter.seconds
     loss_mean = checked(total_loss / num_images, where)
     return Epoch(epoch + 1, rate, loss_mean, hits / num_images, None, meter.seconds, num_images / meter.seconds)
+
+
+def _outputs(run: TrainingRun, images: Any, where: str) -> Any:
+    """What the network computes; a batch norm that sees a single value per channel is explained."""
+    try:
+        return call(run.wrapped, images)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise RunError(
+            f"{where}: a batch norm cannot be trained on a single image ({error}). Leave out the last, smaller batch "
+            "(drop_last=True in a DataLoader), or change the batch size"
+        ) from error
 
 
 def _report(run: TrainingRun, epoch: int, step: int, meter: Meter, progress: OnStep) -> None:

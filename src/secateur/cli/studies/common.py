@@ -55,7 +55,5 @@ def print_results(folder: Path) -> None:
     """Write the study's page, and print where the results are."""
     from secateur.report.study_page import write_study_report
 
-    console.print(
-        f"\nresults in {folder}: study.json, table.csv, pictures as .png and .svg", soft_wrap=True, markup=False
-    )
-    console.print(f"report: {write_study_report(folder)} (open it in a browser)", soft_wrap=True, markup=False)
+    console.print(f"\nresults in {folder}: study.json, table.csv, pictures as .png and .svg", soft_wrap=True)
+    console.print(f"report: {write_study_report(folder)} (open it in a browser)", soft_wrap=True)

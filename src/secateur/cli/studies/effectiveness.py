@@ -77,7 +77,7 @@ def command(
         )
     if is_first_process():
         titles, lines = _table(rows)
-        console.print(columns(titles, lines, numbers=titles[2:]), markup=False, soft_wrap=True)
+        console.print(columns(titles, lines, numbers=titles[2:]), soft_wrap=True)
         print_results(folder)
 
 

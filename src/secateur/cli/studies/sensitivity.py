@@ -63,7 +63,7 @@ def command(
         )
     if is_first_process():
         titles = ["method", "iteration", "MACs removed", "as cut", "held-out", "test"]
-        console.print(columns(titles, [_line(row) for row in rows], numbers=titles[1:]), markup=False, soft_wrap=True)
+        console.print(columns(titles, [_line(row) for row in rows], numbers=titles[1:]), soft_wrap=True)
         print_results(folder)
 
 

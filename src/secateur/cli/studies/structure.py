@@ -64,7 +64,7 @@ def command(
     rows = structure(graph, plan, by)  # type: ignore[arg-type]
     cells = [[_cell(key, value) for key, value in row.items()] for row in rows]
     titles = list(COLUMNS.values())
-    console.print(columns(titles, cells, set(titles) - {"part"}), markup=False, soft_wrap=True)
+    console.print(columns(titles, cells, set(titles) - {"part"}), soft_wrap=True)
     total = rows[-1]
     console.print(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain", soft_wrap=True)
     asked = {"network": network, "by": by, "widths": widths, "model": model, "classes": classes, "streams": streams}

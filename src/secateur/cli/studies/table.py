@@ -74,17 +74,17 @@ def _print_table(found: ResultsTable, form: str) -> None:
     from secateur.studies.table_study.formats import as_csv, as_json, as_markdown
 
     if form == "csv":
-        console.print(as_csv(found.rows), end="", markup=False, soft_wrap=True)
+        console.print(as_csv(found.rows), end="", soft_wrap=True)
     elif form == "json":
-        console.print(as_json(found), markup=False, soft_wrap=True)
+        console.print(as_json(found), soft_wrap=True)
     else:
         if form == "markdown":
-            console.print(as_markdown(found.rows), markup=False, soft_wrap=True)
+            console.print(as_markdown(found.rows), soft_wrap=True)
         else:
             _print_text(found)
         console.print()
         for note in found.notes:
-            console.print(note if form == "text" else f"- {note}", markup=False, soft_wrap=True)
+            console.print(note if form == "text" else f"- {note}", soft_wrap=True)
 
 
 def _print_text(found: ResultsTable) -> None:
@@ -98,6 +98,5 @@ def _print_text(found: ResultsTable) -> None:
         console.print(
             f"{network} on {images}, as published unless marked; accuracies and cuts in %",
             soft_wrap=True,
-            markup=False,
         )
-        console.print(columns(titles, cells, set(titles) - {"method", "by", ""}), markup=False, soft_wrap=True)
+        console.print(columns(titles, cells, set(titles) - {"method", "by", ""}), soft_wrap=True)

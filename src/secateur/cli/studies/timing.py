@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,7 @@ def command(
     device: DeviceOptions,
     output: StudyOutput,
     weights: Weights = None,
-    threads: Annotated[int | None, typer.Option(help="Number of torch threads", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of torch threads", min=1, max=os.cpu_count())] = None,
     streams: Streams = "select",
     batch_size: Annotated[int, typer.Option(help="Images per batch in forward passes", min=1)] = 32,
 ) -> None:
@@ -89,7 +90,7 @@ def _print_times(found: LayerTimes) -> None:
         cells = [f"{rows[name]['seconds']:.2e}" if name in rows else "-" for name in metrics]
         maps = max(row["maps_seconds"] for row in rows.values())
         lines.append([layer, str(any_row["channels"]), str(any_row["pixels"]), *cells, f"{maps:.2e}"])
-    console.print(columns(titles, lines, set(titles) - {"layer"}), markup=False, soft_wrap=True)
+    console.print(columns(titles, lines, set(titles) - {"layer"}), soft_wrap=True)
     console.print("\nseconds to score all channels of a layer; maps: seconds to compute the feature maps")
     for note in found.notes:
-        console.print(note, markup=False, soft_wrap=True)
+        console.print(note, soft_wrap=True)

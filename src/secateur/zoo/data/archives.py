@@ -115,7 +115,8 @@ def _members(path: Path, wanted: set[str], report: ShowStage) -> dict[str, bytes
                 found[bare] = opened.read() if opened else b""
                 report(f"unpacking {path.name} (MB)", raw.tell() // MEGABYTE, size // MEGABYTE)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: is not a complete tar archive ({type(error).__name__}: {error})") from error
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{path}: is not a complete tar archive ({type(error).__name__}: {reason})") from error
     return found
 
 

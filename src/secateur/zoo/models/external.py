@@ -82,14 +82,28 @@ def _own(name: str, module_name: str, attribute: str) -> ModelConfig:
     def build(num_classes: int, **arguments: Any) -> nn.Module:
         if _accepts(factory, "num_classes"):
             arguments = {"num_classes": num_classes, **arguments}
+        if "in_channels" in arguments and not _accepts(factory, "in_channels"):
+            raise ModelError(
+                f"{name!r} is for images of {takes.shape[0]} channels, and these have {arguments['in_channels']}: set "
+                f"{attribute}.shape = (channels, height, width), or give {attribute} a parameter in_channels"
+            )
         with _current_folder_importable():
-            model = factory(**arguments)
+            model = _built(name, factory, arguments)
         if not isinstance(model, nn.Module):
             raise ModelError(f"{name!r} must return a torch.nn.Module, but returned {type(model).__name__}")
         return model
 
     declared = tuple(part for part in ("shape", "mean", "std") if hasattr(factory, part))
     return ModelConfig(name, build, takes, "your own", declared=declared)
+
+
+def _built(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    try:
+        return factory(**arguments)
+    except Exception as error:  # a user's factory may raise anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename}:{place.lineno}"
+        raise ModelError(f"{name!r} failed with {type(error).__name__}: {error} ({where})") from error
 
 
 def _declared_input(name: str, factory: Any) -> Input:
