@@ -106,6 +106,18 @@ def test_every_verb_takes_a_run(place: Path, name: str, folders: list[str], tmp_
     assert macs in [words["macs"] for words in json.loads(bench.stdout)["networks"].values()]
 
 
+def test_studies_take_runs(tmp_path: Path) -> None:
+    result = secateur(
+        "study", "effectiveness", "first", "--metrics", "l1", "--ratios", "0.3", "--limit", "50", "--device", "cpu",
+        "--out", tmp_path / "study",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    study = json.loads((tmp_path / "study" / "config.json").read_text())
+    assert "first" in json.dumps(study)
+    untrained = secateur("study", "effectiveness", "lenet5", "--data", "digits")
+    assert untrained.exit_code == 1 and "give the weight file of lenet5 as lenet5=FILE" in untrained.stderr
+
+
 def test_weights_after_the_name(place: Path) -> None:
     save_file(create("lenet5").state_dict(), place / "w.safetensors")
     for verb in (["evaluate", "lenet5=w.safetensors"], ["evaluate", "lenet5", "--weights", "w.safetensors"]):

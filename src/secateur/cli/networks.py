@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from secateur.cli.model_argument import ModelArgument, is_own, resolve
+from secateur.cli.model_argument import ModelArgument, resolve
 from secateur.cli.options import DeviceOptions
 from secateur.errors import ModelError
 
@@ -44,27 +44,27 @@ def open_network(typed: str, *, model: str | None = None, classes: int | None = 
 
 
 def check_trained(models: list[str], weights: Path | None) -> None:
-    """ModelError for a network without a weight file, unless its own factory may load one."""
+    """ModelError for a network without weights, unless its own factory may load some."""
     for text in models:
-        name, _, own = text.partition("=")
-        if not own and (weights is None or len(models) > 1) and not is_own(name):
-            raise ModelError(f"a study needs trained networks: give the weight file of {name} as {name}=FILE")
+        if (weights is None or len(models) > 1) and not resolve(text).has_weights:
+            raise ModelError(f"a study needs trained networks: give the weight file of {text} as {text}=FILE")
 
 
 def trained_networks(
     models: list[str], weights: Path | None, found: ImageData, device: DeviceOptions, seed: int
 ) -> dict[str, nn.Module]:
-    """The trained networks by name, on the device. `models` are NAME or NAME=WEIGHTS."""
+    """The trained networks by name, on the device. `models` are typed as in every verb (see `resolve`)."""
     from secateur.cli.opening import open_model
 
     check_trained(models, weights)
     home = device.pick()
-    networks = {}
+    networks: dict[str, nn.Module] = {}
     for text in models:
-        name, _, own = text.partition("=")
-        file = Path(own) if own else weights if len(models) == 1 else None
-        label = name if name not in networks else f"{name} ({Path(own).stem})"
-        networks[label] = open_model(name, found, file, seed=seed).to(home)
+        named = resolve(text)
+        label = named.label
+        if label in networks:
+            label = f"{label} ({named.weights.stem if named.weights else len(networks) + 1})"
+        networks[label] = open_model(text, found, weights if len(models) == 1 else None, seed=seed).to(home)
     return networks
 
 

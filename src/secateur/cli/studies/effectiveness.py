@@ -12,6 +12,7 @@ from secateur.cli import early_checks
 from secateur.cli.common import console, friendly, resumable, typed_command
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
+from secateur.cli.model_argument import resolve
 from secateur.cli.networks import check_trained
 from secateur.cli.options import DeviceOptions, UndividedData, Weights
 from secateur.cli.studies.common import StudyImages, StudyOutput, is_first_process, print_results
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def command(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Networks: NAME or NAME=WEIGHTS"),
+        typer.Argument(metavar="MODEL...", help="Networks: NAME=WEIGHTS, or folders of runs"),
         Early(early_checks.network),
     ],
     settings: EffectivenessSettings,
@@ -55,9 +56,9 @@ def command(
     from secateur.studies.effectiveness_study.study import effectiveness
     from secateur.studies.fast_evaluate import BATCH
 
-    names = [name.partition("=")[0] for name in models]
-    data = data.known_for(names[0])
-    found = data.open(names[0], settings.seed)
+    names = [resolve(text).label for text in models]
+    data = data.known_for(models[0])
+    found = data.open(models[0], settings.seed)
     networks = trained_networks(models, weights, found, device, settings.seed)
     batch = BATCH if device_of(next(iter(networks.values()))).type == "cpu" else 256
     folder = output.folder("effectiveness", "-".join(names), data.name)

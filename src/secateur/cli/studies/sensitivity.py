@@ -10,6 +10,7 @@ from secateur.cli import early_checks
 from secateur.cli.common import console, friendly, resumable, typed_command
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
+from secateur.cli.model_argument import resolve
 from secateur.cli.networks import check_trained
 from secateur.cli.options import DataOptions, DeviceOptions, Weights
 from secateur.cli.studies.common import StudyImages, StudyOutput, is_first_process, print_results
@@ -19,7 +20,9 @@ from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
 @friendly
 @options_from_settings
 def command(
-    model: Annotated[str, typer.Argument(help="Network: NAME or NAME=WEIGHTS"), Early(early_checks.network)],
+    model: Annotated[
+        str, typer.Argument(help="Network: NAME=WEIGHTS, or the folder of a run"), Early(early_checks.network)
+    ],
     settings: SensitivityStudySettings,
     data: DataOptions,
     images: StudyImages,
@@ -45,9 +48,9 @@ def command(
     from secateur.cli.networks import trained_networks
     from secateur.studies.sensitivity_study.study import sensitivity
 
-    name = model.partition("=")[0]
-    data = data.known_for(name)
-    found = data.open(name, settings.seed)
+    name = resolve(model).label
+    data = data.known_for(model)
+    found = data.open(model, settings.seed)
     network = next(iter(trained_networks([model], weights, found, device, settings.seed).values()))
     folder = output.folder("sensitivity", name, data.name)
     with resumable(typed_command()):
