@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from secateur.base.batches import logits_of, order_channels_last
 from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.training.rate_test import SHARES, steps_per_try
 
 BATCH = 128  # images of a training step
 SECONDS = 4.0  # about what each measurement may take
@@ -38,10 +39,12 @@ class RoundEstimate:
     score: float  # all training images, one forward pass
     rank: float  # at most: every unit is tried on all held-out images, each time from the unit on
     epoch: float  # of retraining
+    steps: int  # in an epoch
 
     def run(self, rounds: int, epochs: int) -> float:
-        """Seconds of a run."""
-        return rounds * (self.score + self.rank + epochs * self.epoch)
+        """Seconds of a run that retrains after each round, at a rate that a short test chooses."""
+        tried = len(SHARES) * steps_per_try(self.steps, epochs) / self.steps  # in epochs
+        return rounds * (self.score + self.rank + (tried + epochs) * self.epoch)
 
 
 def measure_speed(model: nn.Module, images: Tensor) -> Speed:
@@ -64,6 +67,7 @@ def estimate(speed: Speed, train_images: int, held_out: int, units: int) -> Roun
         score=speed.forward * train_images,
         rank=PARTIAL * speed.forward * held_out * units,
         epoch=speed.train * train_images + speed.forward * held_out,
+        steps=max(1, train_images // BATCH),
     )
 
 
