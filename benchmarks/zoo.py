@@ -73,15 +73,17 @@ def peer(name: str) -> Row:
     return {"verdict": "crashed", "why": row["failed"]} if "failed" in row else row
 
 
-def stamps() -> tuple[str, str]:
+def stamps(library: str) -> tuple[str, str]:
     """Hashes of the code that our results and torch-pruning's depend on; other code starts over."""
-    networks = [
-        *sorted((ROOT / "tests" / "networks").glob("*.py")),
-        *(ROOT / f"tests/{n}.py" for n in ("proof", "zoo_nets")),
-    ]
-    theirs = [*networks, Path(zoo_peer.__file__)]
-    ours = [*networks, *sorted((ROOT / "src" / "secateur" / "channels").rglob("*.py")), Path(zoo_ours.__file__)]
-    return tuple(hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest() for files in (ours, theirs))
+    tests, source = ROOT / "tests", ROOT / "src" / "secateur"
+    networks = [tests / "networks" / "__init__.py", tests / "networks" / f"from_{library}.py", tests / "zoo_nets.py"]
+    ours = [*networks, tests / "proof.py", Path(zoo_ours.__file__)]
+    ours += [file for room in ("base", "channels") for file in sorted((source / room).rglob("*.py"))]
+    return digest(ours), digest([*networks, Path(zoo_peer.__file__)])
+
+
+def digest(files: list[Path]) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def kept(path: Path, stamp: str, make: Callable[[], Row]) -> Row:
@@ -131,9 +133,9 @@ def main() -> int:
     if options.fresh:
         for file in options.results.rglob("*.json"):
             file.unlink()
-    rows, code = [], stamps()
+    rows, code = [], {library: stamps(library) for library in zoo_nets.LIBRARIES}
     for name in names:
-        rows.append(row_of(name, options.results, *code))
+        rows.append(row_of(name, options.results, *code[name.split(":")[0]]))
         print(line(rows[-1]), flush=True)
     text = as_markdown(rows, commit())
     print(text[text.index("\n## ") :])
