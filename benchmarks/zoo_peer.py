@@ -29,7 +29,9 @@ def examine(name: str) -> dict[str, Any]:
         groups, gone = cut_everything(small, example)
     except Exception as error:  # noqa: BLE001  (whatever it is, it belongs in the table)
         return {"verdict": "crashed", "why": f"while it prunes: {said(error)}"}
-    found = {"groups": groups, "layers": sum(not is_depthwise(model.get_submodule(layer)) for layer in gone)}
+    norms = any(isinstance(module, (nn.LayerNorm, nn.GroupNorm)) for module in model.modules())
+    layers = sum(not is_depthwise(model.get_submodule(layer)) for layer in gone)
+    found = {"groups": groups, "layers": layers, "norms": norms}
     if not groups:
         return {"verdict": "nothing", **found}
     with torch.no_grad():
@@ -78,7 +80,7 @@ def cut_everything(model: nn.Module, example: Any) -> tuple[int, Gone]:
                 side = "out" if pruner.DG.is_out_channel_pruning_fn(dependency.handler) else "in"
                 key = (names[module], side)
                 now = left.setdefault(key, list(range(width(module, side))))
-                lost = set(channels)
+                lost = {channel for channel in channels if channel < len(now)}  # `prune` checks them
                 gone[names[module]][side] += [now[channel] for channel in lost]
                 left[key] = [channel for place, channel in enumerate(now) if place not in lost]
         group.prune()

@@ -33,27 +33,39 @@ def verify(graph: ChannelGraph, keep: Keep, pruned: nn.Module) -> None:
     """
     modes = ["own"] if not any(module.training for _, module in named_modules(graph.model)) else ["eval", "own"]
     given = [] if is_constant(graph.example) else [graph.example]
-    for inputs in [*given, randomised(graph.example)]:
-        for mode in modes:
-            found = difference_under(graph, keep, pruned, inputs, mode)
+    trials = [Trial(mode, inputs, []) for inputs in [*given, randomised(graph.example)] for mode in modes]
+    differing = first_failing(graph, keep, pruned, trials)
+    if differing is not None:
+        trial, found = differing
+        raise PlanError(_message(graph, keep, trial.inputs, trial.mode, found))
+
+
+def first_failing(
+    graph: ChannelGraph, keep: Keep, pruned: nn.Module, trials: Sequence[Trial]
+) -> tuple[Trial, str] | None:
+    """The first trial in which the pruned network and the zeroed one differ, and how, in words."""
+    with zeroed(graph, keep):  # once for all: the weights of a large network take as long to copy as a run
+        for trial in trials:
+            with in_mode(graph.model, trial.mode), in_mode(pruned, trial.mode):
+                found = _difference_from_zeroed(graph.model, pruned, trial.inputs)
             if found is not None:
-                raise PlanError(_message(graph, keep, inputs, mode, found))
+                return trial, found
+    return None
 
 
-def difference_under(graph: ChannelGraph, keep: Keep, pruned: nn.Module, inputs: Example, mode: str) -> str | None:
-    """How the pruned network's outputs differ from those of the zeroed one, in words; None if they do not.
+def _difference_from_zeroed(whole: nn.Module, pruned: nn.Module, inputs: Example) -> str | None:
+    """How the outputs differ, in words; None if they do not.
 
     In training mode, networks that do not run on these inputs or depend on random numbers cannot be compared.
     """
-    with in_mode(graph.model, mode), in_mode(pruned, mode), zeroed(graph, keep):
+    try:
         try:
-            try:
-                found = difference(pruned, graph.model, few_images(inputs))
-            except NotRun:
-                found = difference(pruned, graph.model, inputs)
-        except NotRun as error:
-            return None if graph.model.training else f"it cannot be compared, because the network fails with {error}"
-        return None if found == RANDOM and graph.model.training else found
+            found = difference(pruned, whole, few_images(inputs))
+        except NotRun:
+            found = difference(pruned, whole, inputs)
+    except NotRun as error:
+        return None if whole.training else f"it cannot be compared, because the network fails with {error}"
+    return None if found == RANDOM and whole.training else found
 
 
 def _message(graph: ChannelGraph, keep: Keep, inputs: Example, mode: str, found: str) -> str:
@@ -80,11 +92,8 @@ def failure(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> str | N
         pruned = carve(graph, *replay_plan(graph, keep), share=True)
     except Exception as error:  # noqa: BLE001  a plan that cannot be carried out fails, for whatever reason
         return str(error) if isinstance(error, PlanError) else said(error)
-    for trial in trials:
-        found = difference_under(graph, keep, pruned, trial.inputs, trial.mode)
-        if found is not None:
-            return found
-    return None
+    differing = first_failing(graph, keep, pruned, trials)
+    return None if differing is None else differing[1]
 
 
 def layer_that_differs(graph: ChannelGraph, keep: Keep, inputs: Example, mode: str) -> str | None:
