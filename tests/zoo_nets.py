@@ -33,7 +33,8 @@ def torchvision_models() -> Any:
 
 
 def import_libraries(names: list[str]) -> None:
-    """Import the libraries of these networks now."""
+    """Import the libraries of these networks now; torchvision first, as most of them import it themselves."""
+    from_torchvision.library()
     for library in {name.split(":")[0] for name in names}:
         importlib.import_module(f"tests.networks.from_{library}").library()
 
@@ -56,6 +57,7 @@ def entry(name: str) -> Network:
 
 def create(name: str) -> nn.Module:
     """A network by its full name, without trained weights."""
+    from_torchvision.library()
     return entry(name).make()
 
 

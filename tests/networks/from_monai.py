@@ -32,7 +32,7 @@ TABLE: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "SegResNet, batch norm": ("SegResNet", {**U, "init_filters": 8, "norm": "batch"}, FLAT),
     "VNet": ("VNet", V, VOLUME),
     "HighResNet": ("HighResNet", V, VOLUME),
-    "DenseNet121": ("DenseNet121", V, VOLUME),
+    "DenseNet121": ("DenseNet121", U, FLAT),
     "SEResNet50": ("SEResNet50", {"spatial_dims": 2, "in_channels": 1, "num_classes": 2}, FLAT),
 }
 

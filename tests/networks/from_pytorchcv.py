@@ -16,7 +16,6 @@ NAMES = [
     "preresnet18",
     "resneta10",
     "diracnet18v2",
-    "condensenet74_c4_g4",
     "peleenet",
     "sqnxt23_w1",
     "shufflenet_g3_wd4",

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tests.networks import Network, from_torchvision
+from tests.networks import Network
 
 # decoder -> encoder
 PAIRS = {
@@ -27,7 +27,6 @@ PAIRS = {
 
 
 def library() -> Any:
-    from_torchvision.library()
     return importlib.import_module("segmentation_models_pytorch")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tests.networks import Network, from_torchvision
+from tests.networks import Network
 
 NAMES = [
     "resnet50d",
@@ -77,8 +77,6 @@ def make(name: str) -> nn.Module:
 
 
 def library() -> Any:
-    """timm, which imports torchvision itself."""
-    from_torchvision.library()
     return importlib.import_module("timm")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tests.networks import Network, from_torchvision
+from tests.networks import Network
 
 # name -> class
 TABLE = {
@@ -20,7 +20,6 @@ TABLE = {
 
 
 def library() -> Any:
-    from_torchvision.library()
     return importlib.import_module("ultralytics.nn.tasks")
 
 
