@@ -229,12 +229,12 @@ def test_a_compiled_part_is_scored() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = Wrapped(lambda part: torch.compile(part, backend="eager")).double().eval()
-        model(IMAGE)
+        proof.outputs(model, IMAGE)
         graph = sc.trace(model, IMAGE)
-        images = [(torch.randn(10, 3, 8, 8, dtype=torch.float64), torch.arange(10) % 5)]
+        images = [(torch.randn_like(IMAGE), torch.tensor([0, 1])) for _ in range(5)]
         found = sc.score(graph, images, "act_variance").values["a:out"]
     with torch.no_grad():
-        wanted = model.bn(model.a(images[0][0])).var((0, 2, 3), correction=0)
+        wanted = model.bn(model.a(torch.cat([batch for batch, _ in images]))).var((0, 2, 3), correction=0)
     assert found.tolist() == pytest.approx(wanted.tolist(), rel=1e-9)
 
 

@@ -191,6 +191,50 @@ class FoldedInParts(Folded):
         return h.view(h.size(0), 2, -1, 8, 8).chunk(2, 2)[0].sum(1), self.c(h)
 
 
+class NormedStream(nn.Module):
+    """A stream that a norm over channels takes: a, c -> norm -> b -> fc."""
+
+    def __init__(self, norm: nn.Module, last: bool) -> None:
+        super().__init__()
+        self.a, self.c, self.norm, self.last = conv(3, 8), conv(8, 8), norm, last
+        self.b, self.fc = nn.Linear(8, 6) if last else conv(8, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h = h + self.c(F.relu(h))
+        if not self.last:
+            return self.fc(pooled(F.relu(self.b(self.norm(h)))))
+        return self.fc(F.relu(self.b(self.norm(h.permute(0, 2, 3, 1)))).mean((1, 2)))
+
+
+class OwnLayerNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (8,), self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    ("norm", "last"),
+    [
+        (lambda: nn.LayerNorm(8), True),
+        (OwnLayerNorm, True),
+        (lambda: nn.GroupNorm(1, 8), False),
+        (lambda: nn.LocalResponseNorm(3), False),
+    ],
+)
+def test_readers_select_behind_a_norm_over_channels(norm: Any, last: bool) -> None:
+    """The norm needs all channels of the stream, but the layers that read it do not."""
+    torch.manual_seed(0)
+    graph = is_exact(NormedStream(norm(), last), IMAGE, {"c:in": (8, 1), "b:in": (8, 1), "b:out": (6, 1)})
+    plan = sc.Plan.of(graph, {"c:in": [0], "b:in": [1, 2]})
+    small = sc.prune(graph, plan)
+    assert (small.a.out_channels, small.c.in_channels, small.c.out_channels) == (8, 1, 8)
+    assert small.b.weight.shape[:2] == (6, 2)
+
+
 def test_outputs_are_the_same_channels() -> None:
     torch.manual_seed(0)
     is_exact(Folded(), IMAGE, {"a:out": (8, 1)})

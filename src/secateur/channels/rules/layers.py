@@ -53,7 +53,7 @@ def linear(call: Call) -> Any:
 def own_layer(call: Call) -> Any:
     """Convolution and linear functions: as layers, if they are called in a module on a weight and a bias of its own."""
     if call.labels.traced.layer_of(call.node) is None:
-        return call.unknown(f"{call.what} is called on other tensors than the own weight and bias of a module")
+        return call.unknown(f"{call.what} is not the only use that a module makes of its input, weight and bias")
     weight: Tensor = call.argument(1, "weight")
     for tensor in ("weight", "bias"):
         if f"{call.name}.{tensor}" in call.labels.opaque:
@@ -93,8 +93,14 @@ def instance_norm(call: Call) -> Any:
 
 
 def norm_over_channels(call: Call) -> Any:
-    """Layer, group, RMS and response norms: every channel depends on the others."""
-    return call.unknown(f"{call.what} normalises over channels")
+    """Layer, RMS and response norms: every channel depends on the others, so all are kept. Layers that read a stream
+    behind the norm may still select."""
+    reason = f"{call.what} normalises over channels"
+    if call.shape != call.x.shape:
+        return call.unknown(reason)
+    call.unchanged()
+    call.hold((call.args, call.kwargs), reason)
+    return call.x
 
 
 def batch_norm_function(call: Call) -> Any:
