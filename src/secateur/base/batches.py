@@ -18,6 +18,14 @@ IMAGE_KEYS = ("image", "images", "pixel_values", "input", "inputs", "x")
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 
 
+def check_batches(loader: Any, what: str) -> None:
+    """DataError unless `loader` can be read batch by batch."""
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise DataError(
+            f"{what} must be batches of (images, labels), such as a DataLoader or a list; got {type(loader).__name__}"
+        )
+
+
 def unpack(batch: Batch, index: int) -> tuple[Any, Tensor]:
     """(images, labels) of a batch that is a pair or a dict; labels as int64 [N].
 

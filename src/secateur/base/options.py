@@ -14,7 +14,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from secateur.base.registry import Registry, guessed, unknown
 from secateur.errors import SecateurError
@@ -71,7 +72,8 @@ def strings_as_tuples(settings: Any) -> None:
 
 
 def check(settings: Any, error: type[SecateurError]) -> None:
-    """Raise `error` for the first setting that is not one of its choices or is outside its bounds."""
+    """Raise `error` for the first setting that has a wrong type, is not one of its choices or is outside its bounds."""
+    kinds = _kinds(type(settings))
     for field, about in options_of(settings):
         value = getattr(settings, field.name)
         if value is None or value == field.default or (about.own and callable(value)):
@@ -84,6 +86,9 @@ def check(settings: Any, error: type[SecateurError]) -> None:
         if bounds and not _within(value, about):
             number = "" if isinstance(value, int | float) else f", which is no number but {type(value).__name__}"
             raise error(f"{field.name} must be {bounds}, got {value!r}{number} ({about.help})")
+        wanted = _wanted_type(value, kinds[field.name])
+        if wanted is not None:
+            raise error(f"{field.name} must be {wanted}, got {value!r} ({about.help})")
         if about.valid is not None:
             for each in value if isinstance(value, tuple) else (value,):
                 about.valid(each)
@@ -91,6 +96,8 @@ def check(settings: Any, error: type[SecateurError]) -> None:
 
 def replaced(settings: Any, changes: Mapping[str, Any], error: type[SecateurError]) -> Any:
     """`settings` with some fields changed; a name that is no field raises `error` with the nearest names."""
+    if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
+        raise error(f"settings must be an object such as secateur.Settings(...), got {type(settings).__name__}")
     names = [field.name for field in dataclasses.fields(settings)]
     for name in changes:
         if name not in names:
@@ -111,6 +118,26 @@ def check_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any], 
     if isinstance(choices, Registry):
         raise error(unknown(choices.what, value, choices))
     raise error(f"{name} must be one of {', '.join(choices)}; got {value!r}{guessed(value, choices)}")
+
+
+def _kinds(settings: type[Any]) -> dict[str, tuple[Any, ...]]:
+    """Field -> the types that its annotation allows."""
+    hints = get_type_hints(settings)
+    return {name: get_args(h) if isinstance(h, UnionType) else (h,) for name, h in hints.items()}
+
+
+def _wanted_type(value: Any, kinds: tuple[Any, ...]) -> str | None:
+    """What a value should be, in words, if it is something else. Strings and numbers are checked by other rules."""
+    plain = {kind for kind in kinds if kind is not NoneType}
+    if plain == {bool} and not isinstance(value, bool):
+        return "True or False"
+    if plain == {int} and (isinstance(value, bool) or not isinstance(value, int)):
+        return "a whole number"
+    if plain and all(get_origin(kind) is Callable for kind in plain) and not callable(value):
+        return "a function"
+    if plain and all(get_origin(kind) is dict for kind in plain) and not isinstance(value, Mapping):
+        return "a dict"
+    return None
 
 
 def _are_strings(values: Any) -> bool:

@@ -51,7 +51,7 @@ class Registry(Mapping[str, E], Generic[E]):
         return len({*self._files(), *self._own})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in self._files()
+        return isinstance(name, str) and (name in self._own or name in self._files())
 
     def __getitem__(self, name: str) -> E:
         """The entry of this name. Mapping's contract asks for KeyError; `find` gives the message a user can act on."""
@@ -83,6 +83,8 @@ class Registry(Mapping[str, E], Generic[E]):
 
     def register(self, entry: E) -> E:
         """Add an entry of the user's own, under its name. A name that is taken is an error."""
+        if not isinstance(entry, Entry):
+            raise self._error(f"a {self.what} must be an entry of its registry, got {type(entry).__name__}")
         if not entry.name or entry.name in self:
             reason = f"{entry.name!r} is taken" if entry.name else "it has none"
             raise self._error(f"a {self.what} needs a name of its own: {reason}")

@@ -26,12 +26,23 @@ def check_network(model: Any) -> None:
         raise TraceError("exported programs cannot be pruned; pass the nn.Module that the program was exported from")
     if not isinstance(model, nn.Module):
         raise TraceError(f"expected a torch.nn.Module, got {type(model).__name__}; check the order of the arguments")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise TraceError("the network is on the meta device, so it has no weights; load them first")
     for kind in type(model).__mro__:
         if kind.__name__ in _WRAPPERS:
             inner = _WRAPPERS[kind.__name__]
             raise TraceError(
                 f"the network is wrapped in {kind.__name__}; trace model.{inner}, and wrap the pruned network again"
             )
+
+
+def check_graph(graph: Any) -> None:
+    """TraceError unless `graph` is what `trace` returns."""
+    if not hasattr(graph, "units"):
+        raise TraceError(
+            f"expected the graph that secateur.trace(model, example) returns, got {type(graph).__name__}; check the "
+            "order of the arguments"
+        )
 
 
 def check_example(example: Any) -> None:

@@ -84,6 +84,8 @@ class ChannelGraph:
 
     def keep_of(self, plan: Plan | Keep) -> Keep:
         """The kept channels of a plan. Raises PlanError if the plan is for another network."""
+        if not isinstance(plan, Plan | Mapping):
+            raise PlanError(f"expected a plan, got {type(plan).__name__}; check the order of the arguments")
         if not isinstance(plan, Plan):
             self._check_names(plan)
             return {name: checked_indices(name, self.units[name].width, kept) for name, kept in plan.items()}

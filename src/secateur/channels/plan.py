@@ -33,6 +33,8 @@ class Plan:
     @classmethod
     def of(cls, graph: ChannelGraph, keep: Keep) -> Plan:
         """A plan for `graph` in which each unit in `keep` keeps these channels, and other units keep all of theirs."""
+        if not isinstance(keep, Mapping):
+            raise PlanError(f"expected a dict of unit -> kept channels, got {type(keep).__name__}")
         unknown = [name for name in keep if name not in graph.units]
         if unknown:
             raise PlanError(

@@ -13,6 +13,7 @@ from torch import nn
 
 from secateur.base.progress import Progress, shown, steps
 from secateur.base.registry import guessed
+from secateur.channels.arguments import check_graph
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.errors import RunError
@@ -41,6 +42,7 @@ def repair(
         lost inputs), ridge (None: chosen on held-out images) and positions (64: number of output positions of each
         image to fit on); see `secateur.repairing.methods.solve`.
     """
+    check_graph(graph)
     method = REPAIRS.find(how)
     if method.needs_images and images is None:
         raise RunError(f"repair {how!r} needs images, got None")

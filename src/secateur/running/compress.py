@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from secateur.base.batches import Batches, call, device_of, logits_of, unpack
+from secateur.base.batches import Batches, call, check_batches, device_of, logits_of, unpack
 from secateur.base.distributed import all_or_none, processes
 from secateur.base.options import replaced
 from secateur.base.preserve_state import evaluating, generators_kept
@@ -96,6 +96,9 @@ def compress(
     chosen: Settings = replaced(settings or Settings(), changes, DecideError)
     check_settings(chosen)
     check_network(model)
+    for name, loader in {"train": train, "holdout": holdout, "score_on": score_on, "test": test}.items():
+        if loader is not None or name in ("train", "holdout"):
+            check_batches(loader, name)
     data = RunData(train, score_on if score_on is not None else train, holdout, test)
     with _run_folder(folder) as place, generators_kept(), shown(progress, phases) as report:
         result = _run(model, example, chosen, place, data, report)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from secateur.base.options import check
 from secateur.base.progress import Progress, shown, steps
+from secateur.channels.arguments import check_graph
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
 from secateur.scoring.evidence_sources import ScoreRequest, Source, gather_evidence
@@ -98,6 +99,7 @@ def score_by(
 
     settings: which images and which tensor; see `score` for the fields. metrics, options: as for `score`.
     """
+    check_graph(graph)
     settings = settings or ScoreSettings()
     check(settings, ScoreError)
     chosen = choose_metrics(metrics, settings, options)

@@ -103,6 +103,8 @@ def bench(
 
 
 def _check(models: Mapping[str, nn.Module], example: Any, engines: Sequence[str]) -> None:
+    if not isinstance(models, Mapping):
+        raise RunError(f"models must be a dict of name -> network, got {type(models).__name__}")
     for engine in engines:
         ENGINES.check(engine)
     if not engines or not models:

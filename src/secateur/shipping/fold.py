@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_flatten
 
+from secateur.channels.arguments import check_network
 from secateur.channels.discovery.layer_trials import try_layers
 from secateur.channels.recording.tracing import left_as_found, trace_calls
 from secateur.channels.rules.rulebook import is_leaf
@@ -30,6 +31,7 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
     else, or a layer whose output is also used elsewhere. Raises ModelError if the outputs on the example differ by
     more than 1e-5 of the largest one.
     """
+    check_network(model)
     with left_as_found(model):
         traced = trace_calls(model, example, is_leaf)
         opaque, computing = try_layers(traced)

@@ -75,8 +75,8 @@ def fit(
     Under torchrun every process makes this call with the same arguments, and all get the same network.
     """
     chosen: TrainingSettings = replaced(settings or TrainingSettings(), changes, RunError)
-    schedule = chosen.schedule
     check(chosen, RunError)
+    schedule = chosen.schedule
     folder = None if checkpoint_dir is None else Path(checkpoint_dir)
     display = shown(progress, steps_of_epochs)
     with accelerating(chosen.device, chosen.mixed_precision) as accelerator, generators_kept(), display as report:

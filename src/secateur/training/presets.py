@@ -81,6 +81,8 @@ def preset_of(name: str | Preset, *, epochs: int | None = None, lr: float | None
     """The preset of this name (or the preset itself), with epochs and learning rate replaced if they are given."""
     if isinstance(name, str) and name not in PRESETS:
         raise RunError(unknown("training preset", name, PRESETS))
+    if not isinstance(name, str | Preset):
+        raise RunError(f"preset must be a name or a secateur.Preset, got {name!r}")
     preset = PRESETS[name] if isinstance(name, str) else name
     changes = {key: value for key, value in {"epochs": epochs, "lr": lr}.items() if value is not None}
     return dataclasses.replace(preset, **changes)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from secateur.channels.layer_kinds import is_depthwise
 from secateur.channels.rules import layers, pointwise, running
 from secateur.channels.rules.tables import FUNCTIONS, LAYERS, METHODS
 from secateur.channels.traced import Traced
+from secateur.errors import TraceError
 
 _OWN: dict[Any, Rule] = {}  # registered by users: class, function or method name -> rule
 
@@ -28,6 +29,14 @@ def register_rule(target: type[nn.Module] | Callable[..., Any] | str, rule: Rule
 
     docs/rules.md has more examples.
     """
+    if isinstance(target, nn.Module):
+        name = type(target).__name__
+        raise TraceError(f"a rule is for all layers of a class: pass the class {name}, not an instance of it")
+    if not callable(rule) or not (isinstance(target, str) or callable(target)):
+        raise TraceError(
+            "expected register_rule(target, rule): a class, a function or the name of a tensor method, and one of "
+            f"secateur.rules or a function; got {target!r} and {rule!r}"
+        )
     _OWN[target] = rule
 
 
