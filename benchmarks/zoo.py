@@ -36,7 +36,7 @@ from benchmarks.zoo_table import as_markdown, is_right, line  # noqa: E402
 from tests import zoo_nets  # noqa: E402
 
 Row = dict[str, Any]
-OUR_SECONDS, PEER_SECONDS = 600, 60  # what a network may take, in CPU time
+OUR_SECONDS, PEER_SECONDS = 600, 40  # what a network may take, in CPU time
 
 
 def in_process(act: Callable[[str], Row], name: str, seconds: int, pipe: Any) -> None:
