@@ -18,9 +18,10 @@ from secateur.running import data_identity
 from secateur.running.compress import compress
 from secateur.running.data_identity import describe, loader_facts, refuse_other_data
 from secateur.running.folder import RunFolder
+from secateur.running.network_identity import network_answers, refuse_other_network
 from secateur.running.run_context import RunData
 from secateur.zoo.data import load
-from tests.running.toys import HOLDOUT, QUICK, TEST, TRAIN, batches, contents, trained
+from tests.running.toys import HOLDOUT, QUICK, TEST, TRAIN, Small, batches, contents, trained
 from tests.zoo.formats import random_images, write_picture
 
 IMAGES, LABELS = (torch.cat(parts) for parts in zip(*TRAIN, strict=True))
@@ -85,6 +86,46 @@ def test_another_network_and_other_weights_are_refused(tmp_path: Path) -> None:
         next(other.parameters()).mul_(2)
     with pytest.raises(RunError, match="holds another run: weights was"):
         compress(other, TRAIN, HOLDOUT, folder=tmp_path, **GOAL)
+
+
+class OtherForward(Small):
+    """The same layers and weights, other activations."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.bn1(self.stem(x)))
+        x = torch.tanh(x + self.conv2(torch.relu(self.conv1(x))))
+        return self.fc(torch.relu(self.bn2(self.wide(x))).flatten(1))
+
+
+def test_another_forward_is_refused(tmp_path: Path) -> None:
+    compress(trained(), TRAIN, HOLDOUT, folder=tmp_path, **GOAL)
+    other = OtherForward().eval()
+    other.load_state_dict(trained().state_dict())
+    with pytest.raises(RunError, match=r"holds a run of another network: it has the same layers and weights, but"):
+        compress(other, TRAIN, HOLDOUT, folder=tmp_path, **GOAL)
+
+
+def test_what_a_network_computes_is_compared_with_a_tolerance(tmp_path: Path) -> None:
+    model, example = trained(), torch.zeros(1, 3, 6, 6)
+    answers = network_answers(model, example)
+    noise = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert answers == pytest.approx(model(noise).flatten().tolist(), rel=1e-4)
+    assert answers is not None and network_answers(model.double(), example.double()) == pytest.approx(answers, rel=1e-3)
+    (tmp_path / "config.json").write_text(json.dumps({"answers": answers}))
+    refuse_other_network(RunFolder(tmp_path), [1.001 * value for value in answers])
+    refuse_other_network(RunFolder(tmp_path), None)  # what cannot be known is not compared
+    with pytest.raises(RunError, match="Was its forward changed"):
+        refuse_other_network(RunFolder(tmp_path), [1.1 * value for value in answers])
+    assert network_answers(torch.nn.Embedding(4, 2), example) is None  # noise is no input for it
+    assert network_answers(torch.nn.Sequential(Noisy(), trained()), example) is None
+
+
+class Noisy(torch.nn.Module):
+    """Random in eval mode too, by a generator of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.from_numpy(np.random.default_rng().normal(size=x.shape)).to(x)
 
 
 LOADERS = {

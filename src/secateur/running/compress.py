@@ -35,7 +35,8 @@ from secateur.errors import DataError, DecideError
 from secateur.measuring.accuracy import Accuracy, too_good
 from secateur.running.data_identity import describe, refuse_other_data
 from secateur.running.defaults import fill_defaults
-from secateur.running.folder import BASE, DATA, ROUND, SUMMARY, RunFolder
+from secateur.running.folder import ANSWERS, BASE, DATA, ROUND, SUMMARY, RunFolder
+from secateur.running.network_identity import network_answers, refuse_other_network
 from secateur.running.rounds import Outcome, run_round
 from secateur.running.run_context import RunContext, RunData
 from secateur.running.settings import Settings, check_settings
@@ -153,9 +154,15 @@ def _start(context: RunContext) -> None:
     """Begin the run in its folder, or continue it if network, weights, settings and data are the same."""
     folder, data = context.folder, context.data
     images = describe(data) if folder.writes else {}
-    network = {"fingerprint": context.graph.fingerprint, "weights": digest(context.original)}
+    answers = network_answers(context.original, context.graph.example) if folder.writes else None
+    network = {"fingerprint": context.graph.fingerprint, "weights": digest(context.original), ANSWERS: answers}
     folder.start({"settings": context.settings.to_dict(), **network, DATA: images})
-    all_or_none(lambda: refuse_other_data(folder, images, data) if folder.writes else None)
+
+    def compare() -> None:
+        refuse_other_network(folder, answers)
+        refuse_other_data(folder, images, data)
+
+    all_or_none(lambda: compare() if folder.writes else None)
 
 
 def _rounds(context: RunContext, before: Accuracy) -> tuple[list[Outcome], nn.Module, Plan]:

@@ -32,7 +32,7 @@ from secateur.channels.plan import Plan
 from secateur.errors import FileError, RunError
 
 CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
-DATA = "data"  # key in config.json
+DATA, ANSWERS = "data", "answers"  # keys in config.json, of facts that are compared with a tolerance
 
 Built = TypeVar("Built")
 
@@ -55,7 +55,8 @@ class RunFolder:
     def start(self, config: dict[str, Any]) -> None:
         """Begin a run here, or continue the same one. A folder that holds another run is not touched.
 
-        What `config` says about the data is not compared here: see `running/data_identity.py`.
+        What `config` says under DATA and ANSWERS is not compared here: see `running/data_identity.py` and
+        `running/network_identity.py`.
         """
         all_or_none(lambda: self._start({**config, **self.about}) if self.writes else None)
 
@@ -64,7 +65,9 @@ class RunFolder:
         if other not in (None, PRUNING) and (other == STUDY or not self.has(CONFIG)):
             raise RunError(f"{self.path} holds {other}, not a pruning run; use another folder")
         if self.has(CONFIG):
-            found, wanted = (_flat({**words, DATA: None}) for words in (self.read(CONFIG), _plain(config)))
+            found, wanted = (
+                _flat({**words, DATA: None, ANSWERS: None}) for words in (self.read(CONFIG), _plain(config))
+            )
             different = sorted(key for key in {**found, **wanted} if found.get(key) != wanted.get(key))
             if different:
                 key = different[0]
