@@ -24,9 +24,9 @@ from secateur.scoring.layer_rows import (
     grid_of,
     inputs_at,
     outputs_at,
-    put_weight,
     rows_of_weight,
     spots,
+    weight_of_rows,
 )
 from secateur.scoring.reader_inputs import POSITIONS, generator
 from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, add_apart
@@ -105,7 +105,7 @@ class _Solver:
         if fit is None or not bool(torch.isfinite(fit.weight).all()):
             log.warning("%s: the equations have no solution; it is pruned but not solved", name)
             return
-        put_weight(layer, fit.weight)
+        layer.weight.copy_(weight_of_rows(layer, fit.weight))
         constant = fit.constant.reshape(-1)
         if layer.bias is not None:
             layer.bias.copy_(constant)

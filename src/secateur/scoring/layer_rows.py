@@ -7,9 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers whose output is a linear function of patches
+from secateur.channels.layer_kinds import MIXING, TRANSPOSED
+from secateur.errors import ScoreError
+from secateur.scoring.linear_calls import LinearCall, linear_call
+
+PLAIN = MIXING  # layers whose output is a linear function of patches, unless a subclass does something else
+TRIED = 1024  # output positions on which that is tried
 
 
 def spots(num_images: int, grid: int, count: int, draw: torch.Generator) -> Tensor:
@@ -34,28 +38,39 @@ def outputs_at(layer: nn.Module, y: Tensor, where: Tensor) -> Tensor:
 
 def inputs_at(layer: Any, x: Tensor, where: Tensor) -> Tensor:
     """The inputs that the layer multiplies with its weights for the outputs at `where` [N, P]: [N, P, groups, n]."""
-    if isinstance(layer, nn.Linear):
-        return x.reshape(len(x), -1, x.shape[-1])[_each(where), where.to(x.device)].unsqueeze(2)
-    rows = _patches(layer, x, where)  # [N, P, in, kernel ...]
-    return rows.reshape(*where.shape, layer.groups, -1)
+    call = linear_call(layer, x)
+    if call is None:
+        raise ScoreError(f"{type(layer).__name__} calls no convolution and no linear function")
+    if call.linear:
+        return call.x.reshape(len(x), -1, call.x.shape[-1])[_each(where), where.to(x.device)].unsqueeze(2)
+    return _patches(call, where.to(x.device)).reshape(*where.shape, layer.groups, -1)
 
 
-def _patches(layer: Any, x: Tensor, where: Tensor) -> Tensor:
-    """The patch under the kernel at each output position. Indexing a strided view of x copies only these patches."""
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    pads = list(layer._reversed_padding_repeated_twice)
-    x = F.pad(x, pads, mode=mode) if any(pads) else x  # [N, in, H, W]
-    sides = range(len(layer.kernel_size))
-    reach = [layer.dilation[d] * (layer.kernel_size[d] - 1) for d in sides]
-    grid = [(x.shape[2 + d] - reach[d] - 1) // layer.stride[d] + 1 for d in sides]
-    steps = [x.stride(2 + d) * layer.stride[d] for d in sides]
-    inside = [x.stride(2 + d) * layer.dilation[d] for d in sides]
-    view = x.as_strided(  # [N, H', W', in, kh, kw]
-        (len(x), *grid, x.shape[1], *layer.kernel_size),
-        (x.stride(0), *steps, x.stride(1), *inside),
-        x.storage_offset(),
-    )
-    return view[(_each(where).to(x.device), *torch.unravel_index(where.to(x.device), grid))]
+def _patches(call: LinearCall, where: Tensor) -> Tensor:
+    """The inputs under the kernel at each output position, zero where it is beyond the edge: [N, P, C, taps].
+
+    Along one axis, tap k of output position p is on the input position q with
+
+        q = p * stride - padding + k * dilation        q * stride = p + padding - k * dilation  (transposed)
+
+    Only these inputs are copied, and padding is never written out.
+    """
+    index = torch.zeros_like(where).unsqueeze(2)  # [N, P, taps of the axes so far]
+    inside = torch.ones_like(index, dtype=torch.bool)
+    for axis, place in enumerate(torch.unravel_index(where, call.grid)):
+        size, stride, padding = call.x.shape[2 + axis], call.stride[axis], call.padding[axis]
+        tap = torch.arange(call.kernel[axis], device=where.device) * call.dilation[axis]
+        place = place.unsqueeze(2)
+        if call.transposed:
+            far = place + padding - tap
+            q = torch.where(far % stride == 0, far.div(stride, rounding_mode="floor"), -1)
+        else:
+            q = place * stride - padding + tap
+        hit = (q >= 0) & (q < size)
+        index = ((index * size).unsqueeze(-1) + q.clamp(0, size - 1).unsqueeze(-2)).flatten(2)
+        inside = (inside.unsqueeze(-1) & hit.unsqueeze(-2)).flatten(2)
+    rows = call.x.flatten(2)[_each(where).unsqueeze(2), :, index]  # [N, P, taps, C]
+    return rows.mul_(inside.unsqueeze(3)).transpose(2, 3)
 
 
 def _each(where: Tensor) -> Tensor:
@@ -71,22 +86,31 @@ def rows_of_weight(layer: Any) -> Tensor:
     """The weight as [groups, outputs per group, n], in float64: outputs = inputs_at @ its transpose + bias."""
     groups = 1 if isinstance(layer, nn.Linear) else layer.groups
     weight = exact(layer.weight)
+    if isinstance(layer, TRANSPOSED):  # [inputs, outputs per group, ...]
+        return weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(2)
     return weight.reshape(groups, weight.shape[0] // groups, -1)
 
 
-@torch.no_grad()
-def put_weight(layer: Any, rows: Tensor) -> None:
-    """Set the weight from the form that `rows_of_weight` returns."""
-    layer.weight.copy_(rows.reshape(layer.weight.shape))
+def weight_of_rows(layer: Any, rows: Tensor) -> Tensor:
+    """The layer's weight from the form that `rows_of_weight` returns."""
+    if isinstance(layer, TRANSPOSED):
+        rows = rows.reshape(*rows.shape[:2], -1, math.prod(layer.kernel_size)).transpose(1, 2)
+    return rows.reshape(layer.weight.shape).to(layer.weight)
 
 
 def acts_plainly(layer: Any, x: Tensor) -> bool:
-    """Whether this layer computes weight times patches plus bias; a subclass may do something else."""
+    """Whether this layer computes weight times patches of the input of its call, plus bias, as tried on one image.
+
+    A subclass may change the input first, but not the weights or the output.
+    """
     if not isinstance(layer, PLAIN):
         return False
     image = x[:1]
     y = layer.forward(image)
-    where = torch.arange(grid_of(layer, y)).expand(1, -1)
+    call = linear_call(layer, image)
+    if call is None or math.prod(call.grid) != grid_of(layer, y):
+        return False
+    where = spots(1, grid_of(layer, y), TRIED, torch.Generator().manual_seed(0))
     try:
         rows = exact(inputs_at(layer, image, where))  # [1, P, groups, n]
     except (RuntimeError, IndexError):

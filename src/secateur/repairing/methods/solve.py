@@ -18,6 +18,7 @@ from secateur.repairing.least_squares import CAREFUL, RIDGES, choose
 from secateur.repairing.lockstep import walked
 from secateur.repairing.methods import Repair
 from secateur.repairing.too_few_images import too_few_images
+from secateur.scoring.layer_rows import weight_of_rows
 from secateur.scoring.reader_inputs import POSITIONS, LayerInputs
 from secateur.scoring.unlabelled_images import Images
 
@@ -62,7 +63,7 @@ def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[
     if fit is None or not bool(torch.isfinite(fit.weight).all()):
         return []
     solved = torch.zeros_like(weight).scatter(2, index, fit.weight)
-    changes = [(layer.weight, solved.reshape(layer.weight.shape).to(layer.weight))]
+    changes = [(layer.weight, weight_of_rows(layer, solved))]
     if layer.bias is not None:
         changes.append((layer.bias, fit.constant.reshape(-1).to(layer.bias)))
     elif norm is not None:
