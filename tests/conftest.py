@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ NOT_COMPUTING = {"base", "zoo", "report"}
 # In continuous integration the browser must be there: without it the tests fail, and are not left out.
 LEFT_OUT = shutil.which("chromium") is None and not os.environ.get("CI")
 collect_ignore = ["report/test_browser.py"] if LEFT_OUT else []
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Timings go to a folder of the tests, and are not read from the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -32,7 +32,7 @@ class Slow(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ours = Clock()
-    module = importlib.import_module("secateur.measuring.latency")
+    module = importlib.import_module("secateur.measuring.turns")
     monkeypatch.setattr(module, "time", ours)
     return ours
 

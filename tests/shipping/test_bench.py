@@ -44,7 +44,7 @@ class Outside(nn.Sequential):
 
 def test_ratios_and_shares_of_known_durations(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(tick=1e-9)
-    for module in ("secateur.measuring.latency", "secateur.shipping.model_profile", __name__):
+    for module in ("secateur.measuring.turns", "secateur.shipping.model_profile", __name__):
         monkeypatch.setattr(importlib.import_module(module), "time", clock)
     slow, quick = Outside(Sleepy(0.03)), nn.Sequential(Sleepy(0.02))
     found = bench({"slow": slow, "quick": quick}, pictures(1), (1, 2), ("eager",), rounds=5)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from secateur.base.preserve_state import evaluating
 from secateur.base.progress import Progress
 from secateur.errors import DataError, RunError
 from secateur.measuring.engines import ENGINES, PreparedModel
+from secateur.measuring.turns import take_turns
 
 
 @dataclass(frozen=True)
@@ -137,34 +138,11 @@ def _take_turns(
     models: Mapping[str, PreparedModel], batch: Any, turns: tuple[int, int], cpu_time: bool
 ) -> dict[str, list[float]]:
     """Name -> seconds of each round. turns: rounds that do not count, and rounds that do."""
-    clock = time.process_time if cpu_time else time.perf_counter
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    batches = {name: placed(batch, model.device) for name, model in models.items()}
+    runs = [partial(model.run, placed(batch, model.device)) for model in models.values()]
+    devices = [model.device for model in models.values()]
     warmup, rounds = turns
-    for turn in range(-warmup, rounds):
-        names = list(models) if turn % 2 == 0 else list(models)[::-1]
-        for name in names:
-            spent = _time(models[name], batches[name], clock)
-            if turn >= 0:
-                seconds[name].append(spent)
-    return seconds
-
-
-def _time(model: PreparedModel, batch: Any, clock: Callable[[], float]) -> float:
-    run, device = model.run, model.device
-    _wait_for(device)
-    start = clock()
-    run(batch)
-    _wait_for(device)
-    return clock() - start
-
-
-def _wait_for(device: torch.device) -> None:
-    """Wait until an accelerator is done: its calls return before that, and the clock would see only the launch."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    seconds = take_turns(runs, devices, warmup=warmup, rounds=rounds, cpu_time=cpu_time)
+    return dict(zip(models, seconds, strict=True))
 
 
 def _timing(name: str, size: int, seconds: list[float]) -> Timing:

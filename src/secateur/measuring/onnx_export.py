@@ -53,8 +53,8 @@ def export_onnx(
         return written, compare(model, run, batches)
 
 
-def open_session(path: Path, threads: int) -> Any:
-    """An onnxruntime session on the CPU."""
+def open_session(path: Path | bytes, threads: int) -> Any:
+    """An onnxruntime session on the CPU, of a file or of its content."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -42,6 +42,9 @@ class Engine(Entry):
 
     make: Callable[[nn.Module, Any, int], PreparedModel]  # (model, example, threads)
     requires: Mapping[str, str] = field(default_factory=dict)  # package -> the extra of secateur that installs it
+    package: str = "torch"  # whose version decides how fast it is
+    open_onnx: Callable[[bytes, int], Callable[[Any], Any]] | None = None  # (ONNX model, threads) -> run(array)
+    times_layers: bool = True  # otherwise layers are timed in eager mode, and scaled to the time of the whole network
 
     def prepare(self, model: nn.Module, example: Any, threads: int) -> PreparedModel:
         """Make `model` ready to run. It must be in eval mode, now and as long as the result is used.
@@ -52,8 +55,12 @@ class Engine(Entry):
             with `torch.set_num_threads`.
         Raises RunError if a package is missing, and ModelError if the engine cannot run the model.
         """
-        require(self.requires, f"the engine {self.name}")
+        self.check_installed()
         return self.make(model, example, threads)
+
+    def check_installed(self) -> None:
+        """Raise RunError with the command to run if a package that the engine needs is missing."""
+        require(self.requires, f"the engine {self.name}")
 
 
 ENGINES: Registry[Engine] = Registry("engine", "secateur.measuring.engines", RunError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,4 +23,10 @@ def _make(model: nn.Module, example: Any, threads: int) -> PreparedModel:
     return PreparedModel(partial(run_session, session), torch.device("cpu"))
 
 
-ENTRY = Engine(make=_make, requires=PACKAGES)
+def _open(model: bytes, threads: int) -> Callable[[Any], Any]:
+    session = open_session(model, threads)
+    name = session.get_inputs()[0].name
+    return lambda images: session.run(None, {name: images})
+
+
+ENTRY = Engine(make=_make, requires=PACKAGES, package="onnxruntime", open_onnx=_open)

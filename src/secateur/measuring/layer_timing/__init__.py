@@ -1,0 +1,1 @@
+"""Timings of single layers at many widths, which a latency table is made of."""

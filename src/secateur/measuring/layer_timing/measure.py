@@ -1,0 +1,223 @@
+"""Measure a latency table: time what the user's cache folder does not hold yet, and keep it there."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from secateur.base.batches import device_of
+from secateur.base.preserve_state import generators_kept
+from secateur.base.progress import Progress, shown, steps
+from secateur.channels.graph import ChannelGraph
+from secateur.errors import RunError
+from secateur.measuring.engines import ENGINES, Engine
+from secateur.measuring.latency import placed, prepare, ready_to_time, repeated
+from secateur.measuring.latency_table import LatencyTable
+from secateur.measuring.layer_timing.blocks import Block, is_shared
+from secateur.measuring.layer_timing.cache import Timings, read_cache, write_cache
+from secateur.measuring.layer_timing.grids import Grid, find_grids
+from secateur.measuring.layer_timing.layer_times import LayerTimes
+from secateur.measuring.layer_timing.machine import MeasuredWith, measured_with
+from secateur.measuring.layer_timing.runs import Run, Sum, layer_sum, open_run, selection_sum
+from secateur.measuring.turns import processor_time, take_turns
+
+BATCH = 64
+WHOLE_ROUNDS = 5  # of the whole network, before its layers are timed; it runs once more after each of them
+FEWEST, MOST = 5, 15  # rounds of a layer
+ENOUGH = 0.02  # seconds that the rounds of a layer take together, unless they are more than MOST
+LONGEST = 0.02  # longest run of a convolution in seconds; slower ones are timed on fewer images
+TOGETHER = 32  # runs that take turns
+LEAST = 1e-9  # seconds; a difference of two times can come out negative
+
+
+def latency_table(
+    graph: ChannelGraph,
+    engine: str = "eager",
+    batch: int = BATCH,
+    threads: int | None = None,
+    *,
+    progress: Progress | bool | None = None,
+) -> LatencyTable:
+    """The latency table of a network in an engine on this machine.
+
+    threads: number of CPU threads; PyTorch's current number if not given. With one thread, processor time is measured,
+        so other programs matter little. Otherwise the machine should be quiet.
+
+    Times that are in the user's cache folder (see `cache_folder`) are used; the others are measured and kept there. So
+    a second call is quick, and one that was interrupted goes on where it stopped.
+    """
+    if batch < 1 or (threads is not None and threads < 1):
+        raise RunError(f"expected a batch and threads of at least 1, got {batch} and {threads}")
+    chosen = ENGINES.find(engine)
+    chosen.check_installed()
+    with ready_to_time([graph.model], threads), generators_kept(0):
+        grids = find_grids(graph)
+        found = _measure(graph, grids, chosen, batch, progress)
+        if chosen.times_layers:
+            return _table(grids, found, found.whole)
+        inside = _measure(graph, grids, ENGINES.find("eager"), batch, progress)
+        return _table(grids, inside, found.whole, found.setting)
+
+
+@dataclass(eq=False)
+class _Measured:
+    """Timings of one engine: those that are known, and the means to measure more."""
+
+    engine: Engine
+    setting: MeasuredWith
+    device: torch.device
+    known: Timings
+    own: Timings = field(default_factory=dict)  # of layers that no other network has; not kept
+    whole: float = math.nan
+
+    def of(self, kind: str) -> dict[str, float]:
+        """Timings of a kind: widths as text -> seconds."""
+        return (self.known if is_shared(kind) else self.own).setdefault(kind, {})
+
+    def keep(self) -> None:
+        """Write all timings that other networks can use."""
+        write_cache(self.setting, self.known)
+
+    @property
+    def cpu_time(self) -> bool:
+        return processor_time(self.device, self.setting.threads)
+
+
+def _measure(
+    graph: ChannelGraph, grids: Sequence[Grid], engine: Engine, batch: int, progress: Progress | bool | None
+) -> _Measured:
+    threads = torch.get_num_threads()
+    device = torch.device("cpu") if engine.open_onnx is not None else device_of(graph.model)
+    setting = measured_with(engine, device, batch, threads)
+    found = _Measured(engine, setting, device, read_cache(setting))
+    whole = found.of(_network_kind(graph, grids))
+    jobs = list(_jobs(found, grids)) if engine.times_layers else []
+    if "whole" in whole and not jobs:
+        found.whole = whole["whole"]
+        return found
+    run = _whole_run(graph, engine, batch)
+    turns = partial(take_turns, [run], [device], cpu_time=found.cpu_time)
+    seconds = turns(warmup=2, rounds=WHOLE_ROUNDS)[0]
+    with shown(progress, steps(f"timing layers in {engine.name}")) as report:
+        total = sum(len(job.sums) for job in jobs)
+        done = 0
+        report(done, total)
+        for job in jobs:
+            for part in job.measured(found):
+                found.of(job.kind).update(part)
+                done += len(part)
+                report(done, total)
+            seconds += turns(warmup=0, rounds=1)[0]
+            found.keep()
+    whole["whole"] = found.whole = statistics.median(seconds)
+    found.keep()
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """Times of one kind that are not known yet."""
+
+    kind: str
+    block: Block
+    sums: dict[str, Sum]  # widths as text -> what is to be measured
+
+    def measured(self, found: _Measured) -> Iterator[dict[str, float]]:
+        """Seconds of some of the sums at a time."""
+        threads, batch = found.setting.threads, found.setting.batch
+        turns = partial(take_turns, cpu_time=found.cpu_time)
+
+        def opened(run: Run, images: int) -> Callable[[], Any]:
+            return open_run(found.engine, self.block, run, images, found.device, threads)
+
+        longest = max((run for s in self.sums.values() for run in s.plus), key=lambda run: (run.inputs, run.outputs))
+        trial = min(turns([opened(longest, batch)], [found.device], warmup=1, rounds=2)[0])
+        trial = max(trial, LEAST)
+        images = batch if len(self.block.in_shape) == 2 else max(1, min(batch, int(batch * LONGEST / trial)))
+        rounds = max(FEWEST, min(MOST, math.ceil(ENOUGH / trial)))
+        names = list(self.sums)
+        for start in range(0, len(names), TOGETHER):
+            part = {name: self.sums[name] for name in names[start : start + TOGETHER]}
+            runs = list(dict.fromkeys(run for s in part.values() for run in (*s.plus, *s.minus)))
+            took = turns([opened(run, images) for run in runs], [found.device] * len(runs), warmup=1, rounds=rounds)
+            middle = {run: statistics.median(seconds) for run, seconds in zip(runs, took, strict=True)}
+            yield {name: batch / images * _value(total, middle) for name, total in part.items()}
+
+
+def _value(total: Sum, seconds: dict[Run, float]) -> float:
+    return max(LEAST, sum(seconds[run] for run in total.plus) - sum(seconds[run] for run in total.minus))
+
+
+def _jobs(found: _Measured, grids: Sequence[Grid]) -> Iterator[_Job]:
+    """What is not known yet, each kind once."""
+    wanted: dict[tuple[str, tuple[int, int]], _Job] = {}
+    for grid in grids:
+        block = grid.block
+        sums = {f"{i}->{o}": layer_sum(found.engine, block, i, o) for i, o in grid.points}
+        chosen = {str(i): selection_sum(found.engine, block, i) for i in _selected(grid)}
+        for kind, asked in ((block.kind, sums), (_selection_kind(block), chosen)):
+            known = found.of(kind)
+            missing = {name: total for name, total in asked.items() if name not in known}
+            if missing:
+                job = wanted.setdefault((kind, block.widths), _Job(kind, block, {}))
+                job.sums.update(missing)
+    yield from wanted.values()
+
+
+def _selected(grid: Grid) -> tuple[int, ...]:
+    """Numbers of inputs that may be selected. A layer that reads all of a stream selects nothing."""
+    return grid.inputs[:-1] if grid.selects else ()
+
+
+def _selection_kind(block: Block) -> str:
+    area = "x".join(map(str, block.in_shape[1:-1] if block.axis > 1 else block.in_shape[2:]))
+    return f"Select {area} of {block.widths[0]} {next(block.modules.parameters()).dtype}"
+
+
+def _table(grids: Sequence[Grid], found: _Measured, whole: float, setting: MeasuredWith | None = None) -> LatencyTable:
+    """The table of the times found. If they are of another engine, they are scaled to the whole network's time."""
+    scale = whole / found.whole
+    layers: dict[str, tuple[str, ...]] = {}
+    times: dict[str, LayerTimes] = {}
+    outside: dict[str, int] = {}
+    for grid in grids:
+        name = grid.block.layer
+        layers[name] = (*layers.get(name, ()), grid.block.kind)
+        one = _layer_times(grid, found).mapped(lambda seconds: scale * seconds)
+        times[name] = one if name not in times else times[name].plus(one)
+        if grid.outside:
+            outside[name] = outside.get(name, 0) + grid.outside
+    inside = sum(one.seconds[-1][-1] for one in times.values())
+    return LatencyTable(setting or found.setting, layers, times, whole, whole - inside, outside)
+
+
+def _layer_times(grid: Grid, found: _Measured) -> LayerTimes:
+    known, chosen = found.of(grid.block.kind), found.of(_selection_kind(grid.block))
+    seconds = tuple(tuple(known[f"{i}->{o}"] for o in grid.outputs) for i in grid.inputs)
+    selecting = (*(chosen[str(i)] for i in _selected(grid)), 0.0) if grid.selects else ()
+    return LayerTimes(grid.inputs, grid.outputs, seconds, selecting)
+
+
+def _whole_run(graph: ChannelGraph, engine: Engine, batch: int) -> Callable[[], Any]:
+    prepared = prepare(graph.model, engine.name, graph.example, [batch])
+    return partial(prepared.run, placed(repeated(graph.example, batch), prepared.device))
+
+
+def _network_kind(graph: ChannelGraph, grids: Sequence[Grid]) -> str:
+    """What the time of the whole network depends on: its calls and their shapes. Not kept if a layer is not shared."""
+    traced = graph.found.traced
+    calls = [
+        (n.op, getattr(n.target, "__name__", str(n.target)), str(traced.shapes.get(n.name))) for n in traced.graph.nodes
+    ]
+    kinds = [(grid.block.layer, grid.block.kind) for grid in grids]
+    modules = [(name, repr(module)) for name, module in traced.modules.items()]
+    mark = hashlib.sha256(repr((type(graph.model).__qualname__, calls, kinds, modules)).encode()).hexdigest()[:16]
+    shared = all(is_shared(grid.block.kind) for grid in grids)
+    return f"network {mark}" if shared else f"network {mark} layer {grids[0].block.layer}"

@@ -1,0 +1,66 @@
+"""Turns: functions are timed in one run, one after the other, so that other load affects all of them equally."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Clock = Callable[[], float]
+
+
+def processor_time(device: torch.device, threads: int) -> bool:
+    """Whether to measure processor time: on one thread it is what a quiet machine would take, whatever else runs."""
+    return device.type == "cpu" and threads == 1
+
+
+def take_turns(
+    runs: Sequence[Callable[[], Any]],
+    devices: Sequence[torch.device],
+    *,
+    warmup: int,
+    rounds: int,
+    cpu_time: bool = False,
+) -> list[list[float]]:
+    """Seconds of each run in each round. Every second round is in reverse order.
+
+    cpu_time: processor time, summed over threads, instead of wall-clock time.
+    """
+    seconds: list[list[float]] = [[] for _ in runs]
+    for turn in range(-warmup, rounds):
+        order = range(len(runs)) if turn % 2 == 0 else range(len(runs) - 1, -1, -1)
+        for place in order:
+            spent = timed(runs[place], devices[place], cpu_time)
+            if turn >= 0:
+                seconds[place].append(spent)
+    return seconds
+
+
+def timed(run: Callable[[], Any], device: torch.device, cpu_time: bool = False) -> float:
+    """Seconds of one call. A GPU is asked by its own events; its calls return before the work is done."""
+    if device.type == "cuda":
+        return _timed_by_events(run, device)
+    clock: Clock = time.process_time if cpu_time else time.perf_counter
+    _wait_for(device)
+    start = clock()
+    run()
+    _wait_for(device)
+    return clock() - start
+
+
+def _timed_by_events(run: Callable[[], Any], device: torch.device) -> float:
+    with torch.cuda.device(device):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(device)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
