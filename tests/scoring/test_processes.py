@@ -96,8 +96,11 @@ def test_two_processes_equal_one(answers: list[dict[str, Any]]) -> None:
                 np.testing.assert_allclose(found["values"][metric][unit], wanted, rtol=1e-9)
 
 
+UNMERGED = {"di", "mmd", "hrank", "chip", "rebuilt", "thinet", "cp", "nisp", "dcp"}  # need all images in one process
+
+
 def test_all_means_all_that_can_be_merged(answers: list[dict[str, Any]]) -> None:
-    assert answers[0]["all"] == answers[1]["all"] == sorted(m for m in REGISTRY if m not in ("di", "mmd", "rebuilt"))
+    assert answers[0]["all"] == answers[1]["all"] == sorted(set(REGISTRY) - UNMERGED)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,12 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "l2": "L2 norm",
         "bn_scale": "BN scale",
         "fpgm": "FPGM",
+        "thinet": "ThiNet",
+        "cp": "CP",
+        "nisp": "NISP",
+        "dcp": "DCP",
+        "hrank": "HRank",
+        "chip": "CHIP",
     }
 )
 

@@ -39,6 +39,7 @@ class Maps:
     maps: Tensor | None  # [N, n, d]
     scatter: Scatter | None
     memory: int  # bytes for matrices, in addition to the maps
+    height: int = 1  # rows of a map: d = height x width
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,3 +87,31 @@ class ReaderInputs:
     unit: str
     width: int
     groups: tuple[ReaderGroup, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """What each channel adds to the outputs of the layers that read it.
+
+    Without its bias, a reader's output is the sum of the contributions of its input channels.
+    """
+
+    unit: str
+    products: Tensor  # [n, n] sum over outputs of the mean product of the contributions of two channels
+    norms: Tensor  # [n] norm of the readers' weights for the channel
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """Importance of the final responses, propagated back to a unit's channels."""
+
+    unit: str
+    values: Tensor  # [n]
+
+
+@dataclass(frozen=True, eq=False)
+class ReaderGradients:
+    """Gradients of a discrimination-aware loss with respect to the readers' weights for each channel of a unit."""
+
+    unit: str
+    gradients: Tensor  # [n, everything]

@@ -13,12 +13,15 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Indices
 from secateur.errors import ScoreError
 from secateur.scoring.collect import collect
+from secateur.scoring.contributions import contributions
+from secateur.scoring.discrimination import collect_discrimination
 from secateur.scoring.evidence import Bare, Channels, Filters
 from secateur.scoring.gradients import collect_gradients
+from secateur.scoring.importance import collect_importance
 from secateur.scoring.map_pass import MapRequest, collect_maps
 from secateur.scoring.metric_choice import ChosenMetric
 from secateur.scoring.metrics import UNMERGED, Need
-from secateur.scoring.reader_inputs import HasSeenInputs, collect_reader_inputs
+from secateur.scoring.reader_inputs import HasSeenInputs, SeenInputs, collect_reader_inputs
 from secateur.scoring.sampling import Sample
 from secateur.scoring.settings import GIB, ScoreSettings
 from secateur.scoring.statistics import Statistics
@@ -50,7 +53,7 @@ class Gathered:
 
 def gather_evidence(need: Need, request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
     """Evidence for metrics that share a pass, which `need` the same kind."""
-    reuses = need == "reader_inputs" and isinstance(request.source, HasSeenInputs)
+    reuses = need in ("reader_inputs", "contributions") and isinstance(request.source, HasSeenInputs)
     if need in UNMERGED and processes() > 1 and not reuses:
         verb = "needs" if len(metrics) == 1 else "need"
         raise ScoreError(f"{_names(metrics)} {verb} all images in one process; score without torchrun")
@@ -106,15 +109,32 @@ def _from_gradients(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> G
 
 
 def _from_reader_inputs(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
-    if isinstance(request.source, HasSeenInputs):
-        seen = request.source.seen
-        if seen.graph is not request.graph:
-            raise ScoreError("the inputs were seen in another graph: pass the graph that was given to repair_each")
-    else:
-        settings = request.settings
-        sample = Sample(_batches(request, metrics), settings.sample_size, settings.seed)
-        seen = collect_reader_inputs(request.graph, sample.batches(), seed=settings.seed or 0)
+    seen = _seen(request, metrics)
     return Gathered(((each.unit, None, each) for each in seen.evidence()), seen.num_images, list(seen.units()))
+
+
+def _from_contributions(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
+    seen = _seen(request, metrics)
+    return Gathered(((each.unit, None, each) for each in contributions(seen)), seen.num_images, list(seen.units()))
+
+
+def _seen(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> SeenInputs:
+    if not isinstance(request.source, HasSeenInputs):
+        return collect_reader_inputs(request.graph, _sample(request, metrics), seed=request.settings.seed or 0)
+    seen = request.source.seen
+    if seen.graph is not request.graph:
+        raise ScoreError("the inputs were seen in another graph: pass the graph that was given to repair_each")
+    return seen
+
+
+def _from_importance(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
+    found = collect_importance(request.graph, _sample(request, metrics), progress=request.progress)
+    return Gathered(((each.unit, None, each) for each in found[1]), found[0])
+
+
+def _from_discrimination(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
+    found = collect_discrimination(request.graph, _sample(request, metrics), progress=request.progress)
+    return Gathered(((each.unit, None, each) for each in found[1]), found[0])
 
 
 def _from_filters(request: ScoreRequest, _: Sequence[ChosenMetric]) -> Gathered:
@@ -134,6 +154,9 @@ _SOURCES: Mapping[Need, Callable[[ScoreRequest, Sequence[ChosenMetric]], Gathere
     "gradients": _from_gradients,
     "maps": _from_maps,
     "reader_inputs": _from_reader_inputs,
+    "contributions": _from_contributions,
+    "importance": _from_importance,
+    "discrimination": _from_discrimination,
 }
 
 
@@ -142,6 +165,11 @@ def _batches(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Batches:
     if request.source is None or isinstance(request.source, Statistics | HasSeenInputs):
         raise ScoreError(f"{_names(metrics)} cannot be computed without images: pass a loader of (images, labels)")
     return request.source
+
+
+def _sample(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Batches:
+    """The images for metrics for which an image is costly."""
+    return Sample(_batches(request, metrics), request.settings.sample_size, request.settings.seed).batches()
 
 
 def _names(metrics: Sequence[ChosenMetric]) -> str:

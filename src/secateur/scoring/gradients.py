@@ -37,7 +37,7 @@ def collect_gradients(
     names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
     weights = {name: graph.model.get_submodule(name).weight for name in names}
     effects = _Effects(graph, taps, weights)  # type: ignore[arg-type]
-    with _requiring(list(weights.values())), effects.hooked():  # type: ignore[arg-type]
+    with requiring(list(weights.values())), effects.hooked():  # type: ignore[arg-type]
         batches = sampled(loader, num_images, seed)
         total = all_or_none(lambda: walk(graph, batches, effects.after, gradients=True, progress=progress))
     check_even(total)
@@ -116,7 +116,7 @@ def _checked(values: Tensor, name: str, batch: int) -> Tensor:
 
 
 @contextmanager
-def _requiring(weights: Sequence[Tensor]) -> Iterator[None]:
+def requiring(weights: Sequence[Tensor]) -> Iterator[None]:
     """The weights require gradients inside the block."""
     found = [weight.requires_grad for weight in weights]
     try:

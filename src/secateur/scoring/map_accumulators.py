@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -18,9 +19,11 @@ class MapAccumulator(ABC):
     def __init__(self, tap: str, slot: Slot) -> None:
         self.tap, self.slot = tap, slot
         self._pending: list[Tensor] = []  # [N, n, d] of each call of the layer
+        self._sides: list[tuple[int, int]] = []  # height and width of each
 
     def see(self, x: Tensor) -> None:
         """The tensor that enters the layer in one of its calls."""
+        self._sides = [*self._sides[: len(self._pending)], _sides(x, self.slot)]
         self._pending.append(gather(x, self.slot))
 
     def add(self, batch: int, mine: Tensor, labels: Tensor, classes: int) -> None:
@@ -36,6 +39,11 @@ class MapAccumulator(ABC):
                 "check the images and the weights"
             )
         self._take(maps, labels, classes)
+
+    def _height(self) -> int:
+        """Rows of a map; the maps of several calls of a layer are stacked if they are equally wide."""
+        same = len({width for _, width in self._sides}) == 1
+        return sum(height for height, _ in self._sides) if same else 1
 
     @abstractmethod
     def _take(self, maps: Tensor, labels: Tensor, classes: int) -> None:
@@ -59,7 +67,7 @@ class WholeMapAccumulator(MapAccumulator):
     def maps(self, labels: Tensor, memory: int) -> Maps:
         whole = torch.cat(self._parts)
         self._parts.clear()
-        return Maps(self.slot.unit, labels, whole, None, memory)
+        return Maps(self.slot.unit, labels, whole, None, memory, self._height())
 
 
 class ScatterAccumulator(MapAccumulator):
@@ -83,4 +91,13 @@ class ScatterAccumulator(MapAccumulator):
         self._scatter.products.baddbmm_(x.transpose(1, 2), x)
 
     def maps(self, labels: Tensor, memory: int) -> Maps:
-        return Maps(self.slot.unit, labels, None, self._scatter, memory)
+        return Maps(self.slot.unit, labels, None, self._scatter, memory, self._height())
+
+
+def _sides(x: Tensor, slot: Slot) -> tuple[int, int]:
+    """Height and width of a map. A flattened map is taken to be square if its number of pixels is a square."""
+    if x.ndim == 4 and slot.inputs.shape[1] == 1:
+        return int(x.shape[2]), int(x.shape[3])
+    pixels = slot.inputs.shape[1] * x.shape[2:].numel()
+    side = math.isqrt(pixels)
+    return (side, side) if side * side == pixels else (1, pixels)

@@ -42,7 +42,7 @@ class ChosenMetric:
     @property
     def is_sampled(self) -> bool:
         """Whether its scores depend on the seed even if all images are used."""
-        return self.metric.needs in ("maps", "reader_inputs", "nothing")
+        return self.metric.needs in (*UNMERGED, "nothing")
 
 
 AnyMetric = str | OwnMetric | ChosenMetric

@@ -67,8 +67,8 @@ def score(
 ) -> Scores | dict[str, Scores]:
     """Score every channel of every unit; higher means keep.
 
-    loader: batches of (images, labels), tuples or dicts; or the Statistics of an earlier `collect`; or, for the metric
-        "rebuilt", the result of `repair_each`, whose pass is used again. Under torchrun each process passes its share
+    loader: batches of (images, labels), tuples or dicts; or the Statistics of an earlier `collect`; or, for "rebuilt",
+        "thinet" and "cp", the result of `repair_each`, whose pass is used again. Under torchrun each process passes its share
         of the images, and all get the merged scores. Metrics of the weights alone need no loader.
     metric: a name; a name with options, as in "gsd:ridge=0.5"; "all" for a dict of all metrics by name; or your own
         function of a `Channels`, which returns one number per channel. If a unit is read at several places, its score
@@ -76,8 +76,9 @@ def score(
     num_images: a new stratified sample of this many images instead of all images; `seed` makes it reproducible.
     tap: "reader" scores the tensor that enters the readers, "before_activation" the tensor in front of the activation
         before them; for metrics of activations.
-    num_map_images, memory_gib: number of images and GiB of memory for metrics that need whole feature maps, `di` and
-        `mmd`. Their sample is class-balanced. `num_map_images` also limits the images of `rebuilt`.
+    num_map_images, memory_gib: number of images and GiB of memory for metrics that need whole feature maps, `di`,
+        `mmd`, `hrank` and `chip`. Their sample is class-balanced. `num_map_images` also limits the images of `rebuilt`,
+        `thinet`, `cp`, `nisp` and `dcp`.
     progress: False shows nothing; your own function is called with the batches done and the number of batches.
     options: options of the metric, such as ridge=, rho=, sigma=.
     """

@@ -16,8 +16,8 @@ Where = Literal["reader", "before_activation"]
 class ScoreSettings:
     """The images that scores are computed on, and the tensors that are scored.
 
-    Metrics that need whole feature maps (di, mmd) or the readers' inputs (rebuilt) use at most `num_map_images`
-    images, because each image costs them time or memory.
+    Metrics that need whole feature maps (di, mmd, hrank, chip), the readers' inputs (rebuilt, thinet, cp) or more than
+    one pass (nisp, dcp) use at most `num_map_images` images, because each image costs them time or memory.
     """
 
     num_images: int | None = option(
@@ -26,8 +26,8 @@ class ScoreSettings:
     tap: Where = option(
         "reader", "Tensor to score: the readers' input (reader) or before_activation", group="Scoring", choices=TAPS
     )
-    num_map_images: int | None = option(2000, "Number of images for di, mmd and rebuilt", group="Scoring", least=1)
-    memory_gib: float = option(2.0, "Memory for di and mmd in GiB", group="Scoring", above=0)
+    num_map_images: int | None = option(2000, "Number of images for metrics that need more than moments of activations", group="Scoring", least=1)
+    memory_gib: float = option(2.0, "Memory for whole feature maps in GiB", group="Scoring", above=0)
     seed: int | None = option(None, "Seed of the sample; a new sample each time if None", hidden=True)
 
     @property

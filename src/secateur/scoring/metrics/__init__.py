@@ -21,9 +21,23 @@ if TYPE_CHECKING:
 # filters:       Filters of the whole unit
 # gradients:     Gradients of the whole unit, from a pass with backward
 # reader_inputs: ReaderInputs of the whole unit, from a pass that needs no labels
+# contributions: Contributions of the whole unit, from the same kind of pass
+# importance:    Importance of the whole unit, from the features that the classifier reads
+# discrimination: ReaderGradients of the whole unit, from a pass with backward and losses at inner layers
 # nothing:       Bare, the unit's name and width
-Need = Literal["moments", "maps", "filters", "gradients", "reader_inputs", "nothing"]
-UNMERGED = ("maps", "reader_inputs")  # evidence that several processes cannot merge
+Need = Literal[
+    "moments",
+    "maps",
+    "filters",
+    "gradients",
+    "reader_inputs",
+    "contributions",
+    "importance",
+    "discrimination",
+    "nothing",
+]
+# Evidence that several processes cannot merge.
+UNMERGED = ("maps", "reader_inputs", "contributions", "importance", "discrimination")
 
 # The default of `score`, `sensitivity` and `compress`: best in our tests on CIFAR-10 for small cuts (docs/results.md).
 DEFAULT_METRIC = "gsd_reader"
