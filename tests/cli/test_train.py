@@ -10,6 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from secateur.cli.train import _print_epoch
+from secateur.measuring.accuracy import Accuracy
+from secateur.training.history import Epoch
 from secateur.zoo.data import load
 from secateur.zoo.models import create
 from tests.cli.command_line import lines, secateur
@@ -80,7 +83,7 @@ def test_distillation_presets_and_own_normalisation(tmp_path: Path) -> None:
     lines(secateur("train", *SHORT, "--out", teacher, "--holdout", "none", "--mean", "0.5", "--std", "0.25"))
     words = ["--preset", "cifar", "--teacher", "lenet5", "--teacher-weights", teacher / "model.safetensors"]
     said = lines(secateur("train", *SHORT, "--out", tmp_path / "student", *words, "--temperature", "4"))
-    assert said[0].split()[3] == "0.01000" and said[1].split()[3] == "0.00040"  # 1.75 of 2 epochs is past 80%
+    assert said[0].split()[3] == "0.0100" and said[1].split()[3] == "0.0004"  # 1.75 of 2 epochs is past 80%
     assert not any("held-out" in line for line in (teacher / "metrics.jsonl").read_text().splitlines())
 
 
@@ -100,3 +103,12 @@ def test_mistakes_are_one_line_and_exit_code_1(tmp_path: Path, words: list[str],
     result = secateur(*words, "--out", tmp_path / "run")
     assert result.exit_code == 1 and complaint in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_the_line_of_an_epoch_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = Accuracy(1.0, 1.0, 0.0, 10_000)
+    for number, speed in ((7, 5_181.4), (100, 123_456.0), (1_000, 1_234_567.0)):
+        _print_epoch(Epoch(number, 0.029341, 12.3456, 1.0, whole, 1.0, speed), 1_000)
+        line = capsys.readouterr().out.rstrip("\n")
+        assert line.startswith(f"epoch {number}/1000  lr 0.0293  loss 12.346  train 100.00%  held-out 100.00%")
+        assert len(line) <= 80

@@ -27,6 +27,7 @@ class Net(nn.Module):
 def good(num_classes=10): return Net("", num_classes)
 def stumbles(num_classes=10): return Net("forward", num_classes)
 def raises(num_classes=10): raise ValueError("boom")
+def needs(path, num_classes=10): return Net("", num_classes)
 def rgb(num_classes=10): return Net("", num_classes)
 def linear(num_classes=10): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 for factory in (good, stumbles, raises, linear):
@@ -49,6 +50,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("evaluate trial_nets:stumbles --data digits", "does not run on an image of 1 x 8 x 8: KeyError: 'oops'"),
         ("train trial_nets:stumbles --data digits", "trial_nets.py:10)"),
         ("bench trial_nets:stumbles", "does not run on an image of 1 x 8 x 8"),
+        ("inspect trial_nets:needs", "missing a required argument: 'path'. Give its parameters defaults"),
+        ("inspect trial_nets:rgb", "trial_nets.py:11). What it takes can be said: factory.shape = (channels, height"),
+        ("evaluate lenet5=", "lenet5=: expected NAME=WEIGHTS, as in resnet56=resnet56.safetensors"),
+        (
+            "train lenet5 --data digits --teacher lenet5",
+            "the teacher lenet5 would be untrained: pass --t",
+        ),
+        ("prune lenet5=w.safetensors --mean 1,2", "mean must be one finite number, got [1.0, 2.0]"),
+        ("prune lenet5=w.safetensors --holdout none", "test (359). Hold some out: --holdout train:0.1"),
         ("inspect trial_nets:raises", "'trial_nets:raises' failed with ValueError: boom"),
         ("evaluate trial_nets:rgb --data digits", "is for images of 3 channels, and these have 1: set rgb.shape ="),
         ("score trial_nets:linear --data digits", "there is nothing to score"),

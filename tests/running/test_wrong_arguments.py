@@ -24,6 +24,8 @@ from tests.running.toys import HOLDOUT, TRAIN, trained
         ({"distill": "yes"}, "distill must be True or False, got 'yes'"),
         ({"fit": 5}, "fit must be a function, got 5"),
         ({"evaluate": "mine"}, "evaluate must be a function"),
+        ({"evaluate": lambda model: 1.0}, "your function evaluate is called with .model, loader., but: too many"),
+        ({"fit": lambda: None}, "your function fit is called with .model, train, holdout., but: too many"),
         ({"metric_options": 5}, "metric_options must be a dict"),
         ({"metric": []}, r"there is no metric called \[\]"),
         ({"preset": 5}, "preset must be a name or a secateur.Preset, got 5"),
@@ -43,7 +45,9 @@ def test_compress(changes: dict[str, Any], words: str) -> None:
 def test_other_functions() -> None:
     model, example = trained(), TRAIN[0][0][:1]
     graph = sc.trace(model, example)
-    plan = sc.uniform(graph, sc.score(graph, None, "l1"), 0.3)
+    scores = sc.score(graph, None, "l1")
+    assert isinstance(scores, sc.Scores)
+    plan = sc.uniform(graph, scores, 0.3)
     for words, call in {
         "expected the graph that secateur.trace": lambda: sc.score(model, TRAIN),
         "expected the graph that secateur.trace.* got Small": lambda: sc.repair(model, plan, TRAIN),
@@ -57,6 +61,26 @@ def test_other_functions() -> None:
         "expected register_rule.target, rule.": lambda: sc.register_rule(nn.SiLU, "elementwise"),
         "pass the class SiLU, not an instance": lambda: sc.register_rule(nn.SiLU(), sc.rules.elementwise),
         "a metric must be an entry of its registry, got int": lambda: sc.METRICS.register(5),
+        "below 1, got '0.3'": lambda: sc.uniform(graph, scores, "0.3"),
+        "got dict; several metrics give a dict": lambda: sc.uniform(graph, {"l1": scores}, 0.3),
+        "unit 'stem.*' is not in both": lambda: sc.uniform(graph, scores, 0.3, units="stem*"),
+        "expected the scores that secateur.score returns, got list": lambda: sc.sensitivity(graph, HOLDOUT, scores),
+        "expected what secateur.sensitivity returns, got NoneType": lambda: sc.decide(graph, scores, None),
+        "images must be a tensor or batches, got Plan": lambda: sc.repair(graph, plan, plan),
+        "model must be a torch.nn.Module, got ChannelGraph": lambda: sc.fit(graph, TRAIN, epochs=1),
+        "teacher must be a torch.nn.Module, got str": lambda: sc.fit(model, TRAIN, epochs=1, teacher="resnet"),
+        "with the path of a folder, got NoneType": lambda: sc.save(sc.prune(graph, plan), plan, None),
+        r"evaluate.model, loader. with a torch.nn.Module, got list": lambda: sc.evaluate(HOLDOUT, model),
+        "loader must be batches of .* got NoneType": lambda: sc.evaluate(model, None),
+        r"topk should be .1,. or .1, 5., not 1": lambda: sc.evaluate(model, HOLDOUT, topk=1),
+        "expected a torch.nn.Module, got Small": lambda: sc.export(type(model), example, "x.onnx"),
+        "with the path of a file, got NoneType": lambda: sc.export(model, example, None),
+        "there is no engine called 'eagerr'": lambda: sc.bench({"a": model}, example, engines="eagerr"),
+        r"batch sizes >= 1; got 1 models, 20, 0, .0,.": lambda: sc.bench({"a": model}, example, (0,)),
+        r"several numbers, as in .8,.": lambda: sc.latency({"a": model}, example, batch_sizes=8),
+        "threads must be at least 1, got -1": lambda: sc.latency({"a": model}, example, threads=-1),
+        "expected a plan, got int": lambda: plan.then(5),
+        r"of shape ..1, 3, 6, 6.,.: NotImplementedError": lambda: sc.trace(model, example.numpy()),
     }.items():
         with pytest.raises(sc.SecateurError, match=words):
             call()  # type: ignore[no-untyped-call]

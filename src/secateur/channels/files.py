@@ -35,6 +35,8 @@ def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
     only when the new one is complete.
     """
     check_origin(model, plan)
+    if not isinstance(folder, str | Path):
+        raise FileError(f"expected save(model, plan, folder) with the path of a folder, got {type(folder).__name__}")
     folder = Path(folder)
     tensors, same = _state(model)
     with atomic(folder / MODEL_FILE) as path:

@@ -51,6 +51,8 @@ class Plan:
 
     def then(self, later: Plan) -> Plan:
         """Both plans in one, for the network of this plan. `later` is a plan for the network that this plan gives."""
+        if not isinstance(later, Plan):
+            raise PlanError(f"expected a plan, got {type(later).__name__}")
         if self.streams != later.streams:
             raise PlanError(
                 f"a plan with streams={self.streams!r} cannot be followed by one with streams={later.streams!r}"

@@ -59,6 +59,8 @@ def resolve(typed: str, model: str | None = None) -> ModelArgument:
     name, equals, weights = typed.partition("=")
     if ":" not in name and ("/" in name or name.startswith(".")):
         raise ModelError(f"{typed}: there is no such folder; a network is a folder, a name or NAME=WEIGHTS")
+    if equals and not (name and weights):
+        raise ModelError(f"{typed}: expected NAME=WEIGHTS, as in resnet56=resnet56.safetensors")
     return ModelArgument(typed, name, Path(weights) if equals else None)
 
 

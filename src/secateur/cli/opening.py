@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from secateur.base.user_code import failure
 from secateur.cli.common import complain
 from secateur.cli.model_argument import ModelArgument, resolve
 from secateur.errors import DataError, ModelError
@@ -73,11 +73,9 @@ def check_runs(model: nn.Module, name: str, shape: tuple[int, ...]) -> None:
             model(torch.zeros(1, *shape))
         except Exception as error:  # the network's own code may raise anything
             size = " x ".join(map(str, shape))
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            raise ModelError(
-                f"{name} does not run on an image of {size}: {type(error).__name__}: {error} "
-                f"({place.filename}:{place.lineno})"
-            ) from error
+            unsaid = resolve(name).is_own and "shape" not in _declared(resolve(name))
+            advice = ". What it takes can be said: factory.shape = (channels, height, width)" if unsaid else ""
+            raise ModelError(f"{name} does not run on an image of {size}: {failure(error)}{advice}") from error
 
 
 def note_untrained(typed: str, weights: Path | None) -> None:

@@ -61,6 +61,8 @@ def command(
     distillation = Distillation(temperature, distill_weight)
     if teacher is None and teacher_weights is not None:
         raise RunError("--teacher-weights needs --teacher MODEL, the network that the weights are of")
+    if teacher is not None and teacher_weights is None and not resolve(teacher).has_weights:
+        raise RunError(f"the teacher {teacher} would be untrained: pass --teacher-weights FILE")
     if resolve(model).folders:
         raise RunError(
             f"{model} holds a pruned network. To prune it further: secateur prune {model}. To retrain it "
@@ -155,11 +157,12 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], images: ImageDa
 
 def _print_epoch(epoch: Epoch, epochs: int) -> None:
     held = "" if epoch.holdout is None else f"  held-out {100 * epoch.holdout.top1:.2f}%"
-    console.print(
-        f"epoch {epoch.number}/{epochs}  lr {epoch.lr:.5f}  loss {epoch.loss:.4f}  "
-        f"accuracy {100 * epoch.accuracy:.2f}%{held}  {epoch.images_per_second:,.0f} images/s",
-        soft_wrap=True,
+    line = (
+        f"epoch {epoch.number}/{epochs}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}  "
+        f"train {100 * epoch.accuracy:.2f}%{held}"
     )
+    speed = f"  {epoch.images_per_second:,.0f}/s"
+    console.print(line + speed if len(line + speed) <= 80 else line, soft_wrap=True)
 
 
 def _share_of_batch(batch_size: int, world: int) -> int:

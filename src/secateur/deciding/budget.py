@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from secateur.channels.arguments import check_graph
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.deciding.costs import CostOf
 from secateur.deciding.widths import WidthLimits, kept_after
-from secateur.scoring.scores import Scores
+from secateur.scoring.scores import Scores, check_scores
 
 TO_THE_FLOOR = 1e9  # a factor that takes every unit to its floor
 
@@ -23,6 +24,11 @@ class Cutter:
     graph: ChannelGraph
     scores: Scores
     limits: WidthLimits = field(default_factory=WidthLimits)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no graph and no scores."""
+        check_graph(self.graph)
+        check_scores(self.scores)
 
     def keep(self, unit: str, removed: int) -> list[int]:
         """The channels that a unit keeps when it loses `removed`."""

@@ -42,8 +42,12 @@ def decide(
     With a sensitivity by ratio (Li et al.) the k most robust units lose the same fraction of their channels: the one at
     which they were ranked, or the one that meets the target.
     """
-    k = check_k(k, len(sensitivity.tried))
     cutter = Cutter(graph, scores, WidthLimits(round_to, widths or {}))
+    if not isinstance(sensitivity, Sensitivity):
+        raise DecideError(f"expected what secateur.sensitivity returns, got {type(sensitivity).__name__}")
+    if isinstance(cost, str):
+        COSTS.check(cost)
+    k = check_k(k, len(sensitivity.tried))
     ranked = scored(graph, scores, sensitivity.ranked())
     if target is None:
         tried = {name: sensitivity.tried[name].channels for name in ranked[:k]}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from secateur.base.batches import Batches, call, check_range, device_of, logits_of, move, unpack
+from secateur.base.batches import Batches, call, check_batches, check_range, device_of, logits_of, move, unpack
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.processes import usable
 from secateur.base.progress import Progress
@@ -45,8 +45,11 @@ def evaluate(
     the random generators and everything else are restored afterwards. Each process sees only its own batches.
     Raises DataError if the loader is empty or labels have a wrong type, shape or range.
     """
-    if not set(topk) <= {1, 5} or 1 not in topk:
-        raise RunError(f"topk should be (1,) or (1, 5), not {tuple(topk)}")
+    if isinstance(topk, int) or not set(topk) <= {1, 5} or 1 not in topk:
+        raise RunError(f"topk should be (1,) or (1, 5), not {topk}")
+    if not isinstance(model, nn.Module):
+        raise RunError(f"expected evaluate(model, loader) with a torch.nn.Module, got {type(model).__name__}")
+    check_batches(loader, "loader")
     model = _placed(model, device)
     home, total, sums = device_of(model), _length(loader), _Sums(5 in topk)
     with evaluating(model), generators_kept(), torch.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -66,11 +66,7 @@ def latency(
     Models take turns within a round, and every second round runs in reverse order, so that other load on the machine
     affects all of them equally. Train / eval modes are restored afterwards.
     """
-    if rounds < 1 or warmup < 0 or min(batch_sizes, default=0) < 1 or not models:
-        raise RunError(
-            f"expected models, rounds >= 1, warmup >= 0 and batch sizes >= 1; got {len(models)} models, {rounds}, "
-            f"{warmup}, {tuple(batch_sizes)}"
-        )
+    check_turns(models, rounds, batch_sizes, warmup)
     _check_example(example)
     timings: list[Timing] = []
     networks = [model for model in models.values() if isinstance(model, nn.Module)]
@@ -84,10 +80,23 @@ def latency(
     return timings
 
 
+def check_turns(models: Sized, rounds: int, batch_sizes: Sequence[int], warmup: int = 0) -> None:
+    """RunError unless there is something to time, at least once."""
+    if isinstance(batch_sizes, int):
+        raise RunError(f"batch sizes must be several numbers, as in ({batch_sizes},); got {batch_sizes}")
+    if rounds < 1 or warmup < 0 or min(batch_sizes, default=0) < 1 or not models:
+        raise RunError(
+            f"expected models, rounds >= 1, warmup >= 0 and batch sizes >= 1; got {len(models)} models, {rounds}, "
+            f"{warmup}, {tuple(batch_sizes)}"
+        )
+
+
 @contextmanager
 def ready_to_time(models: Iterable[nn.Module], threads: int | None) -> Iterator[None]:
     """Models in eval mode, no gradients, and PyTorch on this number of threads; all of it is restored afterwards."""
     before = torch.get_num_threads()
+    if threads is not None and threads < 1:
+        raise RunError(f"threads must be at least 1, got {threads}")
     with ExitStack() as stack, torch.no_grad():
         for model in models:
             stack.enter_context(evaluating(model))

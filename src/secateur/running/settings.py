@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from secateur.base.options import check, option, plain
+from secateur.base.user_code import cannot_take
 from secateur.deciding.goal import Goal
 from secateur.deciding.settings import SplitSettings, check_split
 from secateur.deciding.splits import SPLITS
@@ -92,6 +93,11 @@ class Settings(SplitSettings, Goal):
 def check_settings(settings: Settings) -> None:
     """Refuse at once what would otherwise fail after a long time: after scoring, or when retraining begins."""
     check(settings, DecideError)
+    for name, arguments in {"fit": ("model", "train", "holdout"), "evaluate": ("model", "loader")}.items():
+        function = getattr(settings, name)
+        trouble = None if function is None else cannot_take(function, *arguments)
+        if trouble:
+            raise DecideError(f"your function {name} is called with ({', '.join(arguments)}), but: {trouble}")
     check_split(settings, by_share=settings.ratio is not None)
     split = None if settings.split is None else SPLITS.find(settings.split)
     if split is not None and split.needs_errors and isinstance(settings.metric, str):

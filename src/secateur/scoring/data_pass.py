@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from secateur.base.batches import Batches, call, check_range, device_of, logits_of, move, unpack
+from secateur.base.batches import Batches, call, check_batches, check_range, device_of, logits_of, move, unpack
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
@@ -29,6 +29,7 @@ def walk(
     With `gradients` the images require gradients, so that every activation has one even if all parameters are frozen.
     Returns the number of images; an empty loader is an error.
     """
+    check_batches(loader, "loader")
     model, total, images_seen = graph.model, length_of(loader), 0
     home = device_of(model)
     with evaluating(model), generators_kept(), torch.inference_mode(False), torch.set_grad_enabled(gradients):

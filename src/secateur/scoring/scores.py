@@ -22,6 +22,13 @@ VERSION = 2
 SHOWN = 8  # units in the repr
 
 
+def check_scores(scores: Any) -> None:
+    """ScoreError unless `scores` are those of one metric, as `score` returns them."""
+    if not isinstance(scores, Scores):
+        several = "; several metrics give a dict, of which one is needed" if isinstance(scores, dict) else ""
+        raise ScoreError(f"expected the scores that secateur.score returns, got {type(scores).__name__}{several}")
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
     """`values[unit][i]` is the score of channel i of that unit by `metric`."""

@@ -58,6 +58,10 @@ def count_of(images: Any) -> int:
 def _checked(graph: ChannelGraph, images: Images) -> Iterator[Any]:
     home = device_of(graph.model)
     number = -1
+    if not isinstance(images, Iterable):
+        raise DataError(
+            f"images must be a tensor or batches, got {type(images).__name__}; check the order of the arguments"
+        )
     for number, batch in enumerate([images] if isinstance(images, Tensor) else images):
         some = _images_of(batch, number)
         _check_shapes(graph, some, number)

@@ -14,7 +14,7 @@ from secateur.base.progress import Progress, shown, steps
 from secateur.base.tables import short_table
 from secateur.errors import ModelError, RunError
 from secateur.measuring.engines import ENGINES, PreparedModel
-from secateur.measuring.latency import Timing, latency, prepare, ready_to_time
+from secateur.measuring.latency import Timing, check_turns, latency, prepare, ready_to_time
 from secateur.measuring.speedup import Speedup, speedup
 from secateur.shipping.fold import fold_batch_norm
 from secateur.shipping.model_profile import ModelProfile, profile
@@ -84,8 +84,9 @@ def bench(
     even where absolute times are not. Speedups are relative to the first model. If an engine cannot run a model, the
     result has a note that says why.
     """
-    engines = tuple(ENGINES if engines is None else engines)
+    engines = (engines,) if isinstance(engines, str) else tuple(ENGINES if engines is None else engines)
     _check(models, example, engines)
+    check_turns(models, rounds, batches)
     if fold_bn:
         models = {name: fold_batch_norm(model, example[:1]) for name, model in models.items()}
     with ready_to_time(models.values(), threads), shown(progress, steps("timing")) as report:

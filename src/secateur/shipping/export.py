@@ -58,6 +58,10 @@ def export(
     images: images to compare on, as the network takes them; random ones if not given.
     dynamic_batch: the file takes any number of images at a time; otherwise that of the example.
     """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"expected a torch.nn.Module, got {getattr(model, '__name__', type(model).__name__)}")
+    if not isinstance(path, str | Path):
+        raise FileError(f"expected export(model, example, path) with the path of a file, got {type(path).__name__}")
     path = Path(path)
     kind = file_format(path, format or ("safetensors" if plan is not None else None))
     if opset is not None and kind != "onnx":

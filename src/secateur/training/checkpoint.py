@@ -109,7 +109,13 @@ def _same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -
     wanted = json.loads(json.dumps(wanted))  # tuples become lists, as they did in the file
     other = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
     if other:
-        differences = ", ".join(f"{key} was {found.get(key)!r} and is now {wanted.get(key)!r}" for key in other)
+        shown = [(key, _short(found.get(key)), _short(wanted.get(key))) for key in other]
+        differences = ", ".join(f"{key} was {before} and is now {now}" for key, before, now in shown)
         raise RunError(
             f"{path} belongs to another run: {differences}. Use the same settings to continue it, or another folder"
         )
+
+
+def _short(value: Any) -> str:
+    """A value in an error message; of a digest, its beginning."""
+    return f"{value[:8]}..." if isinstance(value, str) and len(value) == 64 else repr(value)

@@ -64,6 +64,9 @@ def prepare(
     accelerator: Accelerator,
 ) -> TrainingRun:
     """The run of a copy of `model`, on the accelerator's device. The caller's objects are not changed."""
+    for what, network in (("model", model), ("teacher", teacher)):
+        if not isinstance(network, nn.Module) and network is not None:
+            raise RunError(f"{what} must be a torch.nn.Module, got {type(network).__name__}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RunError(f"{type(model).__name__} has no parameter with requires_grad: there is nothing to train")
     schedule, channels_last = settings.schedule, settings.channels_last

@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.utils._pytree import tree_map
 
 from secateur.channels.traced import Example
@@ -50,4 +50,4 @@ def _is_machinery(filename: str) -> bool:
 
 def _shapes(example: Example) -> Any:
     example = example if isinstance(example, tuple | list | dict) else (example,)
-    return tree_map(lambda v: tuple(v.shape) if isinstance(v, Tensor) else v, example)
+    return tree_map(lambda v: tuple(v.shape) if hasattr(v, "shape") else v, example)

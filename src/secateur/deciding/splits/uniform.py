@@ -22,13 +22,14 @@ def uniform(graph: ChannelGraph, scores: Scores, ratio: float, *, units: Sequenc
     A unit keeps at least 2 channels and 10% of its channels. By default the classifier's selection from a stream, units
     between two linear layers and units without scores are left alone; `units` names the units to prune instead.
     """
-    if not 0 <= ratio < 1:
-        raise DecideError(f"ratio is the fraction removed and must be at least 0 and below 1, got {ratio}")
+    cutter = Cutter(graph, scores)
+    if not isinstance(ratio, int | float) or not 0 <= ratio < 1:
+        raise DecideError(f"ratio is the fraction removed and must be at least 0 and below 1, got {ratio!r}")
+    units = [units] if isinstance(units, str) else units
     names = [name for name in candidates(graph) if name in scores.values] if units is None else list(units)
     missing = [name for name in names if name not in scores.values or name not in graph.units]
     if missing:
         raise DecideError(f"unit {missing[0]!r} is not in both the graph and the scores")
-    cutter = Cutter(graph, scores)
     keep = {}
     for name in scored(graph, scores, names):
         unit = graph.units[name]

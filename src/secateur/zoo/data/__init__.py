@@ -95,7 +95,8 @@ class ImageData:
     def _part(self, part: Part) -> Images:
         if part not in self.parts:
             has = ", ".join(f"{name} ({self.count(name)})" for name in self.parts) or "nothing"
-            raise DataError(f"{self.name} has no {part} images; it has {has}")
+            advice = ". Hold some out: --holdout train:0.1" if part == "holdout" else ""
+            raise DataError(f"{self.name} has no {part} images; it has {has}{advice}")
         return self.parts[part]
 
 
@@ -209,5 +210,7 @@ def _per_channel(what: str, given: tuple[float, ...] | None, default: tuple[floa
     bad = not all(np.isfinite(values)) or (what == "std" and min(values, default=0) <= 0)
     if len(values) != len(default) or bad:
         need = "positive " if what == "std" else ""
-        raise DataError(f"{what} must be one or {len(default)} finite {need}numbers, got {list(given)}")
+        count = "one" if len(default) == 1 else f"one or {len(default)}"
+        number = "number" if len(default) == 1 else "numbers"
+        raise DataError(f"{what} must be {count} finite {need}{number}, got {list(given)}")
     return values

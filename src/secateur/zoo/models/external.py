@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from secateur.base.registry import unknown
+from secateur.base.user_code import failure
 from secateur.errors import ModelError
 from secateur.zoo.models.registry import IMAGENET, Input, ModelConfig
 
@@ -99,11 +100,18 @@ def _own(name: str, module_name: str, attribute: str) -> ModelConfig:
 
 def _built(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        raise ModelError(
+            f"{name!r} is called without arguments, except num_classes and in_channels if it has them, but: {error}. "
+            "Give its parameters defaults"
+        ) from error
+    except ValueError:  # written in C: it has no signature
+        pass
+    try:
         return factory(**arguments)
     except Exception as error:  # a user's factory may raise anything
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.filename}:{place.lineno}"
-        raise ModelError(f"{name!r} failed with {type(error).__name__}: {error} ({where})") from error
+        raise ModelError(f"{name!r} failed with {failure(error)}") from error
 
 
 def _declared_input(name: str, factory: Any) -> Input:
@@ -159,6 +167,8 @@ def _import_own(name: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        if module_name.endswith(".py"):
+            raise ModelError(f"{name!r}: leave out .py, as in package.module:factory") from error
         raise ModelError(
             f"{name!r}: no module named {error.name!r}; install it or put it into the current folder, {Path.cwd()}"
         ) from error
