@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from secateur.scoring.elimination import Elimination
 from secateur.scoring.evidence import ReaderGroup, ReaderInputs
 from secateur.scoring.metrics import Metric
 
@@ -23,64 +22,55 @@ def rebuilt(inputs: ReaderInputs, ridge: float = 1e-2) -> Tensor:
     output counts relative to its variance. A channel's score is the total error once it is removed.
     """
     pieces = [_piece(group, ridge) for group in inputs.groups]
-    alive = torch.ones(inputs.width, dtype=torch.bool)
-    errors, total = torch.zeros(inputs.width, dtype=torch.float64), 0.0
+    added = torch.zeros(inputs.width, dtype=torch.float64)
+    for piece in pieces:
+        added.index_add_(0, piece.channels, piece.errors)
+    errors, total = torch.zeros_like(added), 0.0
     for _ in range(inputs.width):
-        added = torch.zeros(inputs.width, dtype=torch.float64)
-        for piece in pieces:
-            added.index_add_(0, piece.channels, piece.errors(alive))
-        added[~alive] = torch.inf
         weakest = int(added.argmin())
         total += max(0.0, float(added[weakest]))
         errors[weakest] = total
-        alive[weakest] = False
         for piece in pieces:
-            piece.remove(weakest)
+            change = piece.remove(weakest)
+            if change is not None:  # only layers that read the channel are re-solved
+                added.index_add_(0, piece.channels, change)
+        added[weakest] = torch.inf
     return errors
 
 
-@dataclass(eq=False)
 class _Piece:
     """One group of one reader, re-solved without the channels removed so far."""
 
-    channels: Tensor  # [a] channels of the unit that it reads
-    columns: Tensor  # [a, t] their positions among its inputs
-    weight: Tensor  # [o, n] solved on the remaining inputs
-    inverse: Tensor  # [n, n] H^-1 of the remaining inputs; [n] its diagonal, for uncorrelated inputs
+    def __init__(self, channels: Tensor, errors: Tensor, elimination: Elimination | None) -> None:
+        self.channels = channels  # [a] channels of the unit that it reads
+        self.errors = errors  # [a] error that each adds if it is removed next
+        self._elimination = elimination  # None: uncorrelated inputs, where nothing is re-solved
 
-    def errors(self, alive: Tensor) -> Tensor:
-        """[a] error that each channel adds if it is removed next."""
-        if self.inverse.dim() == 1:
-            return (self.weight.square().sum(0) / self.inverse)[self.columns].sum(1)
-        blocks = self.inverse[self.columns.unsqueeze(2), self.columns.unsqueeze(1)]  # [a, t, t]
-        gone = ~alive[self.channels]
-        blocks[gone] = torch.eye(blocks.shape[1], dtype=blocks.dtype)  # these blocks are zero by now
-        parts = self.weight[:, self.columns].transpose(0, 1)  # [a, o, t]
-        errors: Tensor = (parts @ torch.linalg.inv(blocks) * parts).sum((1, 2))
-        return errors
-
-    def remove(self, channel: int) -> None:
-        """Re-solve the weights without the channel."""
-        if self.inverse.dim() == 1:  # uncorrelated inputs: nothing to re-solve
-            return
-        for row in (self.channels == channel).nonzero().flatten().tolist():
-            inputs = self.columns[row]  # [t]
-            share = torch.linalg.solve(self.inverse[inputs][:, inputs], self.inverse[inputs])  # [t, n]
-            self.weight -= self.weight[:, inputs] @ share
-            self.inverse -= self.inverse[:, inputs] @ share
+    def remove(self, channel: int) -> Tensor | None:
+        """Re-solve the weights without the channel: [a] change of the errors; None if they stay as they were."""
+        rows = (self.channels == channel).nonzero().flatten().tolist()
+        if not rows or self._elimination is None:
+            return None
+        before = self.errors
+        for row in rows:
+            self._elimination.remove(row)
+        self.errors = self._elimination.errors.nan_to_num(posinf=0.0)  # 0 for the channels that are gone
+        return self.errors - before
 
 
 def _piece(group: ReaderGroup, ridge: float) -> _Piece:
-    """Weights scaled to outputs of variance 1, and H^-1 (its diagonal for uncorrelated inputs)."""
+    """Weights scaled to outputs of variance 1, and the covariance with the ridge (its diagonal, if only that is known)."""
     weight, covariance = group.weight, group.covariance
     if covariance.dim() == 1:
         variances = (weight.square() @ covariance).clamp(min=1e-12)
-        inverse = 1 / (covariance + ridge * covariance.mean().clamp(min=1e-12))
-    else:
-        variances = ((weight @ covariance) * weight).sum(1).clamp(min=1e-12)
-        shift = ridge * covariance.diagonal().mean().clamp(min=1e-12)
-        inverse = torch.linalg.inv(covariance + shift * torch.eye(len(covariance), dtype=covariance.dtype))
-    return _Piece(group.channels, group.columns, weight / variances.sqrt()[:, None], inverse)
+        shifted = covariance + ridge * covariance.mean().clamp(min=1e-12)
+        alone = (weight.square() / variances[:, None]).sum(0) * shifted  # [n]
+        return _Piece(group.channels, alone[group.columns].sum(1), None)
+    variances = ((weight @ covariance) * weight).sum(1).clamp(min=1e-12)
+    shift = ridge * covariance.diagonal().mean().clamp(min=1e-12)
+    shifted = covariance + shift * torch.eye(len(covariance), dtype=covariance.dtype)
+    elimination = Elimination(weight / variances.sqrt()[:, None], shifted, group.columns)
+    return _Piece(group.channels, elimination.errors.clone(), elimination)
 
 
 ENTRY = Metric(needs="reader_inputs", score=rebuilt, adds_up=True)

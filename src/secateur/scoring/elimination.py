@@ -1,0 +1,107 @@
+"""Inputs of a linear layer removed block by block, the layer re-solved on what is left after each removal.
+
+This is backward elimination in least squares (the Optimal Brain Surgeon of Hassibi and Stork 1993, one block of inputs
+at a time). With H the second moments of the inputs, P = H^-1 and W the weights as solved so far, removing the inputs B
+adds the error
+
+    tr( W_B P_BB^-1 W_B' ),    after which    P -= P_:B P_BB^-1 P_B:    and    W -= W_B P_BB^-1 P_B:
+
+Both updates are P -= u u' and W -= v u'. They are collected and carried out for many blocks at once, on the inputs
+that are left: one large product instead of many small ones. The errors need only the diagonal blocks of P and of W' W,
+which are kept up to date.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DELAYED = 128  # columns of u to collect before P and W are brought up to date
+
+
+class Elimination:
+    """Blocks of the inputs of one layer, of which the cheapest can be removed again and again.
+
+    weight: [o, n]
+    second_moments: [n, n] H
+    columns: [a, t] the inputs of each block. Inputs in no block are never removed.
+    """
+
+    def __init__(self, weight: Tensor, second_moments: Tensor, columns: Tensor) -> None:
+        order = columns.flatten()
+        self._size = columns.shape[1]
+        self._left = torch.arange(len(columns))  # the blocks in memory, by number
+        weight = weight[:, order]
+        # Only W' W matters, so a matrix with fewer rows can stand for W.
+        self._weight = torch.linalg.qr(weight, mode="r").R if len(weight) > len(order) else weight
+        self._inverse = torch.cholesky_inverse(_factor(second_moments))[order][:, order]
+        self.errors = torch.zeros(len(columns), dtype=weight.dtype)  # what each block adds if it is removed next
+        self._start_over()
+
+    def remove(self, block: int) -> None:
+        """Remove a block of inputs and re-solve the weights."""
+        t, at = self._size, int((self._left == block).nonzero())
+        mine = slice(at * t, at * t + t)
+        u_so_far, v_so_far = self._u[:, : self._done], self._v[:, : self._done]
+        rows = self._inverse[mine] - u_so_far[mine] @ u_so_far.T  # [t, n] of P
+        root = torch.linalg.cholesky(rows[:, mine])
+        u = torch.linalg.solve_triangular(root, rows, upper=False).T  # [n, t]
+        here = self._weight[:, mine] - v_so_far @ u_so_far[mine].T  # [o, t] of W
+        v = torch.linalg.solve_triangular(root, here.T, upper=False).T  # [o, t]
+        self._follow(u, v, v.T @ self._weight - (v.T @ v_so_far) @ u_so_far.T)
+        self._u[:, self._done : self._done + t], self._v[:, self._done : self._done + t] = u, v
+        self._done += t
+        self._alive[at] = False
+        if self._done + t > self._u.shape[1]:
+            self._catch_up()
+        self._price()
+
+    def _follow(self, u: Tensor, v: Tensor, products: Tensor) -> None:
+        """Update the diagonal blocks of P and of W' W; `products` [t, n] is v' W before the removal."""
+        t = self._size
+        each = u.view(-1, t, t)  # [a, t, t] rows of u of each block
+        cross = each @ products.view(t, -1, t).transpose(0, 1)  # [a, t, t]
+        self._corners -= each @ each.mT
+        self._squares += each @ (v.T @ v) @ each.mT - cross - cross.mT
+
+    def _catch_up(self) -> None:
+        """Bring P and W up to date, without the inputs that are gone."""
+        stays = self._alive.repeat_interleave(self._size)
+        u, v = self._u[stays, : self._done], self._v[:, : self._done]
+        self._inverse = self._inverse[stays][:, stays] - u @ u.T
+        self._weight = self._weight[:, stays] - v @ u.T
+        self._left = self._left[self._alive]
+        self._start_over()
+
+    def _start_over(self) -> None:
+        n, t = len(self._inverse), self._size
+        most = max(DELAYED // t, 1) * t
+        self._u, self._v = self._inverse.new_empty(n, most), self._inverse.new_empty(len(self._weight), most)
+        self._done = 0
+        self._alive = torch.ones(len(self._left), dtype=torch.bool)
+        every = torch.arange(n).view(-1, t)
+        self._corners = self._inverse[every.unsqueeze(2), every.unsqueeze(1)]  # [a, t, t] of P
+        parts = self._weight.T.reshape(-1, t, len(self._weight))
+        self._squares = parts @ parts.mT  # [a, t, t] of W' W
+        self._price()
+
+    def _price(self) -> None:
+        """The error that each block would add; the blocks that are gone add infinitely much."""
+        alive = self._alive
+        corners, squares = self._corners[alive], self._squares[alive]
+        if self._size == 1:
+            priced = (squares / corners)[:, 0, 0]
+        else:
+            priced = torch.linalg.solve(corners, squares).diagonal(dim1=1, dim2=2).sum(1)
+        self.errors.fill_(torch.inf)
+        self.errors[self._left[alive]] = priced
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    """The Cholesky factor; of a matrix with a larger diagonal where rounding has made it indefinite."""
+    shift = 1e-8 * matrix.diagonal().mean()
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    while int(failed):
+        factor, failed = torch.linalg.cholesky_ex(matrix + shift * torch.eye(len(matrix), dtype=matrix.dtype))
+        shift *= 10
+    return factor
