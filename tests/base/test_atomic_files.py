@@ -10,8 +10,9 @@ import pytest
 from torch import zeros
 
 import secateur as sc
-from secateur.base.atomic_files import atomic
-from tests.running.toys import trained
+from secateur.base.atomic_files import atomic, check_writable
+from secateur.errors import FileError
+from tests.running.toys import TRAIN, trained
 
 
 @pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
@@ -39,3 +40,29 @@ def test_what_a_killed_process_left_does_not_matter(tmp_path: Path) -> None:
     with atomic(tmp_path / "a") as spare:
         spare.write_text("whole")
     assert (tmp_path / "a").read_text() == "whole" and [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_previous_file_is_spoken_of_where_there_is_one(tmp_path: Path) -> None:
+    for kept in (False, True):
+        with pytest.raises(FileError) as caught, atomic(tmp_path / "a"):
+            raise OSError("no luck")
+        assert str(caught.value) == f"{tmp_path / 'a'} cannot be written: no luck" + (
+            "; the previous file is kept" if kept else ""
+        )
+        (tmp_path / "a").write_text("before")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "run")
+    assert [*(tmp_path / "new" / "run").iterdir()] == []
+    (tmp_path / "file").write_text("")
+    read: list[int] = []
+
+    class Watched(list[object]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            read.append(1)
+            return super().__iter__()
+
+    with pytest.raises(FileError, match=r"nothing can be written to .*file"):
+        sc.fit(trained(), Watched(TRAIN), epochs=1, checkpoint_dir=tmp_path / "file", progress=False)
+    assert not read

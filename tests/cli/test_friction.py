@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +12,11 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
+from secateur.base.atomic_files import atomic
 from secateur.cli import prune
 from secateur.cli.columns import blocks, columns
 from secateur.cli.common import complaints, resumable
+from secateur.errors import FileError
 from secateur.zoo.models import create
 from tests.cli.command_line import lines, secateur
 
@@ -25,6 +29,16 @@ def test_ctrl_c_says_how_to_continue(capsys: pytest.CaptureFixture[str], monkeyp
     with pytest.raises(SystemExit) as end, resumable("secateur prune --resume runs/a"):
         raise KeyboardInterrupt
     assert end.value.code == 130 and said == ["interrupted; to continue: secateur prune --resume runs/a"]
+
+
+def test_a_full_disk_says_how_to_continue(tmp_path: Path) -> None:
+    with pytest.raises(FileError) as end, resumable("secateur prune --resume runs/a"), atomic(tmp_path / "plan.json"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    words = "plan.json cannot be written: No space left on device. Make room, then continue: secateur prune --resume"
+    assert words in str(end.value)
+    with pytest.raises(FileError) as end, resumable("secateur prune --resume runs/a"), atomic(tmp_path / "plan.json"):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    assert "continue" not in str(end.value)
 
 
 def _interrupt(*_: Any, **__: Any) -> None:

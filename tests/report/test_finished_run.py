@@ -60,6 +60,7 @@ def test_not_a_run(tmp_path: Path) -> None:
         ("summary.json", "layers", [1], "has unexpected content"),
         ("config.json", "command", "prune", "should be an object"),
         ("config.json", "settings", {"colour": "blue"}, "no setting 'colour'"),
+        ("config.json", "settings", {"target": "half"}, "target is 'half', not a number"),
     ],
 )
 def test_content_of_another_shape(run: Path, name: str, key: str, value: object, words: str) -> None:

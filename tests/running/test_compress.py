@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import secateur as sc
-from secateur.errors import DataError, DecideError, RunError
+from secateur.errors import DataError, DecideError, RunError, TraceError
 from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.running.compress import check_base, compress
 from secateur.scoring.evidence import Channels
@@ -300,7 +300,7 @@ def test_data_that_cannot_be_used() -> None:
     with pytest.raises(DataError, match="the loader gave no images"):
         compress(trained(), [], HOLDOUT, target=0.3, **QUICK)
     pairs = [((images, images), labels)]
-    with pytest.raises(DataError, match="pass an example= "):
+    with pytest.raises(TraceError, match=r"the example does not fit Small\.forward"):
         compress(trained(), pairs, HOLDOUT, target=0.3, **QUICK)
 
 

@@ -96,3 +96,34 @@ def test_two_dimensional_weights_train_in_channels_last() -> None:
         ordered = order_channels_last(model)
         assert ordered.stem.weight.is_contiguous(memory_format=torch.channels_last) if dims == 2 else True
         assert all(torch.equal(before[name], tensor) for name, tensor in ordered.state_dict().items())
+
+
+class Pair(nn.Module):
+    """An image and a signal, as two arguments or by name; the outputs may be in a dict."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.image, self.signal, self.named = nn.Conv2d(2, 8, 3, padding=1), nn.Conv1d(2, 8, 3, padding=1), named
+        self.mix, self.fc = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 2)
+
+    def forward(self, image: Tensor, signal: Tensor) -> Tensor | dict[str, Tensor]:
+        x = torch.relu(self.image(image)) + torch.relu(self.signal(signal)).unsqueeze(2)
+        logits = self.fc(torch.relu(self.mix(x)).mean((2, 3)))
+        return {"logits": logits} if self.named else logits
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_networks_with_several_inputs_need_no_example(named: bool, tmp_path: object) -> None:
+    def pairs(count: int, seed: int) -> list[tuple[object, Tensor]]:
+        return [
+            ({"image": x, "signal": x.mean(2)} if named else (x, x.mean(2)), labels)
+            for x, labels in batches(2, count, seed)
+        ]
+
+    model = sc.fit(Pair(named), pairs(8, 0), epochs=2, lr=0.05, progress=False).model
+    result = sc.compress(model, pairs(8, 0), pairs(4, 1), target=0.3, epochs=0, folder=str(tmp_path), progress=False)
+    assert result.summary["removed"]["macs"] >= 0.25
+    image = batches(2, 1, 2)[0][0]
+    answers = [net.eval()(image, image.mean(2)) for net in (result.model, sc.load(str(tmp_path), Pair(named)))]
+    one, other = (answer["logits"] if named else answer for answer in answers)
+    assert torch.equal(one, other)

@@ -32,10 +32,22 @@ def atomic(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         spare.replace(path)
     except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror or error}; the previous file is kept") from error
+        kept = "; the previous file is kept" if os.path.isfile(path) else ""  # noqa: PTH113  Path.is_file may raise
+        raise FileError(f"{path} cannot be written: {error.strerror or error}{kept}") from error
     finally:
         if spare.is_file() or spare.is_symlink():
             spare.unlink()
+
+
+def check_writable(folder: Path) -> None:
+    """FileError if no file can be written to a folder, which is made: before long work, not after it."""
+    probe = folder / ".writable.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise FileError(f"nothing can be written to {folder}: {error.strerror or error}") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import shlex
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from secateur.cli.early_checks import run_early_checks
-from secateur.errors import SecateurError
+from secateur.errors import FileError, SecateurError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,9 +64,13 @@ def typed_command() -> str:
 
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
-    """After Ctrl-C, say which command continues the work."""
+    """After Ctrl-C, and where the disk was full, say which command continues the work."""
     try:
         yield
+    except FileError as error:
+        if getattr(error.__cause__, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise FileError(f"{error}. Make room, then continue: {command}") from error
     except KeyboardInterrupt:
         complaints.print(f"interrupted; to continue: {command}", soft_wrap=True)
         sys.exit(EXIT_INTERRUPTED)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from secateur.channels.files import PLAN_FILE
 from secateur.channels.plan import Plan
+from secateur.deciding.goal import Goal
 from secateur.deciding.sensitivity import Sensitivity, Tried
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy
@@ -163,6 +164,9 @@ def _settings(words: Mapping[str, Any]) -> Settings:
     if unknown:
         raise ValueError(f"this version of secateur has no setting {unknown[0]!r}")
     values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in words.items()}
+    for name in (field.name for field in fields(Goal)):
+        if not isinstance(values.get(name), int | float | None):
+            raise ValueError(f"{name} is {values[name]!r}, not a number")
     return Settings(**values)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.base.batches import Batches, call, check_batches, device_of, logits_of, unpack
 from secateur.base.distributed import all_or_none, processes
@@ -220,13 +220,11 @@ def _classes(model: nn.Module, example: Any) -> int:
         return int(logits_of(call(model, copy.deepcopy(example))).shape[-1])
 
 
-def first_image(loader: Batches, device: torch.device) -> Tensor:
-    """The first image of a loader, as a batch of one."""
+def first_image(loader: Batches, device: torch.device) -> Any:
+    """The first image of a loader, as a batch of one; of several inputs, the first row of each."""
     for number, batch in enumerate(loader):
         images, _ = unpack(batch, number)
-        if not isinstance(images, Tensor):
-            raise DataError("the batches hold more than one tensor of images: pass an example= of the network's input")
-        return images[:1].to(device)
+        return tree_map(lambda part: part[:1].to(device) if isinstance(part, Tensor) else part, images)
     raise DataError("the loader gave no images")
 
 

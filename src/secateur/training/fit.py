@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from secateur.base.atomic_files import check_writable
 from secateur.base.batches import Batches, call, check_range, logits_of, move, unpack
 from secateur.base.options import check, replaced
 from secateur.base.preserve_state import generators_kept, reseed
@@ -116,6 +117,8 @@ class _Store:
         run = self._run
         if self._folder is None:
             return []
+        if run.accelerator.is_main_process:
+            check_writable(self._folder)
         state = load_checkpoint(self._folder, run.model, run.sgd, self._identity)
         if state is None:
             return []
