@@ -87,6 +87,17 @@ def test_a_lost_result_is_written_again(finished: dict[str, bytes], tmp_path: Pa
     assert contents(tmp_path) == finished
 
 
+@pytest.mark.parametrize("name", RESULTS[:2])
+def test_a_result_that_cannot_be_loaded_is_told(finished: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    put(finished, tmp_path)
+    (tmp_path / name).write_bytes(finished[name][:-100])
+    with pytest.raises(FileError, match=r"the result in .* cannot be loaded: .* If you delete plan.json and model"):
+        run(tmp_path)
+    (tmp_path / name).unlink()  # as it says
+    run(tmp_path)
+    assert contents(tmp_path) == finished
+
+
 @pytest.mark.parametrize("name", ["round-02/model.safetensors", "round-02/plan.json"])
 def test_a_file_of_the_last_finished_round_is_missing(finished: dict[str, bytes], tmp_path: Path, name: str) -> None:
     put(finished, tmp_path, without=(name, "summary.json"))

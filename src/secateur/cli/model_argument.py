@@ -82,7 +82,7 @@ def _from_folder(typed: str, folder: Path, model: str | None) -> ModelArgument:
     asked = _recorded(folder / "config.json").get("command")
     asked = asked if isinstance(asked, dict) else {}
     name = model or asked.get("model")
-    if name is None:
+    if not isinstance(name, str):
         raise ModelError(f"{folder} does not record its original network: pass --model NAME")
     try:
         start = resolve(name)

@@ -132,7 +132,7 @@ def _demo(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
 def _asked_before(folder: Path) -> dict[str, Any]:
     config = folder / "config.json"
     asked = read_object(config, f"; {folder} holds no run that could continue").get("command")
-    if not isinstance(asked, dict):
+    if not isinstance(asked, dict) or not isinstance(asked.get("model"), str):
         raise RunError(f"{config} was not written by `secateur prune`; use secateur.compress to continue")
     return asked
 

@@ -270,6 +270,8 @@ def _summary(
     folder = context.folder
     if not folder.has(SUMMARY) or not folder.has_model():
         folder.save_model(current, plan)
+    else:
+        all_or_none(lambda: folder.check_result(context.original) if folder.writes else None)
     if folder.has(SUMMARY):
         return folder.parse(SUMMARY, _checked_summary)
     summary = summarise(context, plan, current, before, rounds)

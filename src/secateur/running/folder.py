@@ -29,7 +29,7 @@ from secateur.base.distributed import all_or_none, processes
 from secateur.base.folder_contents import PRUNING, STUDY, held_by
 from secateur.channels.files import MODEL_FILE, PLAN_FILE, load, save
 from secateur.channels.plan import Plan
-from secateur.errors import FileError, RunError
+from secateur.errors import FileError, RunError, SecateurError
 
 CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
 DATA, ANSWERS = "data", "answers"  # keys in config.json, of facts that are compared with a tolerance
@@ -140,6 +140,16 @@ class RunFolder:
     def has_model(self) -> bool:
         """Whether the result exists."""
         return self.has(MODEL_FILE) and self.has(PLAN_FILE)
+
+    def check_result(self, original: nn.Module) -> None:
+        """FileError if the result of a finished run cannot be loaded: damaged, or changed by hand."""
+        try:
+            load(self.path, original)
+        except SecateurError as error:
+            raise FileError(
+                f"the result in {self.path} cannot be loaded: {str(error).rstrip('.')}. If you delete {PLAN_FILE} and "
+                f"{MODEL_FILE} there, they are written again."
+            ) from error
 
     def wait_for_writer(self) -> None:
         """Wait, in all processes, until the first one has written."""
