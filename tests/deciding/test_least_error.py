@@ -83,7 +83,9 @@ def test_a_unit_that_is_missed_twice_as_much_loses_less() -> None:
 
 def test_floors_and_steps() -> None:
     graph, scores = sc.trace(seeded(Blocks), EXAMPLE), errors(1)
-    with pytest.raises(DecideError, match=r"removing 90\.0% is out of reach: with every unit at its floor .* 75\.0%"):
+    with pytest.raises(
+        DecideError, match=r"removing 90\.0% of the macs is out of reach: with every unit at its floor .* 75\.0%"
+    ):
         least_error(Cutter(graph, scores), NAMES, 0.1 * graph.macs)
     plan = least_error(Cutter(graph, scores, WidthLimits(2)), NAMES, 0.5 * graph.macs)
     assert all(len(plan.keep[name]) % 2 == 0 for name in NAMES if plan.removed()[name])

@@ -59,7 +59,7 @@ def test_the_smallest_share_that_meets_the_goal(share_left: float) -> None:
 def test_what_cannot_be_reached_and_widths_in_steps() -> None:
     graph = sc.trace(seeded(net), EXAMPLE)
     scores = random_scores(graph)
-    with pytest.raises(DecideError, match=r"removing 99\.9% is out of reach: with every unit at its floor"):
+    with pytest.raises(DecideError, match=r"removing 99\.9% of the macs is out of reach: with every unit at its floor"):
         uniform_within(Cutter(graph, scores), list(graph.units), 0.001 * graph.macs)
     plan = uniform_within(Cutter(graph, scores, WidthLimits(4)), list(graph.units), 0.5 * graph.macs)
     assert all(len(kept) % 4 == 0 or len(kept) == graph.units[name].width for name, kept in plan.keep.items())

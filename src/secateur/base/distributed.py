@@ -46,6 +46,16 @@ def all_or_none(work: Callable[[], T]) -> T:
     return result
 
 
+def from_first(work: Callable[[], T]) -> T:
+    """What `work` returns in the first process, in all of them. The others wait, and fail if it fails."""
+    if processes() == 1:
+        return work()
+    found = [all_or_none(lambda: work() if dist.get_rank() == 0 else None)]
+    dist.broadcast_object_list(found)
+    result: T = found[0]  # type: ignore[assignment]
+    return result
+
+
 def check_even(images: int) -> None:
     """Raise ScoreError unless all processes have read the same number of images."""
     if processes() == 1:

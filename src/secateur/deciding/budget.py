@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from secateur.channels.arguments import check_graph
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.deciding.costs import CostOf
+from secateur.deciding.costs import CostOf, widths_of
 from secateur.deciding.widths import WidthLimits, kept_after
 from secateur.scoring.scores import Scores, check_scores
+
+if TYPE_CHECKING:
+    from secateur.deciding.splits import SplitTask
 
 TO_THE_FLOOR = 1e9  # a factor that takes every unit to its floor
 
@@ -74,9 +78,7 @@ class Cutter:
         return Plan.of(self.graph, self.graph.balance(keep))
 
 
-def out_of_reach(goal: str, reach: float) -> str:
-    """The message for a goal that even the floors do not meet."""
-    return (
-        f"{goal} is out of reach: with every unit at its floor (2 channels, 10%) {reach:.1%} can be removed. "
-        "Ask for less, or exclude fewer units."
-    )
+def cutter_for(task: SplitTask, cost: CostOf | None = None) -> Cutter:
+    """The cutter of a split's task. Its units keep widths at which the cost (of the budget by default) is known."""
+    known = widths_of(task.budget.of(task.graph) if cost is None else cost)
+    return Cutter(task.graph, task.scores, WidthLimits(task.settings.round_to, task.original_widths, known))

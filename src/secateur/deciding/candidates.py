@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -12,6 +13,9 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Unit
 from secateur.errors import DecideError
 from secateur.scoring.scores import Scores
+
+if TYPE_CHECKING:
+    from secateur.deciding.splits import SplitTask
 
 
 def candidates(graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> list[str]:
@@ -92,6 +96,11 @@ def scored(graph: ChannelGraph, scores: Scores, names: Sequence[str]) -> list[st
                 "score the network that you prune"
             )
     return found
+
+
+def names_for(task: SplitTask) -> list[str]:
+    """The units that a split may prune."""
+    return scored(task.graph, task.scores, candidates(task.graph, task.settings.exclude, task.settings.only))
 
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.deciding.amounts import amounts
-from secateur.deciding.budget import TO_THE_FLOOR, Cutter, out_of_reach
-from secateur.deciding.candidates import candidates, scored
-from secateur.deciding.costs import COSTS, CostOf, cost_function
+from secateur.deciding.budget import TO_THE_FLOOR, Cutter, cutter_for
+from secateur.deciding.candidates import names_for, scored
+from secateur.deciding.costs import COSTS, CostOf, cost_function, name_of, widths_of
+from secateur.deciding.goal import Budget
 from secateur.deciding.sensitivity import Sensitivity, check_k
 from secateur.deciding.splits import SplitTask
 from secateur.deciding.widths import WidthLimits
@@ -53,6 +54,7 @@ def decide(
         tried = {name: sensitivity.tried[name].channels for name in ranked[:k]}
         return cutter.plan(cutter.scaled(tried, 1.0))
     cost_of = cost_function(graph, cost)
+    cutter = replace(cutter, limits=replace(cutter.limits, known=widths_of(cost_of)))
     now = cost_of({})
     budget = (1 - target) * (now if whole is None else whole)
     _check_target(target, now, budget)
@@ -61,7 +63,7 @@ def decide(
         if keep is not None:
             return cutter.plan(keep)
     least = cost_of(cutter.scaled(_amounts(sensitivity, ranked), TO_THE_FLOOR))
-    raise DecideError(out_of_reach(f"a target of {target:.1%}", 1 - least / (whole or now)))
+    raise DecideError(Budget(name_of(cost), budget, whole or now).out_of_reach(least))
 
 
 def plan_by_rank(task: SplitTask) -> Plan:
@@ -79,10 +81,10 @@ def plan_by_rank(task: SplitTask) -> Plan:
     limits = {"round_to": settings.round_to, "widths": task.original_widths}
     if budget.left is None or (settings.rounds is None and not by_ratio):
         plan = decide(task.graph, task.scores, found, k, **limits)  # type: ignore[arg-type]
-        if budget.left is None or cost_function(task.graph, budget.cost)(plan.keep) > budget.left:
+        if budget.left is None or budget.of(task.graph)(plan.keep) > budget.left:
             return plan
     target = 1 - budget.left / budget.whole
-    return decide(task.graph, task.scores, found, k, target, cost=budget.cost, whole=budget.whole, **limits)  # type: ignore[arg-type]
+    return decide(task.graph, task.scores, found, k, target, cost=budget.of(task.graph), whole=budget.whole, **limits)  # type: ignore[arg-type]
 
 
 def _alpha(task: SplitTask) -> float:
@@ -90,8 +92,8 @@ def _alpha(task: SplitTask) -> float:
     settings, left = task.settings, task.budget.left
     if left is None or settings.rounds is None:
         return settings.alpha
-    cost = cost_function(task.graph, task.budget.cost)
-    found = amounts(_cutter(task), _names(task), alpha=1.0, cost=cost)
+    cost = task.budget.of(task.graph)
+    found = amounts(cutter_for(task), names_for(task), alpha=1.0, cost=cost)
     k = check_k(None if settings.k is None else min(settings.k, len(found)), len(found))
     return max(LEAST_ALPHA, (cost({}) - left) / (k * max(amount.floss for amount in found.values())))
 
@@ -103,16 +105,8 @@ def _k(task: SplitTask) -> int | None:
         return None
     measured = not callable(settings.cost) and COSTS.find(settings.cost).measured
     cost = cost_function(task.graph, "macs" if measured else settings.cost)
-    found = amounts(_cutter(task), _names(task), alpha=settings.alpha, cost=cost)
+    found = amounts(cutter_for(task, cost), names_for(task), alpha=settings.alpha, cost=cost)
     return min(settings.k, max(1, sum(amount.channels > 0 for amount in found.values())))
-
-
-def _cutter(task: SplitTask) -> Cutter:
-    return Cutter(task.graph, task.scores, WidthLimits(task.settings.round_to, task.original_widths))
-
-
-def _names(task: SplitTask) -> list[str]:
-    return scored(task.graph, task.scores, candidates(task.graph, task.settings.exclude, task.settings.only))
 
 
 def _check_target(target: float, now: float, budget: float) -> None:

@@ -24,7 +24,7 @@ from secateur.channels.graph import ChannelGraph
 from secateur.deciding.amounts import amounts
 from secateur.deciding.budget import Cutter
 from secateur.deciding.candidates import candidates, check_patterns, scored
-from secateur.deciding.costs import CostOf, cost_function, name_of
+from secateur.deciding.costs import CostOf, cost_function, name_of, widths_of
 from secateur.deciding.partial_forward import Cut, cut_by_zeroing
 from secateur.deciding.settings import RankSettings
 from secateur.deciding.trial_evaluation import RaceRules, Trial, TrialResult, evaluate_trials, race_trials
@@ -133,9 +133,9 @@ def sensitivity(
     chosen: RankSettings = replaced(settings or RankSettings(), changes, DecideError)
     check(chosen, DecideError)
     split = chosen.split or "algorithm1"
-    cutter = Cutter(graph, scores, WidthLimits(chosen.round_to, widths or {}))
-    names = _names(graph, scores, chosen, widths or {})
     cost_of = cost_function(graph, chosen.cost)
+    cutter = Cutter(graph, scores, WidthLimits(chosen.round_to, widths or {}, widths_of(cost_of)))
+    names = _names(graph, scores, chosen, widths or {})
     if split == "ratio":
         trials, details = _by_ratio(cutter, names, ratios, cost_of)
     elif split == "algorithm1":

@@ -10,6 +10,7 @@ from secateur.base.options import Seeded, option, strings_as_tuples
 from secateur.deciding.costs import COSTS
 from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
+from secateur.measuring.engines import ENGINES
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,22 @@ class SplitSettings(RankSettings):
         None, "Rank units as they are cut, or after their own repair", group="Layers", choices=("cut", "repaired")
     )
     rounds: int | None = option(None, "Reach the goal in this number of rounds", group="Layers", least=1)
+
+
+@dataclass(frozen=True)
+class TimeSettings:
+    """Where time is measured, for a goal in time or for cost="latency"."""
+
+    engine: str = option(
+        "eager", f"Engine in which time is measured: {', '.join(ENGINES)}", group="Goal", everyday=True, choices=ENGINES
+    )
+    batch: int = option(64, "Images in a batch whose time is measured", group="Goal", least=1)
+    threads: int | None = option(
+        None, "CPU threads of the engine when time is measured; PyTorch's number by default", group="Goal", least=1
+    )
+    latency_table: str | None = option(
+        None, "Times of `secateur latency --out`, measured on the machine where the network ships", group="Goal"
+    )
 
 
 # Settings that only matter where held-out images rank units.

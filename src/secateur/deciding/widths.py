@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +32,7 @@ class WidthLimits:
 
     round_to: int = 1  # the width of a pruned unit is a multiple of this
     original: Mapping[str, int] = field(default_factory=dict)  # unit -> width in the original network, for the floors
+    known: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # unit -> widths whose cost is known, if not all
 
     def __post_init__(self) -> None:
         """Check `round_to`."""
@@ -42,7 +43,9 @@ class WidthLimits:
         """The numbers of channels that the unit may lose, in ascending order, starting with 0."""
         step = math.lcm(unit.granule, self.round_to)
         floor = floor_of(unit, self.round_to, self.original.get(unit.name))
-        left = range(step * (unit.width // step), floor - 1, -step)
+        left: Iterable[int] = range(step * (unit.width // step), floor - 1, -step)
+        if unit.name in self.known:
+            left = {*left} & {*self.known[unit.name]}
         return sorted({0, *(unit.width - n for n in left)})
 
     def nearest(self, unit: Unit, exact: float, least: int = 0) -> int:

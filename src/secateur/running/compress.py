@@ -35,7 +35,8 @@ from secateur.errors import DataError, DecideError
 from secateur.measuring.accuracy import Accuracy, too_good
 from secateur.running.data_identity import describe, refuse_other_data
 from secateur.running.defaults import fill_defaults
-from secateur.running.folder import ANSWERS, BASE, DATA, ROUND, SUMMARY, RunFolder
+from secateur.running.folder import ANSWERS, BASE, DATA, ROUND, SUMMARY, TABLE, RunFolder
+from secateur.running.layer_times import times_for, with_table_settings
 from secateur.running.network_identity import network_answers, refuse_other_network
 from secateur.running.rounds import Outcome, run_round
 from secateur.running.run_context import RunContext, RunData
@@ -86,8 +87,9 @@ def compress(
     train: batches of (images, labels) to retrain on. score_on: batches to score on (the same by default).
     holdout: labelled images that all decisions read. test: read once, at the end, for the report only.
     example: an input of the network (a tensor, a tuple or a dict); the first training image by default.
-    settings, changes: the goal and everything else, as a `Settings` or as its fields by name: target=, macs=, params=,
-        max_drop=, ratio=, metric=, split=, alpha=, k=, rounds=, repair=, epochs=, fit=, evaluate=, ...
+    settings, changes: the goal and everything else, as a `Settings` or as its fields by name: target=, speedup=,
+        engine=, batch=, threads=, macs=, params=, max_drop=, ratio=, metric=, split=, alpha=, k=, rounds=, repair=,
+        epochs=, fit=, evaluate=, ...
         The metric is "gsd_reader" by default, or "rebuilt" if the repair "solve" is all that follows.
     folder: the run's folder. Called again with the same arguments, an interrupted run continues and ends as an
         uninterrupted one would have. Without it, a temporary folder is used.
@@ -136,8 +138,10 @@ def _run(
     example = example if example is not None else first_image(data.train, device_of(model))
     graph = trace(original, example, settings.streams)
     check_patterns(graph, settings.exclude, settings.only)
-    settings = fill_defaults(settings, graph, _pixels(example))
-    context = RunContext(folder, original, graph, settings.budget(graph), settings, data, progress)
+    table = times_for(settings, graph, folder)
+    settings = with_table_settings(settings, table)
+    settings = fill_defaults(settings, graph, _pixels(example), table)
+    context = RunContext(folder, original, graph, settings.budget(graph, table), settings, data, progress, table)
     check_reach(graph, context.budget, settings)
     _start(context)
     before = _base(context)
@@ -163,12 +167,14 @@ def _start(context: RunContext) -> None:
         refuse_other_data(folder, images, data)
 
     all_or_none(lambda: compare() if folder.writes else None)
+    if context.table is not None and not folder.has(TABLE):
+        folder.write_text(TABLE, context.table.to_json())
 
 
 def _rounds(context: RunContext, before: Accuracy) -> tuple[list[Outcome], nn.Module, Plan]:
     """Continue after the finished rounds until the goal is met, too much is lost or nothing can be removed."""
     rounds, current, plan = _resume(context)
-    while not _finished(context, rounds, before) and len(rounds) < MOST_ROUNDS:
+    while not _finished(context, rounds, plan, before) and len(rounds) < MOST_ROUNDS:
         try:
             outcome, current, plan = run_round(
                 context, len(rounds) + 1, current, plan, rounds[-1].after if rounds else before
@@ -242,13 +248,13 @@ def _left_by(context: RunContext, number: int) -> tuple[nn.Module, Plan]:
     return context.original, Plan.of(context.graph, {})
 
 
-def _finished(context: RunContext, rounds: list[Outcome], before: Accuracy) -> bool:
+def _finished(context: RunContext, rounds: list[Outcome], plan: Plan, before: Accuracy) -> bool:
     if not rounds:
         return False
     settings = context.settings
     if settings.ratio is not None or rounds[-1].last or not _allowed(rounds[-1], before, settings):
         return True
-    return context.budget.met(rounds[-1])
+    return context.met(plan, len(rounds))
 
 
 def _allowed(outcome: Outcome, before: Accuracy, settings: Settings) -> bool:

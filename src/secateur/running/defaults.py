@@ -10,6 +10,7 @@ from secateur.deciding.reach import check_reach
 from secateur.deciding.settings import ranking_settings
 from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
+from secateur.measuring.latency_table import LatencyTable
 from secateur.running.settings import Settings
 from secateur.scoring.metrics import METRICS
 
@@ -17,16 +18,20 @@ SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
 SMALL = 64 * 64  # pixels of an image
 
 
-def fill_defaults(settings: Settings, graph: ChannelGraph, pixels: int = 0) -> Settings:
+def fill_defaults(
+    settings: Settings, graph: ChannelGraph, pixels: int = 0, table: LatencyTable | None = None
+) -> Settings:
     """Settings with split, metric, trials and number of repair images filled in (see docs/repair.md).
 
     If accuracy is recovered by a solve alone, channels are removed by the error that it cannot repair, units are ranked
     after their repair, and the repair sees more images if they are small.
 
-    pixels: of one image.
+    A goal in time is split for the least error.
+
+    pixels: of one image. table: times of the network's layers, if the run needs them.
     """
-    settings = split_for_solve(settings, graph)
-    split = settings.split or ("algorithm1" if settings.ratio is None else "uniform")
+    settings = split_for_solve(settings, graph, table)
+    split = settings.split or _usual_split(settings)
     metric = settings.metric or SPLITS.find("least_error" if settings.solve_only else split).metric
     settings = replace(settings, split=split, metric=metric)
     if settings.repair == "none":
@@ -38,7 +43,14 @@ def fill_defaults(settings: Settings, graph: ChannelGraph, pixels: int = 0) -> S
     return replace(settings, trials=trials, num_repair_images=count)
 
 
-def split_for_solve(settings: Settings, graph: ChannelGraph) -> Settings:
+def _usual_split(settings: Settings) -> str:
+    errors = not isinstance(settings.metric, str) or METRICS.find(settings.metric).adds_up
+    if settings.speedup is not None and errors and not callable(settings.metric) and not ranking_settings(settings):
+        return "least_error"
+    return "algorithm1" if settings.ratio is None else "uniform"
+
+
+def split_for_solve(settings: Settings, graph: ChannelGraph, table: LatencyTable | None = None) -> Settings:
     """If a solve alone recovers the accuracy, prune private units only, as long as they can meet the target.
 
     Channels inside blocks can be rebuilt from their neighbours; channels that readers of a stream drop, much less. So
@@ -51,7 +63,7 @@ def split_for_solve(settings: Settings, graph: ChannelGraph) -> Settings:
     errors = settings.metric is None or (isinstance(settings.metric, str) and METRICS.find(settings.metric).adds_up)
     inside = replace(settings, only=private, split="least_error" if errors else "uniform")
     try:
-        check_reach(graph, inside.budget(graph), inside)
+        check_reach(graph, inside.budget(graph, table), inside)
     except DecideError:  # no private units, too few of them, or a goal without a target
         return settings
-    return inside if private and inside.budget(graph).left is not None else settings
+    return inside if private and inside.budget(graph, table).left is not None else settings

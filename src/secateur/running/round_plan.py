@@ -13,6 +13,9 @@ from secateur.channels.files import PLAN_FILE
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.deciding.candidates import candidates, scored
+from secateur.deciding.costs import CostOf
+from secateur.deciding.costs.latency import table_cost
+from secateur.deciding.goal import Budget
 from secateur.deciding.partial_forward import Cut
 from secateur.deciding.sensitivity import Sensitivity, sensitivity
 from secateur.deciding.settings import SplitSettings
@@ -20,6 +23,7 @@ from secateur.deciding.splits import SPLITS, SplitTask
 from secateur.deciding.splits.uniform import uniform
 from secateur.running.folder import SENSITIVITY
 from secateur.running.run_context import RunContext, Stopwatch
+from secateur.running.speed_check import plan_in_time
 from secateur.scoring.scores import Scores
 
 
@@ -41,14 +45,17 @@ def plan_round(
         plan = uniform(graph, scores, settings.ratio, units=names)
     else:
         assert settings.split is not None  # filled in when the run starts
-        now = float(getattr(graph, context.budget.cost))
-        budget = context.budget.aim(now, (settings.rounds or 1) - number + 1)
+        budget = context.budget.aim(context.budget.of(graph)({}), (settings.rounds or 1) - number + 1)
         rank = _rank(context, number, graph, scores, unit_repair)
         task = SplitTask(
             graph, scores, budget, settings, lambda s: watch("sensitivity", lambda: rank(s)), context.widths
         )
         split = SPLITS.find(settings.split)
-        plan = watch("decide", lambda: split.plan(task))
+
+        def decide(budget: Budget) -> Plan:
+            return split.plan(replace(task, budget=budget))
+
+        plan = watch("decide", lambda: plan_in_time(context, number, graph, budget, decide))
     folder = context.folder
     folder.write_text(f"{folder.round(number).name}/step-{PLAN_FILE}", plan.to_json())
     return plan
@@ -67,7 +74,7 @@ def _rank(
             graph,
             scores,
             context.data.holdout,
-            replace(settings, measure=_measure(context, settings)),
+            replace(settings, measure=_measure(context, settings), cost=_cost(context, graph, settings)),
             ratios=(settings.trial_ratio,),  # the other points of Li et al.'s curves decide nothing
             repair=unit_repair() if settings.trials == "repaired" else None,
             widths=context.widths,
@@ -77,6 +84,13 @@ def _rank(
         return found
 
     return rank
+
+
+def _cost(context: RunContext, graph: ChannelGraph, settings: SplitSettings) -> str | CostOf:
+    """What units are compared at: time is that of the run's own table."""
+    if settings.cost != "latency" or context.table is None:
+        return settings.cost
+    return table_cost(graph, context.table)
 
 
 def _measure(context: RunContext, settings: SplitSettings) -> Any:

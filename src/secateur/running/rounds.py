@@ -69,7 +69,7 @@ def run_round(
     pruned = watch(phase, lambda: repair_round(context, number, graph, plan, so_far))
     cut = context.evaluate(pruned, context.data.holdout)
     composed = so_far.then(plan)
-    epochs = _epochs(context, composed, last=not chosen)
+    epochs = _epochs(context, number, composed, last=not chosen)
     done = watch("retrain", lambda: retrain(context, number, pruned, epochs))
     trained, history = done.model, done.history
     if history:  # epochs from before an interruption count as well
@@ -111,8 +111,8 @@ def _score(context: RunContext, number: int, graph: ChannelGraph, unit_repair: C
     return found
 
 
-def _epochs(context: RunContext, composed: Plan, *, last: bool) -> int | None:
+def _epochs(context: RunContext, number: int, composed: Plan, *, last: bool) -> int | None:
     """The number of epochs that this round retrains; None: the preset's."""
     settings = context.settings
-    last = last or settings.ratio is not None or context.budget.met(context.graph.cost(composed))
+    last = last or settings.ratio is not None or context.met(composed, number)
     return settings.last_epochs if last and settings.last_epochs is not None else settings.epochs

@@ -14,10 +14,12 @@ from torch import nn
 from secateur.base.batches import Batches
 from secateur.base.progress import PhaseProgress
 from secateur.channels.graph import ChannelGraph
+from secateur.channels.plan import Plan
 from secateur.deciding.goal import Budget
 from secateur.errors import RunError
 from secateur.measuring.accuracy import Accuracy, evaluate
-from secateur.running.folder import RunFolder
+from secateur.measuring.latency_table import LatencyTable
+from secateur.running.folder import SPEED, RunFolder
 from secateur.running.settings import Settings
 
 Result = TypeVar("Result")
@@ -44,11 +46,20 @@ class RunContext:
     settings: Settings
     data: RunData
     progress: PhaseProgress
+    table: LatencyTable | None = None  # times of the original network's layers
 
     @cached_property
     def widths(self) -> Mapping[str, int]:
         """unit -> number of channels in the original network."""
         return {name: unit.width for name, unit in self.graph.units.items()}
+
+    def met(self, plan: Plan, number: int) -> bool:
+        """Whether the network that a plan leads to from the original one meets the goal, after the round `number`.
+
+        Speed is measured in the last round only, and what was measured counts, not what the table says.
+        """
+        timed = self.folder.has(f"{self.folder.round(number).name}/{SPEED}")
+        return timed or self.budget.met(self.budget.of(self.graph)(plan.keep))
 
     def say(self, phase: str, done: int, total: int | None, note: str = "") -> None:
         """Report how far a phase is."""

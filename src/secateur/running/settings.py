@@ -9,7 +9,7 @@ from typing import Any, Literal
 from secateur.base.options import check, option, plain
 from secateur.base.user_code import cannot_take
 from secateur.deciding.goal import Goal
-from secateur.deciding.settings import SplitSettings, check_split
+from secateur.deciding.settings import SplitSettings, TimeSettings, check_split
 from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
 from secateur.repairing.methods import REPAIRS
@@ -18,8 +18,9 @@ from secateur.training.presets import DEFAULT_PRESET, preset_of
 
 
 @dataclass(frozen=True)
-class Settings(SplitSettings, Goal):
-    """How to prune: a goal (see `Goal`), how the cut is split among units (see `SplitSettings`), and the following.
+class Settings(SplitSettings, TimeSettings, Goal):
+    """How to prune: a goal (see `Goal`), where time is measured (`TimeSettings`), how the cut is split among units
+    (`SplitSettings`), and the following.
 
     metric: a name or your own function of `Channels`. None: the one that suits the split.
     fit: your own retraining, fit(model, train, holdout) -> new model. evaluate: your own evaluation,
@@ -76,6 +77,11 @@ class Settings(SplitSettings, Goal):
         return self.ratio is None and SPLITS.find(self.split or "algorithm1").ranks
 
     @property
+    def needs_times(self) -> bool:
+        """Whether the run needs the times of layers."""
+        return self.speedup is not None or self.cost == "latency"
+
+    @property
     def retrains(self) -> bool:
         """Whether rounds before the last one retrain, with secateur's loop or the user's own."""
         return self.fit is not None or self.epochs != 0
@@ -107,11 +113,13 @@ def check_settings(settings: Settings) -> None:
                 f'split "{split.name}" needs scores that are errors, and {settings.metric} gives none: use '
                 f"{' or '.join(adding)}, or leave the metric out"
             )
-    counted = any(getattr(settings, name) is not None for name in ("target", "macs", "params"))
+    counted = any(getattr(settings, name) is not None for name in ("target", "speedup", "macs", "params"))
     if settings.last_epochs is not None and not counted and settings.ratio is None:
         raise DecideError(
-            "last_epochs needs a goal in MACs or weights: with max_drop alone no round knows that it is the last"
+            "last_epochs needs a goal in MACs, weights or time: with max_drop alone no round knows that it is the last"
         )
     if split is not None and not split.ranks and not counted and settings.ratio is None:
-        raise DecideError(f'split "{split.name}" needs a target, macs, params or ratio: max_drop alone is not enough')
+        raise DecideError(
+            f'split "{split.name}" needs a target, speedup, macs, params or ratio: max_drop alone is not enough'
+        )
     preset_of(settings.preset, epochs=settings.epochs or None, lr=settings.lr)

@@ -184,8 +184,7 @@ def _last_layer(graph: ChannelGraph) -> fx.Node:
     """The last call of a convolution or linear layer, which reads the final responses."""
     traced = graph.found.traced
     kinds = (*CONVOLUTIONS, nn.Linear)
-    nodes: list[fx.Node] = list(traced.graph.nodes)
-    for node in reversed(nodes):
+    for node in reversed(list(traced.graph.nodes)):
         name = traced.layer_of(node)
         if name is not None and isinstance(traced.modules.get(name), kinds):
             return node

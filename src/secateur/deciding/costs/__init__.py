@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from secateur.base.registry import Entry, Registry
 from secateur.errors import DecideError
@@ -13,6 +13,25 @@ if TYPE_CHECKING:
     from secateur.channels.graph import ChannelGraph
 
 CostOf = Callable[[Mapping[str, Sequence[int]]], float]  # kept channels of some units -> cost of the network
+
+
+@dataclass(frozen=True)
+class LayeredCost:
+    """A cost that adds up over layers, each a function of its numbers of inputs and outputs. It is a `CostOf`.
+
+    total: kept channels -> cost of the network, exactly.
+    layer: (name, inputs, outputs) -> cost of a layer, element by element for arrays of integers.
+    widths: unit -> the numbers of channels that it may keep; units that are not listed may keep any number.
+    """
+
+    total: CostOf
+    layer: Callable[[str, Any, Any], Any]
+    widths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    name: str = "own"
+
+    def __call__(self, keep: Mapping[str, Sequence[int]]) -> float:
+        """The cost of the network when units keep these channels."""
+        return self.total(keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +50,13 @@ def cost_function(graph: ChannelGraph, cost: str | CostOf) -> CostOf:
     return cost if callable(cost) else COSTS.find(cost).of(graph)
 
 
+def widths_of(cost: CostOf) -> Mapping[str, tuple[int, ...]]:
+    """Unit -> the numbers of channels to which a cost restricts it; empty for a cost that is known everywhere."""
+    return cost.widths if isinstance(cost, LayeredCost) else {}
+
+
 def name_of(cost: str | CostOf) -> str:
     """What a cost is called in tables and files."""
+    if isinstance(cost, LayeredCost):
+        return cost.name
     return getattr(cost, "__name__", "own") if callable(cost) else cost

@@ -1,14 +1,39 @@
 """Seconds per batch, from a table of layer timings measured on this machine."""
 
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
 from secateur.channels.graph import ChannelGraph
-from secateur.deciding.costs import CostEntry, CostOf
+from secateur.deciding.costs import CostEntry, CostOf, LayeredCost
+from secateur.measuring.latency_table import LatencyTable
 from secateur.measuring.layer_timing.measure import latency_table
 
 
+def table_cost(graph: ChannelGraph, table: LatencyTable) -> LayeredCost:
+    """Predicted seconds per batch. Units keep numbers of channels at which their layers were timed."""
+    selecting = {*graph.grouped.selecting.values()}
+    seconds = functools.cache(table.seconds)
+
+    def layer(name: str, inputs: int, outputs: int) -> float:
+        if name not in table.times:  # a function of the network's own: its time is part of the remainder
+            return 0.0
+        selects = name in selecting and inputs < graph.layers[name].inputs
+        return seconds(name, int(inputs), int(outputs), selects=selects)
+
+    return LayeredCost(
+        lambda keep: table.predict(graph, keep),
+        np.vectorize(layer, otypes=[np.float64], excluded=(0,)),
+        table.widths(graph),
+        "latency",
+    )
+
+
 def latency(graph: ChannelGraph) -> CostOf:
-    """Time of the layers in eager mode, with their selections; without what is not a layer."""
-    table = latency_table(graph)
-    return lambda keep: sum(table.by_layer(graph, keep).values())
+    """Seconds per batch in eager mode."""
+    return table_cost(graph, latency_table(graph))
 
 
 ENTRY = CostEntry(of=latency, measured=True)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.deciding.budget import TO_THE_FLOOR, Cutter, out_of_reach
-from secateur.deciding.candidates import candidates, scored
-from secateur.deciding.costs import CostOf, cost_function
+from secateur.deciding.budget import TO_THE_FLOOR, Cutter, cutter_for
+from secateur.deciding.candidates import candidates, names_for, scored
+from secateur.deciding.costs import CostOf, cost_function, name_of
+from secateur.deciding.goal import Budget
 from secateur.deciding.splits import Split, SplitTask
-from secateur.deciding.widths import WidthLimits, floor_of
+from secateur.deciding.widths import floor_of
 from secateur.errors import DecideError
 from secateur.scoring.metrics import DEFAULT_METRIC
 from secateur.scoring.scores import Scores
@@ -44,16 +45,13 @@ def uniform_within(cutter: Cutter, names: Sequence[str], left: float, cost: str 
     widths = {name: cutter.graph.units[name].width for name in scored(cutter.graph, cutter.scores, names)}
     keep = cutter.fit(widths, cost_of, left)
     if keep is None:
-        least, now = cost_of(cutter.scaled(widths, TO_THE_FLOOR)), cost_of({})
-        raise DecideError(out_of_reach(f"removing {1 - left / now:.1%}", 1 - least / now))
+        least = cost_of(cutter.scaled(widths, TO_THE_FLOOR))
+        raise DecideError(Budget(name_of(cost), left, cost_of({})).out_of_reach(least))
     return cutter.plan(keep)
 
 
 def _plan(task: SplitTask) -> Plan:
-    settings = task.settings
-    cutter = Cutter(task.graph, task.scores, WidthLimits(settings.round_to, task.original_widths))
-    names = candidates(task.graph, settings.exclude, settings.only)
-    return uniform_within(cutter, names, task.budget.left or 0.0, task.budget.cost)
+    return uniform_within(cutter_for(task), names_for(task), task.budget.left or 0.0, task.budget.of(task.graph))
 
 
 ENTRY = Split(plan=_plan, ranks=False, metric=DEFAULT_METRIC)
