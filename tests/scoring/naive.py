@@ -48,7 +48,7 @@ def ttest(values: Array, labels: Array, ridge: float = 1e-4) -> float:
     total = 0.0
     parts = halves(values, labels)
     for p, q, n, m in parts:
-        total += abs(p.mean() - q.mean()) / np.sqrt(np.var(p) / n + np.var(q) / m + ridge)
+        total += abs(p.mean() - q.mean()) / np.sqrt((np.var(p) + ridge) / n + (np.var(q) + ridge) / m)
     return total / len(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_cp_scores_by_the_penalty_that_a_channel_survives() -> None:
     scores = sc.score(graph, sc.repair_each(graph, images), "cp").values["0:out"]
     assert (scores > 0).all() and len(set(scores)) == len(scores)
     order = np.sort(scores)
-    for low, high in zip(order, order[1:], strict=False):
+    for low, high in itertools.pairwise(order):
         middle = (low + high) / 2
         assert set(np.flatnonzero(lasso(parts, norms, middle))) == set(np.flatnonzero(scores > middle))
     assert not lasso(parts, norms, order[-1] * 1.001).any()

@@ -273,14 +273,23 @@ def test_what_it_refuses(metric: Any, options: dict[str, Any], words: str) -> No
     assert isinstance(caught.value, sc.errors.SecateurError)
 
 
-def test_a_ridge_of_zero_on_a_dead_channel_says_what_to_do() -> None:
+def test_with_a_ridge_of_zero_a_dead_channel_is_the_lowest() -> None:
     graph = graph_of(nets.Chain)
     with torch.no_grad():
         graph.model.get_submodule("bn").weight[1] = 0
         graph.model.get_submodule("bn").bias[1] = -1
-    assert np.isfinite(score(graph, batches(), "gsd").values["a:out"]).all()
-    with pytest.raises(ScoreError, match="gsd gives channel 1 of unit a:out the score nan; a ridge above 0"):
-        score(graph, batches(), "gsd", ridge=0.0)
+    for name in ("gsd", "gsd:ridge=0", "fdr:ridge=0", "abs_snr:ridge=0", "ttest:ridge=0"):
+        found = score(graph, batches(), name).values["a:out"]
+        assert np.isfinite(found).all() and found.argmin() == 1
+    assert score(graph, batches(), "gsd:ridge=0").values["a:out"][1] == -1  # 0 / 0 counts as 0
+
+
+def test_scores_that_are_not_finite_are_refused() -> None:
+    def inverse(channels: Channels) -> Tensor:
+        return 1 / (channels.moments.mean.sum(0) * 0)
+
+    with pytest.raises(ScoreError, match=r"inverse gives channel 0 of unit a:out the score inf"):
+        score(graph_of(nets.Chain), batches(), inverse)
 
 
 def test_memory_for_maps_is_bounded_by_more_passes_and_then_by_fewer_images(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def collect_discrimination(
         walk(graph, batches, keep, progress=progress)
     every = torch.cat(labels)
     heads = [InnerClassifier(torch.cat(parts), every, classes) for parts in zip(*pooled, strict=True)]
-    weights = {name: graph.model.get_submodule(name).weight for stage in stages for name in stage}
+    weights: dict[str, Any] = {name: graph.model.get_submodule(name).weight for stage in stages for name in stage}
     totals = {name: torch.zeros_like(w, dtype=torch.float64, device="cpu") for name, w in weights.items()}
 
     def add(batch: int, some: Tensor, logits: Tensor) -> None:
@@ -109,7 +110,7 @@ def divide(graph: ChannelGraph) -> list[list[str]]:
     names = [name for name in dict.fromkeys(called) if name in readers]
     count = min(LOSSES + 1, len(names))
     edges = [len(names) * i // count for i in range(count + 1)]
-    return [[str(n) for n in names[a:b]] for a, b in zip(edges, edges[1:], strict=False)]
+    return [[str(n) for n in names[a:b]] for a, b in pairwise(edges)]
 
 
 @contextmanager

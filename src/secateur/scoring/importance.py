@@ -184,7 +184,8 @@ def _last_layer(graph: ChannelGraph) -> fx.Node:
     """The last call of a convolution or linear layer, which reads the final responses."""
     traced = graph.found.traced
     kinds = (*CONVOLUTIONS, nn.Linear)
-    for node in reversed(list(traced.graph.nodes)):
+    nodes: list[fx.Node] = list(traced.graph.nodes)
+    for node in reversed(nodes):
         name = traced.layer_of(node)
         if name is not None and isinstance(traced.modules.get(name), kinds):
             return node

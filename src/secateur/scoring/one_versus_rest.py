@@ -9,6 +9,8 @@ from torch import Tensor
 
 from secateur.scoring.moments import ClassMoments
 
+SMALLEST = 1e-200  # a denominator of 0, of a channel that is dead for a class and a ridge of 0, counts as this
+
 
 @dataclass(frozen=True, eq=False)
 class Partition:
@@ -19,6 +21,11 @@ class Partition:
     rest_variance: Tensor  # [K, C]
     num_images: Tensor  # [K, 1]
     num_rest_images: Tensor  # [K, 1]
+
+
+def over(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, finite for denominators of 0: 0 / 0 is 0, and anything else is very large."""
+    return numerator / denominator.clamp(min=SMALLEST)
 
 
 def one_versus_rest(moments: ClassMoments, measure: Callable[[Partition], Tensor]) -> Tensor:

@@ -68,8 +68,8 @@ def score(
     """Score every channel of every unit; higher means keep.
 
     loader: batches of (images, labels), tuples or dicts; or the Statistics of an earlier `collect`; or, for "rebuilt",
-        "thinet" and "cp", the result of `repair_each`, whose pass is used again. Under torchrun each process passes its share
-        of the images, and all get the merged scores. Metrics of the weights alone need no loader.
+        "thinet" and "cp", the result of `repair_each`, whose pass is used again. Under torchrun each process passes
+        its share of the images, and all get the merged scores. Metrics of the weights alone need no loader.
     metric: a name; a name with options, as in "gsd:ridge=0.5"; "all" for a dict of all metrics by name; or your own
         function of a `Channels`, which returns one number per channel. If a unit is read at several places, its score
         is the maximum over them. The default is that of `compress`, too.

@@ -26,7 +26,9 @@ class ScoreSettings:
     tap: Where = option(
         "reader", "Tensor to score: the readers' input (reader) or before_activation", group="Scoring", choices=TAPS
     )
-    num_map_images: int | None = option(2000, "Number of images for metrics that need more than moments of activations", group="Scoring", least=1)
+    num_map_images: int | None = option(
+        2000, "Number of images for metrics that need more than moments of activations", group="Scoring", least=1
+    )
     memory_gib: float = option(2.0, "Memory for whole feature maps in GiB", group="Scoring", above=0)
     seed: int | None = option(None, "Seed of the sample; a new sample each time if None", hidden=True)
 

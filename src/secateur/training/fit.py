@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from secateur.base.atomic_files import check_writable
 from secateur.base.batches import Batches, call, check_range, logits_of, move, unpack
@@ -29,6 +30,7 @@ from secateur.training.history import Epoch, Journal, from_dict, to_dict
 from secateur.training.meter import Meter, StepReport, checked, steps_of_epochs
 from secateur.training.settings import TrainingSettings
 from secateur.training.setup import TrainingRun, identity_of, prepare, returned_like
+from secateur.training.soft_filters import SoftFilters
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ def fit(
 
     holdout: batches for `evaluate(model, holdout)`, which is called after each epoch.
     settings, changes: a `TrainingSettings`, or its fields by name: preset, epochs, lr, mixed_precision, channels_last,
-        seed, keep_best, distillation, device, about.
+        seed, sparsity, sparsity_by, soft_prune, keep_best, distillation, device, about.
     teacher: the network to distil from, usually the unpruned one.
     checkpoint_dir: folder for the state after each epoch and for metrics.jsonl. The same call continues a killed run,
         and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run with other
@@ -86,11 +88,14 @@ def fit(
         first = _evaluate_together(run, holdout, evaluate) if chosen.keep_best else None
         best = None if first is None else BestEpoch(run.model, first)
         history = store.resume(best)
+        soft = SoftFilters(run.model, _example(train, run), chosen.soft_prune) if chosen.soft_prune else None
         with Journal(folder if accelerator.is_main_process else None, history) as journal:
             for epoch in range(len(history), schedule.epochs):
                 reseed(chosen.seed, epoch, accelerator.process_index)
                 set_epoch(train, epoch)
                 trained = _train_one_epoch(run, epoch, report)
+                if soft is not None:
+                    soft.zero()
                 history.append(dataclasses.replace(trained, holdout=_evaluate_together(run, holdout, evaluate)))
                 logger.info("%s", history[-1])
                 if best is not None:
@@ -136,6 +141,13 @@ class _Store:
             seen = () if best is None else (best.to_dict(), best.weights)
             state = State(self._identity, [to_dict(epoch) for epoch in history], scaler, *seen)
             save_checkpoint(self._folder, run.model, run.sgd, state)
+
+
+def _example(train: Batches, run: TrainingRun) -> Any:
+    """One image of the first batch."""
+    images, _ = unpack(next(iter(train)), 0)
+    first = tree_map(lambda x: x[:1] if isinstance(x, torch.Tensor) else x, images)
+    return move(first, run.accelerator.device, run.channels_last)
 
 
 def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:

@@ -16,6 +16,7 @@ class TrainingSettings:
     """How to train. `epochs` and `lr` replace those of the preset.
 
     keep_best: the network before the first epoch counts as epoch 0; of equal epochs the last is taken.
+    sparsity, sparsity_by: see `secateur.training.sparsity`. soft_prune: see `secateur.training.soft_filters`.
     distillation: temperature and weight of the teacher's part of the loss, if there is a teacher.
     device: None takes the best available.
     about: what else identifies the run (data set, augmentation), as JSON values. A checkpoint of a run with other
@@ -36,6 +37,15 @@ class TrainingSettings:
     )
     channels_last: bool = option(True, "Memory layout that is faster for most convolutions", group="Training")
     seed: int = option(0, "Seed of initial weights, held-out images, order and augmentation", group="Training", least=0)
+    sparsity: float = option(
+        0.0, "Penalty on batch-norm scales, as in network slimming (1e-4) and SSS", group="Sparsity", least=0
+    )
+    sparsity_by: Literal["l1", "proximal"] = option(
+        "l1", "How the penalty acts: l1 (slimming) or proximal (SSS)", group="Sparsity", choices=("l1", "proximal")
+    )
+    soft_prune: float = option(
+        0.0, "Fraction of filters set to zero after each epoch, as in SFP", group="Sparsity", least=0, below=1
+    )
     keep_best: bool = option(
         False, "Return the epoch with the best held-out accuracy, not the last one", group="Training", hidden=True
     )

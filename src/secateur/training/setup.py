@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,10 @@ from secateur.training.checkpoint import digest
 from secateur.training.data_shares import steps_of, training_share
 from secateur.training.presets import Preset
 from secateur.training.settings import TrainingSettings
+from secateur.training.sparsity import Objective, ProximalSGD, batch_norm_scales, with_penalty
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-Objective = Callable[[Tensor, Any, Tensor], Tensor]  # logits [N, K], images, labels [N] -> mean loss
 
 
 @dataclass
@@ -73,8 +71,8 @@ def prepare(
     student = _ordered(copy.deepcopy(model), channels_last)
     wrapped = accelerator.prepare_model(_Wrapper(student))
     trainable = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    sgd = torch.optim.SGD(
-        trainable,
+    sgd = ProximalSGD(
+        _groups(student, trainable, settings),
         lr=schedule.lr,
         momentum=schedule.momentum,
         weight_decay=schedule.weight_decay,
@@ -82,11 +80,23 @@ def prepare(
     )
     optimizer = accelerator.prepare_optimizer(sgd)
     objective = _objective(teacher, settings, accelerator)
+    if settings.sparsity and settings.sparsity_by == "l1":
+        objective = with_penalty(objective, student, settings.sparsity)
     batches = training_share(train, accelerator)
     steps = steps_of(batches, accelerator)
     return TrainingRun(
         student, wrapped, sgd, optimizer, objective, batches, steps, schedule, channels_last, accelerator
     )
+
+
+def _groups(model: nn.Module, trainable: list[nn.Parameter], settings: TrainingSettings) -> list[dict[str, Any]]:
+    """Parameters for the optimizer; batch-norm scales are a group of their own if they take proximal steps."""
+    if not settings.sparsity or settings.sparsity_by == "l1":
+        return [{"params": trainable}]
+    scales = batch_norm_scales(model)
+    known = {id(scale) for scale in scales}
+    rest = [parameter for parameter in trainable if id(parameter) not in known]
+    return [{"params": rest}, {"params": scales, "penalty": settings.sparsity}]
 
 
 def _objective(teacher: nn.Module | None, settings: TrainingSettings, accelerator: Accelerator) -> Objective:
@@ -129,6 +139,8 @@ def identity_of(
         "initial weights": digest(model),
         "teacher": digest(teacher),
         **({"keep_best": True} if settings.keep_best else {}),
+        **({"sparsity": settings.sparsity, "sparsity_by": settings.sparsity_by} if settings.sparsity else {}),
+        **({"soft_prune": settings.soft_prune} if settings.soft_prune else {}),
     }
 
 

@@ -4,13 +4,13 @@ from torch import Tensor
 
 from secateur.scoring.evidence import Channels
 from secateur.scoring.metrics import Metric
-from secateur.scoring.one_versus_rest import one_versus_rest
+from secateur.scoring.one_versus_rest import one_versus_rest, over
 
 
 def abs_snr(channels: Channels, ridge: float = 1e-4) -> Tensor:
     """G-AbsSNR = mean over classes of |mu - nu| / (sqrt(v) + sqrt(w) + r); supplement Eqn. 1, the ridge r is ours."""
     return one_versus_rest(
-        channels.moments, lambda p: p.gap.abs() / (p.variance.sqrt() + p.rest_variance.sqrt() + ridge)
+        channels.moments, lambda p: over(p.gap.abs(), p.variance.sqrt() + p.rest_variance.sqrt() + ridge)
     )
 
 

@@ -10,10 +10,10 @@ from secateur.scoring.metrics import Metric
 def cp(contributions: Contributions) -> Tensor:
     """The largest penalty at which the channel still has a coefficient other than 0.
 
-    He et al. 2017, Eqn. 2: minimise over b  1/2 E|Y - sum_i b_i X_i W_i'|^2 + penalty |b|_1, where each W_i (the readers'
-    weights for channel i) has norm 1 and Y is the readers' output. They raise the penalty until as few channels as
-    wanted are left; the exact path of all penalties (LARS) gives this for every number. Their second step, least
-    squares for the remaining weights, is the repair `solve`. Channels without any effect score 0.
+    He et al. 2017, Eqn. 2: minimise over b  1/2 E|Y - sum_i b_i X_i W_i'|^2 + penalty |b|_1, where each W_i (the
+    readers' weights for channel i) has norm 1 and Y is the readers' output. They raise the penalty until as few
+    channels as wanted are left; the exact path of all penalties (LARS) gives this for every number. Their second step,
+    least squares for the remaining weights, is the repair `solve`. Channels without any effect score 0.
     """
     from sklearn.linear_model import lars_path_gram
 

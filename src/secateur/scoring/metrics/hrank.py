@@ -15,7 +15,7 @@ def hrank(maps: Maps, images: float = 500) -> Tensor:
     from image to image, so at most `images` images are used, as in the publication.
     """
     some = every_few(maps, images).float()  # [N, n, d]; in float64 rounding of the network would count as rank
-    pictures = some.unflatten(2, (maps.height, -1))
+    pictures = some.view(*some.shape[:2], maps.height, -1)
     ranks: Tensor = torch.linalg.matrix_rank(pictures)
     return ranks.double().mean(0)
 

@@ -4,18 +4,19 @@ from torch import Tensor
 
 from secateur.scoring.evidence import Channels
 from secateur.scoring.metrics import Metric
-from secateur.scoring.one_versus_rest import Partition, one_versus_rest
+from secateur.scoring.one_versus_rest import Partition, one_versus_rest, over
 
 
 def ttest(channels: Channels, ridge: float = 1e-4) -> Tensor:
-    """G-Ttest = mean over classes of |mu - nu| / sqrt(v / |P| + w / |Q| + r); supplement Eqn. 3.
+    """G-Ttest = mean over classes of |mu - nu| / sqrt((v + r) / |P| + (w + r) / |Q|); supplement Eqn. 3.
 
-    |P| and |Q| count images, not activations. The ridge r is ours, inside the root.
+    |P| and |Q| count images, not activations. The ridge r is ours. It is added to the variances, so that it means the
+    same for any number of images: added to the noise itself, 1e-4 is 20 times the noise of 4,500 images of a class.
     """
 
     def statistic(p: Partition) -> Tensor:
-        noise = p.variance / p.num_images + p.rest_variance / p.num_rest_images
-        return p.gap.abs() / (noise + ridge).sqrt()
+        noise = (p.variance + ridge) / p.num_images + (p.rest_variance + ridge) / p.num_rest_images
+        return over(p.gap.abs(), noise.sqrt())
 
     return one_versus_rest(channels.moments, statistic)
 
