@@ -21,9 +21,8 @@ from torch import nn
 
 import secateur as sc
 from benchmarks.on_cifar10 import arguments, opened, write
-from secateur.repairing.layer_solve import Settings, solve_layers
+from secateur.repairing.layer_solve import SolveSettings, solve_layers
 from secateur.repairing.lockstep import Walk
-from secateur.scoring.unlabelled_images import gather
 from secateur.zoo.data import ImageData
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
@@ -41,8 +40,8 @@ def step(network: nn.Module, share: float, data: ImageData) -> tuple[sc.ChannelG
 @torch.no_grad()
 def towards(target: sc.ChannelGraph, whole: sc.Plan, start: nn.Module, images: Any) -> nn.Module:
     """`start`, which has the shape that `whole` leaves of the target's network, solved for that network's outputs."""
-    walk = Walk(target, start, gather(target, images), target.liveness(target.keep_of(whole)))
-    solve_layers(walk, Settings(True, None, 64, 0), None)
+    walk = Walk(target, start, images, target.liveness(target.keep_of(whole)))
+    solve_layers(walk, SolveSettings(), None)
     return start
 
 

@@ -279,7 +279,7 @@ def test_bad_input_is_refused_in_words() -> None:
         ({"layers": "some"}, "layers must be one of changed, cut"),
         ({"ridge": 0.0}, "ridge must be above 0"),
         ({"ridge": float("nan")}, "ridge must be above 0"),
-        ({"how": "bn", "ridge": 1.0}, "'bn' has no option 'ridge'; it has: none"),
+        ({"how": "bn", "ridge": 1.0}, "'bn' has no option 'ridge'; it has: memory"),
         ({"rigde": 1.0}, r"no option 'rigde' \(did you mean ridge\?\); it has: layers, ridge, positions"),
         ({"positions": 0}, "at least 1"),
     ):

@@ -24,7 +24,7 @@ from secateur.scoring.layer_rows import (
     inputs_at,
     outputs_at,
     rows_of_weight,
-    spots,
+    spots_of,
     weight_of_rows,
 )
 from tests.repairing.test_least_squares import naive
@@ -115,8 +115,11 @@ def test_rows_times_weights_are_the_layer(name: str) -> None:
     layer: Any = model[-1]
     x = model[:-1](pictures(3))
     y = layer(x)
-    where = spots(3, grid_of(layer, y), 5, torch.Generator().manual_seed(0))
-    mine = torch.einsum("ipgn,gon->ipgo", inputs_at(layer, x, where), rows_of_weight(layer)).flatten(2) + layer.bias
+    where = spots_of(range(3), grid_of(layer, y), 5, (0,))
+    mine = (
+        torch.einsum("ipgn,gon->ipgo", inputs_at(layer, x, where).flatten(3), rows_of_weight(layer)).flatten(2)
+        + layer.bias
+    )
     torch.testing.assert_close(mine, outputs_at(layer, y, where))
     assert acts_plainly(layer, x)
     assert torch.equal(weight_of_rows(layer, rows_of_weight(layer)), layer.weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from secateur.scoring.layer_rows import grid_of, inputs_at, outputs_at, rows_of_weight, spots
+from secateur.scoring.layer_rows import grid_of, inputs_at, outputs_at, rows_of_weight, spots_of
 
 
 def test_rows_times_weights_are_the_layer() -> None:
@@ -18,14 +18,16 @@ def test_rows_times_weights_are_the_layer() -> None:
     for layer in layers:
         layer = layer.double()
         y = layer(x).detach()
-        where = spots(3, grid_of(layer, y), 5, torch.Generator().manual_seed(0))
+        where = spots_of(range(3), grid_of(layer, y), 5, (0,))
         assert all(len(set(row)) == 5 for row in where.tolist())
         rows = inputs_at(layer, x, where)
-        mine = torch.einsum("ipgn,gon->ipgo", rows, rows_of_weight(layer)).flatten(2) + layer.bias.detach()
+        mine = torch.einsum("ipgn,gon->ipgo", rows.flatten(3), rows_of_weight(layer)).flatten(2) + layer.bias.detach()
         assert torch.allclose(mine, outputs_at(layer, y, where), atol=1e-12)
     line = nn.Conv1d(3, 4, 3, padding=1).double()
     y = line(x[:, :, 0]).detach()
-    where = spots(3, 7, 100, torch.Generator())
+    where = spots_of(range(3), 7, 100, (0,))
     assert where.tolist() == [list(range(7))] * 3
-    mine = torch.einsum("ipgn,gon->ipgo", inputs_at(line, x[:, :, 0], where), rows_of_weight(line)).flatten(2)
+    mine = torch.einsum("ipgn,gon->ipgo", inputs_at(line, x[:, :, 0], where).flatten(3), rows_of_weight(line)).flatten(
+        2
+    )
     assert torch.allclose((mine + line.bias.detach()).mT, y, atol=1e-12)

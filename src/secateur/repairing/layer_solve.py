@@ -14,8 +14,9 @@ from secateur.base.progress import Progress
 from secateur.channels.selection import selection_of
 from secateur.channels.traced import Traced
 from secateur.repairing.least_squares import CAREFUL, RIDGES, Fit, Start, choose
-from secateur.repairing.lockstep import Walk
-from secateur.repairing.shortcuts import Shortcut, find_shortcut
+from secateur.repairing.lockstep import Route, Walk
+from secateur.repairing.network_pair import NetworkPair
+from secateur.repairing.shortcuts import Shortcut, order_with_shortcuts
 from secateur.repairing.too_few_images import TooFewImages, too_few_images, warn_of_few_images
 from secateur.scoring.layer_rows import (
     PLAIN,
@@ -25,11 +26,11 @@ from secateur.scoring.layer_rows import (
     inputs_at,
     outputs_at,
     rows_of_weight,
-    spots,
+    spots_of,
     weight_of_rows,
 )
-from secateur.scoring.reader_inputs import POSITIONS, generator
-from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, add_apart
+from secateur.scoring.reader_inputs import POSITIONS
+from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, add_apart, held_apart
 
 log = logging.getLogger(__name__)
 
@@ -46,18 +47,15 @@ class SolveSettings:
 
 def solve_layers(walk: Walk, settings: SolveSettings, progress: Progress | None) -> None:
     """Run both networks in lockstep, and give layers of the pruned one new weights before they run."""
-    todo = [node for node in walk.nodes if _is_solvable(walk, node, settings.layers == "changed")]
-    solver = _Solver(walk, settings, todo)
-    for node in walk.nodes:
-        if node in todo and not walk.done(node):
-            walk.run(node, sides=(0,))
-            solver.solve(node)
-            walk.run(node, sides=(1,))
-            if progress is not None:
-                progress(sum(walk.done(n) for n in todo), len(todo))
-        elif not walk.done(node):
-            walk.run(node)
-        walk.free(node)
+    todo = [node for node in walk.pair.nodes if _is_solvable(walk.pair, node, settings.layers == "changed")]
+    order, shortcuts = order_with_shortcuts(walk.pair, todo)
+    todo.sort(key={node: i for i, node in enumerate(order)}.__getitem__)
+    solver = _Solver(walk, settings, shortcuts)
+    walk.take(Route(order, todo, ahead=True, reserve=max(map(solver.bytes_needed, todo), default=0)))
+    for number, node in enumerate(todo, 1):
+        solver.solve(node)
+        if progress is not None:
+            progress(number, len(todo))
     kept = f"The given ridge {settings.ridge:g} is used." if settings.ridge else "A larger ridge is used there."
     warn_of_few_images(walk.num_images, solver.few, kept)
 
@@ -77,31 +75,38 @@ def norm_after(traced: Traced, model: nn.Module, node: fx.Node) -> Any:
     return norm if usable else None
 
 
-def _is_solvable(walk: Walk, node: fx.Node, all_changed: bool) -> bool:
-    if node.op != "call_module" or not node.args or walk.traced.calls[str(node.target)] != 1:
+def _is_solvable(pair: NetworkPair, node: fx.Node, all_changed: bool) -> bool:
+    if not node.args or not pair.called_once(node):
         return False
-    known = walk.kept_outputs(str(node.target)) is not None
-    wanted = walk.changed(node) if all_changed else walk.lost_inputs(node)
-    return known and wanted and isinstance(walk.layer(node), PLAIN)
+    known = pair.kept_outputs(str(node.target)) is not None
+    wanted = pair.changed(node) if all_changed else pair.lost_inputs(node)
+    return known and wanted and isinstance(pair.layer(node), PLAIN)
 
 
 class _Solver:
     """Solves one layer after the other, and notes those that have too few images."""
 
-    def __init__(self, walk: Walk, settings: SolveSettings, todo: list[fx.Node]) -> None:
-        self._walk, self._settings, self._todo = walk, settings, todo
+    def __init__(self, walk: Walk, settings: SolveSettings, shortcuts: dict[fx.Node, Shortcut]) -> None:
+        self._walk, self._pair, self._settings, self._shortcuts = walk, walk.pair, settings, shortcuts
+        self._places = {node: place for place, node in enumerate(walk.pair.nodes)}
         self.few: list[TooFewImages] = []
+
+    def bytes_needed(self, node: fx.Node) -> int:
+        """Memory of the equations of a layer: products of fitted and held-out rows, their sum and its factor."""
+        groups, _, n = rows_of_weight(self._pair.layer(node)).shape
+        return 6 * 8 * groups * n * min(n, self._walk.num_images * self._settings.positions)
 
     def solve(self, node: fx.Node) -> None:
         """Give the layer of this node new weights, unless that is impossible."""
-        walk, name = self._walk, str(node.target)
-        layer = walk.layer(node)
-        if not acts_plainly(layer, walk.entering(node, 1, 0)):
+        name, layer = str(node.target), self._pair.layer(node)
+        norm = norm_after(self._pair.traced, self._pair.models[1], node) if layer.bias is None else None
+        start = start_of(layer, norm)
+        parts = self._rows(node, start)
+        if parts is None:
             kind = type(layer).__name__
             log.warning("%s (%s) is not a linear map of its input; it is pruned but not solved", name, kind)
             return
-        norm = norm_after(walk.traced, walk.models[1], node) if layer.bias is None else None
-        fit = self._fit(node, start_of(layer, norm))
+        fit = self._fit(name, parts, start)
         if fit is None or not bool(torch.isfinite(fit.weight).all()):
             log.warning("%s: the equations have no solution; it is pruned but not solved", name)
             return
@@ -113,30 +118,35 @@ class _Solver:
             norm.running_mean.sub_(constant.to(norm.running_mean))
         log.debug("%s: ridge %g", name, fit.ridge)
 
-    def _fit(self, node: fx.Node, start: Start) -> Fit | None:
+    def _fit(self, name: str, parts: Parts, start: Start) -> Fit | None:
+        fitted, held = parts
         ridge, num_images = self._settings.ridge, self._walk.num_images
-        fitted, held = self._rows(node, start, find_shortcut(self._walk, node, self._todo))
-        few = too_few_images(str(node.target), start.weight.shape[2], fitted.rows + held.rows, num_images)
+        few = too_few_images(name, start.weight.shape[2], fitted.rows + held.rows, num_images)
         if few is not None:
             self.few.append(few)
         ridges = (ridge,) if ridge is not None else RIDGES if few is None else CAREFUL
         return choose(fitted, held, start, ridges)
 
-    def _rows(self, node: fx.Node, start: Start, shortcut: Shortcut | None) -> Parts:
-        """The rows of all images: those to fit on, and those of held-out images."""
-        walk, settings = self._walk, self._settings
-        layer, kept, place = walk.layer(node), walk.kept_outputs(str(node.target)), walk.nodes.index(node)
-        grid = min(settings.positions, grid_of(layer, walk.value(node, 0, 0)))
-        kind = KeptRows if walk.num_images * grid < start.weight.shape[2] else GramSums
-        parts: Parts = kind(), kind()
-        first = 0
-        for chunk in range(len(walk.sizes)):
-            y = walk.value(node, 0, chunk)  # [N, O, ...]
-            where = spots(len(y), grid_of(layer, y), settings.positions, generator(settings.seed, place, chunk))
-            x = inputs_at(layer, walk.entering(node, 1, chunk), where)  # [N, P, groups, n]
-            target = outputs_at(layer, y, where)[..., kept]  # [N, P, kept]
-            if shortcut is not None:
-                target = target + shortcut.missing(chunk, layer, where)
-            add_apart(parts, first, exact(x), exact(target).reshape(*where.shape, len(start.weight), -1))
-            first += len(y)
+    def _rows(self, node: fx.Node, start: Start) -> Parts | None:
+        """The rows of all images, those to fit on and those of held-out images; None if the layer is not linear."""
+        seed, positions = self._settings.seed, self._settings.positions
+        layer, kept = self._pair.layer(node), self._pair.kept_outputs(str(node.target))
+        shortcut = self._shortcuts.get(node)
+        parts: Parts | None = None
+        for chunk in self._walk.upto(node):
+            x, y = chunk.entering(node, 1), chunk.value(node, 0)  # [N, I, ...], [N, O, ...]
+            grid = grid_of(layer, y)
+            if chunk.first == 0 and acts_plainly(layer, x):
+                kind = KeptRows if self._walk.num_images * min(positions, grid) < start.weight.shape[2] else GramSums
+                parts = kind(), kind()
+            if parts is None:
+                continue  # but let all chunks run
+            numbers = range(chunk.first, chunk.first + chunk.size)
+            images, fitted = held_apart(numbers)
+            where = spots_of(numbers, grid, positions, (seed, self._places[node]))[images]
+            target = outputs_at(layer, y, where, images)[..., kept]  # [N, P, kept]
+            missing = None if shortcut is None else shortcut.missing(chunk, layer, where, images)
+            target = target if missing is None else target + missing
+            target = target.reshape(*where.shape, len(start.weight), -1)
+            add_apart(parts, fitted, inputs_at(layer, x, where, images), target)
         return parts

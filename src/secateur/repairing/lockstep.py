@@ -1,155 +1,216 @@
-"""Two networks run in lockstep: each call of the traced graph is made for all images, in the original and in the pruned
-network, before the next call. So a layer can be changed depending on what both networks have computed so far, and the
-whole walk costs one forward pass of each.
+"""Two networks run in lockstep, front to back: both stop in front of a layer with all images before any goes on.
+
+So a layer can be changed depending on what both networks have computed so far. The images run in small chunks. Between
+two stops their values are kept in memory if they fit. If not, they are kept in half precision, in memory and in a file,
+or computed again (`secateur.repairing.checkpoints`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from secateur.base.batches import device_of
+from secateur.base.memory import bytes_of_words, total_memory, used_memory
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.channels.graph import ChannelGraph
-from secateur.channels.layer_kinds import MIXING, is_depthwise
-from secateur.channels.layer_surgery import depthwise_filters
 from secateur.channels.liveness import Liveness
 from secateur.channels.plan import Plan
 from secateur.channels.runner import GraphRunner, Values, last_uses
 from secateur.channels.selection import selection_of
 from secateur.channels.surgery import prune
-from secateur.channels.traced import Traced
-from secateur.channels.units import Indices, Mask
-from secateur.scoring.unlabelled_images import CHUNK, Images, count_of, gather
+from secateur.repairing.checkpoints import Stops, checkpoints
+from secateur.repairing.network_pair import NetworkPair
+from secateur.repairing.value_store import ValueStore, bytes_of, free_disk
+from secateur.scoring.unlabelled_images import CHUNK, Images, chunks, count_of
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 2**26  # bytes of values that are computed at a time on a CPU: more of them are slower, not faster
+IMAGES = 0.25  # share of the memory for the images themselves
+Both = tuple[Values, Values]  # of the original network, of the pruned one
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some of the images, and what both networks have computed of them."""
+
+    first: int  # number of its first image
+    size: int
+    values: Both
+    runners: tuple[GraphRunner, GraphRunner]
+
+    def value(self, node: fx.Node, side: int) -> Any:
+        """What `node` returned in the original (side 0) or the pruned network (1)."""
+        return self.values[side][node]
+
+    def entering(self, node: fx.Node, side: int) -> Tensor:
+        """The input of the module of a call, after its channel selection."""
+        runner = self.runners[side]
+        x: Tensor = runner.arguments(node, self.values[side])[0][0]
+        selection = selection_of(runner.submodules[str(node.target)])
+        return x if selection is None else selection.of(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """The calls in order, and the stops among them. ahead: whether the original network makes the call of a stop before
+    the pruned one stops in front of it. reserve: bytes that the caller needs at a stop."""
+
+    order: Sequence[fx.Node]
+    stops: Sequence[fx.Node]
+    ahead: bool
+    reserve: int = 0
 
 
 class Walk:
-    """The values of both networks at the current node, for every chunk of images. Values are freed after last use."""
+    """Both networks on their way. `take` the route first; then ask for the chunks at each of its stops in turn."""
 
-    def __init__(self, graph: ChannelGraph, pruned: nn.Module, images: Any, live: Liveness) -> None:
-        count = count_of(images)
-        guarded = bool(graph.found.traced.guards)
-        if guarded and count > CHUNK:
-            count -= count % CHUNK  # the trace below is valid for one number of images only
-        starts = range(0, count, CHUNK)
-        chunks = [tree_map(lambda t, i=i: t[i : min(i + CHUNK, count)], images) for i in starts]
-        self.traced: Traced = graph.traced_for(chunks[0])
-        self.found = graph.found
-        self._live = live
-        self._owners = graph.selections.readers
-        self.nodes: list[fx.Node] = list(self.traced.graph.nodes)
-        self.models = (graph.model, pruned)
-        self.num_images = count
-        self.sizes = [count_of(chunk) for chunk in chunks]
-        self._runners = (GraphRunner(self.traced), GraphRunner(self.traced, pruned))
-        # Each network gets a copy of the images, because it may write into them.
-        self._values: list[tuple[Values, Values]] = [
-            (self._runners[0].bind(chunk, copy=True), self._runners[1].bind(chunk, copy=True)) for chunk in chunks
-        ]
-        self._free = last_uses(self.nodes)
-        self._done: set[fx.Node] = set()
-        self._changed = self._after_cuts()
+    def __init__(
+        self, graph: ChannelGraph, pruned: nn.Module, images: Images, live: Liveness, memory: int | None
+    ) -> None:
+        parts = chunks(graph, images)
+        first = next(parts)
+        traced = graph.traced_for(first)
+        self.pair = NetworkPair(graph, pruned, live, traced)
+        self._memory = total_memory() // 2 if memory is None else memory
+        self._runners = GraphRunner(traced), GraphRunner(traced, pruned)
+        self._some = first if traced.guards else tree_map(lambda t: t[:1], first)
+        self._constant = {t.untyped_storage().data_ptr() for m in self.pair.models for t in m.state_dict().values()}
+        at_once = self._images_at_once(graph)
+        self.sizes: list[int] = []
+        given = isinstance(images, Tensor)  # the caller holds them anyway
+        self._images = ValueStore(self._memory if given else int(IMAGES * self._memory))
+        for part in _all(first, parts):
+            for start in range(0, count_of(part), at_once):
+                few = tree_map(lambda t, i=start: t[i : i + at_once], part)
+                self._images.add(few if given else tree_map(torch.clone, few))
+                self.sizes.append(count_of(few))
+        self.num_images = sum(self.sizes)
+        self._store: ValueStore | None = None  # None: at the images
+        self._at = [0, 0]  # calls that each network has made of the values in the store
 
-    # -- what the cut has changed
+    def take(self, route: Route) -> None:
+        """Decide where values are kept on this route."""
+        self._route, self._free = route, last_uses(route.order)
+        self._place = {node: i for i, node in enumerate(route.order)}
+        self._capacity = max(0, self._memory - used_memory() - route.reserve - 4 * AT_ONCE)
+        one = self._tried(route)
+        sizes = [size * self.num_images for size in one.sizes]
+        self._half = max(sizes, default=0) > self._capacity  # the precision of kept values
+        if not self._half:
+            self._kept = [True] * len(sizes)
+            return
+        stops = Stops([s * self.num_images for s in one.seconds], [size / 2 for size in sizes])
+        self._kept = checkpoints(stops, self._capacity, free_disk())
+        log.info(
+            "the values of %d images take %.1f GiB: they are kept at %d of %d layers, and computed again elsewhere",
+            self.num_images,
+            max(sizes) / 2**30,
+            sum(self._kept),
+            len(sizes),
+        )
 
-    def layer(self, node: fx.Node) -> Any:
-        """The module that a call_module node calls in the pruned network."""
-        return self.models[1].get_submodule(str(node.target))
+    def upto(self, node: fx.Node) -> Iterator[Chunk]:
+        """All chunks of images, one after the other, with both networks in front of `node`, the next stop."""
+        keep = self._kept[self._route.stops.index(node)]
+        ends = self._place[node] + self._route.ahead, self._place[node]
+        kept = ValueStore(self._capacity, self._constant, self._half)
+        first = 0
+        with ExitStack() as unfinished:
+            unfinished.callback(kept.close)
+            for number, size in enumerate(self.sizes):
+                values = self._values(number, again=not keep)
+                for side in (0, 1):
+                    self._runners[side].run(values[side], self._route.order[self._at[side] : ends[side]], self._free)
+                yield Chunk(first, size, values, self._runners)
+                if keep:
+                    kept.add(values)
+                first += size
+            if keep:
+                unfinished.pop_all()
+                (self._images if self._store is None else self._store).close()
+                self._store, self._at = kept, list(ends)
 
-    def changed(self, node: fx.Node) -> bool:
-        """Whether the node computes something else in the pruned network."""
-        return node in self._changed
+    def close(self) -> None:
+        """Free everything, in memory and on disk."""
+        for store in (self._images, self._store):
+            if store is not None:
+                store.close()
 
-    def lost_inputs(self, node: fx.Node) -> bool:
-        """Whether the node is a conv or linear layer that reads fewer channels than it did."""
-        name = self.found.traced.layer_of(node)
-        if name is None or name not in self.found.reads:
-            return False
-        before, after = (_width(model.get_submodule(name)) for model in self.models)
-        return after < before
+    def _values(self, number: int, again: bool) -> Both:
+        if self._store is not None:
+            values: Both = self._store.copy(number) if again else self._store.take(number)
+            return values
+        return self._bound(self._images.read(number))
 
-    def _after_cuts(self) -> set[fx.Node]:
-        changed: set[fx.Node] = set()
-        for node in self.nodes:
-            if self.lost_inputs(node) or any(used in changed for used in node.all_input_nodes):
-                changed.add(node)
-        return changed
+    def _bound(self, images: Any) -> Both:
+        """Each network gets a copy of the images, because it may write into them."""
+        return self._runners[0].bind(images, copy=True), self._runners[1].bind(images, copy=True)
 
-    def kept_channels(self, name: str) -> Tensor | None:
-        """Which channels of a layer that works channel by channel are kept; None if that is unknown."""
-        # A selection comes first, so the layers between it and its reader have only the channels that are read.
-        mask = self._live.read.get(self._owners.get(name, ""), self._live.alive)
-        return _kept(self.found.passes.get(name), mask)
+    def _images_at_once(self, graph: ChannelGraph) -> int:
+        """Images in a chunk: as many as keep the values of a call small. On other devices than a CPU, `CHUNK`."""
+        count = CHUNK
+        if self._runners[0].traced.guards or device_of(graph.model).type != "cpu":
+            return count
+        values, free, most = self._bound(self._some), last_uses(self.pair.nodes), 1
+        for side in (0, 1):
+            for _ in self._runners[side].steps(values[side], free=free):
+                most = max(most, self._size(values[side]))
+        while count > 1 and count * most > min(AT_ONCE, self._memory / 8):
+            count //= 2
+        return count
 
-    def kept_outputs(self, name: str) -> Tensor | None:
-        """Which outputs of a conv or linear layer are kept; None if that is unknown."""
-        before, after = (model.get_submodule(name) for model in self.models)
-        if is_depthwise(before):
-            channels = self.kept_channels(name)
-            kept = None if channels is None else torch.from_numpy(depthwise_filters(before, channels.numpy()))
-        else:
-            kept = _kept(self.found.writes.get(name), self._live.alive) if name in self.found.reads else None
-        wide = getattr(after, "out_features", getattr(after, "out_channels", None))
-        return kept if kept is not None and len(kept) == wide else None
+    def _tried(self, route: Route) -> Stops:
+        """Seconds to each stop and bytes of the values there for one image, measured with the first one."""
+        result = Stops([], [])
+        for _ in range(2):  # the first time is slower
+            values, at, seconds, sizes, spent = self._bound(self._some), [0, 0], [], [], 0.0
+            for stop in route.stops:
+                ends = self._place[stop] + route.ahead, self._place[stop]
+                begun = time.thread_time()
+                for side in (0, 1):
+                    self._runners[side].run(values[side], route.order[at[side] : ends[side]], self._free)
+                spent += time.thread_time() - begun
+                at = list(ends)
+                seconds.append(spent)
+                sizes.append(float(self._size(values)))
+            count = count_of(self._some)
+            result = Stops([s / count for s in seconds], [s / count for s in sizes])
+        return result
 
-    # -- values
-
-    def value(self, node: fx.Node, side: int, chunk: int) -> Any:
-        """What `node` returned in the original (side 0) or the pruned network (1) for a chunk of images."""
-        return self._values[chunk][side][node]
-
-    def entering(self, node: fx.Node, side: int, chunk: int) -> Tensor:
-        """The input of the module of a call, after its channel selection."""
-        x: Tensor = self._runners[side].arguments(node, self._values[chunk][side])[0][0]
-        selection = selection_of(self.models[side].get_submodule(str(node.target)))
-        return x if selection is None else selection.of(x)
-
-    def done(self, node: fx.Node) -> bool:
-        """Whether the call has been made in both networks."""
-        return node in self._done
-
-    def run(self, node: fx.Node, sides: tuple[int, ...] = (0, 1)) -> None:
-        """Make the call in the networks `sides` (0 the original, 1 the pruned one) for all images."""
-        for values in self._values:
-            for side in sides:
-                values[side][node] = self._runners[side].call(node, values[side])
-        if 1 in sides:
-            self._done.add(node)
-
-    def free(self, node: fx.Node) -> None:
-        """Free the values that `node` was the last to use."""
-        for values in self._values:
-            for side in values:
-                for dead in self._free.get(node, ()):
-                    side.pop(dead, None)
+    def _size(self, values: Any) -> int:
+        return bytes_of(tree_map(lambda t: None if _address(t) in self._constant else t, values))
 
 
 @contextmanager
-def walked(graph: ChannelGraph, plan: Plan, images: Images) -> Iterator[Walk]:
-    """A walk through the original network and a new one pruned by `plan`, both in eval mode inside the block."""
-    inputs = gather(graph, images)
+def walked(graph: ChannelGraph, plan: Plan, images: Images, memory: str | int | None = None) -> Iterator[Walk]:
+    """A walk through the original network and a new one pruned by `plan`, both in eval mode inside the block.
+
+    memory: how much the process may take: 4G, 500M, or a number of bytes; half of the machine's by default.
+    """
+    bound = None if memory is None else bytes_of_words(memory)
     pruned = prune(graph, plan)
     with evaluating(graph.model), evaluating(pruned), generators_kept(), torch.no_grad():
-        yield Walk(graph, pruned, inputs, graph.liveness(graph.keep_of(plan)))
+        walk = Walk(graph, pruned, images, graph.liveness(graph.keep_of(plan)), bound)
+        try:
+            yield walk
+        finally:
+            walk.close()
 
 
-def _kept(channels: Indices | None, mask: Mask) -> Tensor | None:
-    if channels is None:
-        return None
-    return torch.from_numpy(np.flatnonzero((channels < 0) | mask[np.maximum(channels, 0)]))
+def _all(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
 
 
-def _width(layer: nn.Module) -> int:
-    """How many channels a layer reads, without the zeros of a filled selection."""
-    selection = selection_of(layer)
-    if selection is not None and selection.filled:
-        return int((selection.index < selection.index.max()).sum())
-    if isinstance(layer, MIXING):
-        return int(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
-    weight = getattr(layer, "weight", None)  # of a layer that the user has written
-    return int(weight.shape[1]) if isinstance(weight, Tensor) else 0
+def _address(value: Any) -> int | None:
+    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else None

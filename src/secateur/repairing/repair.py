@@ -33,14 +33,14 @@ def repair(
 ) -> nn.Module:
     """A new model: `graph.model` pruned by `plan` and repaired on unlabelled `images`. `graph.model` is not changed.
 
-    images: a tensor [N, C, H, W] as the network takes it, or batches; labels in the batches are ignored. The
-        activations of all images at the widest point are held in memory, for both networks.
+    images: a tensor [N, C, H, W] as the network takes it, or batches, which are read once; labels are ignored.
     how: "solve" gives layers new weights by least squares, so that their outputs match the original network's on the
         same images. "bn" corrects the statistics of the batch norms after a cut. "none" only prunes.
     progress: False shows nothing; your own function is called with the layers done and the number of layers.
     options: those of the method. "solve" takes layers="changed" (every layer after a cut) or "cut" (only layers that
         lost inputs), ridge (None: chosen on held-out images) and positions (64: number of output positions of each
-        image to fit on); see `secateur.repairing.methods.solve`.
+        image to fit on). "solve" and "bn" take memory (such as "4G"): how much the process may use.
+        See `secateur.repairing.methods.solve`.
     """
     check_graph(graph)
     method = REPAIRS.find(how)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from secateur.channels.traced import only_user
-from secateur.repairing.lockstep import Walk
+from secateur.repairing.lockstep import Chunk
+from secateur.repairing.network_pair import NetworkPair
 from secateur.scoring.layer_rows import outputs_at
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
@@ -31,41 +32,58 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 
 @dataclass(frozen=True, eq=False)
 class Shortcut:
-    """The other operand of the addition after a layer, and the scale of the batch norm in between."""
+    """The other operand of the addition after a layer, and the batch norm in between, if there is one."""
 
-    walk: Walk
     other: fx.Node
     kept: Tensor  # the layer's outputs that are kept
-    scale: Tensor  # [kept] factor of each output on its way into the stream
+    norm: Any
 
-    def missing(self, chunk: int, layer: nn.Module, where: Tensor) -> Tensor:
-        """What must be added to the layer's target at `where` [N, P] of a chunk: [N, P, kept]."""
-        original, pruned = (self.walk.value(self.other, side, chunk) for side in (0, 1))
-        error = outputs_at(layer, original, where)[..., self.kept] - outputs_at(layer, pruned, where)
-        return torch.where(self.scale.abs() > FLAT, error / self.scale, 0.0)
+    def missing(self, chunk: Chunk, layer: nn.Module, where: Tensor, images: Tensor) -> Tensor | None:
+        """What must be added to the target at `where` [N, P] of `images`: [N, P, kept]; None if unknown."""
+        original, pruned = (chunk.value(self.other, side) for side in (0, 1))
+        axis = pruned.dim() - 1 if isinstance(layer, nn.Linear) else 1
+        if pruned.shape[axis] != len(self.kept):
+            return None
+        error = outputs_at(layer, original, where, images)[..., self.kept] - outputs_at(layer, pruned, where, images)
+        scale = _scale(self.norm, torch.ones(len(self.kept), device=pruned.device))
+        return torch.where(scale.abs() > FLAT, error / scale, 0.0)
 
 
-def find_shortcut(walk: Walk, node: fx.Node, unsolved: list[fx.Node]) -> Shortcut | None:
-    """The addition right after `node` (a batch norm may come between), if its other operand can be computed by now."""
-    kept = walk.kept_outputs(str(node.target))
+def order_with_shortcuts(pair: NetworkPair, unsolved: list[fx.Node]) -> tuple[list[fx.Node], dict[fx.Node, Shortcut]]:
+    """The calls in an order in which the other operand of an addition comes before the layer that is solved for the
+    sum, where that is possible; and the shortcuts of these layers.
+    """
+    order: list[fx.Node] = []
+    found: dict[fx.Node, Shortcut] = {}
+    for node in pair.nodes:
+        if node in order:
+            continue
+        shortcut = _shortcut(pair, node) if node in unsolved else None
+        early = None if shortcut is None else _early(pair, node, shortcut.other, order, unsolved)
+        if shortcut is not None and early is not None:
+            order += early
+            found[node] = shortcut
+        order.append(node)
+    return order, found
+
+
+def _shortcut(pair: NetworkPair, node: fx.Node) -> Shortcut | None:
+    """The addition right after `node`; a batch norm may come between."""
+    kept = pair.kept_outputs(str(node.target))
     branch, user = node, only_user(node)
-    norm = walk.layer(user) if user is not None and user.op == "call_module" else None
+    norm = pair.layer(user) if user is not None and user.op == "call_module" else None
     if isinstance(norm, BatchNorm):
         assert user is not None
         branch, user = user, only_user(user)
-    other = None if user is None else _other_operand(walk, user, branch)
-    if kept is None or other is None or walk.traced.shapes[other.name] != walk.traced.shapes[node.name]:
+    other = None if user is None else _other_operand(user, branch)
+    if kept is None or other is None or pair.traced.shapes[other.name] != pair.traced.shapes[node.name]:
         return None
-    if (isinstance(norm, BatchNorm) and norm.running_var is None) or not _bring_forward(walk, node, other, unsolved):
+    if isinstance(norm, BatchNorm) and norm.running_var is None:
         return None
-    pruned = walk.value(other, 1, 0)
-    axis = pruned.dim() - 1 if isinstance(walk.layer(node), nn.Linear) else 1
-    if pruned.shape[axis] != len(kept):
-        return None
-    return Shortcut(walk, other, kept, _scale(norm, torch.ones(len(kept), device=pruned.device)))
+    return Shortcut(other, kept, norm)
 
 
-def _other_operand(walk: Walk, addition: fx.Node, branch: fx.Node) -> fx.Node | None:
+def _other_operand(addition: fx.Node, branch: fx.Node) -> fx.Node | None:
     if not _is_addition(addition):
         return None
     return next((n for n in addition.args if isinstance(n, fx.Node) and n is not branch), None)
@@ -86,34 +104,34 @@ def _is_addition(node: fx.Node) -> bool:
     return node.target in (ADDITIONS if node.op == "call_function" else METHODS)
 
 
-def _bring_forward(walk: Walk, node: fx.Node, other: fx.Node, unsolved: list[fx.Node]) -> bool:
-    """Make the calls that lead to `other` early, if no call in between can notice; whether that was possible."""
-    if walk.done(other):
-        return True
-    pending = _needed(walk, node, other, unsolved)
+def _early(
+    pair: NetworkPair, node: fx.Node, other: fx.Node, done: list[fx.Node], unsolved: list[fx.Node]
+) -> list[fx.Node] | None:
+    """The calls that lead to `other` and are not done, if they can be made before `node` and no call notices."""
+    if other in done:
+        return []
+    pending = _needed(node, other, done, unsolved)
     if pending is None:
-        return False
-    order = {n: i for i, n in enumerate(walk.nodes)}
+        return None
+    order = {n: i for i, n in enumerate(pair.nodes)}
     after = {node}
-    for between in walk.nodes[order[node] + 1 : order[other]]:
-        if between in pending or walk.done(between):
+    for between in pair.nodes[order[node] + 1 : order[other]]:
+        if between in pending or between in done:
             continue
         # A call in between might write into the inputs of `other`. One that sees only the layer's output cannot.
         if not all(n in after or n.op == "get_attr" for n in between.all_input_nodes):
-            return False
+            return None
         after.add(between)
-    for one in sorted(pending, key=order.__getitem__):
-        walk.run(one)
-    return True
+    return sorted(pending, key=order.__getitem__)
 
 
-def _needed(walk: Walk, node: fx.Node, other: fx.Node, unsolved: list[fx.Node]) -> list[fx.Node] | None:
+def _needed(node: fx.Node, other: fx.Node, done: list[fx.Node], unsolved: list[fx.Node]) -> list[fx.Node] | None:
     """The calls that `other` still needs; None if it needs `node` or a layer that is not solved yet."""
     pending: list[fx.Node] = []
     wanted = [other]
     while wanted:
         one = wanted.pop()
-        if walk.done(one) or one in pending:
+        if one in done or one in pending:
             continue
         if one is node or one in unsolved:
             return None

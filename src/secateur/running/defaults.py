@@ -38,7 +38,7 @@ def fill_defaults(
         return settings
     trials = settings.trials or ("repaired" if settings.solve_only else "cut")
     count = settings.num_repair_images
-    if count is None:  # the activations of all of them are held in memory
+    if count is None:  # large ones take long
         count = MANY_IMAGES if settings.solve_only and pixels <= SMALL else SOME_IMAGES
     return replace(settings, trials=trials, num_repair_images=count)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import distributed as dist
@@ -31,11 +32,12 @@ def repair_round(context: RunContext, number: int, graph: ChannelGraph, plan: Pl
     method = REPAIRS.find(settings.repair)
     if method.needs_images and not settings.retrains:
         graph, plan = context.graph, so_far.then(plan)
-    images = _images(context) if method.needs_images else None
+    options = {"memory": settings.memory} if method.needs_images else {}
     return method.run(
         graph,
         plan,
-        images,
+        _images(context) if method.needs_images else None,
+        **options,
         seed=settings.seed,
         progress=lambda done, total: context.say(f"round {number}: repair", done, total),
     )
@@ -49,15 +51,17 @@ def repair_units(context: RunContext, graph: ChannelGraph) -> UnitRepair:
     return repair_each(graph, _images(context, most=UNIT_IMAGES), how=how, seed=context.settings.seed)
 
 
-def _images(context: RunContext, most: int | None = None) -> list[Any]:
+def _images(context: RunContext, most: int | None = None) -> Iterator[Any]:
     """Unlabelled images, a stratified sample (folders are sorted by class). All processes have all of them."""
     settings = context.settings
     count = min(n for n in (settings.num_repair_images, most) if n is not None)
     with generators_kept(settings.seed):
         some = sampled(context.data.score_on, count, settings.seed)
-        mine = [unpack(batch, number)[0] for number, batch in enumerate(some)]
-    if processes() == 1:
-        return mine
-    everyone: list[Any] = [None] * processes()
-    dist.all_gather_object(everyone, mine)
-    return [batch for share in everyone for batch in share]
+        mine = (unpack(batch, number)[0] for number, batch in enumerate(some))
+        if processes() == 1:
+            yield from mine
+            return
+        everyone: list[Any] = [None] * processes()
+        dist.all_gather_object(everyone, list(mine))
+    for share in everyone:
+        yield from share

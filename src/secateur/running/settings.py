@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from secateur.base.memory import bytes_of_words
 from secateur.base.options import check, option, plain
 from secateur.base.user_code import cannot_take
 from secateur.deciding.goal import Goal
@@ -53,6 +54,13 @@ class Settings(SplitSettings, TimeSettings, Goal):
         "Unlabelled training images for the repair; 500, or 2,000 small ones without retraining",
         group="Repair",
         least=1,
+    )
+    memory: str | None = option(
+        None,
+        "Memory for the repair, such as 4G; half of the machine's by default. What does not fit goes to a file or is "
+        "computed again",
+        group="Repair",
+        valid=bytes_of_words,
     )
     epochs: int | None = option(
         None, "Epochs of retraining in each round; 0: none", group="Retraining", everyday=True, least=0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,14 +14,28 @@ from secateur.errors import ScoreError
 from secateur.scoring.linear_calls import LinearCall, linear_call
 
 PLAIN = MIXING  # layers whose output is a linear function of patches, unless a subclass does something else
+BLOCK = 64  # images whose positions are drawn together
 TRIED = 1024  # output positions on which that is tried
 
 
-def spots(num_images: int, grid: int, count: int, draw: torch.Generator) -> Tensor:
-    """For each image, `count` different positions out of `grid`; all of them if there are not more."""
+def spots_of(images: range, grid: int, count: int, key: tuple[int, ...]) -> Tensor:
+    """For each image, `count` different positions out of `grid`, spread evenly; all if there are not more: [N, count].
+
+    The grid is divided into `count` stretches, and one position is drawn from each. The positions depend on the key and
+    the number of the image only, not on how images are divided into chunks.
+    """
     if grid <= count:
-        return torch.arange(grid).expand(num_images, grid)
-    return torch.rand(num_images, grid, generator=draw).topk(count).indices  # [images, count]
+        return torch.arange(grid).expand(len(images), grid)
+    edges = torch.arange(count + 1) * grid // count
+    return edges[:-1] + (_drawn(images, count, key) * edges.diff()).long()  # [images, count]
+
+
+def _drawn(images: range, count: int, key: tuple[int, ...]) -> Tensor:
+    """Uniform numbers in [0, 1) for each image: [N, count]."""
+    blocks = range(images.start // BLOCK, -(-images.stop // BLOCK))
+    seeds = [int(np.random.SeedSequence((*key, block)).generate_state(1)[0]) for block in blocks]
+    drawn = [torch.rand(BLOCK, count, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    return torch.cat(drawn)[images.start - blocks.start * BLOCK :][: len(images)]
 
 
 def grid_of(layer: nn.Module, y: Tensor) -> int:
@@ -29,24 +44,33 @@ def grid_of(layer: nn.Module, y: Tensor) -> int:
     return math.prod(places)
 
 
-def outputs_at(layer: nn.Module, y: Tensor, where: Tensor) -> Tensor:
-    """The outputs y [N, O, ...] of a layer at `where` [N, P]: [N, P, O]. Linear layers have their channels last."""
-    last = y if isinstance(layer, nn.Linear) else y.movedim(1, -1)
-    flat = last.reshape(len(y), -1, last.shape[-1])  # [N, positions, O]
-    return flat[_each(where), where.to(y.device)]
+def outputs_at(layer: nn.Module, y: Tensor, where: Tensor, images: Tensor | None = None) -> Tensor:
+    """The outputs y [N, O, ...] of a layer at `where` [N, P]: [N, P, O]. Linear layers have their channels last.
+
+    images: the images that the rows of `where` are about, if not all in turn.
+    """
+    where, image = where.to(y.device), _each(where, images)
+    if isinstance(layer, nn.Linear):
+        return y.reshape(len(y), -1, y.shape[-1])[image, where]
+    return y.flatten(2)[image, :, where]
 
 
-def inputs_at(layer: Any, x: Tensor, where: Tensor) -> Tensor:
-    """The inputs that the layer multiplies with its weights for the outputs at `where` [N, P]: [N, P, groups, n]."""
+def inputs_at(layer: Any, x: Tensor, where: Tensor, images: Tensor | None = None) -> Tensor:
+    """The inputs that the layer multiplies with its weights for the outputs at `where` [N, P].
+
+    The result has the shape [N, P, groups, inputs, taps]. Flattened from `inputs` on, it fits `rows_of_weight`.
+    """
     call = linear_call(layer, x)
     if call is None:
         raise ScoreError(f"{type(layer).__name__} calls no convolution and no linear function")
+    where, image = where.to(x.device), _each(where, images)
     if call.linear:
-        return call.x.reshape(len(x), -1, call.x.shape[-1])[_each(where), where.to(x.device)].unsqueeze(2)
-    return _patches(call, where.to(x.device)).reshape(*where.shape, layer.groups, -1)
+        return call.x.reshape(len(x), -1, call.x.shape[-1])[image, where][:, :, None, :, None]
+    rows = _patches(call, where, image)
+    return rows.view(*where.shape, layer.groups, -1, rows.shape[3])
 
 
-def _patches(call: LinearCall, where: Tensor) -> Tensor:
+def _patches(call: LinearCall, where: Tensor, image: Tensor) -> Tensor:
     """The inputs under the kernel at each output position, zero where it is beyond the edge: [N, P, C, taps].
 
     Along one axis, tap k of output position p is on the input position q with
@@ -69,12 +93,12 @@ def _patches(call: LinearCall, where: Tensor) -> Tensor:
         hit = (q >= 0) & (q < size)
         index = ((index * size).unsqueeze(-1) + q.clamp(0, size - 1).unsqueeze(-2)).flatten(2)
         inside = (inside.unsqueeze(-1) & hit.unsqueeze(-2)).flatten(2)
-    rows = call.x.flatten(2)[_each(where).unsqueeze(2), :, index]  # [N, P, taps, C]
+    rows = call.x.flatten(2)[image.unsqueeze(2), :, index]  # [N, P, taps, C]
     return rows.mul_(inside.unsqueeze(3)).transpose(2, 3)
 
 
-def _each(where: Tensor) -> Tensor:
-    return torch.arange(len(where))[:, None]
+def _each(where: Tensor, images: Tensor | None) -> Tensor:
+    return (torch.arange(len(where)) if images is None else images)[:, None]
 
 
 def exact(x: Tensor) -> Tensor:
@@ -110,9 +134,9 @@ def acts_plainly(layer: Any, x: Tensor) -> bool:
     call = linear_call(layer, image)
     if call is None or math.prod(call.grid) != grid_of(layer, y):
         return False
-    where = spots(1, grid_of(layer, y), TRIED, torch.Generator().manual_seed(0))
+    where = spots_of(range(1), grid_of(layer, y), TRIED, (0,))
     try:
-        rows = exact(inputs_at(layer, image, where))  # [1, P, groups, n]
+        rows = exact(inputs_at(layer, image, where)).flatten(3)  # [1, P, groups, n]
     except (RuntimeError, IndexError):
         return False
     mine = torch.einsum("ipgn,gon->ipgo", rows, rows_of_weight(layer)).flatten(2)

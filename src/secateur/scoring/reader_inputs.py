@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -22,8 +21,8 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Reader
 from secateur.errors import ScoreError
 from secateur.scoring.evidence import ReaderGroup, ReaderInputs
-from secateur.scoring.layer_rows import PLAIN, acts_plainly, exact, grid_of, inputs_at, rows_of_weight, spots
-from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, RegressionSums, add_apart, together
+from secateur.scoring.layer_rows import PLAIN, acts_plainly, grid_of, inputs_at, rows_of_weight, spots_of
+from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, RegressionSums, add_apart, held_apart, together
 from secateur.scoring.unlabelled_images import Images, chunks, count_of
 
 POSITIONS = 64  # output positions per image and layer, drawn at random
@@ -91,11 +90,6 @@ def collect_reader_inputs(
     return SeenInputs(graph, pass_.result(), pass_.num_images)
 
 
-def generator(*numbers: int) -> torch.Generator:
-    """A random generator for the positions of one layer and chunk."""
-    return torch.Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
-
-
 def weights_per_filter(layer: Any) -> int:
     """Number of weights of one filter."""
     return int(rows_of_weight(layer).shape[2])
@@ -148,13 +142,14 @@ class _Pass:
             if self._chunk or not args or not isinstance(layer, PLAIN) or not acts_plainly(layer, args[0]):
                 return
             self._parts[name] = KeptRows(), KeptRows()
-        draw = generator(self._seed, self._places[name], self._chunk)
-        where = spots(len(y), grid_of(layer, y), self._positions, draw)
-        self._parts[name] = self._added(self._parts[name], exact(inputs_at(layer, args[0], where)))
+        numbers = range(self.num_images, self.num_images + len(y))
+        images, fitted = held_apart(numbers)
+        where = spots_of(numbers, grid_of(layer, y), self._positions, (self._seed, self._places[name]))[images]
+        self._parts[name] = self._added(self._parts[name], fitted, inputs_at(layer, args[0], where, images).flatten(3))
 
-    def _added(self, parts: Parts, rows: Tensor) -> Parts:
+    def _added(self, parts: Parts, fitted_images: int, rows: Tensor) -> Parts:
         """The fitted and held-out rows with rows [N, P, groups, n] of a chunk added."""
-        add_apart(parts, self.num_images, rows, rows[..., :0])  # the outputs follow from the inputs
+        add_apart(parts, fitted_images, rows, rows[..., :0])  # the outputs follow from the inputs
         fitted, held = parts
         if isinstance(fitted, GramSums) or isinstance(held, GramSums) or fitted.rows + held.rows < rows.shape[3]:
             return parts

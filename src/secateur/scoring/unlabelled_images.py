@@ -19,19 +19,10 @@ CHUNK = 64  # images that run through the network at a time
 Images = Tensor | Iterable[Any]  # a tensor [N, C, H, W] as the network takes it, or batches; labels are ignored
 
 
-def gather(graph: ChannelGraph, images: Images) -> Any:
-    """All images in one tensor (or one tuple or dict of tensors), checked and on the model's device."""
-    batches = list(_checked(graph, images))
-    whole = batches[0] if len(batches) == 1 else tree_map(lambda *parts: torch.cat(parts), *batches)
-    if count_of(whole) == 0:
-        raise DataError("there are no images: every batch is empty")
-    return whole
-
-
 def chunks(graph: ChannelGraph, images: Images) -> Iterator[Any]:
     """The images in chunks of `CHUNK`, checked and on the model's device; only one chunk is held at a time.
 
-    A graph whose code depends on the batch size gets whole chunks only, as in `secateur.repairing.lockstep`.
+    A graph whose code depends on the batch size gets whole chunks only.
     """
     left: Any = None
     done = 0

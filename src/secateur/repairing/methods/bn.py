@@ -10,8 +10,9 @@ from torch import Tensor, fx, nn
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.repairing.lockstep import Walk, walked
+from secateur.repairing.lockstep import Route, Walk, walked
 from secateur.repairing.methods import Repair
+from secateur.repairing.network_pair import NetworkPair
 from secateur.repairing.shortcuts import BatchNorm
 from secateur.scoring.layer_rows import exact, rows_of_weight
 from secateur.scoring.reader_inputs import LayerInputs
@@ -19,26 +20,30 @@ from secateur.scoring.unlabelled_images import Images
 
 
 def run(
-    graph: ChannelGraph, plan: Plan, images: Images, *, seed: int = 0, progress: Progress | None = None
+    graph: ChannelGraph,
+    plan: Plan,
+    images: Images,
+    *,
+    memory: str | int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> nn.Module:
     """Front to back, shift each norm's statistics by the difference between its inputs in the two networks:
 
         mean += mean in the pruned network - mean in the original,    var *= variance in the pruned / in the original
 
     over the same images. Sampling errors of a few images affect both networks alike and cancel. A norm before the
-    first cut keeps its statistics. `seed` is ignored.
+    first cut keeps its statistics. memory: see `secateur.repairing.lockstep.walked`. `seed` is ignored.
     """
-    with walked(graph, plan, images) as walk:
-        todo = [node for node in walk.nodes if _has_statistics(walk, node) and walk.changed(node)]
-        for node in walk.nodes:
-            walk.run(node, sides=(0,))
-            if node in todo:
-                _correct(walk, node)
-                if progress is not None:
-                    progress(todo.index(node) + 1, len(todo))
-            walk.run(node, sides=(1,))
-            walk.free(node)
-        return walk.models[1]
+    with walked(graph, plan, images, memory) as walk:
+        pair = walk.pair
+        todo = [node for node in pair.nodes if _has_statistics(pair, node) and pair.changed(node)]
+        walk.take(Route(pair.nodes, todo, ahead=False))
+        for number, node in enumerate(todo, 1):
+            _correct(walk, node)
+            if progress is not None:
+                progress(number, len(todo))
+        return pair.models[1]
 
 
 def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -60,35 +65,46 @@ def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[
     ]
 
 
-def _has_statistics(walk: Walk, node: fx.Node) -> bool:
-    if node.op != "call_module" or walk.traced.calls[str(node.target)] != 1:
+def _has_statistics(pair: NetworkPair, node: fx.Node) -> bool:
+    if not pair.called_once(node):
         return False
-    norm = walk.layer(node)
-    known = walk.kept_channels(str(node.target)) is not None
+    norm = pair.layer(node)
+    known = pair.kept_channels(str(node.target)) is not None
     return isinstance(norm, BatchNorm) and norm.running_mean is not None and known
 
 
 def _correct(walk: Walk, node: fx.Node) -> None:
-    norm = walk.layer(node)
-    kept = walk.kept_channels(str(node.target))
-    mean_before, var_before = (t[kept] for t in _moments(walk, node, 0))
-    mean_after, var_after = _moments(walk, node, 1)
+    before, after = _Moments(), _Moments()
+    for chunk in walk.upto(node):
+        before.add(chunk.entering(node, 0))
+        after.add(chunk.entering(node, 1))
+    norm = walk.pair.layer(node)
+    kept = walk.pair.kept_channels(str(node.target))
+    var_before, var_after = before.variance()[kept], after.variance()
     ratio = torch.where(var_before > 0, var_after / var_before, 1.0)
-    norm.running_mean.add_((mean_after - mean_before).to(norm.running_mean))
+    norm.running_mean.add_((after.mean - before.mean[kept]).to(norm.running_mean))
     norm.running_var.mul_(ratio.to(norm.running_var))
 
 
-def _moments(walk: Walk, node: fx.Node, side: int) -> tuple[Tensor, Tensor]:
+class _Moments:
     """Mean and variance of each channel [C] over all images and positions, in float64, merged chunk by chunk."""
-    count, mean, squares = 0, torch.zeros(()), torch.zeros(())
-    for chunk in range(len(walk.sizes)):
-        x = exact(walk.entering(node, side, chunk)).transpose(0, 1).flatten(1)  # [C, N x positions]
+
+    def __init__(self) -> None:
+        self._count, self.mean, self._squares = 0, torch.zeros(()), torch.zeros(())
+
+    def add(self, values: Tensor) -> None:
+        """Add values [N, C, ...]."""
+        x = exact(values).transpose(0, 1).flatten(1)  # [C, N x positions]
         n, here = x.shape[1], x.mean(1)
-        gap = here - mean
-        squares = squares + ((x - here[:, None]) ** 2).sum(1) + gap**2 * count * n / (count + n)
-        mean = mean + gap * n / (count + n)
-        count += n
-    return mean, squares / count
+        gap = here - self.mean
+        count = self._count + n
+        self._squares = self._squares + ((x - here[:, None]) ** 2).sum(1) + gap**2 * self._count * n / count
+        self.mean = self.mean + gap * n / count
+        self._count = count
+
+    def variance(self) -> Tensor:
+        """Variance of each channel."""
+        return self._squares / self._count
 
 
 ENTRY = Repair(run=run, reader_changes=reader_changes)

@@ -31,6 +31,7 @@ def run(
     layers: Literal["changed", "cut"] = "changed",
     ridge: float | None = None,
     positions: int = POSITIONS,
+    memory: str | int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> nn.Module:
@@ -43,12 +44,14 @@ def run(
         could not. "cut": only layers that lost inputs; faster, and the other weights stay the original's.
     ridge: weight of the penalty, relative to the Gram matrix's mean diagonal; chosen on held-out images if None.
     positions: number of output positions of each image to fit on, drawn at random from `seed`.
+    memory: how much the process may take, such as "4G"; half of the machine's by default. If the values of all images
+        do not fit, they are kept in half precision and partly in a temporary file, or computed again.
     """
     settings = SolveSettings(layers, ridge, positions, seed)
     check(settings, RunError)
-    with walked(graph, plan, images) as walk:
+    with walked(graph, plan, images, memory) as walk:
         solve_layers(walk, settings, progress)
-        return walk.models[1]
+        return walk.pair.models[1]
 
 
 def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[Tensor, Tensor]]:

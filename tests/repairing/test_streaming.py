@@ -1,0 +1,147 @@
+"""A repair within a bound on memory gives what a repair without one gives."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from secateur.base.memory import bytes_of_words
+from secateur.channels.graph import trace
+from secateur.channels.plan import Plan
+from secateur.channels.surgery import prune
+from secateur.errors import RunError
+from secateur.repairing import checkpoints as rates
+from secateur.repairing import lockstep
+from secateur.repairing.checkpoints import Stops, checkpoints
+from secateur.repairing.repair import repair
+from secateur.repairing.value_store import ValueStore
+from tests.repairing.test_layer_solve import Residual, pictures
+
+KEEP = [0, 2, 5]
+
+
+def seconds_of(stops: Stops, kept: tuple[bool, ...], capacity: float, disk: float) -> float:
+    """The time of one choice, visit by visit."""
+    total, start = 0.0, None
+    for k, (seconds, size) in enumerate(zip(stops.seconds, stops.sizes, strict=True)):
+        if start is None:
+            total += seconds
+        else:
+            spilled = max(0.0, stops.sizes[start] - capacity)
+            first = k == start + 1
+            total += seconds - stops.seconds[start] + spilled / rates.DISK
+            total += 0 if first else (stops.sizes[start] - spilled) / rates.COPY
+        if kept[k]:
+            spilled = max(0.0, size - capacity)
+            total += spilled / rates.DISK if spilled <= disk else math.inf
+            start = k
+    return total
+
+
+@pytest.mark.parametrize("capacity, disk", [(0.0, 1e12), (3e9, 1e12), (3e9, 2e9), (0.0, 0.0)])
+def test_checkpoints_are_the_best_of_all_choices(capacity: float, disk: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        seconds = torch.rand(7, generator=draw).mul(40).cumsum(0).tolist()
+        sizes = torch.rand(7, generator=draw).mul(8e9).tolist()
+        stops = Stops(seconds, sizes)
+        choices = [(*some, False) for some in itertools.product((False, True), repeat=6)]
+        best = min(seconds_of(stops, kept, capacity, disk) for kept in choices)
+        got = tuple(checkpoints(stops, capacity, disk))
+        assert seconds_of(stops, got, capacity, disk) == pytest.approx(best)
+    assert checkpoints(Stops([], []), 0, 0) == []
+    assert checkpoints(Stops([1, 2, 3], [5, 5, 5]), 5, 0) == [True, True, False]  # everything fits
+
+
+@pytest.mark.parametrize("capacity", [0, 10**9])
+def test_a_store_gives_back_values_and_the_memory_that_they_share(capacity: int) -> None:
+    weight, base = torch.randn(3), torch.arange(12.0)
+    values: dict[str, Any] = {"a": base[:6].view(2, 3), "b": (base[3:], 7), "w": weight, "n": torch.tensor([1, 2])}
+    before = tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, values)
+    store = ValueStore(capacity, {weight.untyped_storage().data_ptr()})
+    store.add(values)
+    for got in (store.copy(0), store.copy(0), store.take(0)):
+        for name in ("a", "w", "n"):
+            assert torch.equal(got[name], before[name])
+        assert torch.equal(got["b"][0], before["b"][0]) and got["b"][1] == 7
+        assert got["w"] is weight
+        got["a"].zero_()
+        assert got["b"][0][:3].tolist() == [0, 0, 0]  # they share memory, as they did
+        assert got["b"][0][3:].tolist() == before["b"][0][3:].tolist()
+    store.close()
+
+
+@pytest.mark.parametrize("capacity", [0, 10**9])
+def test_half_precision_is_used_where_it_can_hold_the_values(capacity: int) -> None:
+    values = [
+        torch.tensor([1.0, 1 / 3, -500.0]),
+        torch.tensor([1.0, 70000.0]),
+        torch.tensor([1 / 3], dtype=torch.float64),
+    ]
+    store = ValueStore(capacity, half=True)
+    store.add(values)
+    small, large, exact = store.take(0)
+    assert small.dtype == torch.float32 and small.tolist() == [1.0, float(torch.tensor(1 / 3).half()), -500.0]
+    assert large.tolist() == [1.0, 70000.0] and exact.tolist() == values[2].tolist()
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["solve", "bn"])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_values_that_do_not_fit_are_kept_elsewhere_or_computed_again(
+    how: str, inplace: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, where nothing is halved, all ways give the same network."""
+    torch.manual_seed(0)
+    model = Residual(inplace).double().eval()
+    graph = trace(model, pictures(1))
+    plan = Plan.of(graph, {"a1:out": KEEP, "b1:out": KEEP})
+    batches = list(pictures(90).split(20))
+    want = repair(graph, plan, batches, how=how).state_dict()
+    taken: list[list[bool]] = []
+
+    def chosen(every: int, stops: Stops, capacity: float, disk: float) -> list[bool]:
+        assert capacity == 0 and disk > 0
+        taken.append([number % every == 0 for number in range(len(stops.sizes) - 1)] + [False])
+        return taken[-1]
+
+    monkeypatch.setattr(lockstep, "used_memory", lambda: 2**50)  # nothing fits
+    monkeypatch.setattr(lockstep, "AT_ONCE", 2**14)  # a few images at once
+    for every in (1, 2, 100):
+        monkeypatch.setattr(lockstep, "checkpoints", partial(chosen, every))
+        got = repair(graph, plan, iter(batches), how=how, memory="100M").state_dict()
+        for name, value in want.items():
+            torch.testing.assert_close(got[name], value, rtol=1e-9, atol=1e-11)
+    assert len(taken) == 3
+
+
+def test_half_precision_of_kept_values_hardly_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Residual().eval()
+    images = pictures(90).float()
+    graph = trace(model, images[:1])
+    plan = Plan.of(graph, {"a1:out": KEEP, "b1:out": KEEP})
+    whole = repair(graph, plan, images)
+    monkeypatch.setattr(lockstep, "used_memory", lambda: 2**50)
+    monkeypatch.setattr(lockstep, "checkpoints", lambda stops, *_: [True] * len(stops.sizes))
+    bounded = repair(graph, plan, images, memory="100M")
+    fresh = pictures(20, seed=1).float()
+    with torch.no_grad():
+        want, got, cut = whole(fresh), bounded(fresh), prune(graph, plan)(fresh)
+    assert 0 < (got - want).norm() < 0.003 * (cut - want).norm()
+
+
+def test_sizes_in_words() -> None:
+    assert bytes_of_words("4G") == bytes_of_words("4 GiB") == bytes_of_words("4096mb") == 4 * 2**30
+    assert bytes_of_words("1.5g") == 3 * 2**29 and bytes_of_words(10**9) == 10**9
+    graph = trace(nn.Sequential(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 2, 1)).double(), pictures(1))
+    for bad in ("much", "-4G", "5M", "", 0):
+        with pytest.raises(RunError, match="memory must be a size such as 4G"):
+            repair(graph, Plan.of(graph, {"0:out": [1]}), pictures(), memory=bad)
