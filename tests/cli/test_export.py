@@ -43,3 +43,23 @@ def test_mistakes_are_one_line_and_exit_code_1(pruned_lenet: Path, tmp_path: Pat
         assert found.exit_code == 1, (words, found.output)
         assert message in found.stderr
     assert not out.exists()
+
+
+def test_int8(pruned_lenet: Path) -> None:
+    out = pruned_lenet.parent / "small.onnx"
+    words = "--int8", "--data", "digits", "--num-calibration", "20", "--max-drop", "100"
+    shown = lines(secateur("export", pruned_lenet, out, *words))
+    assert shown[0].endswith("bytes, onnx in 8-bit integers") and shown[1] == "calibrated on 20 training images"
+    assert "held-out images" in shown[2] and "points" in shown[3]
+    timed = lines(secateur("bench", out, "--engine", "onnxruntime", "--batch", "1", "--rounds", "1"))
+    assert any("small" in line and "onnxruntime" in line for line in timed)
+
+
+def test_mistakes_with_int8(tmp_path: Path) -> None:
+    for words, message in (
+        (("lenet5", tmp_path / "a.pt2", "--int8"), "ends in .onnx"),
+        (("lenet5", tmp_path / "a.onnx", "--int8"), "give --data"),
+        (("lenet5", tmp_path / "a.onnx", "--int8", "--data", "digits", "--opset", "18"), "neither --opset nor"),
+    ):
+        found = secateur("export", *words)
+        assert found.exit_code == 1 and message in found.stderr, found.output

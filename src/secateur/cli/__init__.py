@@ -23,6 +23,7 @@ VERBS = {
     "models": "models",
     "export": "export",
     "bench": "bench",
+    "latency": "latency",
     "study": "studies",
     "reproduce": "reproduce",
 }

@@ -53,8 +53,8 @@ class BenchOptions:
 def command(
     networks: Annotated[
         list[str],
-        typer.Argument(help="Folders of pruned networks, names, or NAME=WEIGHTS"),
-        Early(early_checks.network),
+        typer.Argument(help="Folders of pruned networks, names, NAME=WEIGHTS, or .onnx files"),
+        Early(early_checks.network_or_file),
     ],
     timing: BenchOptions,
     model: Annotated[
@@ -71,12 +71,17 @@ def command(
         secateur bench runs/prune-resnet56-cifar10
 
         secateur bench resnet56 runs/small --engine onnxruntime --batch 64
+
+        secateur bench small.onnx small-int8.onnx --engine openvino
     """
-    from secateur.cli.networks import open_network
+    from secateur.cli.networks import open_network, open_onnx
     from secateur.shipping.bench import bench
 
     check(timing, RunError)
-    opened = [open_network(typed, model=model, classes=classes) for typed in networks]
+    opened = [
+        open_onnx(typed) if typed.endswith(".onnx") else open_network(typed, model=model, classes=classes)
+        for typed in networks
+    ]
     if len({network.shape for network in opened}) > 1:
         raise RunError(f"networks for images of different sizes cannot be compared: {[n.shape for n in opened]}")
     found = bench(

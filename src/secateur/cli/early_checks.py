@@ -53,6 +53,14 @@ def network(text: str) -> None:
         check_weight_file(found.weights)
 
 
+def network_or_file(text: str) -> None:
+    """What `network` takes, or an ONNX file."""
+    if text.endswith(".onnx"):
+        file(Path(text))
+    else:
+        network(text)
+
+
 def file(path: Path) -> None:
     """A file that exists."""
     if not path.is_file():

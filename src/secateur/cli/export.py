@@ -15,12 +15,15 @@ from secateur.cli.common import complain, console, friendly
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.model_argument import resolve
-from secateur.cli.options import Classes
+from secateur.cli.options import HOLDOUT_HELP, Classes, DataOptions
 from secateur.errors import DataError, ModelError
 from secateur.shipping.file_formats import file_format
+from secateur.zoo.holdout import parse_holdout
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from secateur.cli.networks import Network
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class ExportOptions:
     fold_bn: bool = option(False, "Fold batch norms into the layers before them")
     opset: int | None = option(None, "ONNX opset")
     fixed_batch: int | None = option(None, "Fixed number of images at a time; any number by default", least=1)
+    int8: bool = option(False, "ONNX in 8-bit integers, calibrated on training images of --data")
+    max_drop: float = option(1.0, "With --int8: points of held-out accuracy that may be lost", least=0)
+    num_calibration: int = option(200, "With --int8: number of images to calibrate on", least=1)
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,12 @@ class ComparisonData:
     data_root: Path | None = option(None, "Folder that holds the data set", group="Comparison")
     mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Comparison")
     std: str | None = option(None, "Standard deviation to divide by", group="Comparison")
+    holdout: str = option(
+        "train:0.1",
+        f"With --int8, {HOLDOUT_HELP.lower()}",
+        group="Comparison",
+        valid=parse_holdout,
+    )
     num_images: int = option(100, "Number of images of --data", group="Comparison", least=1)
 
     def images(self, size: int) -> Tensor | None:
@@ -81,14 +93,21 @@ def command(
         secateur export runs/prune-resnet56-cifar10 small.onnx --fold-bn
 
         secateur export resnet56=resnet56.safetensors full.pt2
+
+        secateur export runs/prune-resnet56-cifar10 small.onnx --int8 --data cifar10
     """
     check(file, ModelError)
+    if file.int8:
+        _check_int8(file, comparison, network, out)
     file_format(out, file.format)
     refuse_overwriting(out)
     from secateur.cli.networks import open_network
     from secateur.shipping.export import export
 
     found = open_network(network, model=model, classes=classes)
+    if file.int8:
+        _export_int8(found, comparison, file, network, out)
+        return
     images = comparison.images(found.shape[-1])
     done = export(
         found.model,
@@ -107,3 +126,31 @@ def command(
         console.print(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of the largest output")
     if not resolve(network, model).has_weights:
         complain("note", "no weights were given, so the network is not trained")
+
+
+def _check_int8(file: ExportOptions, comparison: ComparisonData, network: str, out: Path) -> None:
+    if file.format not in (None, "onnx") or out.suffix != ".onnx":
+        raise ModelError(f"--int8 writes an ONNX file: give a name that ends in .onnx, not {out.name}")
+    if file.opset is not None or file.fixed_batch is not None:
+        raise ModelError("--int8 takes neither --opset nor --fixed-batch: the file takes any number of images")
+    if comparison.data is None and "data" not in resolve(network).asked:
+        raise DataError("--int8 needs images to calibrate on and to check its accuracy on: give --data")
+
+
+def _export_int8(found: Network, given: ComparisonData, file: ExportOptions, network: str, out: Path) -> None:
+    from secateur.shipping.int8 import export_int8
+
+    data = DataOptions(given.data, given.holdout, given.data_root, given.mean, given.std).open(network)
+    done = export_int8(
+        found.model,
+        found.example(),
+        out,
+        data.loader("train", 64, limit=file.num_calibration),
+        data.loader("holdout", 64),
+        max_drop=file.max_drop,
+    )
+    console.print(f"{done.path}: {done.bytes:,} bytes, onnx in 8-bit integers", soft_wrap=True)
+    console.print(f"calibrated on {done.num_calibration} training images")
+    before, after = (f"{100 * accuracy.top1:.2f}%" for accuracy in (done.before, done.after))
+    console.print(f"accuracy on {done.before.num_images} held-out images: {before} before, {after} in 8-bit integers,")
+    console.print(f"a drop of {done.drop:.2f} points")

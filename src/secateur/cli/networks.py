@@ -43,6 +43,14 @@ def open_network(typed: str, *, model: str | None = None, classes: int | None = 
     return _pruned(found, classes) if found.folders else _by_name(found, classes)
 
 
+def open_onnx(typed: str) -> Network:
+    """The network in an ONNX file."""
+    from secateur.measuring.onnx_file import OnnxFile
+
+    file = OnnxFile(typed)
+    return Network(Path(typed).stem, file, file.shape)
+
+
 def check_trained(models: list[str], weights: Path | None) -> None:
     """ModelError for a network without weights, unless its own factory may load some."""
     for text in models:

@@ -22,19 +22,24 @@ def take_turns(
     *,
     warmup: int,
     rounds: int,
+    repeats: int = 0,
     cpu_time: bool = False,
 ) -> list[list[float]]:
     """Seconds of each run in each round. Every second round is in reverse order.
 
+    repeats: in each turn, run once without timing, and then time this number of calls, all of which count. So a run
+        finds in the processor's caches what its last call left there. By default a turn is one call.
     cpu_time: processor time, summed over threads, instead of wall-clock time.
     """
     seconds: list[list[float]] = [[] for _ in runs]
     for turn in range(-warmup, rounds):
         order = range(len(runs)) if turn % 2 == 0 else range(len(runs) - 1, -1, -1)
         for place in order:
-            spent = timed(runs[place], devices[place], cpu_time)
+            if repeats:
+                runs[place]()
+            spent = [timed(runs[place], devices[place], cpu_time) for _ in range(repeats or 1)]
             if turn >= 0:
-                seconds[place].append(spent)
+                seconds[place] += spent
     return seconds
 
 

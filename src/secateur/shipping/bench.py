@@ -15,6 +15,7 @@ from secateur.base.tables import short_table
 from secateur.errors import ModelError, RunError
 from secateur.measuring.engines import ENGINES, PreparedModel
 from secateur.measuring.latency import Timing, check_turns, latency, prepare, ready_to_time
+from secateur.measuring.onnx_file import OnnxFile
 from secateur.measuring.speedup import Speedup, speedup
 from secateur.shipping.fold import fold_batch_norm
 from secateur.shipping.model_profile import ModelProfile, profile
@@ -88,7 +89,10 @@ def bench(
     _check(models, example, engines)
     check_turns(models, rounds, batches)
     if fold_bn:
-        models = {name: fold_batch_norm(model, example[:1]) for name, model in models.items()}
+        models = {
+            name: model if isinstance(model, OnnxFile) else fold_batch_norm(model, example[:1])
+            for name, model in models.items()
+        }
     with ready_to_time(models.values(), threads), shown(progress, steps("timing")) as report:
         prepared, notes = _prepare_all(models, example, batches, engines)
         timings = latency(

@@ -17,6 +17,7 @@ from secateur.channels.graph import trace
 from secateur.channels.selection import selection_of
 from secateur.errors import TraceError
 from secateur.measuring.latency import placed, repeated
+from secateur.measuring.onnx_file import OnnxFile
 
 PROFILED = 5  # forward passes in which each layer is timed
 
@@ -31,7 +32,9 @@ class ModelProfile:
 
 
 def profile(model: nn.Module, example: Tensor, batch: int) -> ModelProfile:
-    """The profile of a model; its layers are timed at batch size `batch`."""
+    """The profile of a model; its layers are timed at batch size `batch`. Little is known about an ONNX file."""
+    if isinstance(model, OnnxFile):
+        return ModelProfile(None, 0, {})
     try:
         macs = trace(model, example[:1]).macs
     except TraceError:

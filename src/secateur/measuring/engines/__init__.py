@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from secateur.base.registry import Entry, Registry
-from secateur.errors import RunError
+from secateur.errors import ModelError, RunError
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,18 @@ class Engine(Entry):
         Raises RunError if a package is missing, and ModelError if the engine cannot run the model.
         """
         self.check_installed()
+        content = getattr(model, "content", None)
+        if isinstance(content, bytes):  # an `OnnxFile`
+            return self._prepare_file(content, threads)
         return self.make(model, example, threads)
+
+    def _prepare_file(self, content: bytes, threads: int) -> PreparedModel:
+        import torch
+
+        if self.open_onnx is None:
+            raise ModelError(f"{self.name} does not read ONNX files")
+        run = self.open_onnx(content, threads)
+        return PreparedModel(lambda batch: run(batch.numpy()), torch.device("cpu"))
 
     def check_installed(self) -> None:
         """Raise RunError with the command to run if a package that the engine needs is missing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,11 @@ class Block:
     def groups(self) -> int:
         """Groups of channels that must stay equally wide."""
         return 1 if self.depthwise else int(getattr(self.modules[0], "groups", 1))
+
+    @property
+    def fused_kind(self) -> str:
+        """The kind for engines that fold batch norms and biases into the layer, and take no time for a ReLU."""
+        return re.sub(r"( BatchNorm\dd| ReLU(?= )|\+b)", "", self.kind)
 
 
 def widths_of(layer: nn.Module) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from secateur.channels.layer_kinds import MIXING
 from secateur.channels.traced import Traced
 from secateur.channels.units import Indices, Unit
 from secateur.measuring.layer_timing.blocks import Block, find_blocks
+from secateur.measuring.layer_timing.completion import pairs_to_time
 from secateur.measuring.layer_timing.widths import widths_to_time
 
 
@@ -27,8 +28,8 @@ class Grid:
 
     @property
     def points(self) -> list[tuple[int, int]]:
-        """All pairs of widths."""
-        return [(i, o) for i in self.inputs for o in self.outputs]
+        """The pairs of widths to time."""
+        return pairs_to_time(self.inputs, self.outputs)
 
 
 def find_grids(graph: ChannelGraph) -> list[Grid]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from secateur.base.batches import device_of
@@ -22,6 +22,7 @@ from secateur.measuring.latency import placed, prepare, ready_to_time, repeated
 from secateur.measuring.latency_table import LatencyTable
 from secateur.measuring.layer_timing.blocks import Block, is_shared
 from secateur.measuring.layer_timing.cache import Timings, read_cache, write_cache
+from secateur.measuring.layer_timing.completion import complete
 from secateur.measuring.layer_timing.grids import Grid, find_grids
 from secateur.measuring.layer_timing.layer_times import LayerTimes
 from secateur.measuring.layer_timing.machine import MeasuredWith, measured_with
@@ -30,7 +31,8 @@ from secateur.measuring.turns import processor_time, take_turns
 
 BATCH = 64
 WHOLE_ROUNDS = 5  # of the whole network, before its layers are timed; it runs once more after each of them
-FEWEST, MOST = 5, 15  # rounds of a layer
+FEWEST, MOST = 3, 6  # rounds of a layer
+REPEATS = 2  # calls of a layer in each round
 ENOUGH = 0.02  # seconds that the rounds of a layer take together, unless they are more than MOST
 LONGEST = 0.02  # longest run of a convolution in seconds; slower ones are timed on fewer images
 TOGETHER = 32  # runs that take turns
@@ -116,7 +118,7 @@ def _measure(
                 report(done, total)
             seconds += turns(warmup=0, rounds=1)[0]
             found.keep()
-    whole["whole"] = found.whole = statistics.median(seconds)
+    whole["whole"] = found.whole = typical(seconds)
     found.keep()
     return found
 
@@ -141,14 +143,20 @@ class _Job:
         trial = min(turns([opened(longest, batch)], [found.device], warmup=1, rounds=2)[0])
         trial = max(trial, LEAST)
         images = batch if len(self.block.in_shape) == 2 else max(1, min(batch, int(batch * LONGEST / trial)))
-        rounds = max(FEWEST, min(MOST, math.ceil(ENOUGH / trial)))
+        rounds = max(FEWEST, min(MOST, math.ceil(ENOUGH / REPEATS / trial)))
         names = list(self.sums)
         for start in range(0, len(names), TOGETHER):
             part = {name: self.sums[name] for name in names[start : start + TOGETHER]}
             runs = list(dict.fromkeys(run for s in part.values() for run in (*s.plus, *s.minus)))
-            took = turns([opened(run, images) for run in runs], [found.device] * len(runs), warmup=1, rounds=rounds)
-            middle = {run: statistics.median(seconds) for run, seconds in zip(runs, took, strict=True)}
+            calls = [opened(run, images) for run in runs]
+            took = turns(calls, [found.device] * len(runs), warmup=0, rounds=rounds, repeats=REPEATS)
+            middle = {run: typical(seconds) for run, seconds in zip(runs, took, strict=True)}
             yield {name: batch / images * _value(total, middle) for name, total in part.items()}
+
+
+def typical(seconds: Sequence[float]) -> float:
+    """The lower quartile: other load on the machine only adds time, and may do so for more than half of the calls."""
+    return float(np.percentile(seconds, 25))
 
 
 def _value(total: Sum, seconds: dict[Run, float]) -> float:
@@ -162,7 +170,7 @@ def _jobs(found: _Measured, grids: Sequence[Grid]) -> Iterator[_Job]:
         block = grid.block
         sums = {f"{i}->{o}": layer_sum(found.engine, block, i, o) for i, o in grid.points}
         chosen = {str(i): selection_sum(found.engine, block, i) for i in _selected(grid)}
-        for kind, asked in ((block.kind, sums), (_selection_kind(block), chosen)):
+        for kind, asked in ((_timed_kind(found.engine, block), sums), (_selection_kind(block), chosen)):
             known = found.of(kind)
             missing = {name: total for name, total in asked.items() if name not in known}
             if missing:
@@ -174,6 +182,10 @@ def _jobs(found: _Measured, grids: Sequence[Grid]) -> Iterator[_Job]:
 def _selected(grid: Grid) -> tuple[int, ...]:
     """Numbers of inputs that may be selected. A layer that reads all of a stream selects nothing."""
     return grid.inputs[:-1] if grid.selects else ()
+
+
+def _timed_kind(engine: Engine, block: Block) -> str:
+    return block.kind if engine.open_onnx is None else block.fused_kind
 
 
 def _selection_kind(block: Block) -> str:
@@ -199,8 +211,9 @@ def _table(grids: Sequence[Grid], found: _Measured, whole: float, setting: Measu
 
 
 def _layer_times(grid: Grid, found: _Measured) -> LayerTimes:
-    known, chosen = found.of(grid.block.kind), found.of(_selection_kind(grid.block))
-    seconds = tuple(tuple(known[f"{i}->{o}"] for o in grid.outputs) for i in grid.inputs)
+    known, chosen = found.of(_timed_kind(found.engine, grid.block)), found.of(_selection_kind(grid.block))
+    timed = {(i, o): known[f"{i}->{o}"] for i, o in grid.points}
+    seconds = tuple(tuple(row) for row in complete(grid.inputs, grid.outputs, timed).tolist())
     selecting = (*(chosen[str(i)] for i in _selected(grid)), 0.0) if grid.selects else ()
     return LayerTimes(grid.inputs, grid.outputs, seconds, selecting)
 

@@ -18,12 +18,12 @@ MEDIUM = 64  # layers up to this width are timed at all multiples of 4
 def widths_to_time(width: int) -> tuple[int, ...]:
     """Widths from 1 to `width`, ascending: those at which kernels step, and some between them.
 
-    Up to 16: 1, 3 and all even widths. Up to 64: multiples of 4. Above: eighths of the width as multiples of 16 (or
-    4). Layers wider than 16 are also timed at some multiples of 4 and 8 only, and at some odd widths.
+    Up to 16: all even widths and some odd ones. Up to 64: multiples of 4. Above: about eighths of the width, as
+    multiples of 16. Layers wider than 16 are also timed at some widths that are multiples of 4 or 8 only, or odd.
     """
     if width <= NARROW:
-        return tuple(sorted({n for n in range(1, width + 1) if n % 2 == 0 or n < 4} | {width}))
-    if width <= MEDIUM:
+        found = {n for n in range(1, width) if n % 2 == 0 or n < 4 or n in (width // 2 - 1, width - 1)}
+    elif width <= MEDIUM:
         found = {*range(4, width, 4), width // 8 - 1, width // 2 - 1, width - 1}
     else:
         step = max(1, round(width / 8 / LARGEST_BLOCK)) * LARGEST_BLOCK

@@ -1,0 +1,162 @@
+"""Do latency tables predict the time of pruned networks? Predicted and measured seconds, in every engine.
+
+    python benchmarks/latency_tables.py prepare [--network NAME] [--folder FOLDER]
+    python benchmarks/latency_tables.py time [--network NAME] [--engine ENGINE] [--batch N] [--write FILE]
+
+`prepare` builds four plans for each network and writes the pruned networks as ONNX files. `time` measures the latency
+table (or reads it from the user's cache folder), times the networks in turns, on one thread in processor seconds, and
+writes both to the file. Times are lower quartiles, as in the table. Both steps skip what is there already; `time` is
+short once the tables are in the cache, so that it can run while the machine is quiet.
+
+Networks are fresh: time does not depend on weights. Plans, by numbers of channels: half of every unit inside a block;
+three quarters of every unit, with selections from streams; widths that were timed, drawn at random; odd widths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+from torch import nn
+
+import secateur as sc
+from secateur.base.atomic_files import write_atomically
+from secateur.channels.graph import ChannelGraph
+from secateur.measuring.latency import latency
+from secateur.measuring.layer_timing.measure import latency_table, typical
+from secateur.measuring.layer_timing.widths import widths_to_time
+from secateur.measuring.onnx_file import OnnxFile
+from secateur.shipping.export import export
+from secateur.zoo.models import create
+from tests.networks import from_torchvision
+
+NETWORKS = {  # image size, batch sizes
+    "resnet56": (32, (64, 1)),
+    "vgg16": (32, (64, 1)),
+    "mobilenet_v2": (224, (8, 1)),
+    "resnet50": (224, (8, 1)),
+}
+ENGINES = ("eager", "onnxruntime", "openvino")
+PLANS = ("unpruned", "half of inner units", "three quarters of all units", "timed widths", "odd widths")
+ROUNDS = 9
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name != "mobilenet_v2":
+        return create(name).eval()
+    made: nn.Module = from_torchvision.library().mobilenet_v2(weights=None)
+    return made.eval()
+
+
+def kept(graph: ChannelGraph, plan: str) -> dict[str, tuple[int, ...]]:
+    draw = np.random.default_rng(0)
+    keep: dict[str, range] = {}
+    for name, unit in graph.units.items():
+        steps = unit.width // unit.granule
+        inner = unit.kind == "private"
+        if plan == "half of inner units" and inner:
+            count = steps // 2
+        elif plan == "three quarters of all units":
+            count = 3 * steps // 4
+        elif plan == "timed widths" and inner:
+            count = int(draw.choice([n for n in widths_to_time(steps) if n >= steps / 4]))
+        elif plan == "odd widths" and inner:
+            count = max(1, 5 * steps // 8 - 1)
+        else:
+            continue
+        keep[name] = range(max(1, count) * unit.granule)
+    return graph.balance(keep)
+
+
+def traced(name: str) -> ChannelGraph:
+    size = NETWORKS[name][0]
+    return sc.trace(network(name), torch.zeros(1, 3, size, size), check=False)
+
+
+def prepare(name: str, folder: Path) -> None:
+    missing = [plan for plan in PLANS if not path_of(folder, name, plan).exists()]
+    graph = traced(name) if missing else None
+    for plan in missing:
+        assert graph is not None
+        small = sc.prune(graph, sc.Plan.of(graph, kept(graph, plan)), check=False)
+        export(small, graph.example, path_of(folder, name, plan))
+        print(f"{name}: {plan}", flush=True)
+
+
+def path_of(folder: Path, name: str, plan: str) -> Path:
+    return folder / f"{name}-{plan.replace(' ', '-')}.onnx"
+
+
+def compare(graph: ChannelGraph, name: str, engine: str, batch: int, folder: Path) -> dict[str, Any]:
+    """Predicted and measured seconds of each plan."""
+    table = latency_table(graph, engine, batch, 1)
+    keeps = {plan: kept(graph, plan) for plan in PLANS}
+    models: dict[str, nn.Module] = {}
+    for plan, keep in keeps.items():
+        if engine == "eager":
+            models[plan] = sc.prune(graph, sc.Plan.of(graph, keep), check=False)
+        else:
+            models[plan] = OnnxFile(path_of(folder, name, plan))
+    found = latency(models, graph.example, engine=engine, batch_sizes=(batch,), rounds=ROUNDS, threads=1, cpu_time=True)
+    measured = {timing.name: typical(timing.seconds) for timing in found}
+    rows = {}
+    for plan, keep in keeps.items():
+        predicted = table.predict(graph, keep)
+        rows[plan] = {
+            "macs": graph.cost(keep).macs,
+            "predicted": predicted,
+            "measured": measured[plan],
+            "ratio": predicted / measured[plan],
+            "predicted_speedup": table.whole / predicted,
+            "measured_speedup": measured["unpruned"] / measured[plan],
+        }
+        say(name, engine, batch, plan, rows[plan])
+    return {"measured_with": str(table.measured_with), "remainder": table.remainder / table.whole, "plans": rows}
+
+
+def say(name: str, engine: str, batch: int, plan: str, row: dict[str, float]) -> None:
+    print(
+        f"{name:12} {engine:11} {batch:3} {plan:27} predicted {1e3 * row['predicted']:8.2f} ms, "
+        f"measured {1e3 * row['measured']:8.2f} ms, ratio {row['ratio']:.2f}; "
+        f"speed-up {row['predicted_speedup']:.2f}x predicted, {row['measured_speedup']:.2f}x measured",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("prepare", "time"))
+    parser.add_argument("--network", choices=NETWORKS, action="append")
+    parser.add_argument("--engine", choices=ENGINES, action="append")
+    parser.add_argument("--batch", type=int, action="append")
+    parser.add_argument("--folder", type=Path, default=Path("runs/latency"))
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--again", action="store_true", help="time again what is in the file")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    results = json.loads(asked.write.read_text()) if asked.write and asked.write.exists() else {}
+    for name in asked.network or NETWORKS:
+        prepare(name, asked.folder)
+        if asked.step == "prepare":
+            continue
+        graph = traced(name)
+        for batch in asked.batch or NETWORKS[name][1]:
+            for engine in asked.engine or ENGINES:
+                key = f"{name}, {engine}, batch {batch}"
+                if key in results and not asked.again:
+                    continue
+                results[key] = compare(graph, name, engine, batch, asked.folder)
+                if asked.write:
+                    write_atomically(asked.write, (json.dumps(results, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
