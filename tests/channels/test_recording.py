@@ -355,3 +355,27 @@ def test_a_guard_freezes_what_it_looked_at() -> None:
     torch.manual_seed(0)
     graph = is_exact(TwoChecks(), IMAGE, {"a:out": (8, 1), "c:out": (4, 1)})
     assert "another path" in graph.frozen["b"]
+
+
+class AsTheWeights(Chain):
+    """Asks a layer for the type and device of its weights, and nothing else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.b.weight.dtype).to(self.bn.weight.device))
+
+
+def test_the_type_of_a_weight_is_no_use_of_it() -> None:
+    torch.manual_seed(0)
+    is_exact(AsTheWeights(), IMAGE, CHAIN)
+
+
+def test_reasons_name_operations_as_people_write_them() -> None:
+    class Scaled(TwoChecks):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.b(F.relu(self.a(x)))
+            x = F.interpolate(x, size=(x.size(1), x.size(1)))
+            return self.fc(pooled(F.relu(self.c(x))))
+
+    torch.manual_seed(0)
+    graph = is_exact(Scaled(), IMAGE, {"a:out": (8, 1), "c:out": (4, 1)})
+    assert graph.frozen["b"].startswith("interpolate does not work with fewer channels")

@@ -234,3 +234,51 @@ def test_tracing_twice_says_the_same(name: str) -> None:
     assert {n: p.shape for n, p in small.named_parameters()} == {
         n: p.shape for n, p in sc.prune(first, plan).named_parameters()
     }
+
+
+class Normalised(nn.Module):
+    """Spectral norms: in training mode, every look at their weights changes buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 3)
+        self.b = nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 3))
+        self.c = nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+def test_weights_that_change_when_they_are_looked_at_are_not() -> None:
+    model = Normalised().train()
+    with unchanged(model):
+        graph = sc.trace(model, IMAGE)
+    assert graph.params == 3 * 8 * 9 + 8 * 8 * 9 + 8 * 8  # computed weights are no shared ones
+
+
+class Listening(nn.Module):
+    """Hooks that write to a list of the model, and hooks on the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 1)
+        self.seen: list[Tensor] = []
+        self.b.register_forward_hook(lambda module, args, output: self.seen.append(output))
+        self.register_forward_pre_hook(lambda module, args: (args[0] - args[0].mean(1, keepdim=True),))
+        self.register_forward_hook(lambda module, args, output: output * 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x)).relu())
+
+
+def test_hooks_that_write_to_the_model_and_hooks_of_the_model_itself() -> None:
+    model = Listening().double().eval()
+    image = IMAGE.double()
+    graph = sc.trace(model, image)
+    assert model.seen == [] and set(graph.units) == {"a:out", "b:out"}
+    plan = sc.Plan.of(graph, {"a:out": [1, 2, 6], "b:out": [0, 5]})
+    small = sc.prune(graph, plan)
+    assert model.seen == []
+    with sc.zeroed(graph, plan):
+        wanted = proof.outputs(model, image)
+    assert proof.relative_error(proof.outputs(small, image), wanted) < 1e-12

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import secateur as sc
 from secateur.channels.verifying.outputs import distance, flattened
-from secateur.channels.verifying.trials import acts_on_training
+from secateur.channels.verifying.trials import modes_of
 from secateur.channels.verifying.verification import culprits
 from secateur.errors import PlanError
 from tests import proof
@@ -324,11 +324,11 @@ def test_code_that_asks_for_the_mode() -> None:
         def between(self, h: Tensor) -> Tensor:
             return next(h if self.training else -h for _ in range(1))
 
-    assert not acts_on_training(nn.Sequential(Plain(), nn.Dropout(0.5), nn.BatchNorm2d(8)))
-    assert acts_on_training(nn.Sequential(Asks()))
+    assert modes_of(nn.Sequential(Plain(), nn.Dropout(0.5), nn.BatchNorm2d(8))) == ["eval"]
+    assert modes_of(nn.Sequential(Asks())) == ["eval", "training"]
     hooked = Plain()
     hooked.a.register_forward_hook(lambda module, args, output: None)
-    assert acts_on_training(hooked)
+    assert modes_of(hooked) == ["eval", "training"]
 
 
 def test_trace_without_the_check_by_running_only_follows_labels() -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import fx, nn
 
 from secateur.channels.discovery.discover import Discovery
-from secateur.channels.layer_kinds import CONVOLUTIONS, FUNCTIONS, MIXING, TRANSPOSED, is_depthwise
+from secateur.channels.layer_kinds import CONVOLUTIONS, FUNCTIONS, MIXING, TRANSPOSED, batched_dims, is_depthwise
 from secateur.channels.liveness import Liveness
 from secateur.channels.traced import Traced
 from secateur.channels.units import Indices, Mask
@@ -109,7 +109,8 @@ def find_layers(traced: Traced) -> dict[str, Layer]:
             module = traced.module(node)
             if isinstance(module, MIXING):
                 layer = _module_layer(traced, node, module, batch)
-                if owners.setdefault(id(module.weight), layer.name) != layer.name:
+                weight = module._parameters.get("weight")  # a computed one would be another tensor each time
+                if weight is not None and owners.setdefault(id(weight), layer.name) != layer.name:
                     layer = replace(layer, tied=True)
         elif node.op == "call_function" and node.target in FUNCTIONS:
             layer = _functional_layer(traced, node, batch)
@@ -125,7 +126,7 @@ def _batch(traced: Traced) -> int:
     """Number of images in the example; 1 if the network takes a single image without a batch dimension."""
     for node in traced.graph.nodes:
         if node.op == "call_module" and isinstance(module := traced.module(node), CONVOLUTIONS):
-            if len(_input_shape(traced, node)) < module.weight.dim():
+            if len(_input_shape(traced, node)) < batched_dims(module):
                 return 1
             break
     for node in traced.graph.nodes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -18,3 +20,8 @@ def is_depthwise(layer: nn.Module) -> bool:
     if not isinstance(layer, CONVOLUTIONS):
         return False
     return bool(getattr(layer, DEPTHWISE, layer.groups == layer.in_channels > 1))
+
+
+def batched_dims(layer: Any) -> int:
+    """How many dimensions the input of a convolution has, with images."""
+    return 2 + len(layer.kernel_size)

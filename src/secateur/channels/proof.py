@@ -19,6 +19,7 @@ from secateur.channels.units import Keep, Unit
 from secateur.channels.verifying.comparison import RANDOM
 from secateur.channels.verifying.recorded import check_recording
 from secateur.channels.verifying.trials import Trial, trials_for
+from secateur.channels.verifying.varied_weights import constants_varied
 from secateur.channels.verifying.verification import culprits, failure, layer_that_differs
 from secateur.errors import PlanError
 
@@ -34,9 +35,10 @@ def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
     graph = _prove_on_labels(graph)
     if not graph.units or not by_running:
         return graph
-    trials = trials_for(graph.model, graph.example)
-    check_recording(graph.found.traced, next((t for t in trials if t.mode == "eval"), None), graph.example)
-    return _prove_by_running(graph, trials)
+    with constants_varied(graph.model):
+        trials = trials_for(graph.model, graph.example)
+        check_recording(graph.found.traced, next((t for t in trials if t.mode == "eval"), None), graph.example)
+        return _prove_by_running(graph, trials)
 
 
 # -- on labels
@@ -81,7 +83,7 @@ def _hold(graph: ChannelGraph, error: Mismatch) -> ChannelGraph:
         if units:
             break
     units = units or list(graph.units)
-    reason = f"{error.node.target} does not work with fewer channels ({error})"
+    reason = f"{error.where} does not work with fewer channels ({error})"
     return graph.holding(dict.fromkeys(units, reason))
 
 
@@ -127,7 +129,7 @@ def _why(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> str:
         found = failure(graph, keep, [trial])
         if found is not None:
             layer = layer_that_differs(graph, keep, trial.inputs, trial.mode)
-            when = " in training mode" if trial.mode == "training" else ""
+            when = f" {trial.mode}".replace(" eval", "").replace(" training", " in training mode")
             return f"with fewer channels the network computes something else{when}: {found}" + (
                 f", first at {layer}" if layer else ""
             )

@@ -44,11 +44,9 @@ def replay_plan(graph: ChannelGraph, keep: Keep) -> tuple[Record, Slices]:
     try:
         return replay(graph, keep)
     except Mismatch as error:
-        where = getattr(error.node.target, "__name__", str(error.node.target))
-        raise PlanError(
-            f"the network cannot be pruned like this, at {where}: {error}. The usual cause is a unit that keeps a "
-            "single channel; keep two."
-        ) from error
+        alone = [name for name, kept in keep.items() if len(kept) == graph.units[name].granule]
+        advice = f" The usual cause is a unit that keeps one channel, as {alone[0]!r} does; keep two." if alone else ""
+        raise PlanError(f"the network cannot be pruned like this, at {error.where}: {error}.{advice}") from error
 
 
 def replay(graph: ChannelGraph, keep: Keep) -> tuple[Record, Slices]:

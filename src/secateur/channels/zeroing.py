@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from secateur.base.preserve_state import nothing_compiled
 from secateur.channels import layer_surgery
-from secateur.channels.layer_kinds import CONVOLUTIONS
+from secateur.channels.layer_kinds import CONVOLUTIONS, batched_dims
 from secateur.channels.plan import Plan
 from secateur.channels.units import Indices, Keep
 
@@ -53,7 +53,7 @@ def _without(inputs: Tensor) -> Callable[..., Any]:
 
     def zero(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x: Tensor = args[0]
-        dim = x.dim() - layer.weight.dim() + 1 if isinstance(layer, CONVOLUTIONS) else x.dim() - 1
+        dim = x.dim() - batched_dims(layer) + 1 if isinstance(layer, CONVOLUTIONS) else x.dim() - 1
         return (x.index_fill(dim, inputs.to(x.device), 0), *args[1:])
 
     return zero

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from secateur.channels import layer_surgery
 from secateur.channels.labels.call import Rule
-from secateur.channels.layer_kinds import CONVOLUTIONS, MIXING, is_depthwise
+from secateur.channels.layer_kinds import CONVOLUTIONS, MIXING, batched_dims, is_depthwise
 from secateur.channels.rules.layers import channelwise, instance_norm, prelu
 from secateur.channels.rules.regrouping import group_norm
 from secateur.channels.rules.rulebook import base_layer
@@ -113,7 +113,7 @@ def _random_input(layer: nn.Module, dims: int) -> Tensor:
     """Two random images, large enough for the kernel of a convolution."""
     side = 15
     if isinstance(layer, CONVOLUTIONS):
-        dims = layer.weight.dim()  # with a batch dimension, also for layers that are called without one
+        dims = batched_dims(layer)  # with a batch dimension, also for layers that are called without one
         sides = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
         side = max(dilation * (kernel - 1) + 1 + 2 * stride for kernel, dilation, stride in sides)
     x = torch.randn(2, _input_width(layer), *(side,) * (dims - 2), dtype=torch.float64)

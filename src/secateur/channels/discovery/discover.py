@@ -17,7 +17,7 @@ from secateur.channels.discovery.unseen_layers import read_by_training
 from secateur.channels.labels.label_pass import LabelPass
 from secateur.channels.labels.label_tensors import tensors_in
 from secateur.channels.labels.record import Balance, Emitter, Record
-from secateur.channels.layer_kinds import CONVOLUTIONS
+from secateur.channels.layer_kinds import CONVOLUTIONS, batched_dims
 from secateur.channels.recording.tracing import left_as_found, record_calls
 from secateur.channels.rules.rulebook import RuleFinder, is_leaf
 from secateur.channels.traced import Example, Traced
@@ -57,7 +57,7 @@ class Discovery:
         for node in self.traced.graph.nodes:
             if node.op == "call_module" and str(node.target) in self.reads:
                 module, shape = self.traced.module(node), self.traced.shapes[node.all_input_nodes[0].name]
-                if not node.args or (isinstance(module, CONVOLUTIONS) and len(shape) < module.weight.dim()):
+                if not node.args or (isinstance(module, CONVOLUTIONS) and len(shape) < batched_dims(module)):
                     found.add(str(node.target))
         return frozenset(found)
 

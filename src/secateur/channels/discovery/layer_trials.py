@@ -37,7 +37,8 @@ def try_layers(traced: Traced) -> tuple[dict[str, str], frozenset[str]]:
     """Called modules and bare parameters that must not be cut -> reason in words, and layers that must keep all of
     their inputs, but not their outputs."""
     tied = _tied_parameters(traced.model)
-    bare = {str(node.target) for node in traced.graph.nodes if node.op == "get_attr"}
+    # A node without users was only asked for its type or device.
+    bare = {str(node.target) for node in traced.graph.nodes if node.op == "get_attr" and node.users}
     reasons: dict[str, str] = {}
     reading_all: set[str] = set()
     trials: _Trials = {}

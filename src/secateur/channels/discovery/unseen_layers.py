@@ -36,7 +36,7 @@ def read_by_training(find_rule: RuleFinder, example: Example, emit: Emitter, rec
 
 def _unseen_layers(traced: Traced) -> set[str]:
     """Modules with parameters of their own that no call of the graph reaches."""
-    bare = {str(node.target).rpartition(".")[0] for node in traced.graph.nodes if node.op == "get_attr"}
+    bare = {str(node.target).rpartition(".")[0] for node in traced.graph.nodes if node.op == "get_attr" and node.users}
     called = set(traced.calls)
     unseen = set()
     for name, module in named_modules(traced.model):

@@ -27,7 +27,7 @@ from secateur.channels.labels.label_tensors import (
     varying,
 )
 from secateur.channels.labels.record import Balance, Mismatch, Replay, Selected
-from secateur.channels.layer_kinds import CONVOLUTIONS
+from secateur.channels.layer_kinds import CONVOLUTIONS, batched_dims
 from secateur.channels.selection import selection_of
 from secateur.channels.units import Indices
 
@@ -258,5 +258,5 @@ class Call:
     def _selection_dim(self, x: Tensor) -> int:
         layer = self.module
         if isinstance(layer, CONVOLUTIONS):
-            return x.dim() - layer.weight.dim() + 1  # 1, or 0 without a batch dimension
+            return x.dim() - batched_dims(layer) + 1  # 1, or 0 without a batch dimension
         return x.dim() - 1 if isinstance(layer, nn.Linear) else 1

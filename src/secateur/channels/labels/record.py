@@ -20,6 +20,11 @@ class Mismatch(Exception):
         super().__init__(message)
         self.node = node
 
+    @property
+    def where(self) -> str:
+        """The call at which it fails, in words."""
+        return getattr(self.node.target, "__name__", str(self.node.target))
+
 
 @dataclass
 class Balance:

@@ -101,7 +101,7 @@ class ValueTracer(fx.Tracer):
 
         def forward() -> Any:
             with sizes_are_recorded(lambda value: type(value) in PROXIES, self.create_proxy):
-                return self.root.forward(*args, **kwargs)
+                return self.root._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # with its own hooks
 
         return forward, []
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from secateur.channels.labels.call import Call, Rule
 from secateur.channels.labels.label_tensors import along, tensors_in
-from secateur.channels.layer_kinds import is_depthwise
+from secateur.channels.layer_kinds import batched_dims, is_depthwise
 from secateur.channels.rules.pointwise import elementwise
 
 
@@ -20,7 +20,7 @@ def convolution(call: Call) -> Any:
     """
     layer: nn.Conv2d = call.module  # type: ignore[assignment]
     x = call.x
-    dim = x.dim() - layer.weight.dim() + 1  # 1, or 0 without a batch dimension
+    dim = x.dim() - batched_dims(layer) + 1  # 1, or 0 without a batch dimension
     vector = call.vector(x, dim)
     if vector is None:
         return call.unknown(f"{call.what} runs along an axis that carries channels")

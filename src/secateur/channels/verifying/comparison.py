@@ -23,6 +23,7 @@ _CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}  # differences that need no
 _SAME = 1e-9  # of copies in float64
 _MARGIN = 30.0  # how much larger a difference by rounding may be than the one that noise in the weights makes
 
+WITH_GRADIENTS = " with gradients"
 RANDOM = "its outputs depend on random numbers, so that they cannot be compared"
 
 _DROPOUT_NAMES = (
@@ -60,7 +61,7 @@ def outputs_of(model: nn.Module, inputs: Example, seed: int = 0, dropout: bool =
     Training mode is without dropout, and so is eval mode if asked.
     """
     quiet = nullcontext() if dropout and not model.training else WithoutDropout()
-    with module_state_kept(model), generators_kept(seed), torch.no_grad(), nothing_compiled(), quiet:
+    with module_state_kept(model), generators_kept(seed), nothing_compiled(), quiet:
         args, kwargs = as_call(copied(inputs))
         return flattened(model(*args, **kwargs))
 
@@ -132,20 +133,31 @@ def _in_double(pruned: nn.Module, whole: nn.Module, inputs: Example, apart: floa
     return _Finer(apart, exact, numbers, want, noise)
 
 
-@torch.no_grad()
 def _effect_of_noise(finer: _Finer) -> float:
     """How far the output moves if each weight is rounded: a network may magnify rounding. Changes `finer.whole`."""
     generator = torch.Generator().manual_seed(0)
     for parameter in finer.whole.parameters():
         if parameter.is_floating_point():
             drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 0.5
-            parameter.mul_((1 + finer.noise * drawn).to(parameter.device, parameter.dtype))
+            parameter.data.mul_((1 + finer.noise * drawn).to(parameter.device, parameter.dtype))
     moved = distance(outputs_of(finer.whole, finer.inputs), finer.output)
     return moved if math.isfinite(moved) else 0.0
 
 
-def in_mode(model: nn.Module, mode: str) -> AbstractContextManager[Any]:
-    """A context in which the model is in "eval" or "training" mode, or in its "own"."""
-    if mode == "own":
-        return nullcontext()
-    return evaluating(model) if mode == "eval" else training(model)
+@contextmanager
+def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
+    """Inside the block the model is in "eval" or "training" mode, or in its "own", without gradients unless the mode
+    says so ("eval with gradients")."""
+    plain = mode.removesuffix(WITH_GRADIENTS)
+    switched: AbstractContextManager[Any] = nullcontext()
+    if plain != "own":
+        switched = evaluating(model) if plain == "eval" else training(model)
+    state = module_state_kept(model) if has_own_switch(model) else nullcontext()
+    with state, switched, torch.set_grad_enabled(mode != plain):
+        yield
+
+
+def has_own_switch(model: nn.Module) -> bool:
+    """Whether a module has a `train` or `eval` of its own, which may change weights."""
+    kinds = {type(module) for module in model.modules()}
+    return any(kind.train is not nn.Module.train or kind.eval is not nn.Module.eval for kind in kinds)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from secateur.base.module_state import module_state_kept
-from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.preserve_state import generators_kept
 from secateur.channels.runner import GraphRunner, last_uses
 from secateur.channels.traced import Example, Traced
-from secateur.channels.verifying.comparison import outputs_of
+from secateur.channels.verifying.comparison import in_mode, outputs_of
 from secateur.channels.verifying.inputs import copied, randomised
 from secateur.channels.verifying.outputs import distance, flattened
 from secateur.channels.verifying.trials import Trial
@@ -26,7 +24,7 @@ def check_recording(traced: Traced, trial: Trial | None, example: Example) -> No
     Code that looks at sizes may be recorded for the sizes of the example only. The example itself would not show that
     something computed from it was recorded as a constant.
     """
-    with evaluating(traced.model):
+    with in_mode(traced.model, "eval"):
         if trial is not None and not traced.guards and _apart(traced, trial.inputs, trial.output) <= _ROUNDING:
             return
         drawn = randomised(example)
@@ -50,6 +48,6 @@ def _apart(traced: Traced, inputs: Example, output: list[Any]) -> float:
 
 def _run(traced: Traced, inputs: Example) -> list[Any]:
     runner = GraphRunner(traced)
-    with module_state_kept(traced.model), generators_kept(0), torch.no_grad():
+    with module_state_kept(traced.model), generators_kept(0):
         values = runner.bind(copied(inputs))
         return flattened(runner.run(values, free=last_uses(runner.nodes)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.layer_kinds import CONVOLUTIONS, is_depthwise
+from secateur.channels.layer_kinds import CONVOLUTIONS, batched_dims, is_depthwise
 from secateur.channels.layer_surgery import depthwise_filters
 from secateur.channels.replay import Slices
 from secateur.channels.traced import Example, named_modules
@@ -94,7 +94,7 @@ def _kept(whole: nn.Module, slices: Slices, name: str, output: Any) -> Any:
         return output
     dim = output.dim() - 1 if isinstance(layer, nn.Linear) else 1
     if isinstance(layer, CONVOLUTIONS):
-        dim = output.dim() - layer.weight.dim() + 1
+        dim = output.dim() - batched_dims(layer) + 1
     return output.index_select(dim, torch.from_numpy(index).to(output.device))
 
 

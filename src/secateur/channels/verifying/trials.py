@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from secateur.channels.traced import Example, named_modules
-from secateur.channels.verifying.comparison import in_mode, outputs_of
+from secateur.channels.verifying.comparison import WITH_GRADIENTS, has_own_switch, in_mode, outputs_of
 from secateur.channels.verifying.inputs import SMALL, few_images, randomised, smaller, two_images
 
-_MODES = frozenset(("training", "is_grad_enabled", "requires_grad"))  # what code asks to know that it is trained
-
-
+# What code reads to know that it is trained, or that gradients are computed.
+_TRAINING, _GRADIENTS = frozenset(("training",)), frozenset(("is_grad_enabled", "requires_grad"))
 _WHOLE_BRANCHES = frozenset(("StochasticDepth", "DropPath"))  # drop branches of whole images, and no channels
 
 
 class Trial(NamedTuple):
-    """One run: a mode ("eval" or "training"), inputs, and the flattened output of the whole model."""
+    """One run: a mode of `in_mode`, inputs, and the flattened output of the whole model."""
 
     mode: str
     inputs: Example
@@ -27,13 +27,12 @@ class Trial(NamedTuple):
 
 
 def trials_for(model: nn.Module, example: Example) -> list[Trial]:
-    """A trial in eval mode, and one in training mode if the model's own code does something else there.
+    """A trial in each mode in which the model's own code may do something else.
 
-    A network that runs in neither has no trials.
+    A network that runs in none of them has no trials.
     """
-    trials = [_smallest(model, few_images(example, 1), example, "eval")]
-    if acts_on_training(model):
-        trials.append(_smallest(model, two_images(example), example, "training"))
+    one, two = few_images(example, 1), two_images(example)
+    trials = [_smallest(model, one if mode.startswith("eval") else two, example, mode) for mode in modes_of(model)]
     return [trial for trial in trials if trial is not None]
 
 
@@ -49,34 +48,52 @@ def _smallest(model: nn.Module, few: Example, example: Example, mode: str) -> Tr
     return None
 
 
-def acts_on_training(model: nn.Module) -> bool:
-    """Whether code of the model that is not PyTorch's own asks for the mode, or may do so in a hook."""
-    kinds = {type(module) for _, module in named_modules(model) if type(module).__name__ not in _WHOLE_BRANCHES}
-    if any(_asks(code) for kind in kinds for code in _own_code(kind)):
-        return True
-    return any(
-        "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks
-        for _, module in named_modules(model)
-    )
+def modes_of(model: nn.Module) -> list[str]:
+    """Eval mode; training mode too, if code of the model that is not PyTorch's own asks for it or may do so in a hook;
+    and both with gradients, if the code asks for those."""
+    modules = [module for _, module in named_modules(model)]
+    kinds = {type(module) for module in modules if type(module).__name__ not in _WHOLE_BRANCHES}
+    codes = _reachable([function for kind in kinds for function in _own_functions(kind)])
+    hooked = any("forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks for m in modules)
+    modes = ["eval"]
+    if hooked or has_own_switch(model) or any(_reads(code, _TRAINING | _GRADIENTS) for code in codes):
+        modes.append("training")
+    if any(_reads(code, _GRADIENTS) for code in codes):
+        modes += [mode + WITH_GRADIENTS for mode in modes]
+    return modes
 
 
-def _own_code(kind: type) -> Iterator[CodeType]:
-    """The code of all methods that a class and its bases define outside of torch.nn."""
+def _own_functions(kind: type) -> Iterator[FunctionType]:
+    """All methods that a class and its bases define outside of torch.nn."""
     for base in kind.__mro__:
-        if not base.__module__.startswith(("torch.nn.", "builtins")):
-            for value in vars(base).values():
-                yield from _codes(value)
+        if base.__module__.startswith(("torch.nn.", "builtins")):
+            continue
+        for value in vars(base).values():
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            function = getattr(function, "__wrapped__", function)
+            if isinstance(function, FunctionType):
+                yield function
 
 
-def _codes(value: Any) -> Iterator[CodeType]:
-    function = getattr(value, "__func__", getattr(value, "fget", value))
-    function = getattr(function, "__wrapped__", function)
-    code = getattr(function, "__code__", None)
-    if isinstance(code, CodeType):
-        yield code
+def _reachable(functions: list[FunctionType]) -> list[CodeType]:
+    """The code of these functions, of functions inside them, and of functions of their modules that they name."""
+    found: dict[CodeType, None] = {}
+    waiting = [(function.__code__, function.__globals__) for function in functions]
+    while waiting:
+        code, names = waiting.pop()
+        if code in found:
+            continue
+        found[code] = None
+        waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
+        for name in code.co_names:
+            called = names.get(name)
+            if isinstance(called, FunctionType) and not called.__module__.startswith("torch."):
+                waiting.append((called.__code__, called.__globals__))
+    return list(found)
 
 
-def _asks(code: CodeType) -> bool:
-    if _MODES.intersection(code.co_names):
-        return True
-    return any(_asks(const) for const in code.co_consts if isinstance(const, CodeType))
+def _reads(code: CodeType, names: frozenset[str]) -> bool:
+    """Whether code reads one of these names, and not only sets it."""
+    if not names.intersection(code.co_names):
+        return False
+    return any(step.argval in names and step.opname.startswith("LOAD") for step in dis.get_instructions(code))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from secateur.base.module_state import module_state_kept
 from secateur.base.preserve_state import generators_kept
 from secateur.channels.carving import carve
 from secateur.channels.replay import Slices, replay_plan
@@ -34,10 +36,11 @@ def verify(graph: ChannelGraph, keep: Keep, pruned: nn.Module) -> None:
     modes = ["own"] if not any(module.training for _, module in named_modules(graph.model)) else ["eval", "own"]
     given = [] if is_constant(graph.example) else [graph.example]
     trials = [Trial(mode, inputs, []) for inputs in [*given, randomised(graph.example)] for mode in modes]
-    differing = first_failing(graph, keep, pruned, trials)
-    if differing is not None:
-        trial, found = differing
-        raise PlanError(_message(graph, keep, trial.inputs, trial.mode, found))
+    with module_state_kept(graph.model):  # hooks of the copy may write to what belongs to the model
+        differing = first_failing(graph, keep, pruned, trials)
+        if differing is not None:
+            trial, found = differing
+            raise PlanError(_message(graph, keep, trial.inputs, trial.mode, found))
 
 
 def first_failing(
@@ -46,7 +49,11 @@ def first_failing(
     """The first trial in which the pruned network and the zeroed one differ, and how, in words."""
     with zeroed(graph, keep):  # once for all: the weights of a large network take as long to copy as a run
         for trial in trials:
-            with in_mode(graph.model, trial.mode), in_mode(pruned, trial.mode):
+            with in_mode(graph.model, trial.mode), ExitStack() as modes:
+                try:
+                    modes.enter_context(in_mode(pruned, trial.mode))
+                except Exception as error:  # noqa: BLE001  a `train` of the model's own may work on its weights
+                    return trial, f"it fails with {said(error)}"
                 found = _difference_from_zeroed(graph.model, pruned, trial.inputs)
             if found is not None:
                 return trial, found
