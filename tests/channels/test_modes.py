@@ -91,3 +91,30 @@ def test_modes_are_tried_only_where_code_asks_for_them() -> None:
     assert modes_of(Freezes()) == ["eval"]
     assert modes_of(Adapted()) == ["eval", "training"]
     assert modes_of(ByAFunction()) == modes_of(WithRequiredGradients()) == both
+
+
+class MovingAverage(Plain):
+    """Training moves the weights of one layer of PyTorch towards those of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Conv2d(WIDTH, WIDTH, 3)
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training:
+            self.slow.weight.data = self.slow.weight.data * 0.9 + self.b.weight.data * 0.1
+            with torch.no_grad():
+                self.slow.bias += 1  # type: ignore[operator]
+        return self.slow(h)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_weights_that_forward_writes_are_restored(training: bool) -> None:
+    torch.manual_seed(0)
+    model = MovingAverage().double().train(training)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    graph = sc.trace(model, IMAGE)
+    keep = {name: list(range(1, unit.width)) for name, unit in graph.units.items()}
+    small = sc.prune(graph, sc.Plan.of(graph, keep))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(small.c.bias, before["c.bias"]) and torch.equal(small.slow.bias, before["slow.bias"])

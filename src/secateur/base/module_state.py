@@ -22,9 +22,10 @@ _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 
 
 class ModuleState:
-    """The state of all modules of a network. `restore` can be called several times."""
+    """The state of all modules of a network. `restore` can be called several times. See `module_state_kept`."""
 
-    def __init__(self, *models: nn.Module) -> None:
+    def __init__(self, *models: nn.Module, weights: bool = False) -> None:
+        self._weights = weights
         self._seen: set[int] = set()
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._empty: list[dict[Any, Any] | set[Any]] = []  # most hooks
@@ -59,7 +60,7 @@ class ModuleState:
                 self._value(value, 0)
         if parameters:
             self._dicts.append((parameters, dict(parameters)))
-        if parameters and _may_write_parameters(module):
+        if parameters and (self._weights or _may_write_parameters(module)):
             for parameter in parameters.values():
                 self._value(parameter, 0)
 
@@ -146,10 +147,19 @@ def _may_write_parameters(module: nn.Module) -> bool:
 
 
 @contextmanager
-def module_state_kept(*models: nn.Module) -> Iterator[None]:
-    """Restore the state of all modules of these networks afterwards, also after an error."""
-    state = ModuleState(*models)
+def module_state_kept(*models: nn.Module, weights: bool = False) -> Iterator[None]:
+    """Restore the state of all modules of these networks afterwards, also after an error.
+
+    weights: also those of layers of PyTorch, whose own code does not write to them.
+    """
+    state = ModuleState(*models, weights=weights)
     try:
         yield
     finally:
         state.restore()
+
+
+def has_own_switch(model: nn.Module) -> bool:
+    """Whether a module has a `train` or `eval` of its own, which may change weights."""
+    kinds = {type(module) for module in model.modules()}
+    return any(kind.train is not nn.Module.train or kind.eval is not nn.Module.eval for kind in kinds)

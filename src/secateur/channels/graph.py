@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from secateur.base.module_state import module_state_kept
 from secateur.base.options import check_choice
 from secateur.base.preserve_state import generators_kept
 from secateur.channels.arguments import check_example, check_network
@@ -198,5 +197,5 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select", *, ch
     check_choice("streams", streams, ("select", "coupled"), TraceError)
     check_network(model)
     check_example(example)
-    with generators_kept(), module_state_kept(model):  # hooks of copies may write to what belongs to the model
+    with generators_kept():
         return prove(ChannelGraph(discover(model, example), example, streams), by_running=check)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from secateur.base.module_state import module_state_kept
 from secateur.channels.discovery.sources import tensors_behind
 from secateur.channels.labels.label_tensors import present
 from secateur.channels.labels.record import Mismatch
@@ -18,7 +19,7 @@ from secateur.channels.replay import replay
 from secateur.channels.units import Keep, Unit
 from secateur.channels.verifying.comparison import RANDOM
 from secateur.channels.verifying.recorded import check_recording
-from secateur.channels.verifying.trials import Trial, trials_for
+from secateur.channels.verifying.trials import Trial, may_write_weights, trials_for
 from secateur.channels.verifying.varied_weights import constants_varied
 from secateur.channels.verifying.verification import culprits, failure, layer_that_differs
 from secateur.errors import PlanError
@@ -35,7 +36,9 @@ def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
     graph = _prove_on_labels(graph)
     if not graph.units or not by_running:
         return graph
-    with constants_varied(graph.model):
+    model = graph.model
+    # Hooks of copies may write to the model, and so may code for training, which the trials run too.
+    with module_state_kept(model, weights=may_write_weights(model)), constants_varied(model):
         trials = trials_for(graph.model, graph.example)
         check_recording(graph.found.traced, next((t for t in trials if t.mode == "eval"), None), graph.example)
         return _prove_by_running(graph, trials)

@@ -12,6 +12,7 @@ import itertools
 import torch
 from torch import Tensor, fx, nn
 
+from secateur.base.module_state import module_state_kept
 from secateur.channels.discovery.cut_trials import Cuts, try_cuts
 from secateur.channels.layer_kinds import DEPTHWISE, MIXING
 from secateur.channels.rules.layers import norm_over_channels
@@ -85,7 +86,7 @@ def _cuts(traced: Traced, node: fx.Node, trials: _Trials) -> Cuts:
     module = traced.module(node)
     if not _is_changed(module):
         return "both"
-    cuts = _tried(module, traced.shapes[node.all_input_nodes[0].name], trials)
+    cuts = _tried(traced, node, trials)
     fillable = not module._forward_pre_hooks or (selection_of(module) is not None and not _has_hooks(module))
     calls = (call for call in traced.graph.nodes if call.op == "call_module" and call.target == node.target)
     return cuts if cuts != "outputs" or (fillable and all(call.args for call in calls)) else "nothing"
@@ -136,13 +137,15 @@ def _has_hooks(module: nn.Module) -> bool:
     return len(module._forward_pre_hooks) > own or bool(module._forward_hooks)
 
 
-def _tried(module: nn.Module, shape: object, trials: _Trials) -> Cuts:
+def _tried(traced: Traced, node: fx.Node, trials: _Trials) -> Cuts:
     """Try the layer on a small random input. Layers of the same class, settings and hooks are tried once."""
+    module, shape = traced.module(node), traced.shapes[node.all_input_nodes[0].name]
     if not isinstance(shape, torch.Size):
         return "nothing"
     key = _settings(module)
     if key is None:
-        return try_cuts(module, len(shape))
+        with module_state_kept(traced.model):  # the hooks of a copy may write to the model
+            return try_cuts(module, len(shape))
     if key not in trials:
         trials[key] = try_cuts(module, len(shape))
     return trials[key]

@@ -7,14 +7,14 @@ which the code would see something else is refused. Code that branches on the *v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from secateur.base.module_state import module_state_kept
+from secateur.base.module_state import has_own_switch, module_state_kept
 from secateur.base.preserve_state import nothing_compiled
 from secateur.channels.recording.arguments import Arguments, read_arguments
 from secateur.channels.recording.own_layers import own_layers
@@ -122,8 +122,9 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for _, module in named_modules(model)]
     tensors = [tensor for module, _ in modes for tensor in module._parameters.values() if tensor is not None]
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    state = module_state_kept(model) if has_own_switch(model) else nullcontext()
     try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        with state, torch.random.fork_rng(devices=devices), torch.no_grad():
             yield
     finally:
         for module, training in modes:

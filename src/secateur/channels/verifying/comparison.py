@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from secateur.base.module_state import module_state_kept
+from secateur.base.module_state import has_own_switch, module_state_kept
 from secateur.base.preserve_state import evaluating, generators_kept, nothing_compiled
 from secateur.channels.carving import copy_sharing
 from secateur.channels.traced import Example, as_call
@@ -155,9 +155,3 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
     state = module_state_kept(model) if has_own_switch(model) else nullcontext()
     with state, switched, torch.set_grad_enabled(mode != plain):
         yield
-
-
-def has_own_switch(model: nn.Module) -> bool:
-    """Whether a module has a `train` or `eval` of its own, which may change weights."""
-    kinds = {type(module) for module in model.modules()}
-    return any(kind.train is not nn.Module.train or kind.eval is not nn.Module.eval for kind in kinds)

@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from secateur.base.module_state import has_own_switch
 from secateur.channels.traced import Example, named_modules
-from secateur.channels.verifying.comparison import WITH_GRADIENTS, has_own_switch, in_mode, outputs_of
+from secateur.channels.verifying.comparison import WITH_GRADIENTS, in_mode, outputs_of
 from secateur.channels.verifying.inputs import SMALL, few_images, randomised, smaller, two_images
 
 # What code reads to know that it is trained, or that gradients are computed.
 _TRAINING, _GRADIENTS = frozenset(("training",)), frozenset(("is_grad_enabled", "requires_grad"))
+# What code names that writes to weights, besides methods that work in place.
+_WRITERS = frozenset(("data", "parameters", "named_parameters", "no_grad", "load_state_dict"))
 _WHOLE_BRANCHES = frozenset(("StochasticDepth", "DropPath"))  # drop branches of whole images, and no channels
 
 
@@ -52,8 +55,7 @@ def modes_of(model: nn.Module) -> list[str]:
     """Eval mode; training mode too, if code of the model that is not PyTorch's own asks for it or may do so in a hook;
     and both with gradients, if the code asks for those."""
     modules = [module for _, module in named_modules(model)]
-    kinds = {type(module) for module in modules if type(module).__name__ not in _WHOLE_BRANCHES}
-    codes = _reachable([function for kind in kinds for function in _own_functions(kind)])
+    codes = _own_code(model)
     hooked = any("forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks for m in modules)
     modes = ["eval"]
     if hooked or has_own_switch(model) or any(_reads(code, _TRAINING | _GRADIENTS) for code in codes):
@@ -61,6 +63,22 @@ def modes_of(model: nn.Module) -> list[str]:
     if any(_reads(code, _GRADIENTS) for code in codes):
         modes += [mode + WITH_GRADIENTS for mode in modes]
     return modes
+
+
+def may_write_weights(model: nn.Module) -> bool:
+    """Whether code of the model may write to weights of its layers, as a moving average of weights does."""
+    return any(_writes(name) for code in _own_code(model) if "init" not in code.co_name for name in code.co_names)
+
+
+def _writes(name: str) -> bool:
+    return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
+
+
+def _own_code(model: nn.Module) -> list[CodeType]:
+    """The code that the modules of a model may run, besides PyTorch's own."""
+    kinds = {type(module) for _, module in named_modules(model)}
+    kinds = {kind for kind in kinds if kind.__name__ not in _WHOLE_BRANCHES}
+    return _reachable([function for kind in kinds for function in _own_functions(kind)])
 
 
 def _own_functions(kind: type) -> Iterator[FunctionType]:

@@ -17,7 +17,7 @@ from secateur.channels.units import Keep
 from secateur.channels.verifying.comparison import RANDOM, NotRun, difference, in_mode, said
 from secateur.channels.verifying.inputs import few_images, is_constant, randomised
 from secateur.channels.verifying.taps import first_difference
-from secateur.channels.verifying.trials import Trial
+from secateur.channels.verifying.trials import Trial, may_write_weights
 from secateur.channels.zeroing import zeroed
 from secateur.errors import PlanError
 
@@ -36,7 +36,8 @@ def verify(graph: ChannelGraph, keep: Keep, pruned: nn.Module) -> None:
     modes = ["own"] if not any(module.training for _, module in named_modules(graph.model)) else ["eval", "own"]
     given = [] if is_constant(graph.example) else [graph.example]
     trials = [Trial(mode, inputs, []) for inputs in [*given, randomised(graph.example)] for mode in modes]
-    with module_state_kept(graph.model):  # hooks of the copy may write to what belongs to the model
+    writing = may_write_weights(graph.model)
+    with module_state_kept(graph.model, pruned, weights=writing):  # also what hooks of the copy write to the model
         differing = first_failing(graph, keep, pruned, trials)
         if differing is not None:
             trial, found = differing
