@@ -50,8 +50,10 @@ class LabelPass:
         before = first.values[node.name]
         if node.name in self.traced.guards and value != before:
             raise Mismatch(node, "the code would take another path with fewer channels")
-        tensors = tensors_in(value)
-        for now, then in zip(tensors, tensors_in(before), strict=True):
+        tensors, wanted = tensors_in(value), tensors_in(before)
+        if len(tensors) != len(wanted):
+            raise Mismatch(node, "it would return another number of tensors")
+        for now, then in zip(tensors, wanted, strict=True):
             if now.shape != then.shape and not _only_channels_changed(now, then):
                 raise Mismatch(node, "an axis that carries no channels would change its size")
         if tensors and node.op.startswith("call") and not getattr(self.find_rule(node), "takes_sizes", False):
