@@ -18,7 +18,7 @@ NETWORKS = {
     "ultralytics:yolov8n-seg": 76,
     "ultralytics:yolov8n-cls": 27,
     "transformers:ConvNext": 18,
-    "transformers:ConvNextV2": 0,  # each of its layers lies behind a norm over channels
+    "transformers:ConvNextV2": 23,  # what its layers read of streams, behind norms over channels
     "transformers:ViT": 8,
     "transformers:Swin": 8,
     "transformers:Segformer": 22,

@@ -315,6 +315,7 @@ def compiled(model: nn.Module) -> Any:
         (lambda model: nn.DataParallel(model), r"model\.module"),
         (compiled, "_orig_mod"),
         (lambda model: torch.export.export(model, (IMAGE.float(),)), "exported"),
+        (lambda model: torch.export.export(model, (IMAGE.float(),)).module(), "exported"),
     ],
 )
 def test_wrapped_networks_are_refused_with_advice(wrap: Any, words: str) -> None:

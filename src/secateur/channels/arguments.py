@@ -22,7 +22,8 @@ def check_network(model: Any) -> None:
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise TraceError("TorchScript modules cannot be pruned; pass the nn.Module that the script was made from")
-    if isinstance(model, torch.export.ExportedProgram):
+    unpacked = isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)  # ExportedProgram.module()
+    if unpacked or isinstance(model, torch.export.ExportedProgram):
         raise TraceError("exported programs cannot be pruned; pass the nn.Module that the program was exported from")
     if not isinstance(model, nn.Module):
         raise TraceError(f"expected a torch.nn.Module, got {type(model).__name__}; check the order of the arguments")
