@@ -100,6 +100,7 @@ class Elimination:
 def _factor(matrix: Tensor) -> Tensor:
     """The Cholesky factor; of a matrix with a larger diagonal where rounding has made it indefinite."""
     shift = 1e-8 * matrix.diagonal().mean()
+    factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     while int(failed):
         factor, failed = torch.linalg.cholesky_ex(matrix + shift * torch.eye(len(matrix), dtype=matrix.dtype))

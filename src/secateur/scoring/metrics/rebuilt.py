@@ -59,7 +59,7 @@ class _Piece:
 
 
 def _piece(group: ReaderGroup, ridge: float) -> _Piece:
-    """Weights scaled to outputs of variance 1, and the covariance with the ridge (its diagonal, if only that is known)."""
+    """Weights scaled to outputs of variance 1, and the covariance with the ridge (or only its diagonal)."""
     weight, covariance = group.weight, group.covariance
     if covariance.dim() == 1:
         variances = (weight.square() @ covariance).clamp(min=1e-12)
