@@ -138,23 +138,27 @@ def once(folder: Path, **words: Any) -> Compressed:
     return run(folder, **{"alpha": 4.0, **SOLVE, **words})
 
 
-def test_where_only_a_solve_helps_the_units_inside_blocks_go_at_once(tmp_path: Path) -> None:
-    """Small: conv1 and wide write channels that no addition sees. Those of conv1 alone can lose 21 of 24, which is 72%
-    of the MACs (124,416 of 151,648 are its and its reader's)."""
-    result = once(tmp_path / "inside", target=0.4)
-    assert len(result.rounds) == 1 and set(result.rounds[0].chosen) == {"conv1:out", "wide:out"}
-    assert list(result.summary["settings"]["only"]) == ["conv1:out", "wide:out"]
+def test_where_only_a_solve_helps_the_cut_is_split_by_the_error_that_it_leaves(tmp_path: Path) -> None:
+    result = once(tmp_path / "errors", target=0.4)
+    assert len(result.rounds) == 1 and not result.summary["settings"]["only"]
     assert 0.395 <= result.summary["removed"]["macs"] <= 0.45
-    assert result.summary["settings"]["split"] == "least_error"
-    even = once(tmp_path / "even", target=0.4, split="uniform", only=("conv1:out", "wide:out"))
-    shares = [even.rounds[0].chosen["conv1:out"] / 24, even.rounds[0].chosen["wide:out"] / 16]
-    assert abs(shares[0] - shares[1]) <= 0.5 / 24 + 0.5 / 16 + 1 / 24  # rounded, and one step given back
+    assert result.summary["settings"]["split"] == "least_error" and result.summary["settings"]["metric"] == "rebuilt"
     far = once(tmp_path / "far", target=0.85, exclude=("wide:out",))
-    assert {"conv1:in", "wide:in"} & set(far.rounds[0].chosen)  # the rest is needed too
+    assert {"conv1:in", "wide:in"} & set(far.rounds[0].chosen)  # readers of the stream are needed too
     chosen = once(tmp_path / "chosen", target=0.3, only=("*:in",))
     assert {name.partition(":")[2] for name in chosen.rounds[0].chosen} == {"in"}
     share = once(tmp_path / "share", ratio=0.5)
     assert "wide:in" in share.rounds[0].chosen  # of every unit means of every unit
+
+
+def test_scores_that_are_no_errors_take_the_same_share_of_the_units_inside_blocks(tmp_path: Path) -> None:
+    """Small: conv1 and wide write channels that no addition sees. Those of conv1 alone can lose 21 of 24, which is 72%
+    of the MACs (124,416 of 151,648 are its and its reader's)."""
+    even = once(tmp_path / "even", target=0.4, metric="reader_energy")
+    assert list(even.summary["settings"]["only"]) == ["conv1:out", "wide:out"]
+    assert even.summary["settings"]["split"] == "uniform"
+    shares = [even.rounds[0].chosen["conv1:out"] / 24, even.rounds[0].chosen["wide:out"] / 16]
+    assert abs(shares[0] - shares[1]) <= 0.5 / 24 + 0.5 / 16 + 1 / 24  # rounded, and one step given back
 
 
 def test_units_at_their_floor_no_longer_count_among_the_k(tmp_path: Path) -> None:

@@ -51,19 +51,25 @@ def _usual_split(settings: Settings) -> str:
 
 
 def split_for_solve(settings: Settings, graph: ChannelGraph, table: LatencyTable | None = None) -> Settings:
-    """If a solve alone recovers the accuracy, prune private units only, as long as they can meet the target.
+    """If a solve alone recovers the accuracy, split the cut so that the total error after repair is smallest.
 
-    Channels inside blocks can be rebuilt from their neighbours; channels that readers of a stream drop, much less. So
-    pruning private units only leaves the smallest error. Explicit choices of the user are respected.
+    Errors count by what they do to the network's outputs, so units inside blocks and readers of streams are comparable,
+    and both are pruned. A metric whose scores are not errors cannot compare them. Then private units lose the same
+    share, as long as they can meet the target: channels inside blocks can be rebuilt from their neighbours, channels
+    that readers of a stream drop, much less. Explicit choices of the user are respected.
     """
     given = settings.only or settings.rounds or settings.ratio or settings.split
     if not settings.solve_only or given or ranking_settings(settings):
         return settings
-    private = tuple(n for n in candidates(graph, settings.exclude) if graph.units[n].kind == "private")
-    errors = settings.metric is None or (isinstance(settings.metric, str) and METRICS.find(settings.metric).adds_up)
-    inside = replace(settings, only=private, split="least_error" if errors else "uniform")
+    if settings.metric is None or (isinstance(settings.metric, str) and METRICS.find(settings.metric).adds_up):
+        chosen = replace(settings, split="least_error")
+    else:
+        private = tuple(n for n in candidates(graph, settings.exclude) if graph.units[n].kind == "private")
+        if not private:
+            return settings
+        chosen = replace(settings, only=private, split="uniform")
     try:
-        check_reach(graph, inside.budget(graph, table), inside)
-    except DecideError:  # no private units, too few of them, or a goal without a target
+        check_reach(graph, chosen.budget(graph, table), chosen)
+    except DecideError:  # no such units, too few of them, or a goal without a target
         return settings
-    return inside if private and inside.budget(graph, table).left is not None else settings
+    return chosen if chosen.budget(graph, table).left is not None else settings

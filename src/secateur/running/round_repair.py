@@ -18,7 +18,7 @@ from secateur.repairing.unit_repair import UnitRepair, repair_each
 from secateur.running.run_context import RunContext
 from secateur.scoring.sampling import sampled
 
-UNIT_IMAGES = 250  # each unit is repaired separately: few images are enough to compare units
+UNIT_IMAGES = 500  # each unit is repaired separately: few images are enough to compare units
 
 
 def repair_round(context: RunContext, number: int, graph: ChannelGraph, plan: Plan, so_far: Plan) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -78,15 +79,22 @@ class ReaderGroup:
     columns: Tensor  # [a, t] their positions among the group's inputs, one per kernel tap and copy
     weight: Tensor  # [o, n]
     covariance: Tensor  # [n, n] of its inputs; [n] only the variances if it is too wide
+    rows: int  # that the covariance is made from
+    stakes: Tensor | None  # [o, o] what errors of its outputs do to the network's outputs (see `output_stakes`)
 
 
 @dataclass(frozen=True, eq=False)
 class ReaderInputs:
-    """Weights of the layers that read a unit, and the covariance of their inputs."""
+    """Weights of the layers that read a unit, and the covariance of their inputs.
+
+    change: from new weights [o, n] of each group to the mean square change of the network's outputs on images that the
+        covariances are not made from, relative to the outputs' variances; None if there are no such images.
+    """
 
     unit: str
     width: int
     groups: tuple[ReaderGroup, ...]
+    change: Callable[[Sequence[Tensor]], float] | None
 
 
 @dataclass(frozen=True, eq=False)

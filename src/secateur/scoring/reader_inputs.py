@@ -5,7 +5,8 @@ A reader computes y = W x + b at every output position, so sums of products of x
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,11 +23,18 @@ from secateur.channels.units import Reader
 from secateur.errors import ScoreError
 from secateur.scoring.evidence import ReaderGroup, ReaderInputs
 from secateur.scoring.layer_rows import PLAIN, acts_plainly, grid_of, inputs_at, rows_of_weight, spots_of
+from secateur.scoring.output_changes import Judges, NewLayer
 from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, RegressionSums, add_apart, held_apart, together
 from secateur.scoring.unlabelled_images import Images, chunks, count_of
 
+log = logging.getLogger(__name__)
+
+SHOWN = 5  # layers in a warning
 POSITIONS = 64  # output positions per image and layer, drawn at random
+JUDGES = 32  # held-out images on which the effect of a cut on the network's outputs is measured
 WIDEST = 5000  # inputs of a wider reader are treated as uncorrelated: their covariance would be too large to invert
+
+Place = tuple[str, int]  # a layer and one of its groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +50,11 @@ class LayerInputs:
         """Number of rows in all."""
         return self.fitted.rows + self.held.rows
 
+    @property
+    def unseen(self) -> RegressionSums:
+        """The rows of the images that do not judge; all rows if there are too few images for that."""
+        return self.fitted if self.fitted.rows and self.held.rows else self.whole
+
     @cached_property
     def whole(self) -> RegressionSums:
         """All rows together."""
@@ -55,6 +68,7 @@ class SeenInputs:
     graph: ChannelGraph
     layers: dict[str, LayerInputs]
     num_images: int
+    judges: Judges | None = None  # some of the held-out images
 
     def units(self) -> dict[str, list[Reader]]:
         """Unit -> those of its readers that were seen; units without any are left out."""
@@ -63,9 +77,40 @@ class SeenInputs:
 
     def evidence(self) -> Iterator[ReaderInputs]:
         """What the metrics take, unit after unit. Covariances are computed as they are asked for."""
+        self._warn_of_weak_curves()
+        stakes = self.judges.stakes(list(self.layers)) if self.judges is not None else {}
         for name, readers in self.units().items():
-            groups = [group for reader in readers for group in _groups(self.layers[reader.module], reader)]
-            yield ReaderInputs(name, self.graph.units[name].width, tuple(groups))
+            places: list[Place] = []
+            groups: list[ReaderGroup] = []
+            for reader in readers:
+                for number, group in _groups(self.layers[reader.module], reader, stakes.get(reader.module)):
+                    places.append((reader.module, number))
+                    groups.append(group)
+            change = None if self.judges is None else partial(self._change, places)
+            yield ReaderInputs(name, self.graph.units[name].width, tuple(groups), change)
+
+    def _warn_of_weak_curves(self) -> None:
+        sizes = {name: (seen.unseen.rows, weights_per_filter(seen.layer)) for name, seen in self.layers.items()}
+        weak = [f"{name} ({rows:,} rows for {n:,} inputs)" for name, (rows, n) in sizes.items() if rows < n]
+        if weak:
+            log.warning(
+                "%d images are few: the errors of channels that these layers read are uncertain and come from a shrunk "
+                "covariance: %s",
+                self.num_images,
+                ", ".join(weak[:SHOWN]) + (f" and {len(weak) - SHOWN} more" if len(weak) > SHOWN else ""),
+            )
+
+    def _change(self, places: list[Place], weights: Sequence[Tensor]) -> float:
+        """What the judges say of the layers' groups at `places` with other weights, the means of their outputs kept."""
+        assert self.judges is not None
+        layers: dict[str, NewLayer] = {}
+        for (name, number), new in zip(places, weights, strict=True):
+            seen = self.layers[name]
+            old = rows_of_weight(seen.layer).cpu()  # [groups, o, n]
+            rows, constant = layers.setdefault(name, (old.clone(), torch.zeros_like(old[:, :, 0])))
+            rows[number] += new - old[number]
+            constant[number] += (old[number] - new) @ seen.unseen.means(number).cpu()
+        return self.judges.change(layers)
 
 
 @runtime_checkable
@@ -86,8 +131,8 @@ def collect_reader_inputs(
     with evaluating(graph.model), generators_kept(), pass_.hooked():
         for chunk in chunks(graph, images):
             call(graph.model, tree_map(lambda t: t.clone(), chunk))  # the network may write into its input
-            pass_.next_chunk(count_of(chunk))
-    return SeenInputs(graph, pass_.result(), pass_.num_images)
+            pass_.next_chunk(chunk)
+    return SeenInputs(graph, pass_.result(), pass_.num_images, pass_.judges())
 
 
 def weights_per_filter(layer: Any) -> int:
@@ -113,6 +158,7 @@ class _Pass:
             if node.op == "call_module" and str(node.target) in readers and traced.calls[str(node.target)] == 1
         }
         self._parts: dict[str, Parts] = {}
+        self._held: list[Any] = []
         self._chunk = self.num_images = 0
 
     @contextmanager
@@ -127,10 +173,20 @@ class _Pass:
             for handle in handles:
                 handle.remove()
 
-    def next_chunk(self, num_images: int) -> None:
-        """A chunk of this many images is done."""
+    def next_chunk(self, images: Any) -> None:
+        """A chunk of images is done."""
+        order, fitted = held_apart(range(self.num_images, self.num_images + count_of(images)))
+        self._held.append(tree_map(lambda t: t[order[fitted:].to(t.device)], images))
         self._chunk += 1
-        self.num_images += num_images
+        self.num_images += count_of(images)
+        if sum(map(count_of, self._held)) > JUDGES:
+            self._held = [tree_map(lambda t: t[:JUDGES], _joined(self._held))]
+
+    def judges(self) -> Judges | None:
+        """The first held-out images; None if there are none, or if the network takes one batch size only."""
+        images = _joined(self._held)
+        guarded = bool(self._graph.found.traced.guards)
+        return Judges(self._graph, images) if count_of(images) and not guarded else None
 
     def result(self) -> dict[str, LayerInputs]:
         """What was seen, in the order of the calls."""
@@ -156,16 +212,24 @@ class _Pass:
         return fitted.summed(), held.summed()  # from here on the sums are smaller than the rows
 
 
-def _groups(seen: LayerInputs, reader: Reader) -> Iterator[ReaderGroup]:
-    """The reader's groups that read channels of the unit."""
+def _joined(parts: list[Any]) -> Any:
+    return tree_map(lambda *some: torch.cat(some), *parts)
+
+
+def _groups(seen: LayerInputs, reader: Reader, stakes: Tensor | None) -> Iterator[tuple[int, ReaderGroup]]:
+    """The reader's groups that read channels of the unit, by number."""
     weights = rows_of_weight(seen.layer).cpu()  # [groups, o, n]; many small steps, which a GPU does no faster
     taps = weights.shape[2] * len(weights) // input_width(seen.layer)
     places = torch.from_numpy(reader.inputs)  # [channels, m]
     columns = (places.unsqueeze(2) * taps + torch.arange(taps)).flatten(1)  # [channels, m x taps], through all groups
+    sums = seen.unseen
     for group, weight in enumerate(weights):
         mine = (columns // weight.shape[1] == group).all(1)
         if bool(mine.any()):
             wide = weight.shape[1] > WIDEST
-            covariance = seen.whole.variances(group) if wide else seen.whole.covariance(group)
+            covariance = sums.variances(group) if wide else sums.covariance(group)
             numbers = torch.from_numpy(reader.channels)[mine]
-            yield ReaderGroup(numbers, columns[mine] % weight.shape[1], weight, covariance.cpu())
+            part = slice(group * len(weight), (group + 1) * len(weight))
+            stake = None if stakes is None else stakes[part, part]
+            found = ReaderGroup(numbers, columns[mine] % weight.shape[1], weight, covariance.cpu(), sums.rows, stake)
+            yield group, found

@@ -126,6 +126,10 @@ class GramSums:
         """Variances of x in one group: [n]."""
         return self.xx[group].diagonal() / self.rows - (self.x[group] / self.rows) ** 2
 
+    def means(self, group: int) -> Tensor:
+        """Means of x in one group: [n]."""
+        return self.x[group] / self.rows
+
     def mean(self) -> Tensor:
         """Mean of y: [groups, o]."""
         return self.y / self.rows
@@ -186,6 +190,10 @@ class KeptRows:
     def variances(self, group: int) -> Tensor:
         """Variances of x in one group: [n]."""
         return cat([x[:, group] for x, _ in self._parts]).double().var(0, correction=0)
+
+    def means(self, group: int) -> Tensor:
+        """Means of x in one group: [n]."""
+        return cat([x[:, group] for x, _ in self._parts]).double().mean(0)
 
     def mean(self) -> Tensor:
         """Mean of y: [groups, o]."""

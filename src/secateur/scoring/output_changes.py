@@ -1,0 +1,83 @@
+"""How much the network's outputs change if one unit is cut and its readers are re-solved: measured on a few images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from secateur.base.preserve_state import evaluating, generators_kept, nothing_compiled
+from secateur.channels.graph import ChannelGraph
+from secateur.scoring.layer_rows import weight_of_rows
+from secateur.scoring.output_stakes import BATCH, collect_stakes, float_outputs
+from secateur.scoring.unlabelled_images import count_of
+
+NewLayer = tuple[Tensor, Tensor]  # weight [groups, o, n] and what is added to the outputs [groups, o]
+
+
+class Judges:
+    """A few images, and what the whole network returns for them."""
+
+    def __init__(self, graph: ChannelGraph, images: Any) -> None:
+        self._graph = graph
+        starts = range(0, count_of(images), BATCH)
+        self._batches = [tree_map(lambda t, i=i: t[i : i + BATCH], images) for i in starts]
+
+    def change(self, layers: Mapping[str, NewLayer]) -> float:
+        """Mean square change of the network's outputs, relative to their variances, with these layers changed."""
+        with _changed(self._graph.model, layers):
+            now = self._outputs()
+        pairs = zip(now, self._before, self._scales, strict=True)
+        return sum(float(((z - before) / scale).square().mean()) for z, before, scale in pairs)
+
+    def stakes(self, layers: list[str]) -> dict[str, Tensor]:
+        """Layer -> [o, o] what errors of its outputs do to the network's outputs (see `output_stakes`)."""
+        return collect_stakes(self._graph, layers, self._batches, self._scales)
+
+    @cached_property
+    def _before(self) -> list[Tensor]:
+        return self._outputs()
+
+    @cached_property
+    def _scales(self) -> list[Tensor]:
+        return [z.std(correction=0).clamp(min=1e-12) for z in self._before]
+
+    @torch.no_grad()
+    def _outputs(self) -> list[Tensor]:
+        model = self._graph.model
+        with evaluating(model), generators_kept():
+            every = [float_outputs(model, images) for images in self._batches]
+        return [
+            torch.cat([z.reshape(len(z), -1) if z.dim() else z.view(1, 1) for z in some])
+            for some in zip(*every, strict=True)
+        ]
+
+
+@contextmanager
+def _changed(model: nn.Module, layers: Mapping[str, NewLayer]) -> Iterator[None]:
+    """The layers have other weights inside the block."""
+    saved: list[tuple[Tensor, Tensor]] = []
+    hooks = []
+    try:
+        for name, (rows, constant) in layers.items():
+            layer: Any = model.get_submodule(name)
+            saved.append((layer.weight, layer.weight.data))
+            layer.weight.data = weight_of_rows(layer, rows).to(layer.weight.device)
+            hooks.append(layer.register_forward_hook(partial(_shifted, constant.reshape(-1))))
+        with nothing_compiled():  # compiled code does not see new hooks
+            yield
+    finally:
+        for weight, before in saved:
+            weight.data = before
+        for hook in hooks:
+            hook.remove()
+
+
+def _shifted(constant: Tensor, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+    shape = (-1,) if isinstance(layer, nn.Linear) else (-1, *[1] * (y.dim() - 2))
+    return y + constant.to(y).view(shape)
