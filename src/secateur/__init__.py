@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     )
     from secateur.measuring.accuracy import Accuracy, evaluate
     from secateur.measuring.latency import Timing, latency
+    from secateur.measuring.tasks import TASKS, Quality, Task
+    from secateur.measuring.tasks.regression import regression
+    from secateur.measuring.tasks.segmentation import segmentation
     from secateur.repairing.repair import repair
     from secateur.repairing.unit_repair import repair_each
     from secateur.running.compress import Compressed, compress
@@ -84,6 +87,7 @@ _HOMES = {
     "Plan": "secateur.channels.plan",
     "PlanError": "secateur.errors",
     "Preset": "secateur.training.presets",
+    "Quality": "secateur.measuring.tasks",
     "Reader": "secateur.channels.units",
     "RunError": "secateur.errors",
     "SPLITS": "secateur.deciding.splits",
@@ -93,6 +97,8 @@ _HOMES = {
     "Sensitivity": "secateur.deciding.sensitivity",
     "Settings": "secateur.running.settings",
     "Statistics": "secateur.scoring.statistics",
+    "TASKS": "secateur.measuring.tasks",
+    "Task": "secateur.measuring.tasks",
     "Timing": "secateur.measuring.latency",
     "TraceError": "secateur.errors",
     "Unit": "secateur.channels.units",
@@ -109,11 +115,13 @@ _HOMES = {
     "load": "secateur.channels.files",
     "prune": "secateur.channels.surgery",
     "register_rule": "secateur.channels.rules.rulebook",
+    "regression": "secateur.measuring.tasks.regression",
     "repair": "secateur.repairing.repair",
     "repair_each": "secateur.repairing.unit_repair",
     "rules": "secateur.channels.rules",
     "save": "secateur.channels.files",
     "score": "secateur.scoring.score",
+    "segmentation": "secateur.measuring.tasks.segmentation",
     "sensitivity": "secateur.deciding.sensitivity",
     "studies": "secateur.studies",
     "trace": "secateur.channels.graph",
@@ -125,6 +133,7 @@ __all__ = [
     "COSTS",
     "METRICS",
     "SPLITS",
+    "TASKS",
     "Accuracy",
     "Benched",
     "ChannelGraph",
@@ -142,6 +151,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Preset",
+    "Quality",
     "Reader",
     "RunError",
     "ScoreError",
@@ -150,6 +160,7 @@ __all__ = [
     "Sensitivity",
     "Settings",
     "Statistics",
+    "Task",
     "Timing",
     "TraceError",
     "Unit",
@@ -166,11 +177,13 @@ __all__ = [
     "load",
     "prune",
     "register_rule",
+    "regression",
     "repair",
     "repair_each",
     "rules",
     "save",
     "score",
+    "segmentation",
     "sensitivity",
     "studies",
     "trace",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.errors import DataError, ModelError
 
@@ -15,6 +16,7 @@ Batch = Sequence[Any] | Mapping[str, Any]
 Batches = Iterable[Batch]  # a DataLoader, secateur's own Loader, a list of batches
 
 IMAGE_KEYS = ("image", "images", "pixel_values", "input", "inputs", "x")
+OUTPUT_KEYS = ("logits", "out")
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 
 
@@ -39,7 +41,39 @@ def unpack(batch: Batch, index: int) -> tuple[Any, Tensor]:
         got = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
         raise DataError(f"batch {index} must be a pair (images, labels) or a dict with both, but is a {got}")
     _check_finite(images, index)
-    return images, _as_class_indices(labels, index)
+    return images, as_class_indices(labels, index)
+
+
+def unpack_any(batch: Any, index: int) -> tuple[Any, Any]:
+    """(images, labels) of a batch with labels of any kind; labels are None if the batch is images alone."""
+    if isinstance(batch, Mapping):
+        images = _pick(batch, IMAGE_KEYS, index)
+        labels = next((batch[key] for key in LABEL_KEYS if key in batch), None)
+    elif isinstance(batch, Tensor):
+        images, labels = batch, None
+    elif isinstance(batch, list | tuple) and 1 <= len(batch) <= 2:
+        images, labels = batch[0], batch[1] if len(batch) == 2 else None
+    else:
+        got = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+        raise DataError(
+            f"batch {index} must be images, a pair (images, labels) or a dict with both, but is a {got}; for other "
+            "batches, give a task of your own inputs="
+        )
+    _check_finite(images, index)
+    return images, labels
+
+
+def count_images(images: Any) -> int:
+    """The number of images in the inputs of a network: the length of the first tensor."""
+    for tensor in tree_leaves(images):
+        if isinstance(tensor, Tensor) and tensor.ndim:
+            return len(tensor)
+    raise DataError(f"the inputs of the network must hold a tensor [N, ...], got {type(images).__name__}")
+
+
+def labels_to(labels: Any, device: torch.device) -> Any:
+    """Labels of any structure with their tensors on `device`."""
+    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, labels)
 
 
 def check_range(labels: Tensor, logits: Tensor, index: int) -> None:
@@ -58,13 +92,22 @@ def check_range(labels: Tensor, logits: Tensor, index: int) -> None:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The class scores in a model's output: itself, `logits` of a dict, or the first of a tuple (auxiliary heads)."""
+    """The class scores in a model's output, see `main_output`."""
+    return main_output(output, "a tensor of class scores [N, classes]")
+
+
+def main_output(output: Any, wanted: str = "a tensor") -> Tensor:
+    """The tensor of an output that counts: itself; `logits` or `out` of a dict or dataclass, else its first value; the
+    first of a tuple (the others are auxiliary heads)."""
+    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping | type):
+        output = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
     if isinstance(output, Mapping):
-        output = output.get("logits", next(iter(output.values()), None))
+        named = next((name for name in OUTPUT_KEYS if output.get(name) is not None), None)
+        output = next(iter(output.values()), None) if named is None else output[named]
     elif isinstance(output, list | tuple) and output:
         output = output[0]
     if not isinstance(output, Tensor):
-        raise ModelError(f"the model must return a tensor of class scores [N, classes], not {type(output).__name__}")
+        raise ModelError(f"the model must return {wanted}, not {type(output).__name__}")
     return output
 
 
@@ -131,7 +174,8 @@ def _pick(batch: Mapping[str, Any], keys: tuple[str, ...], index: int) -> Any:
     raise DataError(f"batch {index} is a dict with the keys {sorted(batch)}, but none of them is {' or '.join(keys)}")
 
 
-def _as_class_indices(labels: Any, index: int) -> Tensor:
+def as_class_indices(labels: Any, index: int) -> Tensor:
+    """Labels as int64 [N]; DataError if they are something else."""
     if not isinstance(labels, Tensor):
         raise DataError(f"batch {index}: labels must be a tensor of class indices [N], not {type(labels).__name__}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from secateur.base.registry import Registry, guessed, unknown
+from secateur.base.registry import Entry, Registry, guessed, unknown
 from secateur.errors import SecateurError
 
 KEY = "option"
@@ -76,7 +76,8 @@ def check(settings: Any, error: type[SecateurError]) -> None:
     kinds = _kinds(type(settings))
     for field, about in options_of(settings):
         value = getattr(settings, field.name)
-        if value is None or value == field.default or (about.own and callable(value)):
+        own = about.own and (callable(value) or isinstance(value, Entry))
+        if value is None or value == field.default or own:
             continue
         if about.choices is not None:
             check_choice(field.name, value, about.choices, error)
@@ -106,9 +107,15 @@ def replaced(settings: Any, changes: Mapping[str, Any], error: type[SecateurErro
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """The settings as plain values for JSON; functions become their names."""
+    """The settings as plain values for JSON; functions and entries of the user's own become their names."""
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    return {name: getattr(value, "__name__", "own") if callable(value) else value for name, value in values.items()}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Entry):
+        return value.name or "own"
+    return getattr(value, "__name__", "own") if callable(value) else value
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any], error: type[SecateurError]) -> None:

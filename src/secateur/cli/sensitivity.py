@@ -15,6 +15,8 @@ from secateur.cli.from_settings import options_from_settings
 from secateur.cli.options import DataOptions, Model
 from secateur.deciding.settings import RankSettings
 from secateur.deciding.splits import SPLITS
+from secateur.measuring.quality_words import QualityWords
+from secateur.measuring.tasks import task_of
 from secateur.repairing.methods import REPAIRS
 from secateur.scoring.metrics import METRICS
 
@@ -65,7 +67,8 @@ def command(model: Model, *, settings: RankSettings, options: SensitivityOptions
     chosen, out = found.ranked()[: check_k(settings.k, len(found.tried))], options.out
     write_atomically(out / "sensitivity.json", f"{json.dumps(found.to_dict(), indent=2)}\n".encode())
     draw_sensitivity(found, chosen, out / "sensitivity.png")
-    _say(found, chosen)
+    quality = task_of(settings.task).measured
+    _say(found, chosen, QualityWords(quality.name, quality.unit))
     console.print(f"\nwritten: {out / 'sensitivity.json'}, {out / 'sensitivity.png'}", soft_wrap=True)
 
 
@@ -101,10 +104,10 @@ def _measure(model: str, settings: RankSettings, options: SensitivityOptions, da
     )
 
 
-def _say(found: Any, chosen: list[str]) -> None:
+def _say(found: Any, chosen: list[str], words: QualityWords) -> None:
     from secateur.cli.columns import columns
 
-    titles = ["unit", "width", "removed", "accuracy", "loss", f"{found.cost} saved", "images", ""]
+    titles = ["unit", "width", "removed", words.name, "loss", f"{found.cost} saved", "images", ""]
     rows = []
     for name in found.ranked():
         row = found.tried[name]
@@ -113,7 +116,7 @@ def _say(found: Any, chosen: list[str]) -> None:
                 name,
                 str(row.width),
                 str(row.channels),
-                "-" if row.accuracy is None else f"{100 * row.accuracy:.2f}%",
+                "-" if row.accuracy is None else words.shown(row.accuracy),
                 "-" if row.loss is None else f"{row.loss:.4f}",
                 f"{row.saved:,.0f}" if row.saved >= 1 else f"{row.saved:.2e}",
                 str(row.num_images),
@@ -122,4 +125,4 @@ def _say(found: Any, chosen: list[str]) -> None:
         )
     console.print(columns(titles, rows, numbers=titles[1:-1]))
     if found.base_accuracy is not None:
-        console.print(f"\nwhole network: {100 * found.base_accuracy:.2f}% on {found.num_images} held-out images")
+        console.print(f"\nwhole network: {words.shown(found.base_accuracy)} on {found.num_images} held-out images")

@@ -157,6 +157,7 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], images: ImageDa
 
 def _print_epoch(epoch: Epoch, epochs: int) -> None:
     held = "" if epoch.holdout is None else f"  held-out {100 * epoch.holdout.top1:.2f}%"
+    assert epoch.accuracy is not None  # the command line trains classifiers
     line = (
         f"epoch {epoch.number}/{epochs}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}  "
         f"train {100 * epoch.accuracy:.2f}%{held}"

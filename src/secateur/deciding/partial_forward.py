@@ -15,13 +15,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.base.batches import call, logits_of
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.runner import GraphRunner, InPlaceError, Values, copied, last_uses
 from secateur.channels.zeroing import zeroed
+from secateur.measuring.outputs import tensors_of
 
 # (unit, kept channels) -> a block in which the graph's model lacks the unit's other channels. It may change the unit's
 # readers and what comes after them, and nothing else.
@@ -34,8 +35,9 @@ _MISFITS = (RuntimeError, TypeError, ValueError, KeyError)  # what a trace raise
 class Staged:
     """Evaluates a network batch by batch: whole, and with channels of single units cut (by default zeroed)."""
 
-    def __init__(self, graph: ChannelGraph, cut: Cut | None = None) -> None:
-        self.graph = graph
+    def __init__(self, graph: ChannelGraph, cut: Cut | None = None, outputs: Callable[[Any], Any] = logits_of) -> None:
+        """outputs: the network's output -> what `whole` and `without` return of it."""
+        self.graph, self._outputs = graph, outputs
         self._cut = cut or cut_by_zeroing(graph)
         self._runner = GraphRunner(graph.found.traced)
         self._again = {
@@ -56,34 +58,37 @@ class Staged:
         """
         try:
             self._runner.run_in_place_calls_on_copies(images)
-            got = logits_of(self._runner.run(self._runner.bind(images)))
+            got = list(tensors_of(self._outputs(self._runner.run(self._runner.bind(images)))))
         except (InPlaceError, *_MISFITS):
-            got = torch.zeros(0)
-        want = self._by_the_model(images)
-        same = got.shape == want.shape and bool(torch.allclose(got, want, atol=1e-4, rtol=1e-3))
+            got = []
+        want = list(tensors_of(self._by_the_model(images)))
+        same = len(got) == len(want) and all(
+            a.shape == b.shape and bool(torch.allclose(a, b, atol=1e-4, rtol=1e-3))
+            for a, b in zip(got, want, strict=True)
+        )
         self._plain = not same
         return same
 
-    def whole(self, images: Any) -> Tensor:
-        """Logits of the whole network. The values that `without` needs are kept."""
+    def whole(self, images: Any) -> Any:
+        """Outputs of the whole network. The values that `without` needs are kept."""
         self._inputs, self._values = images, {}
         if not self._plain:
             try:
                 self._values = self._runner.bind(images)
-                return logits_of(self._runner.run(self._values, free=self._free_whole))
+                return self._outputs(self._runner.run(self._values, free=self._free_whole))
             except _MISFITS:
                 self._plain, self._values = True, {}
         return self._by_the_model(images)
 
-    def without(self, unit: str, kept: list[int]) -> Tensor:
-        """Logits on the same images when `unit` keeps only these channels."""
+    def without(self, unit: str, kept: list[int]) -> Any:
+        """Outputs on the same images when `unit` keeps only these channels."""
         with self._cut(unit, kept):
             if self._plain:
                 return self._by_the_model(self._inputs)
-            return logits_of(self._runner.run(dict(self._values), self._again[unit], self._free_again[unit]))
+            return self._outputs(self._runner.run(dict(self._values), self._again[unit], self._free_again[unit]))
 
-    def _by_the_model(self, images: Any) -> Tensor:
-        return logits_of(call(self.graph.model, tree_map(copied, images)))  # it may overwrite its input
+    def _by_the_model(self, images: Any) -> Any:
+        return self._outputs(call(self.graph.model, tree_map(copied, images)))  # it may overwrite its input
 
     def _bytes_per_image(self, needed: Iterable[fx.Node]) -> int:
         """Memory of these values for each image of the example."""

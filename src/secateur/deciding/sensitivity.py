@@ -7,13 +7,11 @@ by default units race (`racing.py`): the most informative images come first, unt
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from secateur.base.batches import Batches
 from secateur.base.options import check, replaced
@@ -25,11 +23,14 @@ from secateur.deciding.amounts import amounts
 from secateur.deciding.budget import Cutter
 from secateur.deciding.candidates import candidates, check_patterns, scored
 from secateur.deciding.costs import CostOf, cost_function, name_of, widths_of
+from secateur.deciding.own_measure import by_own_measure
 from secateur.deciding.partial_forward import Cut, cut_by_zeroing
 from secateur.deciding.settings import RankSettings
+from secateur.deciding.task_trials import evaluate_task_trials
 from secateur.deciding.trial_evaluation import RaceRules, Trial, TrialResult, evaluate_trials, race_trials
 from secateur.deciding.widths import WidthLimits
 from secateur.errors import DecideError
+from secateur.measuring.tasks import is_classification, task_of
 from secateur.scoring.scores import Scores
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -70,6 +71,7 @@ class Sensitivity:
     tried: Mapping[str, Tried]  # unit -> result with n_l channels removed, or at the ratio that units are ranked by
     curves: Mapping[str, tuple[Tried, ...]] = field(default_factory=dict)  # split "ratio": over all ratios
     repair: str = "none"  # how each unit was repaired before it was evaluated
+    unit: str = ""  # of the measure; "%": values are fractions of 1
 
     def ranked(self) -> list[str]:
         """Units, the least sensitive first; ties go to the lower loss, then to the larger saving."""
@@ -114,20 +116,20 @@ def sensitivity(
     """Measure on held-out images how sensitive the network is to each unit's loss of channels.
 
     settings, changes: a `RankSettings`, or its fields by name: split, alpha, k, measure, cost, exact, only, exclude,
-        round_to, seed.
+        round_to, task, seed.
     split "algorithm1" (default): unit l loses n_l = round(alpha * FLOSS_max / FLOSS_l) channels (Eqn. 3), so that all
         units save the same cost. "ratio": Li et al.; every unit loses each fraction in `ratios`, and units are ranked
         at `trial_ratio`.
-    measure: "accuracy", "loss" (which still differs between units when accuracy is saturated) or a function of
-        (model, holdout); higher is better.
+    measure: "accuracy" (or what the task's quality is), "loss" (which still differs where accuracy is saturated), or a
+        function of (model, holdout); higher is better.
     cost: what is saved: "macs", "params", "latency" (measured here, layer by layer) or a function of kept channels.
     repair: evaluate each unit after its own repair: `secateur.repair_each(graph, images)`, or your own function of
         (unit, kept channels) that returns a context in which graph.model is cut that way. By default units are
         evaluated as they are cut.
     widths: unit -> width in the original network, if this network has been pruned before. A unit keeps at least 2
         channels and 10% of its original ones.
-    exact: read all held-out images for all units. Otherwise units race: with probability 0.95 (`confidence`) the mean
-        value of the k best units found is within 0.0005 (`tolerance`) of the true k best (k: a third of the units).
+    exact: read all held-out images for all units. Otherwise units race, if the quality is a mean over images: with
+        probability 0.95 (`confidence`) the k best found (a third of the units) are within 0.0005 (`tolerance`) of them.
     Under torchrun the units are shared among the processes, which must all hold the same held-out images.
     """
     chosen: RankSettings = replaced(settings or RankSettings(), changes, DecideError)
@@ -148,7 +150,7 @@ def sensitivity(
     rows = [_row(t, r, details[t.key], graph) for t, r in zip(trials, results, strict=True)]
     return Sensitivity(
         split=split,
-        measure=chosen.measure if isinstance(chosen.measure, str) else getattr(chosen.measure, "__name__", "own"),
+        **_measure_words(chosen),
         cost=name_of(chosen.cost),
         alpha=chosen.alpha if split == "algorithm1" else None,
         base_accuracy=base.accuracy,
@@ -164,6 +166,14 @@ def sensitivity(
 def _names(graph: ChannelGraph, scores: Scores, settings: RankSettings, widths: Mapping[str, int]) -> list[str]:
     check_patterns(graph, settings.exclude, settings.only, widths)
     return scored(graph, scores, candidates(graph, settings.exclude, settings.only))
+
+
+def _measure_words(settings: RankSettings) -> dict[str, str]:
+    """Name and unit of what units are ranked by."""
+    if callable(settings.measure):
+        return {"measure": str(getattr(settings.measure, "__name__", "own"))}
+    quality = task_of(settings.task).measured
+    return {"measure": quality.name, "unit": quality.unit} if settings.measure == "accuracy" else {"measure": "loss"}
 
 
 def check_k(k: int | None, units: int) -> int:
@@ -189,10 +199,13 @@ def _evaluate(
     display = shown(progress, steps("sensitivity"))
     with evaluating(graph.model), generators_kept(), torch.no_grad(), display as report:
         if callable(measure):
-            return _by_own_measure(graph, trials, holdout, measure, cut, report)
-        if settings.exact or settings.split == "ratio":
-            return evaluate_trials(graph, trials, holdout, measure, cut, report)
+            return by_own_measure(graph, trials, holdout, measure, cut, report)
+        exact, task = settings.exact or settings.split == "ratio", task_of(settings.task)
         rules = RaceRules(k, settings.confidence, settings.tolerance, settings.seed)
+        if not is_classification(task):
+            return evaluate_task_trials(graph, trials, holdout, task, measure, cut, None if exact else rules, report)
+        if exact:
+            return evaluate_trials(graph, trials, holdout, measure, cut, report)
         return race_trials(graph, trials, holdout, measure, cut, rules, report)
 
 
@@ -237,39 +250,6 @@ def _by_ratio(
             trials.append(Trial(name, removed, kept))
             details[name, removed] = _Detail(removed, saved, saved / removed, False)
     return trials, details
-
-
-def _by_own_measure(
-    graph: ChannelGraph,
-    trials: Sequence[Trial],
-    holdout: Batches,
-    measure: Callable[[nn.Module, Batches], float],
-    cut: Cut,
-    progress: Progress | None,
-) -> tuple[TrialResult, list[TrialResult]]:
-    """The user's own measure of the network, whole and for each trial."""
-    holdout = list(holdout) if iter(holdout) is holdout else holdout  # it is read once for each trial
-    base = _own_result(measure, graph, holdout, "the whole network")
-    results = []
-    for i, trial in enumerate(trials):
-        with cut(trial.unit, trial.kept):
-            results.append(_own_result(measure, graph, holdout, f"unit {trial.unit} cut to {len(trial.kept)} channels"))
-        if progress is not None:
-            progress(i + 1, len(trials))
-    return base, results
-
-
-def _own_result(
-    measure: Callable[[nn.Module, Batches], float], graph: ChannelGraph, holdout: Batches, what: str
-) -> TrialResult:
-    found = measure(graph.model, holdout)
-    try:
-        value = float(found)
-    except (TypeError, ValueError) as error:
-        raise DecideError(f"your measure must return a number, but returned {type(found).__name__}") from error
-    if math.isnan(value):
-        raise DecideError(f"your measure returned NaN for {what}, and units cannot be ranked by it")
-    return TrialResult(None, None, value, 0)
 
 
 def _row(trial: Trial, result: TrialResult, detail: _Detail, graph: ChannelGraph) -> Tried:

@@ -11,6 +11,7 @@ from secateur.deciding.costs import COSTS
 from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
 from secateur.measuring.engines import ENGINES
+from secateur.measuring.tasks import DEFAULT_TASK, TASKS, Task, check_task
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,16 @@ class RankSettings(Seeded):
     round_to: int = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
     alpha: float = option(3.0, "Pruning rate of Eqn. 3; the paper uses 2 to 4", group="Layers", above=0)
     k: int | None = option(None, "Units pruned in each round; a third of them by default", group="Layers", least=1)
+    task: str | Task | None = option(
+        None,
+        f"What the network is for: {', '.join(TASKS)}, or your_module:make_task; {DEFAULT_TASK} by default",
+        group="Data",
+        valid=check_task,
+        own=True,
+    )
     measure: Literal["accuracy", "loss"] | Callable[..., float] = option(
         "accuracy",
-        "Rank units by held-out accuracy or loss",
+        "Rank units by held-out accuracy (the quality of the task) or loss",
         group="Layers",
         choices=("accuracy", "loss"),
         own=True,

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from secateur.base.batches import Batches, call, check_batches, check_range, device_of, logits_of, move, unpack
+from secateur.base.batches import Batches, call, check_batches, device_of, labels_to, move
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.processes import usable
 from secateur.base.progress import Progress
 from secateur.errors import DataError, RunError
+from secateur.measuring.outputs import at_least_float32
+from secateur.measuring.quality_sums import QualitySums, outputs_for, unpack_for
+from secateur.measuring.tasks import Task, is_classification, task_of
 
 TOP5_CLASSES = 10  # with fewer classes, five guesses say very little, and top5 is None
 PERFECT = 0.995  # a held-out accuracy of this or more, on PERFECT_IMAGES or more, is rarely an honest one
@@ -23,7 +26,10 @@ PERFECT_IMAGES = 500
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Fractions of 1, not per cent. `loss` is the mean cross-entropy in nats; top5 is None below 10 classes."""
+    """Fractions of 1, not per cent. `loss` is the mean cross-entropy in nats; top5 is None below 10 classes.
+
+    For a task other than classification, top1 is the task's quality and loss its mean loss.
+    """
 
     top1: float
     top5: float | None
@@ -37,10 +43,12 @@ def evaluate(
     *,
     device: torch.device | str | None = None,
     topk: Sequence[int] = (1, 5),
+    task: Task | str | None = None,
     progress: Progress | None = None,
 ) -> Accuracy:
     """Top-1, top-5 and loss of `model` over all batches of `loader`, in eval mode and without gradients.
 
+    task: classification by default. For any other, top1 is the task's quality, top5 None and loss the task's.
     Batches are pairs (images, labels) or dicts. The model runs on its own device, or as a copy on `device`. Its mode,
     the random generators and everything else are restored afterwards. Each process sees only its own batches.
     Raises DataError if the loader is empty or labels have a wrong type, shape or range.
@@ -50,17 +58,17 @@ def evaluate(
     if not isinstance(model, nn.Module):
         raise RunError(f"expected evaluate(model, loader) with a torch.nn.Module, got {type(model).__name__}")
     check_batches(loader, "loader")
-    model = _placed(model, device)
-    home, total, sums = device_of(model), _length(loader), _Sums(5 in topk)
+    model, chosen = _placed(model, device), task_of(task)
+    home, total = device_of(model), _length(loader)
+    sums = _Sums(5 in topk) if is_classification(chosen) else QualitySums(chosen)
     with evaluating(model), generators_kept(), torch.no_grad():
         for index, batch in enumerate(loader):
-            images, labels = unpack(batch, index)
-            logits = logits_of(call(model, move(images, home)))  # [N, K]
-            check_range(labels, logits, index)
-            sums.add(logits, labels.to(home, non_blocking=True))
+            images, labels = unpack_for(chosen, batch, index)
+            outputs = outputs_for(chosen, call(model, move(images, home)), labels, index)
+            sums.add(outputs, labels_to(labels, home))
             if progress is not None:
                 progress(index + 1, total)
-    return sums.accuracy()
+    return sums.accuracy() if isinstance(sums, _Sums) else Accuracy(sums.value(), None, *sums.loss())
 
 
 @dataclass
@@ -100,11 +108,6 @@ def too_good(accuracy: Accuracy) -> str | None:
         "perfect: was the network trained on them? Hold out images that it has not seen (for a trained network that "
         "you were given, half of the test set: --holdout test:0.5), or decide by the loss"
     )
-
-
-def at_least_float32(logits: Tensor) -> Tensor:
-    """Half-precision logits as float32, so that exponentials and sums keep the precision of the model's output."""
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def _placed(model: nn.Module, device: torch.device | str | None) -> nn.Module:

@@ -5,6 +5,7 @@ Both kinds of exported file (.onnx and .pt2) are made from such a program and ar
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from secateur.base.batches import call, device_of
+from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.channels.runner import copied
 from secateur.channels.traced import Example, as_call
 from secateur.errors import DataError, ModelError
 
@@ -37,12 +40,24 @@ def export_program(model: nn.Module, example: Example, dynamic_batch: bool) -> A
         batch = torch.export.Dim("batch")
         given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
         shapes = tree_map(lambda v: {0: batch} if isinstance(v, Tensor) and v.dim() else None, dict(given))
+    _register_outputs(model, args, kwargs)
     try:
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
     except Exception as error:
         reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
         hint = " Try dynamic_batch=False: the file then takes a fixed number of images." if dynamic_batch else ""
         raise ModelError(f"torch.export cannot follow {type(model).__name__}: {reason}.{hint}") from error
+
+
+def _register_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell torch.export about dataclasses in the model's output, which it does not look into by itself."""
+    with evaluating(model), generators_kept(), torch.no_grad():
+        left = [model(*tree_map(copied, args), **tree_map(copied, kwargs))]
+    while left:
+        for value in tree_flatten(left.pop())[0]:
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                torch.export.register_dataclass(type(value))
+                left += [getattr(value, field.name) for field in dataclasses.fields(value)]
 
 
 def _example_call(example: Example, dynamic_batch: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -14,7 +14,7 @@ OPEN_ROUNDS = 2  # if there are more rounds, only the first one is unfolded
 
 
 def over_rounds(run: FinishedRun) -> str:
-    """Accuracy against MACs, and the effect of each cut."""
+    """Quality against MACs, and the effect of each cut."""
     if not run.rounds:
         return ""
     keys = [("blue round", "held-out images"), *([("green round", "test images")] if run.after.test else [])]
@@ -23,13 +23,13 @@ def over_rounds(run: FinishedRun) -> str:
     both = key(("orange round", f"held-out, {cut}"), ("blue round", "held-out, after retraining"))
     cuts, epochs = cuts_chart(run), epochs_chart(run)
     if cuts:
-        words = "Accuracy directly after each cut, and after retraining:"
+        words = f"{run.quality.title} directly after each cut, and after retraining:"
         parts += [paragraph(words), both, f"<figure>{cuts}</figure>"]
     if epochs:
-        parts += [paragraph("Accuracy in each epoch of retraining:"), both, f"<figure>{epochs}</figure>"]
+        parts += [paragraph(f"{run.quality.title} in each epoch of retraining:"), both, f"<figure>{epochs}</figure>"]
     if run.undone > 0:
-        parts.append(paragraph("Another round lost more accuracy than allowed and was undone."))
-    return section("Accuracy and MACs in each round", *parts, _time(run))
+        parts.append(paragraph(f"Another round lost more {run.quality.name} than allowed and was undone."))
+    return section(f"{run.quality.title} and MACs in each round", *parts, _time(run))
 
 
 def _time(run: FinishedRun) -> str:

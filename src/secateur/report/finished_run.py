@@ -13,6 +13,7 @@ from secateur.deciding.goal import Goal
 from secateur.deciding.sensitivity import Sensitivity, Tried
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy
+from secateur.measuring.quality_words import ACCURACY, QualityWords
 from secateur.measuring.speedup import Speedup
 from secateur.pictures.run_pictures import PICTURES, RunPictures, load_pictures
 from secateur.running.folder import CONFIG, ROUND, SENSITIVITY, SUMMARY, RunFolder
@@ -81,7 +82,7 @@ class FinishedRun:
     before: NetworkFigures
     after: NetworkFigures
     rounds: tuple[Round, ...]
-    undone: int  # number of rounds that were undone because they lost too much accuracy
+    undone: int  # number of rounds that were undone because they lost too much
     units: Mapping[str, UnitWidth]
     layers: Mapping[str, LayerCost]
     seconds: Mapping[str, float]
@@ -90,6 +91,7 @@ class FinishedRun:
     versions: Mapping[str, str]
     plan: Plan
     pictures: RunPictures | None  # None if the run saved none
+    quality: QualityWords = ACCURACY  # what the network was judged by
 
 
 def read_run(folder: str | Path) -> FinishedRun:
@@ -122,6 +124,7 @@ def read_run(folder: str | Path) -> FinishedRun:
             versions={name: str(version) for name, version in summary["versions"].items()},
             plan=_plan(path / PLAN_FILE),
             pictures=load_pictures(files.round(1) / PICTURES),
+            quality=QualityWords(**summary.get("quality", {})),
         ),
     )
 

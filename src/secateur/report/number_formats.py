@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from secateur.measuring.quality_words import ACCURACY, QualityWords
+
 
 def big(number: float) -> str:
     """11944576 as 11.94 M."""
@@ -16,9 +18,11 @@ def percent(fraction: float, digits: int = 1) -> str:
     return f"{100 * fraction:.{digits}f}%"
 
 
-def points(change: float) -> str:
-    """-0.0084 as −0.84 points."""
-    return f"{_sign(100 * change)} points"
+def points(change: float, quality: QualityWords = ACCURACY) -> str:
+    """-0.0084 as −0.84 points; of a quality that is not in per cent, in its own unit."""
+    if quality.unit == "%":
+        return f"{_sign(100 * change)} points"
+    return quality.change(change).replace("-", "−")
 
 
 def change(was: float, now: float) -> str:

@@ -1,4 +1,4 @@
-"""Charts of the whole run: accuracy against MACs in each round, and channels before and after."""
+"""Charts of the whole run: quality against MACs in each round, and channels before and after."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from secateur.measuring.quality_words import QualityWords
 from secateur.report import svg
 from secateur.report.finished_run import FinishedRun
 from secateur.report.number_formats import percent
@@ -33,7 +34,7 @@ EPOCHS = _Quantity("epochs of retraining", whole=True)
 
 @dataclass(frozen=True)
 class Course:
-    """A run in per cent: MACs removed and accuracy after retraining (from the start on), accuracy after each cut."""
+    """A run: MACs removed in per cent, quality after retraining (from the start on) and after each cut, as shown."""
 
     gone: tuple[float, ...]
     retrained: tuple[float, ...]
@@ -44,18 +45,19 @@ class Course:
     def of(cls, run: FinishedRun) -> Course:
         """The course of a run."""
         part, was, now = reported_accuracy(run)
+        factor = run.quality.factor
         return cls(
             (0.0, *(100 * (1 - r.outcome.macs / run.before.macs) for r in run.rounds)),
-            (100 * run.before.holdout.top1, *(100 * r.outcome.after.top1 for r in run.rounds)),
-            tuple(100 * r.outcome.pruned.top1 for r in run.rounds),
-            (100 * was.top1, 100 * now.top1) if part == "test" else (),
+            (factor * run.before.holdout.top1, *(factor * r.outcome.after.top1 for r in run.rounds)),
+            tuple(factor * r.outcome.pruned.top1 for r in run.rounds),
+            (factor * was.top1, factor * now.top1) if part == "test" else (),
         )
 
 
 def rounds_chart(run: FinishedRun) -> str:
-    """Accuracy against MACs removed: held-out accuracy as a line, test accuracy (before and after) as green points."""
-    course = Course.of(run)
-    axes = _Axes.around([*course.retrained, *course.tested], course.gone, height=270)
+    """Quality against MACs removed: on held-out images as a line, on test images (before and after) as green points."""
+    course, words = Course.of(run), run.quality
+    axes = _Axes.around([*course.retrained, *course.tested], course.gone, height=270, quality=words)
     body, labelled = [*axes.grid(), *_limits(run, axes)], axes.apart(course.gone)
     for i in range(1, len(course.gone)):
         start, end = axes.at(course.gone[i - 1], course.retrained[i - 1]), axes.at(course.gone[i], course.retrained[i])
@@ -63,93 +65,104 @@ def rounds_chart(run: FinishedRun) -> str:
     for i, (gone, value) in enumerate(zip(course.gone, course.retrained, strict=True)):
         when = "before pruning" if i == 0 else f"after round {i}"
         x, y = axes.at(gone, value)
-        body.append(svg.dot(x, y, "kept", f"held-out, {when}: {value:.2f}% with {gone:.1f}% of the MACs removed"))
+        body.append(
+            svg.dot(x, y, "kept", f"held-out, {when}: {words.scaled(value)} with {gone:.1f}% of the MACs removed")
+        )
         if i in labelled:
             # Away from the line at the first point, and not on the side of the test accuracy's number.
             above = i == 0
             if course.tested and i in (0, len(run.rounds)):
                 above = value > course.tested[-1 if i else 0]
-            body.append(svg.text(x, y - 10 if above else y + 19, f"{value:.1f}%", "small strong", "middle"))
+            body.append(svg.text(x, y - 10 if above else y + 19, words.scaled(value, 1), "small strong", "middle"))
     for gone, value, when in zip((0.0, course.gone[-1]), course.tested, ("before", "after"), strict=False):
         x, y = axes.at(gone, value)
-        body.append(svg.dot(x, y, "test", f"test, {when}: {value:.2f}% with {gone:.1f}% of the MACs removed"))
+        body.append(svg.dot(x, y, "test", f"test, {when}: {words.scaled(value)} with {gone:.1f}% of the MACs removed"))
         above = value >= course.retrained[0 if when == "before" else -1]
-        body.append(svg.text(x, y - 10 if above else y + 19, f"{value:.1f}%", "small", "middle"))
+        body.append(svg.text(x, y - 10 if above else y + 19, words.scaled(value, 1), "small", "middle"))
     label = (
-        f"Accuracy in each round. Held-out accuracy starts at {course.retrained[0]:.2f}% and ends at "
-        f"{course.retrained[-1]:.2f}% with {course.gone[-1]:.1f}% of the MACs removed."
+        f"{words.title} in each round. Held-out {words.name} starts at {words.scaled(course.retrained[0])} and ends at "
+        f"{words.scaled(course.retrained[-1])} with {course.gone[-1]:.1f}% of the MACs removed."
     )
     return svg.chart(body, axes.height, label, "rounds")
 
 
 def cuts_chart(run: FinishedRun) -> str:
-    """Accuracy after each cut and after retraining; "" if there was no retraining."""
-    course = Course.of(run)
+    """Quality after each cut and after retraining; "" if there was no retraining."""
+    course, shown = Course.of(run), run.quality
     if course.cut == course.retrained[1:]:
         return ""
-    axes = _Axes.around([*course.retrained, *course.cut], course.gone, height=210)
+    axes = _Axes.around([*course.retrained, *course.cut], course.gone, height=210, quality=shown)
     body, labelled = axes.grid(), axes.apart(course.gone)
     for i, value in enumerate(course.cut, start=1):
         gone, regained = course.gone[i], course.retrained[i]
         (x, y), (_, top) = axes.at(gone, value), axes.at(gone, regained)
         title = (
-            f"round {i}: {value:.2f}% after the cut, {regained:.2f}% after retraining, {gone:.1f}% of the MACs removed"
+            f"round {i}: {shown.scaled(value)} after the cut, {shown.scaled(regained)} after retraining, "
+            f"{gone:.1f}% of the MACs removed"
         )
         body += [svg.line(x, y, x, top, "regain", title), svg.dot(x, y, "cut", title), svg.dot(x, top, "kept", title)]
         if i in labelled:
-            body.append(svg.text(x - 1.6, y + 4, f"{value:.1f}%", "small", "end"))
+            body.append(svg.text(x - 1.6, y + 4, shown.scaled(value, 1), "small", "end"))
     words = "; ".join(
-        f"round {i}: {c:.1f}%, then {course.retrained[i]:.1f}%" for i, c in enumerate(course.cut, start=1)
+        f"round {i}: {shown.scaled(c, 1)}, then {shown.scaled(course.retrained[i], 1)}"
+        for i, c in enumerate(course.cut, start=1)
     )
     return svg.chart(
-        body, axes.height, f"Held-out accuracy directly after each cut and after retraining. {words}.", "cuts"
+        body, axes.height, f"Held-out {shown.name} directly after each cut and after retraining. {words}.", "cuts"
     )
 
 
 def epochs_chart(run: FinishedRun) -> str:
-    """Held-out accuracy in each epoch of all rounds, starting after each cut; "" for fewer than two epochs."""
-    courses = []  # of each round: (epochs done so far, accuracy), its cut first
+    """Held-out quality in each epoch of all rounds, starting after each cut; "" for fewer than two epochs."""
+    courses, shown = [], run.quality  # of each round: (epochs done so far, quality), its cut first
     done = 0
     for outcome in (one.outcome for one in run.rounds):
-        known = [(done + e.number, 100 * e.holdout.top1) for e in outcome.retraining if e.holdout is not None]
-        courses.append([(done, 100 * outcome.pruned.top1), *known])
+        known = [(done + e.number, shown.factor * e.holdout.top1) for e in outcome.retraining if e.holdout is not None]
+        courses.append([(done, shown.factor * outcome.pruned.top1), *known])
         done += len(outcome.retraining)
     if done < 2:
         return ""
     values = [value for course in courses for _, value in course]
-    axes = _Axes.around(values, [done], height=230, counts=EPOCHS)
+    axes = _Axes.around(values, [done], height=230, counts=EPOCHS, quality=shown)
     body, radius = axes.grid(), 5 if done <= MANY_EPOCHS else 2
     for number, course in enumerate(courses, start=1):
         for start, end in itertools.pairwise(course):
             body.append(svg.line(*axes.at(*start), *axes.at(*end), "curve"))
         for i, (epoch, value) in enumerate(course):
-            what = f"round {number}, {f'epoch {i}' if i else 'before retraining'}: {value:.2f}%"
+            what = f"round {number}, {f'epoch {i}' if i else 'before retraining'}: {shown.scaled(value)}"
             body.append(svg.dot(*axes.at(epoch, value), "kept" if i else "cut", what, radius))
-    words = "; ".join(f"round {i}: {c[0][1]:.1f}% to {c[-1][1]:.1f}%" for i, c in enumerate(courses, start=1))
-    return svg.chart(body, axes.height, f"Held-out accuracy over the epochs of retraining. {words}.", "epochs")
+    ends = [(shown.scaled(course[0][1], 1), shown.scaled(course[-1][1], 1)) for course in courses]
+    words = "; ".join(f"round {i}: {first} to {last}" for i, (first, last) in enumerate(ends, start=1))
+    return svg.chart(body, axes.height, f"Held-out {shown.name} over the epochs of retraining. {words}.", "epochs")
 
 
 @dataclass(frozen=True)
 class _Axes:
-    """Accuracy in per cent (vertical) against another quantity (horizontal)."""
+    """Quality, times its factor (vertical), against another quantity (horizontal)."""
 
     across: svg.Scale
     down: svg.Scale
     height: float
     counts: _Quantity
+    quality: QualityWords
 
     @classmethod
     def around(
-        cls, values: Sequence[float], reached: Sequence[float], height: float, counts: _Quantity = MACS
+        cls,
+        values: Sequence[float],
+        reached: Sequence[float],
+        height: float,
+        quality: QualityWords,
+        counts: _Quantity = MACS,
     ) -> _Axes:
         """Axes that contain all values, with space for the numbers below and above the points."""
         low, high = min(values), max(values)
-        air = max(0.2, 0.12 * (high - low))
+        air = max(0.002 * quality.factor, 0.12 * (high - low))
         # An accuracy is between 0 and 100; a user's own measure may be anything.
         bottom = max(0.0, low - 2 * air) if low >= 0 else low - 2 * air
-        top = min(100.0, high + air) if high <= 100 else high + air
+        top = min(100.0, high + air) if high <= 100 and quality.unit == "%" else high + air
         down = svg.Scale(bottom, top, height - 54, 34)
-        return cls(svg.Scale(0, max(counts.least, *reached), 16, 93), down, height, counts)
+        return cls(svg.Scale(0, max(counts.least, *reached), 16, 93), down, height, counts, quality)
 
     def at(self, gone: float, value: float) -> tuple[float, float]:
         """Position of a point: per cent of the width, pixels from the top."""
@@ -170,7 +183,9 @@ class _Axes:
         body = []
         for value in svg.ticks(self.down.low, self.down.high, 4):
             body.append(svg.line(0, self.down(value), 100, self.down(value), "grid"))
-            body.append(svg.text(0, self.down(value) - 4, f"{value:g}%", "small"))
+            body.append(
+                svg.text(0, self.down(value) - 4, f"{value:g}{'%' if self.quality.unit == '%' else ''}", "small")
+            )
         for value in svg.ticks(0, self.across.high, 6):
             if self.counts.whole and value != int(value):
                 continue
@@ -179,12 +194,12 @@ class _Axes:
             body.append(svg.text(self.across(value), bottom + 18, number, "small", "middle"))
         body.append(svg.line(0, bottom, 100, bottom, "axis"))
         body.append(svg.text(53, bottom + 38, self.counts.name, "small", "middle"))
-        body.append(svg.text(0, 12, "accuracy", "small"))
+        body.append(svg.text(0, 12, self.quality.name, "small"))
         return body
 
 
 def _limits(run: FinishedRun, axes: _Axes) -> list[str]:
-    """Lines for the goal in MACs and for the lowest accuracy allowed."""
+    """Lines for the goal in MACs and for the lowest quality allowed."""
     body = []
     asked = run.settings
     target = asked.target if asked.target is not None else (1 - asked.macs / run.before.macs if asked.macs else None)
@@ -193,10 +208,11 @@ def _limits(run: FinishedRun, axes: _Axes) -> list[str]:
         body.append(svg.line(x, 18, x, axes.down.start, "goal", f"goal: {percent(target)} of the MACs removed"))
         body.append(svg.text(x, 12, "goal", "small", "middle"))
     if asked.max_drop is not None:
-        floor = 100 * run.before.holdout.top1 - asked.max_drop
+        floor = run.quality.factor * run.before.holdout.top1 - asked.max_drop
         if floor >= axes.down.low:
             y = axes.down(floor)
-            body.append(svg.line(0, y, 100, y, "goal", f"lowest held-out accuracy allowed: {floor:.2f}%"))
+            words = f"lowest held-out {run.quality.name} allowed: {run.quality.scaled(floor)}"
+            body.append(svg.line(0, y, 100, y, "goal", words))
     return body
 
 

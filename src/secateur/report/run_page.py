@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from secateur.base.atomic_files import write_atomically
+from secateur.measuring.quality_words import ACCURACY
 from secateur.measuring.speedup import NO_DIFFERENCE
 from secateur.report.channel_section import channels
 from secateur.report.chart_sections import over_rounds, scores, sensitivities, widths
@@ -65,10 +66,12 @@ def _lead(run: FinishedRun) -> str:
 def _cards(run: FinishedRun) -> str:
     was, now = run.before, run.after
     cards = []
-    for name, a, b in (("Test accuracy", was.test, now.test), ("Held-out accuracy", was.holdout, now.holdout)):
+    words = run.quality
+    for part, a, b in (("Test", was.test, now.test), ("Held-out", was.holdout, now.holdout)):
         if a is not None and b is not None:
-            note = f"{points(b.top1 - a.top1)}; {count(b.num_images, 'image')}, each {100 / b.num_images:.2g} points"
-            cards.append(_card(name, percent(b.top1, 2), percent(a.top1, 2), note))
+            name, note = f"{part} {words.name}", f"{points(b.top1 - a.top1, words)}; {count(b.num_images, 'image')}"
+            note += f", each {100 / b.num_images:.2g} points" if words == ACCURACY else ""
+            cards.append(_card(name, words.shown(b.top1), words.shown(a.top1), note))
             if a.top5 is not None and b.top5 is not None and a.top5 < 0.999:
                 cards.append(_card(f"{name}, top-5", percent(b.top5, 2), percent(a.top5, 2), points(b.top5 - a.top5)))
     for name, x, y in (("MACs per image", was.macs, now.macs), ("Weights", was.params, now.params)):

@@ -26,11 +26,17 @@ def draw_sensitivity(found: Sensitivity, chosen: Collection[str], path: str | Pa
 
 def _level(found: Sensitivity, value: float) -> float:
     """Accuracy in per cent; the loss unchanged."""
-    return 100 * value if found.measure == "accuracy" else (-value if found.measure == "loss" else value)
+    return (
+        100 * value
+        if found.unit == "%" or found.measure == "accuracy"
+        else (-value if found.measure == "loss" else value)
+    )
 
 
 def _name(found: Sensitivity) -> str:
-    return {"accuracy": "held-out accuracy (%)", "loss": "held-out loss"}.get(found.measure, found.measure)
+    if found.unit == "%" or found.measure == "accuracy":
+        return f"held-out {found.measure} (%)"
+    return "held-out loss" if found.measure == "loss" else found.measure
 
 
 def _bars(axes: Any, found: Sensitivity, chosen: Collection[str]) -> None:

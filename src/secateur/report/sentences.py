@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from secateur.measuring.accuracy import Accuracy
+from secateur.measuring.quality_words import ACCURACY
 from secateur.report.finished_run import FinishedRun
 from secateur.report.number_formats import big, change, count, milliseconds, percent, points
 
@@ -14,7 +15,7 @@ def removed_fraction(run: FinishedRun, what: str = "macs") -> float:
 
 
 def reported_accuracy(run: FinishedRun) -> tuple[str, Accuracy, Accuracy]:
-    """The accuracy to report: (name, before, after), on the test images if there are any."""
+    """The accuracy, or other quality, to report: (name, before, after), on the test images if there are any."""
     if run.before.test is not None and run.after.test is not None:
         return "test", run.before.test, run.after.test
     return "held-out", run.before.holdout, run.after.holdout
@@ -30,12 +31,10 @@ def verdict(run: FinishedRun) -> str:
     if gone <= 0:
         return "Nothing was removed: the network is unchanged."
     work = f"{percent(gone)} fewer MACs and {percent(removed_fraction(run, 'bytes'))} fewer bytes"
-    change_in_points = 100 * (now.top1 - was.top1)
-    if round(change_in_points, 2) == 0:
-        return f"{work} at the same {part} accuracy, {percent(now.top1, 2)}."
-    if change_in_points > 0:
-        return f"{work}; the {part} accuracy is {change_in_points:.2f} points higher, {percent(now.top1, 2)}."
-    return f"{work}; the {part} accuracy is {-change_in_points:.2f} points lower, {percent(now.top1, 2)}."
+    what, gained, reached = f"{part} {run.quality.name}", now.top1 - was.top1, run.quality.shown(now.top1)
+    if float(run.quality.number(abs(gained))) == 0:
+        return f"{work} at the same {what}, {reached}."
+    return f"{work}; the {what} is {run.quality.size(gained)} {'higher' if gained > 0 else 'lower'}, {reached}."
 
 
 def what_was_removed(run: FinishedRun) -> str:
@@ -60,24 +59,27 @@ def what_was_removed(run: FinishedRun) -> str:
 
 
 def what_it_cost(run: FinishedRun) -> str:
-    """The change in accuracy, in points and in number of mistakes, on test and on held-out images."""
+    """The change in quality, on test and on held-out images; of accuracy, also in number of mistakes."""
     part, was, now = reported_accuracy(run)
-    mistakes = round((was.top1 - now.top1) * now.num_images)
-    if mistakes == 0:
-        head = f"The {part} accuracy is still {percent(now.top1, 2)}: the same number of mistakes"
-    else:
-        more = "more" if mistakes > 0 else "fewer"
-        word = "mistake" if abs(mistakes) == 1 else "mistakes"
-        head = (
-            f"The {part} accuracy changed from {percent(was.top1, 2)} to {percent(now.top1, 2)} "
-            f"({points(now.top1 - was.top1)}): {abs(mistakes):,} {more} {word}"
-        )
-    head += f" on {count(now.num_images, 'image')}"
+    head = f"{_changed(run, part, was, now)} on {count(now.num_images, 'image')}"
     if part != "test":
         return f"{head}. These images were also used for decisions."
-    held = f"from {percent(run.before.holdout.top1, 2)} to {percent(run.after.holdout.top1, 2)}"
+    held = f"from {run.quality.shown(run.before.holdout.top1)} to {run.quality.shown(run.after.holdout.top1)}"
     images = count(run.after.holdout.num_images, "held-out image")
     return f"{head} that were not used for any decision. On the {images}, which decisions used, it changed {held}."
+
+
+def _changed(run: FinishedRun, part: str, was: Accuracy, now: Accuracy) -> str:
+    words = run.quality
+    change = f"from {words.shown(was.top1)} to {words.shown(now.top1)} ({points(now.top1 - was.top1, words)})"
+    if words != ACCURACY:
+        return f"The {part} {words.name} changed {change}"
+    mistakes = round((was.top1 - now.top1) * now.num_images)
+    if mistakes == 0:
+        return f"The {part} accuracy is still {words.shown(now.top1)}: the same number of mistakes"
+    more = "more" if mistakes > 0 else "fewer"
+    word = "mistake" if abs(mistakes) == 1 else "mistakes"
+    return f"The {part} accuracy changed {change}: {abs(mistakes):,} {more} {word}"
 
 
 def what_was_gained(run: FinishedRun) -> str:
@@ -106,7 +108,8 @@ def _faster(run: FinishedRun, size: str) -> str:
 def goal(run: FinishedRun) -> str:
     """The goal of the run, and whether it was reached."""
     asked = run.settings
-    drop = None if asked.max_drop is None else f"{asked.max_drop:g} points of held-out accuracy"
+    drop = None if asked.max_drop is None else f"{asked.max_drop:g} {run.quality.difference_unit}"
+    drop = drop and f"{drop.rstrip()} of held-out {run.quality.name}"
     limit = f" and lose at most {drop}" if drop else ""
     if asked.ratio is not None:
         return f"Remove {percent(asked.ratio, 0)} of the channels of every unit in one round{limit}."

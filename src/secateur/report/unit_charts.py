@@ -25,12 +25,19 @@ def sensitivity_chart(done: Round) -> str:
 
 def lost_of(found: Sensitivity, row: Tried) -> float:
     """How much worse the network is without these channels: points of accuracy, loss, or the user's own measure."""
-    return (100 if found.measure == "accuracy" else 1) * (found.base_value - row.value)
+    return (100 if _per_cent(found) else 1) * (found.base_value - row.value)
 
 
 def lost_name(found: Sensitivity) -> str:
     """The unit of `lost_of`."""
-    return {"accuracy": "points of accuracy lost", "loss": "loss added"}.get(found.measure, f"{found.measure} lost")
+    if _per_cent(found):
+        return f"points of {found.measure} lost"
+    return "loss added" if found.measure == "loss" else f"{found.measure} lost"
+
+
+def _per_cent(found: Sensitivity) -> bool:
+    """Whether values are fractions of 1. Files of older versions do not say the unit."""
+    return found.unit == "%" or found.measure == "accuracy"
 
 
 def _number(value: float) -> str:

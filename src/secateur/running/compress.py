@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
-from secateur.base.batches import Batches, call, check_batches, device_of, logits_of, unpack
+from secateur.base.batches import Batches, call, check_batches, device_of, logits_of
 from secateur.base.distributed import all_or_none, processes
 from secateur.base.options import replaced
 from secateur.base.preserve_state import evaluating, generators_kept
@@ -33,6 +33,8 @@ from secateur.deciding.reach import check_reach
 from secateur.deciding.sensitivity import NothingToLoseError
 from secateur.errors import DataError, DecideError
 from secateur.measuring.accuracy import Accuracy, too_good
+from secateur.measuring.quality_sums import unpack_for
+from secateur.measuring.tasks import Task, task_of
 from secateur.running.data_identity import describe, refuse_other_data
 from secateur.running.defaults import fill_defaults
 from secateur.running.folder import ANSWERS, BASE, DATA, ROUND, SUMMARY, TABLE, RunFolder
@@ -61,7 +63,7 @@ class Compressed:
     folder: Path | None
 
     def __repr__(self) -> str:
-        """A short table: accuracy and cost before and after."""
+        """A short table: quality and cost before and after."""
         title = f"Compressed {type(self.model).__name__} in {len(self.rounds)} round(s)"
         return short_table(title, ("", "before", "after", ""), headline(self.summary))
 
@@ -84,12 +86,13 @@ def compress(
         result = secateur.compress(model, train, holdout, target=0.5)
         result.model, result.summary["after"]["holdout"]
 
+    task (in settings): what the network is for, as a name or a `Task`; classification by default (docs/tasks.md).
     train: batches of (images, labels) to retrain on. score_on: batches to score on (the same by default).
     holdout: labelled images that all decisions read. test: read once, at the end, for the report only.
     example: an input of the network (a tensor, a tuple or a dict); the first training image by default.
     settings, changes: the goal and everything else, as a `Settings` or as its fields by name: target=, speedup=,
-        engine=, batch=, threads=, macs=, params=, max_drop=, ratio=, metric=, split=, alpha=, k=, rounds=, repair=,
-        epochs=, fit=, evaluate=, ...
+        engine=, batch=, threads=, macs=, params=, max_drop=, ratio=, task=, metric=, split=, alpha=, k=, rounds=,
+        repair=, epochs=, fit=, evaluate=, ...
         The metric is "gsd_reader" by default, or "rebuilt" if the repair "solve" is all that follows.
     folder: the run's folder. Called again with the same arguments, an interrupted run continues and ends as an
         uninterrupted one would have. Without it, a temporary folder is used.
@@ -135,7 +138,7 @@ def _run(
 ) -> Compressed:
     started = time.perf_counter()
     original = copy.deepcopy(model)
-    example = example if example is not None else first_image(data.train, device_of(model))
+    example = example if example is not None else first_image(data.train, device_of(model), task_of(settings.task))
     graph = trace(original, example, settings.streams)
     check_patterns(graph, settings.exclude, settings.only)
     table = times_for(settings, graph, folder)
@@ -145,9 +148,9 @@ def _run(
     check_reach(graph, context.budget, settings)
     _start(context)
     before = _base(context)
-    check_base(before, _classes(original, example))
+    check_base(before, _classes(original, example) if context.measures_accuracy else None)
     rounds, current, plan = _rounds(context, before)
-    if rounds and not _allowed(rounds[-1], before, settings):
+    if rounds and not _allowed(rounds[-1], before, context):
         rounds, current, plan = _step_back(context, rounds)
     summary = _summary(context, plan, current, before, rounds)
     summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
@@ -189,7 +192,7 @@ def _rounds(context: RunContext, before: Accuracy) -> tuple[list[Outcome], nn.Mo
 
 
 def _base(context: RunContext) -> Accuracy:
-    """The original network's held-out accuracy."""
+    """The original network's held-out quality."""
     if context.folder.has(BASE):
         return context.folder.parse(BASE, lambda words: Accuracy(**words["holdout"]))
     context.say("evaluate", 0, 1)
@@ -199,10 +202,12 @@ def _base(context: RunContext) -> Accuracy:
     return found
 
 
-def check_base(before: Accuracy, classes: int) -> None:
-    """Warn if held-out accuracy cannot tell good decisions from bad ones."""
+def check_base(before: Accuracy, classes: int | None) -> None:
+    """Warn if held-out accuracy cannot tell good decisions from bad ones. classes: None for any other quality."""
     if before.num_images == 0:
         raise DataError("the held-out set has no labelled images, and decisions need some")
+    if classes is None:
+        return
     words = too_good(before)
     if words:
         logger.warning("%s", words)
@@ -226,10 +231,10 @@ def _classes(model: nn.Module, example: Any) -> int:
         return int(logits_of(call(model, copy.deepcopy(example))).shape[-1])
 
 
-def first_image(loader: Batches, device: torch.device) -> Any:
+def first_image(loader: Batches, device: torch.device, task: Task | None = None) -> Any:
     """The first image of a loader, as a batch of one; of several inputs, the first row of each."""
     for number, batch in enumerate(loader):
-        images, _ = unpack(batch, number)
+        images, _ = unpack_for(task_of(task), batch, number, labelled=False)
         return tree_map(lambda part: part[:1].to(device) if isinstance(part, Tensor) else part, images)
     raise DataError("the loader gave no images")
 
@@ -252,14 +257,14 @@ def _finished(context: RunContext, rounds: list[Outcome], plan: Plan, before: Ac
     if not rounds:
         return False
     settings = context.settings
-    if settings.ratio is not None or rounds[-1].last or not _allowed(rounds[-1], before, settings):
+    if settings.ratio is not None or rounds[-1].last or not _allowed(rounds[-1], before, context):
         return True
     return context.met(plan, len(rounds))
 
 
-def _allowed(outcome: Outcome, before: Accuracy, settings: Settings) -> bool:
-    lost = 100 * (before.top1 - outcome.after.top1)
-    return settings.max_drop is None or lost <= settings.max_drop + 1e-7
+def _allowed(outcome: Outcome, before: Accuracy, context: RunContext) -> bool:
+    most = context.settings.max_drop
+    return most is None or context.quality.factor * (before.top1 - outcome.after.top1) <= most + 1e-7
 
 
 def _step_back(context: RunContext, rounds: list[Outcome]) -> tuple[list[Outcome], nn.Module, Plan]:

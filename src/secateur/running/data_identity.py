@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from secateur.base.batches import Batch, Batches, unpack
+from secateur.base.batches import Batch, Batches, count_images, unpack_any
 from secateur.base.distributed import processes
 from secateur.base.preserve_state import generators_kept
 from secateur.errors import RunError
@@ -96,7 +96,7 @@ def _count(loader: Any) -> int | None:
     if isinstance(loader, Loader):
         return loader.order.total
     if isinstance(loader, list | tuple):
-        return sum(len(unpack(batch, number)[1]) for number, batch in enumerate(loader))
+        return sum(count_images(unpack_any(batch, number)[0]) for number, batch in enumerate(loader))
     if not isinstance(loader, DataLoader):
         count = getattr(loader, "num_images", None)
         return count if isinstance(count, int) else None
@@ -142,13 +142,14 @@ def _from_batches(batches: Any, positions: list[int]) -> Batch:
     """The images at these positions, counted through all batches."""
     images, labels, start = [], [], 0
     for number, batch in enumerate(batches):
-        x, y = unpack(batch, number)
+        x, y = unpack_any(batch, number)
+        count = count_images(x)
         for position in positions:
-            if start <= position < start + len(y):
+            if start <= position < start + count:
                 images.append([leaf[position - start] for leaf in tree_leaves(x)])
-                labels.append(y[position - start])
-        start += len(y)
-    return [torch.stack(leaves) for leaves in zip(*images, strict=True)], torch.stack(labels)
+                labels += [y[position - start]] if isinstance(y, Tensor) else []
+        start += count
+    return [torch.stack(leaves) for leaves in zip(*images, strict=True)], torch.stack(labels) if labels else None
 
 
 class _Seeded:
@@ -174,15 +175,27 @@ class _SeededCall:
 
 
 def _batch_facts(batch: Batch) -> Facts:
-    images, labels = unpack(batch, 0)
+    images, labels = unpack_any(batch, 0)
     leaves = [leaf for leaf in tree_leaves(images) if isinstance(leaf, Tensor)]
-    rows = [torch.cat([leaf[i].flatten().double() for leaf in leaves]) for i in range(min(PROBES, len(labels)))]
+    rows = [
+        torch.cat([leaf[i].flatten().double() for leaf in leaves]) for i in range(min(PROBES, count_images(images)))
+    ]
     shapes = [list(leaf.shape[1:]) for leaf in leaves]
     return {
         "shape": shapes[0] if len(shapes) == 1 else shapes,
-        "labels": labels[:PROBES].tolist(),
+        **_label_facts(labels),
         "pixels": [[float(f"{row.mean():.6g}"), float(f"{row.std(correction=0):.6g}")] for row in rows],
     }
+
+
+def _label_facts(labels: Any) -> Facts:
+    """Class indices as they are; of other tensors, such as masks, a mean for each image; nothing of other labels."""
+    if not isinstance(labels, Tensor) or not labels.ndim:
+        return {}
+    few = labels[:PROBES]
+    if few.ndim == 1 and not few.is_floating_point():
+        return {"labels": few.tolist()}
+    return {"labels": [float(f"{row.double().mean():.6g}") for row in few]}
 
 
 def _difference(old: Facts | None, new: Facts | None, words: str, loader: Batches) -> str | None:
@@ -214,7 +227,7 @@ def _equal(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def _mostly_equal(old: list[int], new: list[int]) -> bool:
+def _mostly_equal(old: list[float], new: list[float]) -> bool:
     return _mostly([a == b for a, b in zip(old, new, strict=False)])
 
 

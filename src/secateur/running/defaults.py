@@ -11,10 +11,12 @@ from secateur.deciding.settings import ranking_settings
 from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
 from secateur.measuring.latency_table import LatencyTable
+from secateur.measuring.tasks import task_of
 from secateur.running.settings import Settings
-from secateur.scoring.metrics import METRICS
+from secateur.scoring.metrics import DEFAULT_METRIC, METRICS
 
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
+WITHOUT_CLASSES = "reader_energy"  # the metric for tasks whose labels are no classes
 SMALL = 64 * 64  # pixels of an image
 
 
@@ -33,6 +35,8 @@ def fill_defaults(
     settings = split_for_solve(settings, graph, table)
     split = settings.split or _usual_split(settings)
     metric = settings.metric or SPLITS.find("least_error" if settings.solve_only else split).metric
+    if settings.metric is None and metric == DEFAULT_METRIC and task_of(settings.task).classes is None:
+        metric = WITHOUT_CLASSES
     settings = replace(settings, split=split, metric=metric)
     if settings.repair == "none":
         return settings

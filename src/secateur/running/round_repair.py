@@ -8,11 +8,11 @@ from typing import Any
 from torch import distributed as dist
 from torch import nn
 
-from secateur.base.batches import unpack
 from secateur.base.distributed import processes
 from secateur.base.preserve_state import generators_kept
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
+from secateur.measuring.quality_sums import unpack_for
 from secateur.repairing.methods import REPAIRS
 from secateur.repairing.unit_repair import UnitRepair, repair_each
 from secateur.running.run_context import RunContext
@@ -56,8 +56,8 @@ def _images(context: RunContext, most: int | None = None) -> Iterator[Any]:
     settings = context.settings
     count = min(n for n in (settings.num_repair_images, most) if n is not None)
     with generators_kept(settings.seed):
-        some = sampled(context.data.score_on, count, settings.seed)
-        mine = (unpack(batch, number)[0] for number, batch in enumerate(some))
+        some, task = sampled(context.data.score_on, count, settings.seed, context.task), context.task
+        mine = ((unpack_for(task, batch, number, labelled=False)[0],) for number, batch in enumerate(some))
         if processes() == 1:
             yield from mine
             return

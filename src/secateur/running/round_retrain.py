@@ -32,7 +32,7 @@ class Retrained:
 
 
 def retrain(context: RunContext, number: int, pruned: nn.Module, epochs: int | None) -> Retrained:
-    """The network of a round after retraining: its best epoch by held-out accuracy, where `pruned` is epoch 0.
+    """The network of a round after retraining: its best epoch by held-out quality, where `pruned` is epoch 0.
 
     epochs: None takes the preset's.
     """
@@ -51,6 +51,7 @@ def retrain(context: RunContext, number: int, pruned: nn.Module, epochs: int | N
         teacher=context.original if settings.distill else None,
         seed=settings.seed + number,
         keep_best=True,
+        task=settings.task,
         checkpoint_dir=context.folder.round(number) / "checkpoint",
         evaluate=context.evaluate,
         progress=steps_of_epochs(context.say, f"round {number}: retrain"),
@@ -99,6 +100,7 @@ def _schedule(context: RunContext, number: int, pruned: nn.Module, schedule: Pre
             progress=lambda done, total: context.say(f"round {number}: learning rate", done, total),
             teacher=context.original if settings.distill else None,
             seed=settings.seed + number,
+            task=settings.task,
         )
         folder.write(name, {"lr": best_rate(tries), "tries": [asdict(one) for one in tries]})
         folder.wait_for_writer()

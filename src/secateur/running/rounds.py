@@ -28,7 +28,7 @@ from secateur.training.history import Epoch, from_dict
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a round. Accuracies are on the held-out images."""
+    """The result of a round. Accuracies, or whatever quality the task has, are on the held-out images."""
 
     number: int
     macs: int
@@ -103,6 +103,7 @@ def _score(context: RunContext, number: int, graph: ChannelGraph, unit_repair: C
             metric=metric,
             num_images=None if from_repair else settings.num_images,
             seed=settings.seed + number,
+            task=context.task,
             progress=lambda done, total: context.say(f"round {number}: score", done, total),
             **settings.metric_options,
         )

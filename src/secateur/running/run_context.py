@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from secateur.deciding.goal import Budget
 from secateur.errors import RunError
 from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.measuring.latency_table import LatencyTable
+from secateur.measuring.quality_words import QualityWords
+from secateur.measuring.tasks import Task, is_classification, task_of
 from secateur.running.folder import SPEED, RunFolder
 from secateur.running.settings import Settings
 
@@ -53,6 +56,23 @@ class RunContext:
         """unit -> number of channels in the original network."""
         return {name: unit.width for name, unit in self.graph.units.items()}
 
+    @cached_property
+    def task(self) -> Task:
+        """What the network is for."""
+        return task_of(self.settings.task)
+
+    @property
+    def quality(self) -> QualityWords:
+        """How the quality that all decisions read is called; an evaluation of the user's own may measure anything."""
+        if self.settings.evaluate is not None and self.settings.task is None:
+            return QualityWords("quality")
+        return QualityWords(self.task.measured.name, self.task.measured.unit)
+
+    @property
+    def measures_accuracy(self) -> bool:
+        """Whether the quality is the accuracy of a classifier, as secateur measures it."""
+        return is_classification(self.task) and self.settings.evaluate is None
+
     def met(self, plan: Plan, number: int) -> bool:
         """Whether the network that a plan leads to from the original one meets the goal, after the round `number`.
 
@@ -66,8 +86,8 @@ class RunContext:
         self.progress(phase, done, total or done, note)
 
     def evaluate(self, model: nn.Module, loader: Batches) -> Accuracy:
-        """Accuracy by the user's own function or secateur's."""
-        found = (self.settings.evaluate or evaluate)(model, loader)
+        """The quality and loss by the user's own function or the task's."""
+        found = (self.settings.evaluate or functools.partial(evaluate, task=self.task))(model, loader)
         if not isinstance(found, Accuracy):
             raise RunError(
                 "your evaluate function must return a secateur.Accuracy(top1, top5, loss, num_images), whose top1 may "

@@ -25,7 +25,8 @@ class Settings(SplitSettings, TimeSettings, Goal):
 
     metric: a name or your own function of `Channels`. None: the one that suits the split.
     fit: your own retraining, fit(model, train, holdout) -> new model. evaluate: your own evaluation,
-    evaluate(model, loader) -> Accuracy, whose top1 may be any figure where higher is better.
+    evaluate(model, loader) -> Accuracy, whose top1 may be any figure where higher is better. Both decide everywhere,
+    whatever the task is.
     """
 
     metric: str | Callable[..., Any] | None = option(

@@ -16,6 +16,7 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.measuring.accuracy import Accuracy
 from secateur.measuring.latency import latency
+from secateur.measuring.quality_words import ACCURACY, QualityWords
 from secateur.measuring.speedup import Speedup, speedup
 from secateur.running.rounds import Outcome
 from secateur.running.run_context import RunContext
@@ -57,7 +58,8 @@ def summarise(
         },
         "speedup": faster,
         "removed": {"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
-        "notes": notes(before, rounds),
+        "quality": asdict(context.quality),
+        "notes": notes(before, rounds, context.quality),
         "rounds": [outcome.to_dict() for outcome in rounds],
         "units": _units(graph, plan),
         "layers": _layers(graph, plan),
@@ -69,13 +71,14 @@ def summarise(
 def headline(summary: Mapping[str, Any]) -> list[list[str]]:
     """Rows of (what, before, after, change) for a person to read."""
     before, after = summary["before"], summary["after"]
+    words = QualityWords(**summary.get("quality", {}))
     rows = []
     for part in ("holdout", "test"):
-        for key, title in (("top1", "accuracy"), ("top5", "top-5")):
+        for key, title in (("top1", words.name), ("top5", "top-5")):
             was, now = (before[part] or {}).get(key), (after[part] or {}).get(key)
             if was is not None and now is not None and (key == "top1" or was < 0.999):
                 name = f"{'held-out' if part == 'holdout' else part} {title}"
-                rows.append([name, f"{100 * was:.2f}%", f"{100 * now:.2f}%", f"{100 * (now - was):+.2f} points"])
+                rows.append([name, words.shown(was), words.shown(now), words.change(now - was)])
     for key, title in (("macs", "MACs"), ("params", "weights"), ("bytes", "bytes on disk")):
         rows.append(
             [title, big_number(before[key]), big_number(after[key]), f"-{100 * (1 - after[key] / before[key]):.1f}%"]
@@ -87,28 +90,29 @@ def headline(summary: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def notes(before: Accuracy, rounds: Sequence[Outcome]) -> list[str]:
-    """What a person should know about the retraining, and the loss of accuracy in words."""
-    said = [words for words in map(_about_retraining, rounds) if words]
+def notes(before: Accuracy, rounds: Sequence[Outcome], quality: QualityWords = ACCURACY) -> list[str]:
+    """What a person should know about the retraining, and the loss of quality in words."""
+    said = [words for words in (_about_retraining(outcome, quality) for outcome in rounds) if words]
     after = rounds[-1].after if rounds else before
     if after.top1 < before.top1:
-        lost = 100 * (before.top1 - after.top1)
-        said.append(f"The held-out accuracy is {lost:.2f} points lower than before pruning.")
+        lost = quality.size(before.top1 - after.top1)
+        said.append(f"The held-out {quality.name} is {lost} lower than before pruning.")
     return said
 
 
-def _about_retraining(outcome: Outcome) -> str | None:
+def _about_retraining(outcome: Outcome, quality: QualityWords) -> str | None:
     """A sentence if retraining in this round did not help."""
-    was, now = 100 * outcome.pruned.top1, 100 * outcome.after.top1
-    reached = [100 * epoch.holdout.top1 for epoch in outcome.retraining if epoch.holdout is not None]
+    was, now = outcome.pruned.top1, outcome.after.top1
+    reached = [epoch.holdout.top1 for epoch in outcome.retraining if epoch.holdout is not None]
     if outcome.kept_epoch == 0 and reached:
         return (
             f"Round {outcome.number}: no epoch of retraining was as good on the held-out images as the network before "
-            f"it ({was:.2f}%, at best {max(reached):.2f}% retrained), so that one is kept. A lower learning rate or "
-            "more epochs may help."
+            f"it ({quality.shown(was)}, at best {quality.shown(max(reached))} retrained), so that one is kept. A lower "
+            "learning rate or more epochs may help."
         )
     if outcome.kept_epoch is None and now < was:
-        return f"Round {outcome.number}: your own fit lowered the held-out accuracy from {was:.2f}% to {now:.2f}%."
+        change = f"from {quality.shown(was)} to {quality.shown(now)}"
+        return f"Round {outcome.number}: your own fit lowered the held-out {quality.name} {change}."
     return None
 
 

@@ -1,8 +1,9 @@
-"""Class moments of every channel of every unit, in one forward pass over labelled images."""
+"""Class moments of every channel of every unit, in one forward pass over images, as a rule labelled ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from secateur.base.distributed import add_up, all_or_none, check_even, processes
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
+from secateur.measuring.tasks import Task, is_classification, task_of
 from secateur.scoring.channel_sums import RowSums, reduce, to_sums, together
 from secateur.scoring.data_pass import walk
 from secateur.scoring.moments import Accumulator, BatchMoments, ClassMoments, by_class
@@ -21,6 +23,7 @@ from secateur.scoring.settings import Where
 from secateur.scoring.statistics import Statistics, TapMoments, usable_classes
 from secateur.scoring.tap_hooks import Slot, Tap, gather
 from secateur.scoring.tap_location import locate_taps, watched
+from secateur.scoring.task_moments import TaskGatherer
 
 Part = tuple[str, bytes]  # a tap, and Slot.key: what is reduced there
 
@@ -32,6 +35,8 @@ def collect(
     num_images: int | None = None,
     tap: Where = "reader",
     seed: int | None = None,
+    task: Task | str | None = None,
+    classes: bool = True,
     progress: Progress | None = None,
 ) -> Statistics:
     """Count, mean and m2 of every channel and class in one pass. Every metric of moments can be computed from them.
@@ -40,28 +45,45 @@ def collect(
     num_images: a new stratified sample of this many images instead of all images; `seed` makes it reproducible.
     tap: "reader" is the tensor that enters the layers that read the unit; "before_activation" the tensor in front of
         the activation before them, if there is one (`Statistics.notes` says where there is none).
+    task: what the network is for; its labels say which classes there are (docs/tasks.md). Classification by default.
+    classes: False: moments of all images together are enough, so that batches may be images alone.
     The model, its mode, its hooks and the random generators are left as they were, on errors too.
     """
     places = locate_taps(graph, tap)
-    gatherer = _Gatherer(places.taps)
+    chosen = task_of(task)
+    plain = is_classification(chosen) or not classes
+    gatherer = _Gatherer(places.taps, by_class=is_classification(chosen)) if plain else _by_task(places.taps, chosen)
+    before = None if isinstance(gatherer, _Gatherer) else gatherer.before
     with watched(graph, places, gatherer.see) as sharing:
-        batches = sampled(loader, num_images, seed)
-        total = all_or_none(lambda: walk(graph, batches, gatherer.after, progress=progress))
+        batches = sampled(loader, num_images, seed, chosen)
+        how: dict[str, Any] = {"before": before, "labelled": classes, "task": chosen, "progress": progress}
+        total = all_or_none(lambda: walk(graph, batches, gatherer.after, **how))
     check_even(total)
-    classes, found = gatherer.finish()
+    present, found = gatherer.finish()
     units: dict[str, list[TapMoments]] = {name: [] for name in graph.units}
     for name, place in sharing.merged(places.taps).items():
         for slot in place.slots:
             units[slot.unit].append(TapMoments(slot.channels, slot.readers, _of_slot(found[name, slot.key], slot)))
     taps = {name: tuple(parts) for name, parts in units.items()}
-    return Statistics(gatherer.num_images, classes, taps, places.notes)
+    return Statistics(gatherer.num_images, present, taps, places.notes)
+
+
+def _by_task(taps: Mapping[str, Tap], task: Task) -> TaskGatherer:
+    if task.classes is None:
+        raise ScoreError(
+            f"the labels of the task {task.name or 'own'} are no classes, which this metric separates. Use a metric "
+            "that needs none, such as reader_energy, act_variance or rebuilt; or give the task classes=, as "
+            "secateur.regression(bins=...) does"
+        )
+    return TaskGatherer(taps, task)
 
 
 class _Gatherer:
     """Keeps what the taps show until a batch is done, then adds it to the running moments."""
 
-    def __init__(self, taps: Mapping[str, Tap]) -> None:
-        self._taps = taps
+    def __init__(self, taps: Mapping[str, Tap], by_class: bool = True) -> None:
+        """by_class: False: labels are ignored. They are also if the first batch has none."""
+        self._taps, self._by_class = taps, by_class
         self._needs = {name: list(tap.needs().items()) for name, tap in taps.items()}
         self._pending: dict[Part, RowSums] = {}
         self._parts: list[Part] = []
@@ -78,12 +100,16 @@ class _Gatherer:
                 raise ScoreError(f"{name} is called with another number of images each time; it cannot be scored")
             self._pending[name, key] = sums if before is None else together(before, sums)
 
-    def after(self, batch: int, labels: Tensor, logits: Tensor) -> None:
+    def after(self, batch: int, labels: Tensor | None, logits: Any) -> None:
         """Add the batch to the running moments."""
         parts, self._pending = self._pending, {}
         if self._moments is None:
             self._parts = list(parts)
-            self._moments = Accumulator(logits.shape[1], [part.total.shape[1] for part in parts.values()])
+            self._by_class = self._by_class and labels is not None
+            classes = logits.shape[1] if self._by_class else 1
+            self._moments = Accumulator(classes, [part.total.shape[1] for part in parts.values()])
+        if labels is None or not self._by_class:
+            labels = torch.zeros(len(next(iter(parts.values())).total), dtype=torch.int64)
         if parts.keys() != set(self._parts):
             odd = sorted({name for name, _ in parts.keys() ^ set(self._parts)})
             raise ScoreError(f"batch {batch} runs through other layers than the first batch: {', '.join(odd)}")
@@ -101,7 +127,7 @@ class _Gatherer:
         assert self._moments is not None  # there was at least one image
         if processes() > 1:
             self._moments.sum_over(add_up)
-        classes = usable_classes([int(n) for n in self._moments.num_images])
+        classes = usable_classes([int(n) for n in self._moments.num_images]) if self._by_class else (0,)
         return classes, dict(zip(self._parts, self._moments.result(classes), strict=True))
 
     def _check_finite(self, moments: BatchMoments, parts: Mapping[Part, RowSums], batch: int) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from secateur.base.batches import Batches, call, check_batches, check_range, device_of, logits_of, move, unpack
+from secateur.base.batches import Batches, call, check_batches, count_images, device_of, labels_to, move
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import DataError
+from secateur.measuring.quality_sums import outputs_for, unpack_for
+from secateur.measuring.tasks import Task, is_classification, task_of
 
-After = Callable[[int, Tensor, Tensor], None]  # batch number, labels [N] on the CPU, logits [N, K]
+After = Callable[[int, Any, Any], None]  # batch number, labels on the CPU, outputs that count: logits [N, K]
 
 
 def walk(
@@ -21,29 +24,38 @@ def walk(
     loader: Batches,
     after: After,
     *,
+    before: Callable[[Any], None] | None = None,
     gradients: bool = False,
+    labelled: bool = True,
     progress: Progress | None = None,
+    task: Task | None = None,
 ) -> int:
     """Run the graph's model on every batch, and call `after` when a batch is done and its labels are checked.
 
+    before: called with the labels of each batch, before it runs.
+    labelled: False: batches may be images alone, whose labels are None, and outputs are not looked at.
     With `gradients` the images require gradients, so that every activation has one even if all parameters are frozen.
     Returns the number of images; an empty loader is an error.
     """
     check_batches(loader, "loader")
     model, total, images_seen = graph.model, length_of(loader), 0
-    home = device_of(model)
+    home, chosen = device_of(model), task_of(task)
     with evaluating(model), generators_kept(), torch.inference_mode(False), torch.set_grad_enabled(gradients):
         for index, batch in enumerate(loader):
-            images, labels = unpack(batch, index)
-            if not len(labels):
+            images, labels = unpack_for(chosen, batch, index, labelled)
+            count = count_images(images)
+            if not count:
                 continue
             images = move(images, home)
+            if before is not None:
+                before(labels)
             if gradients:
                 images = _leaves(images)
-            logits = logits_of(call(model, images))  # [N, K]
-            check_range(labels, logits, index)
-            after(index, labels.cpu(), logits)
-            images_seen += len(labels)
+            outputs = call(model, images)
+            if labels is not None and (labelled or is_classification(chosen)):
+                outputs = outputs_for(chosen, outputs, labels, index)
+            after(index, labels_to(labels, torch.device("cpu")), outputs)
+            images_seen += count
             if progress is not None:
                 progress(index + 1, total)
     if images_seen == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Indices
 from secateur.errors import ScoreError
+from secateur.measuring.quality_sums import unpack_for
+from secateur.measuring.tasks import Task, is_classification, task_of
 from secateur.scoring.collect import collect
 from secateur.scoring.contributions import contributions
 from secateur.scoring.discrimination import collect_discrimination
@@ -20,12 +23,14 @@ from secateur.scoring.gradients import collect_gradients
 from secateur.scoring.importance import collect_importance
 from secateur.scoring.map_pass import MapRequest, collect_maps
 from secateur.scoring.metric_choice import ChosenMetric
-from secateur.scoring.metrics import UNMERGED, Need
+from secateur.scoring.metrics import METRICS, UNMERGED, Need
 from secateur.scoring.reader_inputs import HasSeenInputs, SeenInputs, collect_reader_inputs
 from secateur.scoring.sampling import Sample
 from secateur.scoring.settings import GIB, ScoreSettings
 from secateur.scoring.statistics import Statistics
 from secateur.scoring.weights import filters, reader_norms, scales
+
+log = logging.getLogger(__name__)
 
 Source = Batches | Statistics | HasSeenInputs  # what scores are computed from
 Part = tuple[str, Indices | None, Any]  # unit, which of its channels (None: all), the evidence on them
@@ -70,6 +75,8 @@ def _from_moments(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gat
             num_images=settings.num_images,
             tap=metrics[0].tap,
             seed=settings.seed,
+            task=settings.task,
+            classes=any(one.metric.needs_classes and not _is_own(one, settings) for one in metrics),
             progress=request.progress,
         )
 
@@ -84,6 +91,7 @@ def _from_moments(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gat
 
 def _from_maps(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
     settings = request.settings
+    _refuse_other_tasks(request, metrics)
     wanted = MapRequest(
         settings.sample_size,
         int(settings.memory_gib * GIB),
@@ -102,6 +110,7 @@ def _from_gradients(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> G
         _batches(request, metrics),
         num_images=request.settings.num_images,
         seed=request.settings.seed,
+        task=request.settings.task,
         progress=request.progress,
     )
     num_images = next(iter(found.values())).num_images if found else 0
@@ -120,7 +129,7 @@ def _from_contributions(request: ScoreRequest, metrics: Sequence[ChosenMetric]) 
 
 def _seen(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> SeenInputs:
     if not isinstance(request.source, HasSeenInputs):
-        return collect_reader_inputs(request.graph, _sample(request, metrics), seed=request.settings.seed or 0)
+        return collect_reader_inputs(request.graph, _images(request, metrics), seed=request.settings.seed or 0)
     seen = request.source.seen
     if seen.graph is not request.graph:
         raise ScoreError("the inputs were seen in another graph: pass the graph that was given to repair_each")
@@ -128,11 +137,12 @@ def _seen(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> SeenInputs:
 
 
 def _from_importance(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
-    found = collect_importance(request.graph, _sample(request, metrics), progress=request.progress)
+    found = collect_importance(request.graph, _images(request, metrics), progress=request.progress)
     return Gathered(((each.unit, None, each) for each in found[1]), found[0])
 
 
 def _from_discrimination(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
+    _refuse_other_tasks(request, metrics)
     found = collect_discrimination(request.graph, _sample(request, metrics), progress=request.progress)
     return Gathered(((each.unit, None, each) for each in found[1]), found[0])
 
@@ -169,7 +179,56 @@ def _batches(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Batches:
 
 def _sample(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Batches:
     """The images for metrics for which an image is costly."""
-    return Sample(_batches(request, metrics), request.settings.sample_size, request.settings.seed).batches()
+    settings = request.settings
+    return Sample(
+        _batches(request, metrics), settings.sample_size, settings.seed, task=task_of(settings.task)
+    ).batches()
+
+
+class _ImagesAlone:
+    """The batches of a loader without their labels."""
+
+    def __init__(self, loader: Batches, task: Task) -> None:
+        self._loader, self._task = loader, task
+
+    def __iter__(self) -> Iterator[tuple[Any]]:
+        for number, batch in enumerate(self._loader):
+            yield (unpack_for(self._task, batch, number, labelled=False)[0],)
+
+
+def _images(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Batches:
+    """The same images, for metrics that need no labels."""
+    return _ImagesAlone(_sample(request, metrics), task_of(request.settings.task))
+
+
+def _refuse_other_tasks(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> None:
+    task = task_of(request.settings.task)
+    if not is_classification(task):
+        raise ScoreError(
+            f"{_names(metrics)}: only for classification, with one class per image, and the task is "
+            f"{task.name or 'your own'}; use reader_energy, rebuilt or, if there are classes, gsd"
+        )
+
+
+def _is_own(one: ChosenMetric, settings: ScoreSettings) -> bool:
+    """Whether it is a function of the user's own for a task without classes: it gets all images as one class."""
+    return one.metric.name not in METRICS and task_of(settings.task).classes is None
+
+
+def without_classes(metrics: list[ChosenMetric], settings: ScoreSettings) -> list[ChosenMetric]:
+    """The metrics that the labels of the task allow: those that need classes are left out where there are none."""
+    task = task_of(settings.task)
+    if is_classification(task):
+        return metrics
+    kept = [
+        one
+        for one in metrics
+        if one.metric.needs not in ("maps", "discrimination")
+        and (one.metric.needs != "moments" or task.classes or not one.metric.needs_classes)
+    ]
+    left_out = [one.name for one in metrics if one not in kept]
+    log.warning("%s are left out: the task has no classes that they could separate", ", ".join(left_out))
+    return kept
 
 
 def _names(metrics: Sequence[ChosenMetric]) -> str:

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from secateur.base.batches import Batches
+from secateur.base.batches import Batches, device_of, labels_to
 from secateur.base.distributed import add_up, all_or_none, check_even
 from secateur.base.preserve_state import nothing_compiled
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
+from secateur.measuring.quality_sums import number_of
+from secateur.measuring.tasks import Task, is_classification, task_of
 from secateur.scoring.data_pass import walk
 from secateur.scoring.evidence import Gradients
 from secateur.scoring.sampling import sampled
@@ -30,16 +32,19 @@ def collect_gradients(
     *,
     num_images: int | None = None,
     seed: int | None = None,
+    task: Task | str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Gradients]:
     """Gradients of every unit in one pass. `.grad`, `requires_grad`, modes and hooks are left as they were."""
     taps = reading_taps(graph)
     names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
     weights = {name: graph.model.get_submodule(name).weight for name in names}
-    effects = _Effects(graph, taps, weights)  # type: ignore[arg-type]
+    chosen = task_of(task)
+    effects = _Effects(graph, taps, weights, chosen)  # type: ignore[arg-type]
     with requiring(list(weights.values())), effects.hooked():  # type: ignore[arg-type]
-        batches = sampled(loader, num_images, seed)
-        total = all_or_none(lambda: walk(graph, batches, effects.after, gradients=True, progress=progress))
+        batches = sampled(loader, num_images, seed, chosen)
+        how: dict[str, Any] = {"gradients": True, "task": chosen, "progress": progress}
+        total = all_or_none(lambda: walk(graph, batches, effects.after, **how))
     check_even(total)
     total = int(add_up(torch.tensor(float(total))))
     mean = {name: add_up(gradient) / total for name, gradient in effects.gradients.items()}
@@ -52,7 +57,8 @@ def collect_gradients(
 class _Effects:
     """Sums over batches of the squared effects of channels and the gradients of weights."""
 
-    def __init__(self, graph: ChannelGraph, taps: Mapping[str, Tap], weights: dict[str, Tensor]) -> None:
+    def __init__(self, graph: ChannelGraph, taps: Mapping[str, Tap], weights: dict[str, Tensor], task: Task) -> None:
+        self._task = task
         self._graph, self._taps, self._weights = graph, taps, weights
         self._views: list[tuple[str, Tensor, int]] = []  # layer, its input and the version of it, for each call
         self.squares = {n: torch.zeros(unit.width, dtype=torch.float64) for n, unit in graph.units.items()}
@@ -76,17 +82,22 @@ class _Effects:
         self._views.append((name, view, view._version))
         return (view, *args[1:])
 
-    def after(self, batch: int, labels: Tensor, logits: Tensor) -> None:
+    def after(self, batch: int, labels: Any, outputs: Any) -> None:
         """Run backward, and add this batch to the sums."""
         views, self._views = self._views, []
         # Summed over the batch, so that every image has its own gradient.
-        loss = F.cross_entropy(logits, labels.to(logits.device), reduction="sum")
+        loss = self._summed_loss(outputs, labels_to(labels, device_of(self._graph.model)))
         wanted = [*(view for _, view, _ in views), *self._weights.values()]
         with torch.no_grad():
             found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
             for (name, total), gradient in zip(self.gradients.items(), found[len(views) :], strict=True):
                 total += torch.zeros(()) if gradient is None else _checked(gradient, name, batch).cpu()
             self._add_squares(views, found[: len(views)], batch)
+
+    def _summed_loss(self, outputs: Any, labels: Any) -> Tensor:
+        if is_classification(self._task):
+            return F.cross_entropy(outputs, labels, reduction="sum")
+        return self._task.loss(outputs, labels) * number_of(outputs, labels)
 
     def _add_squares(
         self, views: Sequence[tuple[str, Tensor, int]], flows: Sequence[Tensor | None], batch: int

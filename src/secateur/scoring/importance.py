@@ -204,7 +204,7 @@ def _features(graph: ChannelGraph, last: fx.Node, batches: Batches, progress: Pr
     handle = layer.register_forward_pre_hook(look)
     try:
         with nothing_compiled():
-            walk(graph, batches, lambda *_: None, progress=progress)
+            walk(graph, batches, lambda *_: None, labelled=False, progress=progress)
     finally:
         handle.remove()
     features = torch.cat(found)

@@ -16,22 +16,26 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from secateur.base.batches import Batch, Batches, unpack
+from secateur.base.batches import Batch, Batches, as_class_indices, count_images
 from secateur.base.distributed import processes
 from secateur.base.preserve_state import generators_kept
 from secateur.errors import DataError
+from secateur.measuring.quality_sums import unpack_for
+from secateur.measuring.tasks import Task, is_classification, task_of
 from secateur.scoring.data_pass import length_of
 
 log = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 
 
-def sampled(loader: Batches, num_images: int | None, seed: int | None = None) -> Batches:
+def sampled(loader: Batches, num_images: int | None, seed: int | None = None, task: Task | None = None) -> Batches:
     """Batches of a stratified sample of `num_images` images; the loader itself if `num_images` is None.
+
+    Without one class per image (another task than classification, or no labels) all images are one stratum.
 
     With several processes, each draws its part of the sample from its own share of the images.
     """
-    return loader if num_images is None else Sample(loader, num_images // processes(), seed).batches()
+    return loader if num_images is None else Sample(loader, num_images // processes(), seed, task=task).batches()
 
 
 class Sample:
@@ -42,7 +46,13 @@ class Sample:
     """
 
     def __init__(
-        self, loader: Batches, num_images: int | None, seed: int | None = None, *, balanced: bool = False
+        self,
+        loader: Batches,
+        num_images: int | None,
+        seed: int | None = None,
+        *,
+        balanced: bool = False,
+        task: Task | None = None,
     ) -> None:
         if num_images is not None and num_images < 2:
             raise DataError(f"a sample must have at least 2 images for each process, got {num_images}")
@@ -51,10 +61,10 @@ class Sample:
                 "a sample needs a loader that can be read twice, not a generator: pass a list of batches or a "
                 "DataLoader, or num_images=None to use all of its images"
             )
-        self._loader, self._all = loader, num_images is None
+        self._loader, self._all, self._task = loader, num_images is None, task_of(task)
         self._entropy = np.random.SeedSequence(seed).entropy
-        self._places, self._labels = _places_and_labels(loader)
-        self.sizes = _count(loader) if self._labels is None else np.bincount(self._labels)
+        self._places, self._labels = _places_and_labels(loader, self._task)
+        self.sizes = _count(loader, self._task) if self._labels is None else np.bincount(self._labels)
         if self.sizes.sum() == 0:
             raise DataError("there is nothing to sample from: the loader gave no images; check the part and limit")
         self.quotas = self.sizes if num_images is None else quotas(self.sizes, num_images, balanced)
@@ -67,7 +77,7 @@ class Sample:
         if self._labels is not None and self._places is not None and isinstance(self._loader, DataLoader):
             return _only(self._loader, self._places[_draw(self._labels, self.quotas, random)])
         log.info("picking %d of %d images while reading all of them", self.quotas.sum(), self.sizes.sum())
-        return Picked(self._loader, self.sizes, self.quotas, random)
+        return Picked(self._loader, self.sizes, self.quotas, random, self._task)
 
 
 def quotas(sizes: Ints, num_images: int, balanced: bool = False) -> Ints:
@@ -95,7 +105,10 @@ class Picked:
     sample for any order of the images.
     """
 
-    def __init__(self, loader: Batches, sizes: Ints, wanted: Ints, random: np.random.Generator) -> None:
+    def __init__(
+        self, loader: Batches, sizes: Ints, wanted: Ints, random: np.random.Generator, task: Task | None = None
+    ) -> None:
+        self._task = task_of(task)
         self._loader, self._sizes, self._wanted, self._random = loader, sizes, wanted, random
 
     def __len__(self) -> int:
@@ -107,7 +120,7 @@ class Picked:
     def __iter__(self) -> Iterator[Batch]:
         wanted, to_come = self._wanted.copy(), self._sizes.copy()
         for index, batch in enumerate(self._loader):
-            labels = _plain_labels(batch, index)
+            labels = _plain_labels(batch, index, self._task)
             take = []
             for row, label in enumerate(labels):
                 if label < len(wanted) and self._random.random() * to_come[label] < wanted[label]:
@@ -129,26 +142,31 @@ def _draw(labels: Ints, wanted: Ints, random: np.random.Generator) -> Ints:
     return np.sort(by_class[rank < wanted[labels[by_class]]])
 
 
-def _count(loader: Batches) -> Ints:
+def _count(loader: Batches, task: Task) -> Ints:
     """Number of images of each class, by reading the loader once."""
     sizes = np.zeros(0, dtype=np.int64)
     for index, batch in enumerate(loader):
-        found = np.bincount(_plain_labels(batch, index), minlength=len(sizes))
+        found = np.bincount(_plain_labels(batch, index, task), minlength=len(sizes))
         found[: len(sizes)] += sizes
         sizes = found
     return sizes
 
 
-def _places_and_labels(loader: Batches) -> tuple[Ints | None, Ints | None]:
+def _places_and_labels(loader: Batches, task: Task) -> tuple[Ints | None, Ints | None]:
     """The places of its data set that a DataLoader reads, and their labels, without reading an image; else None."""
     if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
         return None, None
-    labels = _labels_of(loader.dataset)
+    labels = _labels_of(loader.dataset) if is_classification(task) else _no_labels(loader.dataset)
     if labels is None:
         return None, None
     with generators_kept():
         places = np.array([i for batch in loader.batch_sampler for i in batch], dtype=np.int64)
     return places, labels[places]
+
+
+def _no_labels(dataset: Any) -> Ints | None:
+    """The same label for all images of a data set; None if it has no length."""
+    return np.zeros(len(dataset), dtype=np.int64) if hasattr(dataset, "__len__") else None
 
 
 def _labels_of(dataset: Any) -> Ints | None:
@@ -179,8 +197,11 @@ def _only(loader: DataLoader[Any], places: Ints) -> DataLoader[Any]:
     )
 
 
-def _plain_labels(batch: Batch, index: int) -> Ints:
-    labels = unpack(batch, index)[1].cpu().numpy()
+def _plain_labels(batch: Batch, index: int, task: Task) -> Ints:
+    images, found = unpack_for(task, batch, index, labelled=False)
+    if found is None or not is_classification(task):
+        return np.zeros(count_images(images), dtype=np.int64)
+    labels: Ints = as_class_indices(found, index).cpu().numpy()
     if len(labels) and labels.min() < 0:
         raise DataError(f"batch {index} has the label {labels.min()}; number the classes from 0")
     return labels

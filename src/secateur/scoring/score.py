@@ -13,7 +13,7 @@ from secateur.base.progress import Progress, shown, steps
 from secateur.channels.arguments import check_graph
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
-from secateur.scoring.evidence_sources import ScoreRequest, Source, gather_evidence
+from secateur.scoring.evidence_sources import ScoreRequest, Source, gather_evidence, without_classes
 from secateur.scoring.metric_choice import ALL, AnyMetric, ChosenMetric, OwnMetric, choose_metrics
 from secateur.scoring.metrics import DEFAULT_METRIC
 from secateur.scoring.scores import Scores, Vector, checked
@@ -67,9 +67,10 @@ def score(
 ) -> Scores | dict[str, Scores]:
     """Score every channel of every unit; higher means keep.
 
-    loader: batches of (images, labels), tuples or dicts; or the Statistics of an earlier `collect`; or, for "rebuilt",
-        "thinet" and "cp", the result of `repair_each`, whose pass is used again. Under torchrun each process passes
-        its share of the images, and all get the merged scores. Metrics of the weights alone need no loader.
+    loader: batches of (images, labels), tuples or dicts, or of images alone where no labels are needed; or the
+        Statistics of an earlier `collect`; or, for "rebuilt", "thinet" and "cp", the result of `repair_each`, whose
+        pass is used again. Under torchrun each process passes its share of the images, and all get the merged scores.
+        Metrics of the weights alone need no loader.
     metric: a name; a name with options, as in "gsd:ridge=0.5"; "all" for a dict of all metrics by name; or your own
         function of a `Channels`, which returns one number per channel. If a unit is read at several places, its score
         is the maximum over them. The default is that of `compress`, too.
@@ -80,9 +81,11 @@ def score(
         `mmd`, `hrank` and `chip`. Their sample is class-balanced. `num_map_images` also limits the images of `rebuilt`,
         `thinet`, `cp`, `nisp` and `dcp`.
     progress: False shows nothing; your own function is called with the batches done and the number of batches.
-    options: options of the metric, such as ridge=, rho=, sigma=.
+    options: options of the metric, such as ridge=, rho=, sigma=; and task=, a `Task` or the name of one, if the
+        network is no classifier (docs/tasks.md).
     """
-    settings = ScoreSettings(num_images, tap, num_map_images, memory_gib, seed)
+    task = options.pop("task", None)
+    settings = ScoreSettings(num_images, tap, num_map_images, memory_gib, seed, task)
     found = score_by(graph, loader, [metric], settings, progress=progress, **options)
     return found if metric == ALL else next(iter(found.values()))
 
@@ -104,6 +107,8 @@ def score_by(
     settings = settings or ScoreSettings()
     check(settings, ScoreError)
     chosen = choose_metrics(metrics, settings, options)
+    if ALL in metrics:
+        chosen = without_classes(chosen, settings)
     if not graph.units:
         name = type(graph.model).__name__
         raise ScoreError(f"{name} has no channels that can be removed, so there is nothing to score (see graph.frozen)")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from secateur.base.options import option
+from secateur.measuring.tasks import DEFAULT_TASK, TASKS, Task, check_task
 
 GIB = 1 << 30
 TAPS = ("reader", "before_activation")
@@ -31,6 +32,13 @@ class ScoreSettings:
     )
     memory_gib: float = option(2.0, "Memory for whole feature maps in GiB", group="Scoring", above=0)
     seed: int | None = option(None, "Seed of the sample; a new sample each time if None", hidden=True)
+    task: str | Task | None = option(
+        None,
+        f"What the network is for: {', '.join(TASKS)}, or your_module:make_task; {DEFAULT_TASK} by default",
+        group="Scoring",
+        valid=check_task,
+        own=True,
+    )
 
     @property
     def sample_size(self) -> int | None:

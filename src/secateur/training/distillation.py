@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 from secateur.errors import RunError
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from torch import Tensor
+
+    from secateur.measuring.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Distillation:
         """
         from torch.nn import functional as F  # here, because settings must not import torch
 
-        from secateur.measuring.accuracy import at_least_float32
+        from secateur.measuring.outputs import at_least_float32
 
         student, teacher = at_least_float32(student), at_least_float32(teacher)  # [N, K]
         soft_student = F.log_softmax(student / self.temperature, dim=1)  # [N, K]
@@ -38,3 +42,10 @@ class Distillation:
         divergence = F.kl_div(soft_student, soft_teacher, reduction="batchmean", log_target=True)
         hard = F.cross_entropy(student, labels)
         return (1 - self.weight) * hard + self.weight * self.temperature**2 * divergence
+
+    def mixed(self, task: Task, student: Any, teacher: Any, labels: Any) -> Tensor:
+        """(1 - w) task.loss(student, labels) + w task.distil(student, teacher, T), for any task."""
+        from secateur.measuring.outputs import squared_distance
+
+        soft = (task.distil or squared_distance)(student, teacher, self.temperature)
+        return (1 - self.weight) * task.loss(student, labels) + self.weight * soft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -16,13 +17,16 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from secateur.base.atomic_files import check_writable
-from secateur.base.batches import Batches, call, check_range, logits_of, move, unpack
+from secateur.base.batches import Batches, call, count_images, labels_to, move
 from secateur.base.options import check, replaced
 from secateur.base.preserve_state import generators_kept, reseed
 from secateur.base.processes import accelerating
 from secateur.base.progress import shown
 from secateur.errors import RunError
-from secateur.measuring.accuracy import Accuracy, evaluate, too_good
+from secateur.measuring.accuracy import Accuracy, too_good
+from secateur.measuring.accuracy import evaluate as measure
+from secateur.measuring.quality_sums import outputs_for, unpack_for
+from secateur.measuring.tasks import is_classification
 from secateur.training.best_epoch import BestEpoch
 from secateur.training.checkpoint import State, load_checkpoint, save_checkpoint
 from secateur.training.data_shares import holdout_share, set_epoch
@@ -57,7 +61,7 @@ def fit(
     *,
     teacher: nn.Module | None = None,
     checkpoint_dir: str | Path | None = None,
-    evaluate: Evaluate = evaluate,
+    evaluate: Evaluate | None = None,
     progress: OnStep | bool | None = None,
     on_epoch: OnEpoch | None = None,
     **changes: Any,
@@ -66,9 +70,9 @@ def fit(
 
         fitted = secateur.fit(model, train, holdout, preset="cifar", epochs=50, seed=1)
 
-    holdout: batches for `evaluate(model, holdout)`, which is called after each epoch.
+    holdout: batches for `evaluate(model, holdout)`, which is called after each epoch; by default the task's quality.
     settings, changes: a `TrainingSettings`, or its fields by name: preset, epochs, lr, mixed_precision, channels_last,
-        seed, sparsity, sparsity_by, soft_prune, keep_best, distillation, device, about.
+        seed, sparsity, sparsity_by, soft_prune, keep_best, distillation, task, device, about.
     teacher: the network to distil from, usually the unpruned one.
     checkpoint_dir: folder for the state after each epoch and for metrics.jsonl. The same call continues a killed run,
         and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run with other
@@ -105,7 +109,7 @@ def fit(
                 if on_epoch is not None:
                     on_epoch(history[-1])
         accelerator.wait_for_everyone()
-    _warn_if_too_good(history)
+    _warn_if_too_good(history, run)
     if best is not None:
         best.restore()
     return Fitted(returned_like(run.model, model), tuple(history), None if best is None else best.number)
@@ -145,7 +149,7 @@ class _Store:
 
 def _example(train: Batches, run: TrainingRun) -> Any:
     """One image of the first batch."""
-    images, _ = unpack(next(iter(train)), 0)
+    images, _ = unpack_for(run.task, next(iter(train)), 0)
     first = tree_map(lambda x: x[:1] if isinstance(x, torch.Tensor) else x, images)
     return move(first, run.accelerator.device, run.channels_last)
 
@@ -154,28 +158,28 @@ def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
     device, reported = run.accelerator.device, time.perf_counter()
     where, rate = f"epoch {epoch + 1}", 0.0
     run.wrapped.train()
-    meter = Meter(device)
+    meter = Meter(device, run.task.measured)
     for step, batch in enumerate(islice(run.batches, run.steps)):
-        images, labels_here = unpack(batch, step)
-        images, labels = move(images, device, run.channels_last), labels_here.to(device, non_blocking=True)
+        images, labels_here = unpack_for(run.task, batch, step)
+        images, labels = move(images, device, run.channels_last), labels_to(labels_here, device)
         rate = _set_lr(run.sgd, run.schedule.lr_at(epoch + (step + 0.5) / run.steps))
-        logits = logits_of(_outputs(run, images, f"{where}, step {step + 1}"))  # [N, K]
-        check_range(labels_here, logits, step)
-        loss = run.objective(logits, images, labels)
+        outputs = outputs_for(run.task, _outputs(run, images, f"{where}, step {step + 1}"), labels_here, step)
+        loss = run.objective(outputs, images, labels)
         run.optimizer.zero_grad()
         run.accelerator.backward(loss)
         run.optimizer.step()
-        meter.add(loss, logits, labels)
+        meter.add(loss, outputs, labels, count_images(images))
         if time.perf_counter() - reported > SECONDS_BETWEEN_REPORTS or step + 1 == run.steps:
             reported = time.perf_counter()
             _report(run, epoch, step + 1, meter, progress)
     _same_buffers(run)
     if meter.num_images == 0:
         raise RunError(f"the loader gave no batches in {where}, although its length is {run.steps}")
-    total_loss, hits, num_images = run.accelerator.reduce(meter.totals(), reduction="sum").tolist()
+    total_loss, quality, num_images = run.accelerator.reduce(meter.totals(), reduction="sum").tolist()
     run.steps_done, run.seconds = run.steps_done + run.steps, run.seconds + meter.seconds
     loss_mean = checked(total_loss / num_images, where)
-    return Epoch(epoch + 1, rate, loss_mean, hits / num_images, None, meter.seconds, num_images / meter.seconds)
+    mean = quality / num_images if meter.measures else None
+    return Epoch(epoch + 1, rate, loss_mean, mean, None, meter.seconds, num_images / meter.seconds)
 
 
 def _outputs(run: TrainingRun, images: Any, where: str) -> Any:
@@ -200,11 +204,12 @@ def _report(run: TrainingRun, epoch: int, step: int, meter: Meter, progress: OnS
     progress(StepReport(*position, loss, accuracy, speed, left * seconds_per_step))
 
 
-def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Evaluate) -> Accuracy | None:
+def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Evaluate | None) -> Accuracy | None:
     """Each process evaluates its share; all get the result of the whole. None without held-out images."""
     if holdout is None:
         return None
-    if run.accelerator.num_processes == 1:
+    evaluate = evaluate or functools.partial(measure, task=run.task)
+    if run.accelerator.num_processes == 1 or not run.task.measured.is_mean:  # only means can be merged from shares
         return evaluate(run.model, holdout)
     part = evaluate(run.model, holdout_share(holdout, run.accelerator))
     shares = (part.top1, part.top5 or 0.0, part.loss, 1.0)
@@ -229,8 +234,8 @@ def _set_lr(optimizer: torch.optim.Optimizer, rate: float) -> float:
     return rate
 
 
-def _warn_if_too_good(history: list[Epoch]) -> None:
-    last = history[-1].holdout if history else None
+def _warn_if_too_good(history: list[Epoch], run: TrainingRun) -> None:
+    last = history[-1].holdout if history and is_classification(run.task) else None
     warning = None if last is None else too_good(last)
     if warning:
         logger.warning("%s", warning)

@@ -18,12 +18,12 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch: mean loss and accuracy over its training batches during training, and the held-out accuracy."""
+    """One epoch: mean loss and quality over its training batches during training, and the held-out quality."""
 
     number: int  # from 1
     lr: float  # of the last step
     loss: float
-    accuracy: float
+    accuracy: float | None  # or another quality that is a mean over images; None for any other
     holdout: Accuracy | None
     seconds: float  # without the held-out evaluation
     images_per_second: float
@@ -79,7 +79,8 @@ def _tensorboard(folder: Path, epochs_done: int) -> Any:
 
 def _show(board: Any, epoch: Epoch) -> None:
     board.add_scalar("train/loss", epoch.loss, epoch.number)
-    board.add_scalar("train/accuracy", epoch.accuracy, epoch.number)
+    if epoch.accuracy is not None:
+        board.add_scalar("train/accuracy", epoch.accuracy, epoch.number)
     board.add_scalar("train/lr", epoch.lr, epoch.number)
     if epoch.holdout is not None:
         board.add_scalar("holdout/top1", epoch.holdout.top1, epoch.number)

@@ -18,6 +18,7 @@ class TrainingSettings:
     keep_best: the network before the first epoch counts as epoch 0; of equal epochs the last is taken.
     sparsity, sparsity_by: see `secateur.training.sparsity`. soft_prune: see `secateur.training.soft_filters`.
     distillation: temperature and weight of the teacher's part of the loss, if there is a teacher.
+    task: what the network is for: a `Task` or the name of one; classification by default.
     device: None takes the best available.
     about: what else identifies the run (data set, augmentation), as JSON values. A checkpoint of a run with other
         settings is refused.
@@ -47,9 +48,10 @@ class TrainingSettings:
         0.0, "Fraction of filters set to zero after each epoch, as in SFP", group="Sparsity", least=0, below=1
     )
     keep_best: bool = option(
-        False, "Return the epoch with the best held-out accuracy, not the last one", group="Training", hidden=True
+        False, "Return the epoch with the best held-out quality, not the last one", group="Training", hidden=True
     )
     distillation: Distillation = field(default_factory=Distillation)
+    task: Any = None  # a Task or the name of one
     device: Any = None  # a torch.device or its name
     about: Mapping[str, Any] = field(default_factory=dict)
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from secateur.base.batches import Batches, call, device_of, logits_of, order_channels_last
+from secateur.base.batches import Batches, call, device_of, order_channels_last
 from secateur.errors import RunError
-from secateur.measuring.accuracy import at_least_float32
+from secateur.measuring.tasks import Task, is_classification, task_of
 from secateur.training.checkpoint import digest
 from secateur.training.data_shares import steps_of, training_share
 from secateur.training.presets import Preset
@@ -32,6 +31,7 @@ class TrainingRun:
     wrapped: nn.Module
     sgd: torch.optim.SGD
     optimizer: Any
+    task: Task
     objective: Objective
     batches: Batches
     steps: int
@@ -79,13 +79,14 @@ def prepare(
         nesterov=schedule.momentum > 0,
     )
     optimizer = accelerator.prepare_optimizer(sgd)
-    objective = _objective(teacher, settings, accelerator)
+    task = task_of(settings.task)
+    objective = _objective(task, teacher, settings, accelerator)
     if settings.sparsity and settings.sparsity_by == "l1":
         objective = with_penalty(objective, student, settings.sparsity)
     batches = training_share(train, accelerator)
     steps = steps_of(batches, accelerator)
     return TrainingRun(
-        student, wrapped, sgd, optimizer, objective, batches, steps, schedule, channels_last, accelerator
+        student, wrapped, sgd, optimizer, task, objective, batches, steps, schedule, channels_last, accelerator
     )
 
 
@@ -99,22 +100,27 @@ def _groups(model: nn.Module, trainable: list[nn.Parameter], settings: TrainingS
     return [{"params": rest}, {"params": scales, "penalty": settings.sparsity}]
 
 
-def _objective(teacher: nn.Module | None, settings: TrainingSettings, accelerator: Accelerator) -> Objective:
+def _objective(
+    task: Task, teacher: nn.Module | None, settings: TrainingSettings, accelerator: Accelerator
+) -> Objective:
     if teacher is None:
-        return lambda logits, _images, labels: F.cross_entropy(at_least_float32(logits), labels)
+        return lambda outputs, _images, labels: task.loss(outputs, labels)
     master = (
         _ordered(copy.deepcopy(teacher), settings.channels_last).to(accelerator.device).eval().requires_grad_(False)
     )
 
-    def distil(logits: Tensor, images: Any, labels: Tensor) -> Tensor:
+    def distil(outputs: Any, images: Any, labels: Any) -> Tensor:
         with torch.no_grad(), accelerator.autocast():
-            answers = logits_of(call(master, images))  # [N, K]
-        if answers.shape != logits.shape:
+            answers = call(master, images)
+        answers = answers if task.outputs is None else task.outputs(answers)  # logits [N, K]
+        if isinstance(outputs, Tensor) and answers.shape != outputs.shape:
             raise RunError(
-                f"the teacher's outputs are {list(answers.shape)}, the network's {list(logits.shape)}; "
+                f"the teacher's outputs are {list(answers.shape)}, the network's {list(outputs.shape)}; "
                 "both must have the same classes"
             )
-        return settings.distillation.loss(logits, answers, labels)
+        if is_classification(task):
+            return settings.distillation.loss(outputs, answers, labels)
+        return settings.distillation.mixed(task, outputs, answers, labels)
 
     return distil
 
@@ -141,6 +147,7 @@ def identity_of(
         **({"keep_best": True} if settings.keep_best else {}),
         **({"sparsity": settings.sparsity, "sparsity_by": settings.sparsity_by} if settings.sparsity else {}),
         **({"soft_prune": settings.soft_prune} if settings.soft_prune else {}),
+        **({} if is_classification(run.task) else {"task": run.task.name or "own"}),
     }
 
 

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur.errors import RunError
 
-Objective = Callable[[Tensor, Any, Tensor], Tensor]  # logits [N, K], images, labels [N] -> mean loss
+Objective = Callable[[Any, Any, Any], Tensor]  # outputs (logits [N, K]), images, labels -> mean loss
 
 
 def batch_norm_scales(model: nn.Module) -> list[nn.Parameter]:

@@ -49,6 +49,7 @@ class Metric(Entry):
 
     needs: Need
     score: Callable[..., Tensor]
+    needs_classes: bool = True  # needs="moments": of each class; False: of all images together
     takes_scatter: bool = False  # needs="maps": a scatter is enough, where it is smaller than whole maps
     adds_up: bool = False  # scores are errors that add up when channels are removed from the lowest score upwards
 

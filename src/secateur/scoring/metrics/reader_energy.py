@@ -15,4 +15,4 @@ def reader_energy(channels: Channels) -> Tensor:
     return (m2 / count + mean.square()) * channels.reader_norms
 
 
-ENTRY = Metric(needs="moments", score=reader_energy)
+ENTRY = Metric(needs="moments", needs_classes=False, score=reader_energy)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from secateur.base.own_code import current_folder_importable
 from secateur.base.registry import unknown
 from secateur.base.user_code import failure
 from secateur.errors import ModelError
@@ -73,7 +72,7 @@ def _timm(name: str, rest: str) -> ModelConfig:
 
 def _own(name: str, module_name: str, attribute: str) -> ModelConfig:
     """A user's factory. It may have attributes `shape`, `mean`, `std`, `num_classes`; the default is ImageNet's."""
-    with _current_folder_importable():
+    with current_folder_importable():
         module = _import_own(name, module_name)
     factory = getattr(module, attribute, None)
     if not callable(factory):
@@ -88,7 +87,7 @@ def _own(name: str, module_name: str, attribute: str) -> ModelConfig:
                 f"{name!r} is for images of {takes.shape[0]} channels, and these have {arguments['in_channels']}: set "
                 f"{attribute}.shape = (channels, height, width), or give {attribute} a parameter in_channels"
             )
-        with _current_folder_importable():
+        with current_folder_importable():
             model = _built(name, factory, arguments)
         if not isinstance(model, nn.Module):
             raise ModelError(f"{name!r} must return a torch.nn.Module, but returned {type(model).__name__}")
@@ -174,18 +173,6 @@ def _import_own(name: str, module_name: str) -> ModuleType:
         ) from error
     except Exception as error:  # importing a user's module may raise anything
         raise ModelError(f"{name!r}: importing {module_name} failed with {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _current_folder_importable() -> Iterator[None]:
-    """Add the current folder to the import path, as `python -m` does; a console script does not."""
-    before = list(sys.path)
-    if "" not in before and str(Path.cwd()) not in before:
-        sys.path.append(str(Path.cwd()))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def _accepts(factory: Callable[..., Any], argument: str) -> bool:

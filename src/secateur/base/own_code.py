@@ -1,0 +1,62 @@
+"""Functions of the user's own, named on the command line as `module:function`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from secateur.errors import SecateurError
+
+
+@contextmanager
+def current_folder_importable() -> Iterator[None]:
+    """Add the current folder to the import path, as `python -m` does; a console script does not."""
+    before = list(sys.path)
+    if "" not in before and str(Path.cwd()) not in before:
+        sys.path.append(str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def names_own_code(name: str) -> bool:
+    """Whether a name has the form `module:function`."""
+    module, colon, attribute = name.partition(":")
+    return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def own_function(name: str, error: type[SecateurError]) -> Callable[..., Any]:
+    """The function that `module:function` names; `error` with the reason if it cannot be imported."""
+    module_name, _, attribute = name.partition(":")
+    with current_folder_importable():
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as missing:
+            raise error(
+                f"{name!r}: no module named {missing.name!r}; install it or put it into the current folder, "
+                f"{Path.cwd()}"
+            ) from missing
+        except Exception as other:  # importing a user's module may raise anything
+            raise error(f"{name!r}: importing {module_name} failed with {type(other).__name__}: {other}") from other
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise error(f"{name!r}: the module {module_name} has no callable {attribute!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def made_by_own_function(name: str, error: type[SecateurError], **arguments: Any) -> Any:
+    """What the function that `module:function` names returns; its errors become an `error` that says where."""
+    factory = own_function(name, error)
+    with current_folder_importable():
+        try:
+            return factory(**arguments)
+        except Exception as other:  # a user's function may raise anything
+            place = traceback.extract_tb(other.__traceback__)[-1]
+            where = f"{place.filename}:{place.lineno}"
+            raise error(f"{name!r} failed with {type(other).__name__}: {other} ({where})") from other
