@@ -57,12 +57,10 @@ def modes_of(model: nn.Module) -> list[str]:
     modules = [module for _, module in named_modules(model)]
     codes = _own_code(model)
     hooked = any("forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks for m in modules)
-    modes = ["eval"]
-    if hooked or has_own_switch(model) or any(_reads(code, _TRAINING | _GRADIENTS) for code in codes):
-        modes.append("training")
     if any(_reads(code, _GRADIENTS) for code in codes):
-        modes += [mode + WITH_GRADIENTS for mode in modes]
-    return modes
+        return ["eval", "eval" + WITH_GRADIENTS, "training" + WITH_GRADIENTS]
+    asked = hooked or has_own_switch(model) or any(_reads(code, _TRAINING) for code in codes)
+    return ["eval", "training"] if asked else ["eval"]
 
 
 def may_write_weights(model: nn.Module) -> bool:
