@@ -5,8 +5,9 @@
 
 `prepare` builds four plans for each network and writes the pruned networks as ONNX files. `time` measures the latency
 table (or reads it from the user's cache folder), times the networks in turns, on one thread in processor seconds, and
-writes both to the file. Times are lower quartiles, as in the table. Both steps skip what is there already; `time` is
-short once the tables are in the cache, so that it can run while the machine is quiet.
+writes both to the file. The speed of a machine changes within minutes, so times are compared relative to the unpruned
+network in the same run: `ratio` is predicted / measured after both are divided by the unpruned network's. Both steps
+skip what is there already.
 
 Networks are fresh: time does not depend on weights. Plans, by numbers of channels: half of every unit inside a block;
 three quarters of every unit, with selections from streams; widths that were timed, drawn at random; odd widths.
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +32,13 @@ from torch import nn
 import secateur as sc
 from secateur.base.atomic_files import write_atomically
 from secateur.channels.graph import ChannelGraph
-from secateur.measuring.latency import latency
-from secateur.measuring.layer_timing.measure import latency_table, typical
+from secateur.measuring.latency import prepare as prepare_model
+from secateur.measuring.latency import ready_to_time, repeated
+from secateur.measuring.layer_timing.measure import latency_table
 from secateur.measuring.layer_timing.widths import widths_to_time
 from secateur.measuring.onnx_file import OnnxFile
+from secateur.measuring.speedup import speedup
+from secateur.measuring.turns import take_turns
 from secateur.shipping.export import export
 from secateur.zoo.models import create
 from tests.networks import from_torchvision
@@ -105,21 +111,33 @@ def compare(graph: ChannelGraph, name: str, engine: str, batch: int, folder: Pat
             models[plan] = sc.prune(graph, sc.Plan.of(graph, keep), check=False)
         else:
             models[plan] = OnnxFile(path_of(folder, name, plan))
-    found = latency(models, graph.example, engine=engine, batch_sizes=(batch,), rounds=ROUNDS, threads=1, cpu_time=True)
-    measured = {timing.name: typical(timing.seconds) for timing in found}
+    seconds = measured_seconds(models, graph.example, engine, batch)
+    before = seconds["unpruned"]
     rows = {}
     for plan, keep in keeps.items():
         predicted = table.predict(graph, keep)
         rows[plan] = {
             "macs": graph.cost(keep).macs,
             "predicted": predicted,
-            "measured": measured[plan],
-            "ratio": predicted / measured[plan],
+            "measured": statistics.median(seconds[plan]),
             "predicted_speedup": table.whole / predicted,
-            "measured_speedup": measured["unpruned"] / measured[plan],
+            "measured_speedup": (gain := speedup(before, seconds[plan])).ratio,
+            "interval": (gain.low, gain.high),
+            "ratio": gain.ratio * predicted / table.whole,
         }
         say(name, engine, batch, plan, rows[plan])
     return {"measured_with": str(table.measured_with), "remainder": table.remainder / table.whole, "plans": rows}
+
+
+def measured_seconds(models: dict[str, nn.Module], example: Any, engine: str, batch: int) -> dict[str, list[float]]:
+    """Seconds of each network in each round: in turns, each call right after another one of the same network."""
+    with ready_to_time([], 1):
+        prepared = [prepare_model(model, engine, example, [batch]) for model in models.values()]
+        images = repeated(example, batch)
+        runs = [partial(model.run, images) for model in prepared]
+        cpu = [torch.device("cpu")] * len(runs)
+        took = take_turns(runs, cpu, warmup=1, rounds=ROUNDS, repeats=1, cpu_time=True)
+    return dict(zip(models, took, strict=True))
 
 
 def say(name: str, engine: str, batch: int, plan: str, row: dict[str, float]) -> None:

@@ -20,6 +20,7 @@ from secateur.measuring.layer_timing import measure, onnx_blocks
 from secateur.measuring.layer_timing.blocks import find_blocks
 from secateur.measuring.layer_timing.cache import cache_file, cache_folder
 from secateur.measuring.layer_timing.measure import latency_table
+from secateur.measuring.layer_timing.stopwatch import Stopwatch
 from tests.clock import Clock
 from tests.deciding.toys import seeded
 from tests.measuring.test_latency_table import small_graph, units
@@ -74,7 +75,7 @@ def test_times_are_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyPa
     graph = small_graph()
     table = latency_table(graph, batch=2, threads=1)
     assert cache_folder() == cache / "secateur" / "latency" and cache_file(table.measured_with).exists()
-    monkeypatch.setattr(measure, "take_turns", None)  # nothing is timed
+    monkeypatch.setattr(measure, "Stopwatch", None)  # nothing is timed
     assert latency_table(graph, batch=2, threads=1) == table
     with pytest.raises(TypeError):
         latency_table(graph, batch=3, threads=1)
@@ -114,7 +115,7 @@ def test_compiled_layers_are_scaled(cache: Path, monkeypatch: pytest.MonkeyPatch
     graph = small_graph()
     eager = latency_table(graph, "eager", batch=2, threads=1)
     monkeypatch.setattr(measure, "_whole_run", lambda *_: None)
-    monkeypatch.setattr(measure, "take_turns", lambda *_, rounds, **__: [[eager.whole / 2] * rounds])
+    monkeypatch.setattr(measure.Stopwatch, "seconds", lambda *_: [eager.whole / 2])
     compiled = latency_table(graph, "compile", batch=2, threads=1)
     assert compiled.measured_with.engine == "compile" and compiled.whole == eager.whole / 2
     assert compiled.seconds("one", 4, 8) == pytest.approx(eager.seconds("one", 4, 8) / 2)
@@ -178,3 +179,17 @@ def test_a_gpu_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not turns.processor_time(device, 1) and turns.processor_time(torch.device("cpu"), 1)
     found = turns.take_turns([lambda: CLOCK.sleep(0.25)], [device], warmup=1, rounds=2, repeats=2)
     assert found == [pytest.approx([0.25] * 4)]
+
+
+def test_times_are_relative_to_a_reference(clock: Clock) -> None:
+    """The machine is three times slower in the first and last round: what is 2 ms takes 6, and the reference 3."""
+    pace = iter([3.0, 3.0, 1.0, 1.0, 3.0, 3.0])
+    slower = [1.0]
+
+    def reference() -> None:
+        slower[0] = next(pace)
+        clock.sleep(1e-3 * slower[0])
+
+    watch = Stopwatch(ENGINES["eager"], torch.device("cpu"), 1, False, {"seconds": 5e-4})
+    vars(watch)["_reference"] = reference
+    assert watch.seconds([lambda: clock.sleep(2e-3 * slower[0])], 3, 1) == [pytest.approx(1e-3, rel=1e-3)]

@@ -62,10 +62,10 @@ def test_wrong_times_are_refused(change: dict[str, object], message: str) -> Non
 
 def test_the_cross_and_a_coarse_grid_are_timed() -> None:
     widths = widths_to_time(64)
-    assert coarse(widths) == [16, 32, 48, 64] and coarse((1, 3)) == [1, 3] and coarse((5,)) == [5]
+    assert coarse(widths) == [16, 31, 32, 48, 64] and coarse((1, 3)) == [1, 3] and coarse((5,)) == [5]
     pairs = pairs_to_time(widths, widths)
     assert {(i, 64) for i in widths} | {(64, o) for o in widths} <= set(pairs)
-    assert len(pairs) == len(set(pairs)) == 2 * len(widths) - 1 + 9  # of 361
+    assert len(pairs) == len(set(pairs)) == 2 * len(widths) - 1 + 16  # of 361
     assert pairs_to_time((3,), (8, 16)) == [(3, 8), (3, 16)]
 
 
@@ -84,5 +84,12 @@ def test_a_sum_is_corrected_by_the_coarse_grid() -> None:
     found = complete(widths, widths, {(i, o): float(true(i, o)) for i, o in pairs_to_time(widths, widths)})
     for place in ((widths.index(16), widths.index(48)), (widths.index(32), widths.index(32))):
         assert found[place] == pytest.approx(true(widths[place[0]], widths[place[1]]))
-    inside = [(a, b) for a in range(len(widths)) for b in range(len(widths)) if widths[a] >= 16 and widths[b] >= 16]
+    odd = widths.index(31)
+    assert found[odd, odd] == pytest.approx(true(31, 31))
+    inside = [
+        (a, b)
+        for a in range(len(widths))
+        for b in range(len(widths))
+        if widths[a] % 4 == widths[b] % 4 == 0 and min(widths[a], widths[b]) >= 16
+    ]
     assert all(found[p] == pytest.approx(true(widths[p[0]], widths[p[1]]), rel=0.03) for p in inside)

@@ -56,7 +56,7 @@ class Block:
     in_shape: torch.Size  # of the example
     out_shape: torch.Size
     first: bool  # reads the network's input
-    last: fx.Node  # whose value is the block's
+    last: fx.Node | None  # whose value is the block's
 
     @property
     def widths(self) -> tuple[int, int]:

@@ -72,6 +72,7 @@ def _positions(block: Block) -> int:
     return max(1, total // block.widths[1])
 
 
-def _is_used_outside(traced: Traced, last: fx.Node) -> bool:
+def _is_used_outside(traced: Traced, last: fx.Node | None) -> bool:
     """Whether anything but layers uses the value of a block."""
-    return any(u.op != "call_module" or not isinstance(traced.module(u), MIXING) for u in last.users)
+    users = () if last is None else last.users
+    return any(u.op != "call_module" or not isinstance(traced.module(u), MIXING) for u in users)

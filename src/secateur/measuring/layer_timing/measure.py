@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from secateur.base.batches import device_of
@@ -27,15 +27,16 @@ from secateur.measuring.layer_timing.grids import Grid, find_grids
 from secateur.measuring.layer_timing.layer_times import LayerTimes
 from secateur.measuring.layer_timing.machine import MeasuredWith, measured_with
 from secateur.measuring.layer_timing.runs import Run, Sum, layer_sum, open_run, selection_sum
-from secateur.measuring.turns import processor_time, take_turns
+from secateur.measuring.layer_timing.stopwatch import Stopwatch
+from secateur.measuring.turns import processor_time
 
 BATCH = 64
 WHOLE_ROUNDS = 5  # of the whole network, before its layers are timed; it runs once more after each of them
 FEWEST, MOST = 3, 6  # rounds of a layer
 REPEATS = 2  # calls of a layer in each round
-ENOUGH = 0.02  # seconds that the rounds of a layer take together, unless they are more than MOST
-LONGEST = 0.02  # longest run of a convolution in seconds; slower ones are timed on fewer images
-TOGETHER = 32  # runs that take turns
+ENOUGH = 0.01  # seconds that the rounds of a layer take together, unless they are more than MOST
+LONGEST = 0.01  # longest run of a convolution in seconds; slower ones are timed on fewer images
+TOGETHER = 16  # runs that take turns
 LEAST = 1e-9  # seconds; a difference of two times can come out negative
 
 
@@ -87,9 +88,12 @@ class _Measured:
         """Write all timings that other networks can use."""
         write_cache(self.setting, self.known)
 
-    @property
-    def cpu_time(self) -> bool:
-        return processor_time(self.device, self.setting.threads)
+    @cached_property
+    def stopwatch(self) -> Stopwatch:
+        """Times calls in the engine."""
+        threads = self.setting.threads
+        cpu_time = processor_time(self.device, threads)
+        return Stopwatch(self.engine, self.device, threads, cpu_time, self.known.setdefault("reference", {}))
 
 
 def _measure(
@@ -105,8 +109,7 @@ def _measure(
         found.whole = whole["whole"]
         return found
     run = _whole_run(graph, engine, batch)
-    turns = partial(take_turns, [run], [device], cpu_time=found.cpu_time)
-    seconds = turns(warmup=2, rounds=WHOLE_ROUNDS)[0]
+    seconds = found.stopwatch.seconds([run], WHOLE_ROUNDS, 1)
     with shown(progress, steps(f"timing layers in {engine.name}")) as report:
         total = sum(len(job.sums) for job in jobs)
         done = 0
@@ -116,9 +119,9 @@ def _measure(
                 found.of(job.kind).update(part)
                 done += len(part)
                 report(done, total)
-            seconds += turns(warmup=0, rounds=1)[0]
+            seconds += found.stopwatch.seconds([run], 1, 1)
             found.keep()
-    whole["whole"] = found.whole = typical(seconds)
+    whole["whole"] = found.whole = statistics.median(seconds)
     found.keep()
     return found
 
@@ -134,29 +137,22 @@ class _Job:
     def measured(self, found: _Measured) -> Iterator[dict[str, float]]:
         """Seconds of some of the sums at a time."""
         threads, batch = found.setting.threads, found.setting.batch
-        turns = partial(take_turns, cpu_time=found.cpu_time)
+        watch = found.stopwatch
 
         def opened(run: Run, images: int) -> Callable[[], Any]:
             return open_run(found.engine, self.block, run, images, found.device, threads)
 
         longest = max((run for s in self.sums.values() for run in s.plus), key=lambda run: (run.inputs, run.outputs))
-        trial = min(turns([opened(longest, batch)], [found.device], warmup=1, rounds=2)[0])
-        trial = max(trial, LEAST)
+        trial = watch.trial(opened(longest, batch))
         images = batch if len(self.block.in_shape) == 2 else max(1, min(batch, int(batch * LONGEST / trial)))
         rounds = max(FEWEST, min(MOST, math.ceil(ENOUGH / REPEATS / trial)))
         names = list(self.sums)
         for start in range(0, len(names), TOGETHER):
             part = {name: self.sums[name] for name in names[start : start + TOGETHER]}
             runs = list(dict.fromkeys(run for s in part.values() for run in (*s.plus, *s.minus)))
-            calls = [opened(run, images) for run in runs]
-            took = turns(calls, [found.device] * len(runs), warmup=0, rounds=rounds, repeats=REPEATS)
-            middle = {run: typical(seconds) for run, seconds in zip(runs, took, strict=True)}
-            yield {name: batch / images * _value(total, middle) for name, total in part.items()}
-
-
-def typical(seconds: Sequence[float]) -> float:
-    """The lower quartile: other load on the machine only adds time, and may do so for more than half of the calls."""
-    return float(np.percentile(seconds, 25))
+            took = watch.seconds([opened(run, images) for run in runs], rounds, REPEATS)
+            seconds = dict(zip(runs, took, strict=True))
+            yield {name: batch / images * _value(total, seconds) for name, total in part.items()}
 
 
 def _value(total: Sum, seconds: dict[Run, float]) -> float:
