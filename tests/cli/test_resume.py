@@ -30,6 +30,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--data", "mnist"], "--data mnist differs"),
         (["--out", "elsewhere"], "--out elsewhere differs"),
         (["--preset", "nonsense"], "--preset nonsense differs"),
+        (["--max-drop", "1"], "which was started without it: --resume"),
     ],
 )
 def test_other_options_are_refused(finished: Path, words: list[str], named: str) -> None:

@@ -148,8 +148,9 @@ def _refuse_changes(context: typer.Context, before: dict[str, Any], asked: dict[
         was, now = (json.loads(json.dumps(words.get(name))) for words in (before, asked))
         if was != now:
             word = "MODEL" if parameter.param_type_name == "argument" else f"--{name.replace('_', '-')}"
+            there = "was started without it" if was is None else f"has {was}"
             raise RunError(
-                f"{word} {now} differs from the run in {folder}, which has {was}: --resume continues a run with its "
+                f"{word} {now} differs from the run in {folder}, which {there}: --resume continues a run with its "
                 "own options. Leave the option out, or start another run with --out"
             )
 
