@@ -200,3 +200,32 @@ def test_without_arguments_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> No
     assert demo["epochs"] == verb.DEMO["epochs"] and demo["augment"] is False
     assert shorter == {**demo, "epochs": 3}
     assert other["target"] is None and other["rounds"] is None and other["max_drop"] == 0
+
+
+def test_paper_mode_says_what_it_costs_and_follows_the_paper(weights: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["--paper", "--target", "0.2", "--alpha", "4", "--epochs", "1"]
+    text = "\n".join(lines(secateur(*quick(weights, out, *words))))
+    assert "the paper's settings: G-SD, Algorithm 1 on all held-out images, alpha 4," in text
+    assert "different from the paper: epochs 200 -> 1" in text and "different from the paper: num_images" in text
+    assert re.search(r"at least \d+ rounds of 1 epochs", text) and re.search(r"about [\d.]+ (minutes|hours)", text)
+    settings = json.loads((out / "config.json").read_text())["settings"]
+    assert (settings["metric"], settings["split"], settings["exact"]) == ("gsd", "algorithm1", True)
+    assert (settings["repair"], settings["distill"], settings["lr"]) == ("none", False, 0.01)
+    rounds = json.loads((out / "summary.json").read_text())["rounds"]
+    assert [one["alpha"] for one in rounds] == [4.0] * len(rounds)
+    wrong = secateur(*quick(weights, out, "--paper", "--repair", "solve"))
+    assert wrong.exit_code == 1 and "the paper has repair none, not solve" in wrong.output
+
+
+def test_the_alpha_that_a_number_of_rounds_solves_is_written_down(weights: Path, tmp_path: Path) -> None:
+    """k x alpha x FLOSS_max = 40% of the MACs, with k = 1 of LeNet-5's two units that are pruned."""
+    out = tmp_path / "run"
+    lines(secateur(*quick(weights, out, "--target", "0.4", "--rounds", "1", "--epochs", "0", "--k", "1")))
+    first, second = 28 * 28 * 25 + 16 * 10 * 10 * 25, 6 * 10 * 10 * 25 + 120 * 25  # MACs of a channel of conv1, conv2
+    alpha = 0.4 * WHOLE / max(first, second)
+    settings = json.loads((out / "config.json").read_text())["settings"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert settings["alpha"] == summary["settings"]["alpha"] == pytest.approx(alpha, abs=1e-4)
+    assert summary["rounds"][0]["alpha"] == pytest.approx(alpha, rel=1e-6)
+    assert f"{settings['alpha']}" in (out / "report.html").read_text()

@@ -12,7 +12,7 @@ import typer
 from secateur.base.atomic_files import read_object
 from secateur.base.folder_contents import PRUNING, refuse_others
 from secateur.base.options import check, option
-from secateur.cli import early_checks
+from secateur.cli import early_checks, paper_mode
 from secateur.cli.common import console, friendly, resumable, run_folder
 from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.early_checks import Early
@@ -41,6 +41,7 @@ class PruneOptions:
     )
     augment: bool = option(True, "Random crops and flips in retraining", group="Retraining")
     batch_size: int = option(128, "Images per training step", group="Retraining", least=1)
+    paper: bool = option(False, "The paper's method to the letter; its cost is printed first", group="Goal")
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def command(
         secateur prune runs/prune-resnet56-cifar10 --target 0.3
 
         secateur prune --resume runs/prune-resnet56-cifar10
+
+        secateur prune vgg16 --weights w.safetensors --data cifar10 --paper --target 0.8
     """
     asked = {"model": model, **values_of(options, data, device, settings)}
     out = folder.out
@@ -98,6 +101,9 @@ def command(
     _check(asked)
     check_has_weights(asked)
     asked |= values_of(settings_from(EverydayData, asked).known_for(asked["model"]))
+    if asked.get("paper") and folder.resume is None:
+        asked |= paper_mode.as_in_the_paper(asked, PruneOptions().batch_size)
+        _check(asked)
     _prune(asked, out or _new_folder(resolve(asked["model"]), asked["data"]))
 
 
@@ -174,6 +180,8 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     network = _network(asked, options.weights, images, settings.seed, rank)
     if world == 1:
         network = network.to(device.pick())
+    if asked.get("paper") and rank == 0:
+        paper_mode.say_cost(network, images, settings, asked)
     loaders: dict[str, Any] = {"seed": settings.seed}
     share: dict[str, Any] = {"rank": rank, "world": world}
     batch = max(1, options.batch_size // world)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.deciding.amounts import amounts
@@ -13,6 +15,7 @@ from secateur.deciding.candidates import names_for, scored
 from secateur.deciding.costs import COSTS, CostOf, cost_function, name_of, widths_of
 from secateur.deciding.goal import Budget
 from secateur.deciding.sensitivity import Sensitivity, check_k
+from secateur.deciding.settings import SplitSettings
 from secateur.deciding.splits import SplitTask
 from secateur.deciding.widths import WidthLimits
 from secateur.errors import DecideError
@@ -88,14 +91,30 @@ def plan_by_rank(task: SplitTask) -> Plan:
 
 
 def _alpha(task: SplitTask) -> float:
-    """alpha as given. If the number of rounds is given, alpha solves k * alpha * FLOSS_max = cost to remove now."""
+    """alpha as given; solved if the number of rounds is given."""
     settings, left = task.settings, task.budget.left
     if left is None or settings.rounds is None:
         return settings.alpha
     cost = task.budget.of(task.graph)
-    found = amounts(cutter_for(task), names_for(task), alpha=1.0, cost=cost)
-    k = check_k(None if settings.k is None else min(settings.k, len(found)), len(found))
-    return max(LEAST_ALPHA, (cost({}) - left) / (k * max(amount.floss for amount in found.values())))
+    return max(LEAST_ALPHA, (cost({}) - left) / step_at_alpha_1(cutter_for(task), names_for(task), settings.k, cost))
+
+
+def first_alpha(graph: ChannelGraph, budget: Budget, settings: SplitSettings) -> float:
+    """The alpha of the first round: solved if the number of rounds is given, so that a run can say it at its start."""
+    plain = Scores("none", {name: np.arange(float(unit.width)) for name, unit in graph.units.items()})
+    now = budget.of(graph)({})
+    return _alpha(SplitTask(graph, plain, budget.aim(now, settings.rounds or 1), settings, _no_rank))
+
+
+def step_at_alpha_1(cutter: Cutter, names: Sequence[str], k: int | None, cost: CostOf) -> float:
+    """What a round saves per alpha: k x FLOSS_max, with k a third of the units by default."""
+    found = amounts(cutter, names, alpha=1.0, cost=cost)
+    k = check_k(None if k is None else min(k, len(found)), len(found))
+    return k * max(amount.floss for amount in found.values())
+
+
+def _no_rank(_: SplitSettings) -> Sensitivity:
+    raise DecideError("there are no held-out images here")
 
 
 def _k(task: SplitTask) -> int | None:

@@ -34,7 +34,9 @@ class RankSettings(Seeded):
         (), "Do not prune units or layers that match this pattern", group="Layers", several=True
     )
     round_to: int = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
-    alpha: float = option(3.0, "Pruning rate of Eqn. 3; the paper uses 2 to 4", group="Layers", above=0)
+    alpha: float = option(
+        3.0, "Pruning rate of Eqn. 3, 2 to 4 in the paper; solved if rounds is given", group="Layers", above=0
+    )
     k: int | None = option(None, "Units pruned in each round; a third of them by default", group="Layers", least=1)
     task: str | Task | None = option(
         None,

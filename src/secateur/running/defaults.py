@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from secateur.channels.graph import ChannelGraph
 from secateur.deciding.candidates import candidates
+from secateur.deciding.ranked_plan import first_alpha
 from secateur.deciding.reach import check_reach
 from secateur.deciding.settings import ranking_settings
 from secateur.deciding.splits import SPLITS
@@ -37,7 +38,7 @@ def fill_defaults(
     metric = settings.metric or SPLITS.find("least_error" if settings.solve_only else split).metric
     if settings.metric is None and metric == DEFAULT_METRIC and task_of(settings.task).classes is None:
         metric = WITHOUT_CLASSES
-    settings = replace(settings, split=split, metric=metric)
+    settings = _with_alpha(replace(settings, split=split, metric=metric), graph, table)
     if settings.repair == "none":
         return settings
     trials = settings.trials or ("repaired" if settings.solve_only else "cut")
@@ -52,6 +53,13 @@ def _usual_split(settings: Settings) -> str:
     if settings.speedup is not None and errors and not callable(settings.metric) and not ranking_settings(settings):
         return "least_error"
     return "algorithm1" if settings.ratio is None else "uniform"
+
+
+def _with_alpha(settings: Settings, graph: ChannelGraph, table: LatencyTable | None) -> Settings:
+    """If the number of rounds is given, the alpha that is solved for the first one takes the place of the default."""
+    if settings.rounds is None or settings.split != "algorithm1" or settings.budget(graph, table).left is None:
+        return settings
+    return replace(settings, alpha=round(first_alpha(graph, settings.budget(graph, table), settings), 4))
 
 
 def split_for_solve(settings: Settings, graph: ChannelGraph, table: LatencyTable | None = None) -> Settings:

@@ -14,7 +14,7 @@ from secateur.channels.graph import ChannelGraph, trace
 from secateur.channels.plan import Plan
 from secateur.measuring.accuracy import Accuracy
 from secateur.repairing.unit_repair import UnitRepair
-from secateur.running.folder import ROUND
+from secateur.running.folder import ROUND, SENSITIVITY
 from secateur.running.pictures import keep_pictures
 from secateur.running.round_plan import plan_round
 from secateur.running.round_repair import repair_round, repair_units
@@ -41,6 +41,7 @@ class Outcome:
     last: bool = False  # nothing more can be removed
     retraining: tuple[Epoch, ...] = ()  # epoch by epoch; empty if a function of the user's own retrains
     kept_epoch: int | None = None  # the best epoch, whose weights the round ends with; 0: as pruned and repaired
+    alpha: float | None = None  # of Eqn. 3, as given or solved for the number of rounds; None if no unit was ranked
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -81,12 +82,29 @@ def run_round(
     after = cut if untouched else context.evaluate(trained, context.data.holdout)
     cost = context.graph.cost(composed)
     outcome = Outcome(
-        number, cost.macs, cost.params, before, cut, after, chosen, watch.seconds, not chosen, history, done.kept
+        number=number,
+        macs=cost.macs,
+        params=cost.params,
+        before=before,
+        pruned=cut,
+        after=after,
+        chosen=chosen,
+        seconds=watch.seconds,
+        last=not chosen,
+        retraining=history,
+        kept_epoch=done.kept,
+        alpha=_alpha(context, number),
     )
     folder.write(f"{folder.round(number).name}/{ROUND}", outcome.to_dict())
     folder.wait_for_writer()
     folder.forget(folder.round(number) / "checkpoint")
     return outcome, trained, composed
+
+
+def _alpha(context: RunContext, number: int) -> float | None:
+    """The alpha that units were ranked with in this round."""
+    name = f"{context.folder.round(number).name}/{SENSITIVITY}"
+    return context.folder.parse(name, lambda words: words["alpha"]) if context.folder.has(name) else None
 
 
 def _score(context: RunContext, number: int, graph: ChannelGraph, unit_repair: Callable[[], UnitRepair]) -> Scores:

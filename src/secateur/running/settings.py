@@ -80,6 +80,13 @@ class Settings(SplitSettings, TimeSettings, Goal):
     fit: Callable[..., Any] | None = option(None, "Your own retraining", group="Retraining", hidden=True, own=True)
     evaluate: Callable[..., Any] | None = option(None, "Your own evaluation", group="Goal", hidden=True, own=True)
 
+    @classmethod
+    def paper(cls, data: str = "cifar10", model: str = "", **changes: Any) -> Settings:
+        """The paper's settings for a data set and network, to the letter; see `secateur.running.paper`."""
+        from secateur.running.paper import paper_settings
+
+        return paper_settings(cls(**changes), data, model)
+
     @property
     def ranks(self) -> bool:
         """Whether held-out images rank the units, so that there is a sensitivity."""
