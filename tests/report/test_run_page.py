@@ -182,11 +182,11 @@ def test_what_was_asked_and_the_command_that_asks_again(page: str) -> None:
     asked = text[text.index("What was asked") : text.index("Accuracy and MACs in each round")]
     assert "Network resnet8, 8 layers with weights Data set folder:pictures Goal Remove 40.0% of the MACs. " in asked
     assert f"Channels metric gsd: {METRICS.help('gsd')} Layers" in asked
-    layers = f"split algorithm1: {SPLITS.help('algorithm1')} cost macs: {COSTS.help('macs')} rounds 2"
-    assert f"Layers {layers} Repair" in asked
-    assert f"Repair repair none: {REPAIRS.help('none')} Retraining epochs 1" in asked and "alpha" not in asked
+    layers = f"split algorithm1: {SPLITS.help('algorithm1')} cost macs: {COSTS.help('macs')}"
+    assert re.search(rf"Layers {re.escape(layers)} alpha \d+\.\d+, rounds 2 Repair", asked)  # solved for two rounds
+    assert f"Repair repair none: {REPAIRS.help('none')} Retraining epochs 1" in asked
     again = text[text.index("Repeat this run") :]
-    assert COMMAND_LINE in again and "alpha 3" in again and "rounds 2 changed" in again
+    assert COMMAND_LINE in again and "rounds 2 changed" in again
 
 
 def test_names_are_escaped(run: Path) -> None:

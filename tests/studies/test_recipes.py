@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import secateur as sc
 from secateur.cli.from_settings import settings_typed
 from secateur.cli.reproduce import check
+from secateur.deciding.candidates import candidates
 from secateur.errors import FileError, RunError
 from secateur.running.settings import Settings, check_settings
 from secateur.studies.recipes import recipe as recipes
@@ -29,6 +31,7 @@ from secateur.studies.recipes.recipe import (
     value_of,
 )
 from secateur.training.presets import DEFAULT_PRESET, PRESETS, preset_of
+from secateur.zoo.models import create
 
 NAMES = recipe_names()
 PRUNING = [name for name in NAMES if load_recipe(name).command == "prune"]
@@ -59,9 +62,9 @@ def test_every_recipe_gives_commands_that_parse(name: str, budget: str) -> None:
 
 
 # Units that take part: a third of them, rounded, is k. Residual blocks have an input and an inner unit (basic), or an
-# input and two inner ones (bottleneck); 3 stages of bottlenecks with a shortcut convolution that reads the stream too.
-UNITS = {"resnet56": 54, "resnet110": 108, "vgg16": 13, "vgg19": 16, "vgg16_imagenet": 13, "resnet50": 48 - 1 + 3}
-UNITS |= {"preresnet164": 3 * 54 - 1 + 2}
+# input and two inner ones (bottleneck). The first block reads the stem, and VGG-16's conv5_3 is read by fc_1.
+UNITS = {"resnet56": 54, "resnet110": 108, "vgg16": 13, "vgg19": 16, "vgg16_imagenet": 13 - 1, "resnet50": 48 - 1}
+UNITS |= {"preresnet164": 3 * 54 - 1}
 
 
 @pytest.mark.parametrize("name", PRUNING)
@@ -73,6 +76,7 @@ def test_the_papers_numbers(name: str) -> None:
     row = next(row for row in group.rows if row.method == recipe.published)
     assert found.target == pytest.approx(row.macs_removed / 100)  # type: ignore[operator]
     assert (found.metric, found.alpha, found.split, found.rounds) == ("gsd", 3.0, "algorithm1", None)
+    assert found.exact and found.repair == "none" and not found.distill
     assert found.k == round(UNITS[recipe.run["model"]] / 3)
     # 200 epochs of 128 images, 0.01 divided by 5 at 80 and 160; or 30 / 120 of 256, 0.0003 times 0.4.
     epochs = {"imagenet-vgg16": 30, "imagenet-resnet50": 120, "cifar": 200}[found.preset]
@@ -82,6 +86,15 @@ def test_the_papers_numbers(name: str) -> None:
     assert preset.lr == (0.01 if found.preset == "cifar" else 0.0003)
     assert found.num_images == (None if found.preset == "cifar" else 10000)  # CIFAR: all training data
     assert ("conv1:out" in found.exclude) == (recipe.run["model"] in ("resnet50", "preresnet164"))
+
+
+@pytest.mark.parametrize(("name", "side"), [("resnet50-imagenet-b", 64), ("resnet164-cifar100", 32)])
+def test_only_the_units_that_the_paper_prunes_take_part(name: str, side: int) -> None:
+    recipe = load_recipe(name)
+    graph = sc.trace(create(recipe.run["model"]).eval(), torch.zeros(1, 3, side, side), check=False)
+    found = candidates(graph, recipe.run["exclude"])
+    assert len(found) == UNITS[recipe.run["model"]]
+    assert not [unit for unit in found if "shortcut" in unit or "downsample" in unit]
 
 
 def test_every_row_of_the_papers_own_has_a_recipe() -> None:

@@ -16,7 +16,7 @@ from tests.cli.command_line import lines, secateur
 
 WIDTHS = "11,39,60,92,112,97,191,249,233,319,512,438,512"
 
-# Supplement, Table 1: weights and FLOPs of the original, and those left by G-SD-B with the shares removed.
+# Table 3: weights and FLOPs of the original, and those left by G-SD-B with the shares removed.
 VGG16 = """
 1.7K  87M   0.3K  82.8 14.9M 82.8
 36.9K 1.85B 3.9K  89.5 0.19B 89.5
@@ -36,7 +36,7 @@ VGG16 = """
 4.1M  4.1M  4.1M  0 4.1M  0
 138.34M 15.47B 131.19M 5.2 4.68B 69.7
 """
-# Supplement, Table 2: the original's blocks.
+# Table 4: the original's blocks.
 RESNET50 = """
 9.4K 0.12B
 73.7K 0.23B

@@ -88,7 +88,7 @@ def command(
 
         secateur prune --resume runs/prune-resnet56-cifar10
 
-        secateur prune vgg16 --weights w.safetensors --data cifar10 --paper --target 0.8
+        secateur prune vgg16 --weights w.safetensors --paper --target 0.8
     """
     asked = {"model": model, **values_of(options, data, device, settings)}
     out = folder.out

@@ -60,7 +60,7 @@ class RankSettings(Seeded):
         0.0005, "How far the units that a race finds may be from the best", group="Layers", least=0, hidden=True
     )
     trial_ratio: float = option(
-        0.5, "Fraction removed at which the split `ratio` ranks units", group="Layers", above=0, below=1, hidden=True
+        0.5, "Fraction removed at which the split `ratio` ranks units", group="Layers", above=0, below=1
     )
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ SMALLEST = 1e-200  # a denominator of 0, of a channel that is dead for a class a
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """A channel's activations split into a class and all others (supplement, section 1.2), for every class at once."""
+    """A channel's activations split into a class and all others (section 7.2 of the paper), for every class at once."""
 
     gap: Tensor  # [K, C] mean of the class - mean of the rest
     variance: Tensor  # [K, C] population variance of the class
@@ -29,7 +29,7 @@ def over(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def one_versus_rest(moments: ClassMoments, measure: Callable[[Partition], Tensor]) -> Tensor:
-    """(1 / C) sum over classes c of measure(F^c, F^-c): Eqn. 5 of the supplement. -> [C]"""
+    """(1 / C) sum over classes c of measure(F^c, F^-c): Eqn. 8 of the paper. -> [C]"""
     rest = moments.rest
     partition = Partition(
         moments.mean - rest.mean,

@@ -8,7 +8,7 @@ from secateur.scoring.one_versus_rest import one_versus_rest, over
 
 
 def abs_snr(channels: Channels, ridge: float = 1e-4) -> Tensor:
-    """G-AbsSNR = mean over classes of |mu - nu| / (sqrt(v) + sqrt(w) + r); supplement Eqn. 1, the ridge r is ours."""
+    """G-AbsSNR = mean over classes of |mu - nu| / (sqrt(v) + sqrt(w) + r); Eqn. 4, the ridge r is ours."""
     return one_versus_rest(
         channels.moments, lambda p: over(p.gap.abs(), p.variance.sqrt() + p.rest_variance.sqrt() + ridge)
     )

@@ -12,7 +12,7 @@ BLOCKS = 4  # number of strips of a symmetric product, each computed up to the d
 
 
 def di(maps: Maps, rho: float = 1e-4) -> Tensor:
-    """DI = tr([S + rho I]^-1 S_B), supplement Eqn. 8, with the scatter S (Eqn. 6) and that of class means S_B (Eqn. 7).
+    """DI = tr([S + rho I]^-1 S_B), Eqn. 11, with the scatter S (Eqn. 9) and that of class means S_B (Eqn. 10).
 
     With d pixels and N images, d <= N: Cholesky of the d x d matrix S + rho I. Otherwise Cholesky of the N x N Gram
     matrix K of the centred maps, as tr(P K [K + rho I]^-1) = C - rho tr(P [K + rho I]^-1) with the projection P onto

@@ -8,7 +8,7 @@ from secateur.scoring.one_versus_rest import one_versus_rest, over
 
 
 def fdr(channels: Channels, ridge: float = 1e-4) -> Tensor:
-    """G-FDR = mean over classes of (mu - nu)^2 / (v + w + r); supplement Eqn. 2, the ridge r is ours."""
+    """G-FDR = mean over classes of (mu - nu)^2 / (v + w + r); Eqn. 5, the ridge r is ours."""
     return one_versus_rest(channels.moments, lambda p: over(p.gap.square(), p.variance + p.rest_variance + ridge))
 
 

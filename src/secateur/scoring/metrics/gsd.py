@@ -8,7 +8,7 @@ from secateur.scoring.one_versus_rest import Partition, one_versus_rest, over
 
 
 def gsd(channels: Channels, ridge: float = 0.05) -> Tensor:
-    """G-SD = mean over classes of SD(F^c, F^-c); paper Eqn. 1, supplement Eqns. 4 and 5.
+    """G-SD = mean over classes of SD(F^c, F^-c); Eqns. 1, 7 and 8 of the paper.
 
     SD = 1/2 [v / (w + r) + w / (v + r)] + 1/2 (mu - nu)^2 / (v + w + r) - 1, with mean mu and variance v of the class
     and nu and w of the rest. The paper has no ridge r and divides by zero if a channel is dead for a class; 0.05 is the

@@ -13,7 +13,7 @@ from secateur.scoring.metrics import Metric
 
 
 def mmd(maps: Maps, sigma: float | Literal["median"] = 1.0) -> Tensor:
-    """MMD = mean over classes of MMD_two(F^c, F^-c), supplement Eqns. 9 to 11, kernel exp(-|x - y|^2 / (2 sigma^2)).
+    """MMD = mean over classes of MMD_two(F^c, F^-c), Eqns. 12 to 14, kernel exp(-|x - y|^2 / (2 sigma^2)).
 
     One matrix product gives all pairs of images; then sums over blocks of classes, a few channels at a time.
     sigma="median" is the median distance between two different images, for each channel (1 if that is 0).

@@ -8,7 +8,7 @@ from secateur.scoring.one_versus_rest import Partition, one_versus_rest, over
 
 
 def ttest(channels: Channels, ridge: float = 1e-4) -> Tensor:
-    """G-Ttest = mean over classes of |mu - nu| / sqrt((v + r) / |P| + (w + r) / |Q|); supplement Eqn. 3.
+    """G-Ttest = mean over classes of |mu - nu| / sqrt((v + r) / |P| + (w + r) / |Q|); Eqn. 6.
 
     |P| and |Q| count images, not activations. The ridge r is ours. It is added to the variances, so that it means the
     same for any number of images: added to the noise itself, 1e-4 is 20 times the noise of 4,500 images of a class.

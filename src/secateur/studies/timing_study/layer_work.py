@@ -56,7 +56,7 @@ def _by_moments(graph: ChannelGraph, unit: str, part: MapsAt, metric: Metric) ->
 
 
 def di_by_inverse(maps: Maps, channels: int, rho: float = 1e-4) -> Tensor:
-    """DI of the first `channels` channels as in Eqns. 6 to 8 of the supplement: tr([S + rho I]^-1 S_B)."""
+    """DI of the first `channels` channels as in Eqns. 9 to 11 of the paper: tr([S + rho I]^-1 S_B)."""
     assert maps.maps is not None
     member = torch.nn.functional.one_hot(maps.labels).double().T  # [K, N]
     counts = member.sum(1, keepdim=True)  # [K, 1]
