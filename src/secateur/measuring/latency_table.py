@@ -167,7 +167,7 @@ def open_table(path: str | Path, graph: ChannelGraph) -> LatencyTable:
     """Read a table that `secateur latency --out` wrote, here or on another machine, and check that it fits the network.
 
     FileError: the file is missing or broken. RunError: the table is of another network. `table.measured_with` says
-    where it was measured; `measured_here` compares that with this machine.
+    where it was measured; that may be another machine.
     """
     try:
         table = LatencyTable.from_json(Path(path).read_text(encoding="utf-8"))
