@@ -100,6 +100,13 @@ def estimate_again(model: nn.Module, batches: Any) -> None:
     model.eval()
 
 
+def _prunable(name: str, module: nn.Module) -> bool:
+    """Not the classifier; of ResNets only inner channels, because torch-pruning does not follow padded shortcuts."""
+    if isinstance(module, nn.Conv2d) and name.startswith(("layer", "conv1")):
+        return name.startswith("layer") and name.endswith("conv1")
+    return not isinstance(module, nn.Linear)
+
+
 def peer(model: nn.Module, example: Tensor, train: Any, target: float) -> dict[str, nn.Module]:
     """Networks of torch-pruning with the target removed, by importance."""
     import torch_pruning as tp
@@ -109,14 +116,13 @@ def peer(model: nn.Module, example: Tensor, train: Any, target: float) -> dict[s
         "geometric median": tp.importance.FPGMImportance(p=2),
         "batch-norm scale": tp.importance.BNScaleImportance(),
     }
-    last = [module for module in model.modules() if isinstance(module, nn.Linear)]
     whole = tp.utils.count_ops_and_params(model, example)[0]
     found = {}
     for name, importance in importances.items():
         small = copy.deepcopy(model)
-        ignored = [dict(small.named_modules())[n] for n, m in model.named_modules() if m in last]
+        ignored = [module for name, module in small.named_modules() if not _prunable(name, module)]
         steps = tp.pruner.BasePruner(
-            small, example, importance, pruning_ratio=0.9, iterative_steps=180, ignored_layers=ignored
+            small, example, importance, pruning_ratio=0.9, iterative_steps=90, ignored_layers=ignored
         )
         while tp.utils.count_ops_and_params(small, example)[0] > (1 - target + 0.002) * whole:
             steps.step()

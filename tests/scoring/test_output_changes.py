@@ -1,0 +1,70 @@
+"""What errors of a layer do to the network's outputs: gradients and measured changes, and nothing left behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import secateur as sc
+from secateur.scoring.layer_rows import rows_of_weight
+from secateur.scoring.output_changes import Judges
+
+
+class TwoOutputs(nn.Module):
+    """A reader followed by an activation in place, and two outputs of different sizes; one of them no float."""
+
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 3, 1)
+        self.relu = nn.ReLU(inplace=inplace)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.relu(self.second(F.relu(self.first(x))))
+        return 100 * y, y.mean((2, 3)), y.argmax(1)
+
+
+def images(count: int) -> Tensor:
+    return torch.randn(count, 2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_stakes_are_those_of_all_outputs_by_their_spread_and_activations_in_place_do_no_harm() -> None:
+    found = []
+    for inplace in (False, True):
+        model = TwoOutputs(inplace).double().requires_grad_(not inplace)
+        graph = sc.trace(model, images(1))
+        found.append(Judges(graph, images(5)).stakes(["second"])["second"])
+        assert all(p.grad is None for p in model.parameters()) and not model.second._forward_hooks
+    np.testing.assert_allclose(found[0], found[1])
+    model = TwoOutputs(False).double()
+    y = model.second(F.relu(model.first(images(5)))).detach().requires_grad_(True)
+    z = F.relu(y)
+    outputs = (100 * z, z.mean((2, 3)))
+    draw = torch.Generator().manual_seed(0)
+    pulled = [(torch.randn(o.shape, generator=draw) * o / o.std(correction=0).detach()).sum() for o in outputs]
+    sum(pulled[1:], pulled[0]).backward()
+    assert y.grad is not None
+    rows = y.grad.movedim(1, 3).reshape(-1, 3)
+    np.testing.assert_allclose(found[0], rows.T @ rows, rtol=1e-6)
+
+
+@torch.no_grad()
+def test_changes_are_relative_to_each_output_and_the_layer_is_restored() -> None:
+    model = TwoOutputs(True).double()
+    judges = Judges(sc.trace(model, images(1)), images(20))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rows = rows_of_weight(model.second)
+    none = torch.zeros(1, 3, dtype=torch.float64)
+    assert judges.change({"second": (rows, none)}) == 0
+    got = judges.change({"second": (0.5 * rows, none + 0.1)})
+    inner = F.relu(model.first(images(20)))
+    old = F.relu(model.second(inner))
+    new = F.relu(F.conv2d(inner, 0.5 * model.second.weight, model.second.bias + 0.1))
+    want = float((new - old).square().mean() / old.var(correction=0))  # the factor 100 cancels
+    means = old.mean((2, 3))
+    want += float((new.mean((2, 3)) - means).square().mean() / means.var(correction=0))
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not model.second._forward_hooks
