@@ -48,8 +48,8 @@ def macs_of(model: nn.Module) -> int:
     return sc.trace(model, EXAMPLE).macs
 
 
-def cut(model: nn.Module, importance: Any, everywhere: bool, ratio: float) -> nn.Module:
-    """A copy of the network without that share of the blocks' inner channels."""
+def cut(model: nn.Module, importance: Any, everywhere: bool, ratio: float, round_to: int | None = None) -> nn.Module:
+    """A copy of the network without that share of the blocks' inner channels, rounded to multiples of `round_to`."""
     small = copy.deepcopy(model)
     for mine, theirs in zip(small.parameters(), model.parameters(), strict=True):
         mine.grad = None if theirs.grad is None else theirs.grad.clone()
@@ -68,6 +68,7 @@ def cut(model: nn.Module, importance: Any, everywhere: bool, ratio: float) -> nn
         pruning_ratio=ratio,
         max_pruning_ratio=0.9,
         ignored_layers=others,
+        round_to=round_to,
     )
     pruner.step()
     small.zero_grad(set_to_none=True)

@@ -70,7 +70,7 @@ def trained(dropout: float = 0.0) -> nn.Module:
 
 def run(folder: Path | RunFolder | None = None, model: nn.Module | None = None, **changes: Any) -> Compressed:
     """A quick run; by default two rounds to 40% fewer MACs."""
-    goals = {"target", "macs", "params", "max_drop", "ratio"}
+    goals = {"target", "speedup", "macs", "params", "max_drop", "ratio"}
     words = {**({} if goals & changes.keys() else {"target": 0.4, "rounds": 2}), **QUICK, **changes}
     return compress(model or trained(), TRAIN, HOLDOUT, folder=folder, **words)
 

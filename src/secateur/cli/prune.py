@@ -84,6 +84,8 @@ def command(
 
         secateur prune resnet56 --weights w.safetensors --repair solve --epochs 0
 
+        secateur prune resnet56 --weights w.safetensors --speedup 1.5 --engine eager
+
         secateur prune runs/prune-resnet56-cifar10 --target 0.3
 
         secateur prune --resume runs/prune-resnet56-cifar10

@@ -58,6 +58,20 @@ class LayerCost:
 
 
 @dataclass(frozen=True)
+class SpeedFigures:
+    """A goal in time: the speed-up that was asked, predicted and measured, and the time of layers."""
+
+    engine: str
+    batch: int
+    threads: int
+    asked: float
+    predicted: float
+    measured: Speedup | None  # None if the times of layers are of another machine
+    seconds: tuple[float, float] | None  # per batch, measured, before and after
+    layers: Mapping[str, tuple[float, float]]  # predicted seconds per batch, before and after
+
+
+@dataclass(frozen=True)
 class Round:
     """One round, read from its folder."""
 
@@ -88,6 +102,7 @@ class FinishedRun:
     seconds: Mapping[str, float]
     speedup: Mapping[str, Speedup]  # batch size -> speed relative to the original; empty if it was not measured
     notes: tuple[str, ...]  # about retraining that did not help, and lost accuracy
+    time: SpeedFigures | None  # None if the goal was not in time
     versions: Mapping[str, str]
     plan: Plan
     pictures: RunPictures | None  # None if the run saved none
@@ -121,11 +136,27 @@ def read_run(folder: str | Path) -> FinishedRun:
             seconds={phase: float(seconds) for phase, seconds in summary["seconds"].items()},
             speedup={size: Speedup(**words) for size, words in summary.get("speedup", {}).items()},
             notes=tuple(str(note) for note in summary.get("notes", ())),
+            time=_speed(summary.get("time")),
             versions={name: str(version) for name, version in summary["versions"].items()},
             plan=_plan(path / PLAN_FILE),
             pictures=load_pictures(files.round(1) / PICTURES),
             quality=QualityWords(**summary.get("quality", {})),
         ),
+    )
+
+
+def _speed(words: Mapping[str, Any] | None) -> SpeedFigures | None:
+    if words is None:
+        return None
+    return SpeedFigures(
+        engine=str(words["engine"]),
+        batch=int(words["batch"]),
+        threads=int(words["threads"]),
+        asked=float(words["asked"]),
+        predicted=float(words["predicted"]),
+        measured=None if words["measured"] is None else Speedup(**words["measured"]),
+        seconds=None if words["seconds"] is None else (float(words["seconds"][0]), float(words["seconds"][1])),
+        layers={name: (float(before), float(after)) for name, (before, after) in words["layers"].items()},
     )
 
 

@@ -16,6 +16,7 @@ from secateur.report.code_snippets import call, loading
 from secateur.report.finished_run import FinishedRun, read_run
 from secateur.report.html import paragraph, section
 from secateur.report.html_document import REPORT, document
+from secateur.report.layer_times_section import layer_times
 from secateur.report.number_formats import big, change, count, milliseconds, percent, points
 from secateur.report.sentences import verdict, what_it_cost, what_was_gained, what_was_removed
 from secateur.report.settings_section import all_settings, what_was_asked
@@ -36,8 +37,8 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 def render(run: FinishedRun) -> str:
     """The page as HTML."""
     title = _title(run)
-    parts = [_lead(run), _cards(run), what_was_asked(run), over_rounds(run), widths(run), sensitivities(run)]
-    parts += [scores(run), channels(run), _layers(run), _load(run), _again(run), _glossary()]
+    parts = [_lead(run), _cards(run), what_was_asked(run), layer_times(run), over_rounds(run), widths(run)]
+    parts += [sensitivities(run), scores(run), channels(run), _layers(run), _load(run), _again(run), _glossary()]
     body = "\n".join(part for part in parts if part)
     return document(title, body)
 
@@ -83,6 +84,11 @@ def _cards(run: FinishedRun) -> str:
         found = run.speedup.get(size)
         said = NO_DIFFERENCE if found is None or not found.measurable else f"{str(found).replace('x', '×')} the speed"
         cards.append(_card(name, milliseconds(after), milliseconds(before), said))
+    if run.time is not None and run.time.seconds is not None:
+        name = f"Time in {run.time.engine}, batch {run.time.batch}"
+        said = f"{str(run.time.measured).replace('x', '×')} the speed, {run.time.predicted:.2f}× predicted"
+        first, second = map(milliseconds, run.time.seconds)
+        cards.append(_card(name, second, first, said))
     timed = (
         "Times are medians of forward passes on the machine of the run, measured alternately for both networks. A "
         "speed-up is the median over pairs of turns, with its 95% interval in brackets."

@@ -116,12 +116,28 @@ def goal(run: FinishedRun) -> str:
     if asked.target is not None:
         reached = _reached(run, "macs", (1 - asked.target) * run.before.macs)
         return f"Remove {percent(asked.target)} of the MACs{limit}. {reached}"
+    if asked.speedup is not None:
+        return f"Make it {asked.speedup:g} times as fast{limit}. {_speed(run)}"
     for key, title in (("macs", "MACs"), ("params", "weights")):
         left = getattr(asked, key)
         if left is not None:
             whole = big(getattr(run.before, key))
             return f"Keep {big(left)} of {whole} {title}{limit}. {_reached(run, key, left)}"
     return f"Remove as many channels as possible{limit}."
+
+
+def _speed(run: FinishedRun) -> str:
+    """Whether a goal in time was reached: predicted and measured."""
+    if run.time is None:
+        return ""
+    where = f"in {run.time.engine} on batches of {run.time.batch}, {run.time.threads} threads"
+    predicted = f"{run.time.predicted:.2f} times as fast predicted from the times of layers"
+    found = run.time.measured
+    if found is None:
+        return f"{predicted}, {where}; not measured, because these times are of another machine."
+    interval = f"95% interval {found.low:.2f} to {found.high:.2f}"
+    verdict = "Reached" if found.ratio >= run.time.asked else "Not reached"
+    return f"{verdict} {where}: {found.ratio:.2f} times as fast measured ({interval}), {predicted}."
 
 
 def _reached(run: FinishedRun, key: str, left: float) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +15,7 @@ from secateur.channels.graph import ChannelGraph, trace
 from secateur.channels.units import Streams
 from secateur.deciding.candidates import candidates
 from secateur.deciding.costs import cost_function
-from secateur.deciding.widths import floor_of
+from secateur.deciding.reach import lowest_cost
 from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy
 from secateur.running.data_problems import accuracy_problems, batch_norm_problems, label_problems, pixel_problems
@@ -113,12 +112,8 @@ def reach_of(graph: ChannelGraph, cost: str) -> float:
         names = candidates(graph, ())
     except DecideError:  # nothing can be pruned
         return 0.0
-    keep = {}
-    for name in names:
-        unit = graph.units[name]
-        each = floor_of(unit) // unit.granule
-        keep[name] = np.concatenate([np.flatnonzero(unit.blocks == b)[:each] for b in range(unit.granule)]).tolist()
-    return 1 - cost_function(graph, cost)(graph.balance(keep)) / float(getattr(graph, cost))
+    cost_of = cost_function(graph, cost)
+    return 1 - lowest_cost(graph, names, cost_of) / cost_of({})
 
 
 def _some_images(data: ImageData | None, shape: tuple[int, ...]) -> Tensor:

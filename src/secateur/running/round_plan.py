@@ -52,10 +52,10 @@ def plan_round(
         )
         split = SPLITS.find(settings.split)
 
-        def decide(budget: Budget) -> Plan:
-            return split.plan(replace(task, budget=budget))
+        def decide(budget: Budget, aligned: int) -> Plan:
+            return split.plan(replace(task, budget=budget, settings=replace(settings, round_to=aligned)))
 
-        plan = watch("decide", lambda: plan_in_time(context, number, graph, budget, decide))
+        plan = watch("decide", lambda: plan_in_time(context, number, graph, scores, budget, decide))
     folder = context.folder
     folder.write_text(f"{folder.round(number).name}/step-{PLAN_FILE}", plan.to_json())
     return plan

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from secateur.base.batches import device_of
@@ -22,11 +24,14 @@ from secateur.measuring.speedup import Speedup, speedup
 from secateur.measuring.turns import processor_time
 from secateur.running.folder import SPEED
 from secateur.running.run_context import RunContext
+from secateur.scoring.scores import Scores
 
 logger = logging.getLogger(__name__)
 
-TRIES = 5  # splits at most
+TRIES = 3  # splits at most, with aligned widths and with any
+ALIGNED = 16  # channels that kernels handle at a time, at most
 CLOSE = 1.02  # a network up to this much faster than asked is good enough
+LEAST_GAIN = 1.02  # a smaller speed-up says little about the next budget
 MARGIN = 0.997  # a tightened budget is a little smaller than the shortfall says
 MOST_TURNS, FEWEST_TURNS, SECONDS = 25, 9, 20.0  # of each network, and about how long they may take
 
@@ -36,6 +41,9 @@ class Check:
     """One split and what was measured of it."""
 
     left: float  # budget of the split, seconds per batch
+    spent: float  # predicted seconds per batch
+    aligned: int  # widths are multiples of this
+    error: float  # of the plan, as the split counts it
     predicted: float  # speed-up by the table
     measured: Speedup
 
@@ -46,7 +54,7 @@ class Check:
     @classmethod
     def from_dict(cls, words: dict[str, Any]) -> Check:
         """The inverse of `to_dict`."""
-        return cls(words["left"], words["predicted"], Speedup(**words["measured"]))
+        return cls(**{**words, "measured": Speedup(**words["measured"])})
 
 
 @dataclass(frozen=True)
@@ -88,40 +96,78 @@ def time_beside(context: RunContext, small: nn.Module) -> TimedPair:
     return from_first(measure)
 
 
+Try = tuple[Check, Plan]
+Decide = Callable[[Budget, int], Plan]  # budget, number of which widths are multiples -> plan
+
+
 def plan_in_time(
-    context: RunContext, number: int, graph: ChannelGraph, budget: Budget, split: Callable[[Budget], Plan]
+    context: RunContext, number: int, graph: ChannelGraph, scores: Scores, budget: Budget, split: Decide
 ) -> Plan:
     """The plan of a split, timed; the split is repeated with another budget if the network is too slow or too fast.
 
-    Of the plans that are as fast as asked, the one with the largest budget is taken, or else the fastest. What was
+    Layers of aligned widths stay in the layout of fast kernels, which times of single layers do not show. So aligned
+    widths are tried as well.
+    Of the plans that are as fast as asked, the one of the smallest error is taken, or else the fastest. What was
     measured is in the folder, so that a run that continues makes the same plan.
     """
-    asked, table = context.settings.speedup, budget.table
-    plan = split(budget)
-    if table is None or asked is None or not is_checked(context) or not _meets_goal(context, graph, plan):
+    step = context.settings.round_to
+    plan = split(budget, step)
+    if not is_checked(context) or not _meets_goal(context, graph, plan):
         return plan
     folder, name = context.folder, f"{context.folder.round(number).name}/{SPEED}"
     known = folder.parse(name, lambda w: [Check.from_dict(c) for c in w["checks"]]) if folder.has(name) else []
-    tried: list[tuple[Check, Plan]] = []
-    while len(tried) < TRIES:
+    tried: list[Try] = []
+
+    def measure(plan: Plan, left: float, aligned: int) -> Check:
         context.say(f"round {number}: speed", len(tried), None)
         if len(tried) < len(known):
             check = known[len(tried)]
         else:
+            spent = context.budget.of(graph)(plan.keep)
             timed = time_beside(context, prune(graph, plan, check=False))
-            check = Check(budget.left or 0.0, table.whole / table.predict(graph, plan), timed.speedup)
+            error, predicted = plan_error(graph, scores, plan), context.budget.whole / spent
+            check = Check(left, spent, aligned, error, predicted, timed.speedup)
         tried.append((check, plan))
         folder.write(name, {"checks": [c.to_dict() for c, _ in tried]})
-        if asked <= check.measured.ratio <= CLOSE * asked:
-            break
-        budget = replace(budget, left=_next_left(tried, asked))
+        return check
+
+    for aligned in dict.fromkeys((math.lcm(step, ALIGNED), step)):
+        _search(budget, aligned, split, measure, context.settings.speedup or 1.0)
+    return _chosen(tried, context.settings.speedup or 1.0)
+
+
+def _search(
+    budget: Budget,
+    aligned: int,
+    split: Decide,
+    measure: Callable[[Plan, float, int], Check],
+    asked: float,
+) -> None:
+    """Measure plans of some widths until one is as fast as asked and hardly faster, or no better budget is known."""
+    checks: list[Check] = []
+    plans: list[Plan] = []
+    while len(checks) < TRIES:
         try:
-            plan = split(budget)
+            plan = split(budget, aligned)
         except DecideError:  # out of reach
-            break
-        if any(plan.keep == before.keep for _, before in tried):
-            break
-    return _chosen(tried, asked)
+            return
+        if any(plan.keep == before.keep for before in plans):
+            return
+        plans.append(plan)
+        checks.append(measure(plan, budget.left or 0.0, aligned))
+        if asked <= checks[-1].measured.ratio <= CLOSE * asked:
+            return
+        budget = replace(budget, left=_next_left(checks, asked))
+
+
+def plan_error(graph: ChannelGraph, scores: Scores, plan: Plan) -> float:
+    """The sum over units of the highest score among the channels that go: with scores that are errors, the error."""
+    total = 0.0
+    for name, kept in plan.keep.items():
+        gone = np.setdiff1d(np.arange(graph.units[name].width), kept)
+        if len(gone) and name in scores.values:
+            total += float(np.max(np.asarray(scores.values[name])[gone]))
+    return total
 
 
 def _meets_goal(context: RunContext, graph: ChannelGraph, plan: Plan) -> bool:
@@ -129,23 +175,23 @@ def _meets_goal(context: RunContext, graph: ChannelGraph, plan: Plan) -> bool:
     return context.budget.met(context.budget.of(graph)(plan.keep))
 
 
-def _next_left(tried: list[tuple[Check, Plan]], asked: float) -> float:
-    """The budget that would have given the speed-up, if time is in proportion; between the known ones."""
-    fast = [check for check, _ in tried if check.measured.ratio >= asked]
-    slow = [check for check, _ in tried if check.measured.ratio < asked]
-    check = tried[-1][0]
-    left = check.left * check.measured.ratio / asked * MARGIN
-    if fast and slow:
-        low, high = max(c.left for c in fast), min(c.left for c in slow)
-        if not low < left < high:
-            return (low + high) / 2
+def _next_left(checks: list[Check], asked: float) -> float:
+    """The budget that would have given the speed-up if measured time were linear in predicted time, through the
+    original network and the last one; between the budgets that are known to be too small and too large."""
+    fast = [check.spent for check in checks if check.measured.ratio >= asked]
+    slow = [check.spent for check in checks if check.measured.ratio < asked]
+    last = checks[-1]
+    whole, saved = last.spent * last.predicted, 1 - 1 / max(last.measured.ratio, LEAST_GAIN)
+    left = max(0.5 * last.spent, whole - (whole - last.spent) * (1 - 1 / asked) / saved) * MARGIN
+    if fast and slow and not max(fast) < left < min(slow):
+        return (max(fast) + min(slow)) / 2
     return left
 
 
-def _chosen(tried: list[tuple[Check, Plan]], asked: float) -> Plan:
-    good = [(check.left, plan) for check, plan in tried if check.measured.ratio >= asked]
+def _chosen(tried: list[Try], asked: float) -> Plan:
+    good = [pair for pair in tried if pair[0].measured.ratio >= asked]
     if good:
-        return max(good, key=lambda pair: pair[0])[1]
+        return min(good, key=lambda pair: pair[0].error)[1]
     check, plan = max(tried, key=lambda pair: pair[0].measured.ratio)
     logger.warning(
         "the pruned network is %.2fx as fast as the original one; %.2fx was asked, and no faster split was found",

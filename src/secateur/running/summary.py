@@ -20,6 +20,7 @@ from secateur.measuring.quality_words import ACCURACY, QualityWords
 from secateur.measuring.speedup import Speedup, speedup
 from secateur.running.rounds import Outcome
 from secateur.running.run_context import RunContext
+from secateur.running.speed_summary import speed_notes, speed_row, speed_summary
 
 SUMMARY_FORMAT = "secateur-summary"
 BATCHES = (1, 64)
@@ -34,6 +35,7 @@ def summarise(
     cost = graph.cost(plan)
     tests = _test_accuracies(context, original, pruned)
     times, faster = _times(context, original, pruned)
+    speed = speed_summary(context, plan, pruned)
     after = rounds[-1].after if rounds else before
     return {
         "format": SUMMARY_FORMAT,
@@ -57,9 +59,10 @@ def summarise(
             "latency": times.get("after"),
         },
         "speedup": faster,
+        "time": speed,
         "removed": {"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
         "quality": asdict(context.quality),
-        "notes": notes(before, rounds, context.quality),
+        "notes": [*speed_notes(speed), *notes(before, rounds, context.quality)],
         "rounds": [outcome.to_dict() for outcome in rounds],
         "units": _units(graph, plan),
         "layers": _layers(graph, plan),
@@ -87,6 +90,8 @@ def headline(summary: Mapping[str, Any]) -> list[list[str]]:
         now = after["latency"][size]
         faster = Speedup(**summary["speedup"][size])
         rows.append([f"ms, batch {size}", f"{1e3 * was:.2f}", f"{1e3 * now:.2f}", str(faster)])
+    if summary.get("time"):
+        rows.append(speed_row(summary["time"]))
     return rows
 
 
