@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from torch import Tensor, nn
 
@@ -67,6 +68,21 @@ def test_ratio_nought_is_the_base_and_all_points_are_there(tmp_path: Path) -> No
     assert f"{base:.2f}% on 80 test images" in found["notes"][0]
     svg = (tmp_path / "accuracy.svg").read_text()
     assert all(f">{metric}</text>" in svg for metric in METRICS) and ">accuracy (%)</text>" in svg
+    assert [picture["file"] for picture in found["pictures"]] == ["accuracy.svg", "correlations-1.svg"]
+
+
+def test_rank_correlation_between_metrics(tmp_path: Path) -> None:
+    """Beside scipy, unit by unit; a metric and itself agree, and so do L2 norms and themselves under another name."""
+    compared(tmp_path, metrics=["l1", "l2", "random"], ratios=(0.25,))
+    title, *lines = (tmp_path / "correlations.csv").read_text().splitlines()
+    assert title == "network,metric,l1,l2,random"
+    found = {line.split(",")[1]: [float(word) for word in line.split(",")[2:]] for line in lines}
+    graph = sc.trace(trained(), TEST[0][0][:1])
+    inner = [name for name, unit in graph.units.items() if unit.kind == "private"]
+    l1, l2 = (sc.score(graph, None, name).values for name in ("l1", "l2"))
+    wanted = sum(float(scipy.stats.spearmanr(l1[u], l2[u]).statistic) for u in inner) / len(inner)
+    assert found["l1"][1] == found["l2"][0] == pytest.approx(wanted, abs=1e-4)
+    assert [found[name][place] for place, name in enumerate(("l1", "l2", "random"))] == [1.0] * 3
 
 
 def test_pruned_for_speed_and_zeroed_agree(tmp_path: Path) -> None:

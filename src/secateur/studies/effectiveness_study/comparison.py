@@ -141,6 +141,14 @@ class MetricComparison:
             self.scores[path] = load_scores(path)
         return self.scores[path][cut.metric.name]
 
+    def scores_of_all(self, network: str) -> dict[str, Scores]:
+        """Scores of the pruned units by every metric, from the first sample; metrics without a file are left out."""
+        names = units_to_prune(self.graphs[network], self.settings.units)
+        cuts = [UniformCut(network, metric, 0.0, self.settings.seed) for metric in self.metrics]
+        there = [cut for cut in cuts if (self._scores_path(cut) / "scores.json").exists()]
+        every = {cut.metric.name: self._scores_of(cut) for cut in there}
+        return {name: each.of_units([n for n in names if n in each.values]) for name, each in every.items()}
+
     def _row(self, cut: UniformCut, number: int, total: int) -> StudyRow:
         started = time.perf_counter()
         graph, scores = self.graphs[cut.network], self._scores_of(cut)

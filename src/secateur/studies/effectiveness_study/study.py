@@ -22,6 +22,7 @@ from secateur.running.compress import first_image
 from secateur.scoring.metric_choice import ALL, choose_metrics
 from secateur.scoring.metrics import METRICS
 from secateur.studies.effectiveness_study.comparison import ComparisonImages, MetricComparison, RetrainOn
+from secateur.studies.effectiveness_study.correlations import correlation_table, write_correlations
 from secateur.studies.effectiveness_study.picture import draw_effectiveness
 from secateur.studies.effectiveness_study.settings import EffectivenessSettings
 from secateur.studies.effectiveness_study.table import COLUMNS, averaged, sentences
@@ -76,6 +77,7 @@ def effectiveness(
         single = comparison.finished_rows()
         rows = averaged(single)
         if rank == 0:
-            pictures = [draw_effectiveness(rows, place.path)]
+            alike = {network: correlation_table(comparison.scores_of_all(network)) for network in graphs}
+            pictures = [draw_effectiveness(rows, place.path), *write_correlations(alike, place.path)]
             place.finish(TITLE, rows, pictures, sentences(rows, single), columns=COLUMNS)
     return rows
