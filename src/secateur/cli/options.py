@@ -21,7 +21,7 @@ from secateur.cli.from_settings import settings_from
 from secateur.cli.model_argument import MODEL_HELP, resolve
 from secateur.cli.opening import numbers
 from secateur.errors import DataError
-from secateur.zoo.checks import check_data_set
+from secateur.zoo.checks import check_data_set, is_own_data
 from secateur.zoo.data_sets import NAMES
 from secateur.zoo.holdout import parse_holdout
 
@@ -92,6 +92,8 @@ class DataOptions:
         from secateur.zoo.data import load
 
         check(self, DataError)
+        if is_own_data(self.name):
+            raise DataError(f"{self.name}: data of your own is read by `secateur prune` only; use Python for the rest")
         return load(
             self.name,
             self.data_root,

@@ -19,8 +19,10 @@ from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import command_line, options_from_settings, settings_from, values_of
 from secateur.cli.model_argument import MODEL_HELP, ModelArgument, resolve
 from secateur.cli.options import DEFAULT_DATA, DeviceOptions, EverydayData
+from secateur.cli.own_data import network_for_own_data, own_parts
 from secateur.errors import DataError, ModelError, RunError
 from secateur.running.settings import Settings, check_settings
+from secateur.zoo.checks import is_own_data
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,6 +89,8 @@ def command(
         secateur prune resnet56 --weights w.safetensors --speedup 1.5 --engine eager
 
         secateur prune runs/prune-resnet56-cifar10 --target 0.3
+
+        secateur prune nets:unet --task segmentation --data nets:loaders
 
         secateur prune --resume runs/prune-resnet56-cifar10
 
@@ -165,6 +169,7 @@ def _refuse_changes(context: typer.Context, before: dict[str, Any], asked: dict[
 
 def _prune(asked: dict[str, Any], folder: Path) -> None:
     import torch
+    from torch.utils._pytree import tree_map
 
     from secateur.base.processes import leave, rank_and_world
     from secateur.report.run_page import write_report
@@ -178,29 +183,45 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     if not settings.given:
         settings = replace(settings, target=DEFAULT_TARGET)
     rank, world = rank_and_world(device.device)
-    images = data.open(asked["model"], settings.seed)
-    network = _network(asked, options.weights, images, settings.seed, rank)
+    if is_own_data(data.name):
+        parts = own_parts(data.name)
+        network = network_for_own_data(asked["model"], options.weights, settings.seed)
+    else:
+        images = data.open(asked["model"], settings.seed)
+        network = _network(asked, options.weights, images, settings.seed, rank)
+        parts = _parts(images, options, settings.seed, rank, world)
+        if asked.get("paper") and rank == 0:
+            paper_mode.say_cost(network, images, settings, asked)
     if world == 1:
         network = network.to(device.pick())
-    if asked.get("paper") and rank == 0:
-        paper_mode.say_cost(network, images, settings, asked)
-    loaders: dict[str, Any] = {"seed": settings.seed}
-    share: dict[str, Any] = {"rank": rank, "world": world}
-    batch = max(1, options.batch_size // world)
+    if parts.get("example") is not None:
+        home = next(network.parameters()).device
+        parts["example"] = tree_map(lambda x: x.to(home) if isinstance(x, torch.Tensor) else x, parts["example"])
     with resumable(f"secateur prune --resume {folder}"):
         result = compress(
             network,
-            images.loader("train", batch, augment=options.augment, shuffle=True, **share, **loaders),
-            images.loader("holdout", 256, **loaders),
-            score_on=images.loader("train", 256, **share, **loaders),
-            test=images.loader("test", 256, **loaders) if images.count("test") else None,
-            example=torch.zeros(1, *images.shape, device=next(network.parameters()).device),
+            **parts,
             settings=settings,
             folder=RunFolder(folder, about={"command": asked, "command_line": again, **_start(asked["model"])}),
         )
     if rank == 0:
         say(result, folder, write_report(folder), resolve(asked["model"]).folders)
     leave()
+
+
+def _parts(images: ImageData, options: PruneOptions, seed: int, rank: int, world: int) -> dict[str, Any]:
+    """The parts of a data set as arguments of `compress`."""
+    import torch
+
+    batch = max(1, options.batch_size // world)
+    mine: dict[str, Any] = {"rank": rank, "world": world, "seed": seed}
+    return {
+        "train": images.loader("train", batch, augment=options.augment, shuffle=True, **mine),
+        "holdout": images.loader("holdout", 256, seed=seed),
+        "score_on": images.loader("train", 256, **mine),
+        "test": images.loader("test", 256, seed=seed) if images.count("test") else None,
+        "example": torch.zeros(1, *images.shape),
+    }
 
 
 def _start(model: str) -> dict[str, Any]:

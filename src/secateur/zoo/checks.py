@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from secateur.base.own_code import names_own_code
 from secateur.base.registry import unknown
 from secateur.errors import DataError, FileError, ModelError
 from secateur.zoo.data_sets import DATA_SETS, NAMES
@@ -21,9 +22,16 @@ def check_model(name: str, known: Iterable[str] | None = None) -> None:
         raise ModelError(f"{unknown('model', name, names)}; also {other}")
 
 
+def is_own_data(spec: str) -> bool:
+    """Whether data is named as a function of the user's own, `your.module:make_data`."""
+    return spec.partition(":")[0] not in DATA_SETS and names_own_code(spec)
+
+
 def check_data_set(spec: str) -> None:
     """DataError if there is no such data set, or if its images are not where the user says."""
     name, _, path = spec.partition(":")
+    if is_own_data(spec):
+        return
     if name not in DATA_SETS or (name == "digits" and path):
         raise DataError(unknown("data set", spec, NAMES))
     if DATA_SETS[name].needs_path and not path:
