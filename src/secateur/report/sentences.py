@@ -130,7 +130,7 @@ def _speed(run: FinishedRun) -> str:
     """Whether a goal in time was reached: predicted and measured."""
     if run.time is None:
         return ""
-    where = f"in {run.time.engine} on batches of {run.time.batch}, {run.time.threads} threads"
+    where = f"in {run.time.engine} on batches of {run.time.batch}, on {count(run.time.threads, 'thread')}"
     predicted = f"{run.time.predicted:.2f} times as fast predicted from the times of layers"
     found = run.time.measured
     if found is None:
