@@ -44,6 +44,20 @@ def test_without_retraining_all_rounds_are_repaired_from_the_original_at_once(tm
     assert not same_tensors(state_of(result.model), state_of(sc.repair(first, step, images())))
 
 
+def test_a_run_tells_what_the_repair_brought_back(tmp_path: Path) -> None:
+    result = run(tmp_path, **{**SOLVE, "target": 0.5, "rounds": None})
+    (outcome,) = result.rounds
+    graph = sc.trace(trained(), EXAMPLE)
+    cut = sc.evaluate(sc.prune(graph, result.plan), HOLDOUT)
+    assert outcome.cut is not None and outcome.cut.top1 == pytest.approx(cut.top1)
+    assert outcome.layer_errors and all(after <= before for before, after in outcome.layer_errors.values())
+    written = json.loads((tmp_path / "round-01" / "round.json").read_text())
+    assert written["cut"]["top1"] == outcome.cut.top1 and written["layer_errors"] == outcome.layer_errors
+    if cut.top1 < outcome.pruned.top1:
+        back = 100 * (outcome.pruned.top1 - cut.top1)
+        assert any(f"the repair brought back {back:.2f} points" in note for note in result.summary["notes"])
+
+
 def test_a_retrained_network_is_what_the_next_repair_aims_at(tmp_path: Path) -> None:
     """The user's own fit moves every weight a little: the second repair must start from there."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from secateur.base.options import option
 from secateur.base.progress import Progress
 from secateur.channels.selection import selection_of
 from secateur.channels.traced import Traced
-from secateur.repairing.least_squares import CAREFUL, RIDGES, Fit, Start, choose
+from secateur.repairing.least_squares import CAREFUL, RIDGES, Fit, Start, choose, relative_error, unchanged
 from secateur.repairing.lockstep import Route, Walk
 from secateur.repairing.network_pair import NetworkPair
 from secateur.repairing.shortcuts import Shortcut, order_with_shortcuts
@@ -30,9 +31,11 @@ from secateur.scoring.layer_rows import (
     weight_of_rows,
 )
 from secateur.scoring.reader_inputs import POSITIONS
-from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, add_apart, held_apart
+from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, add_apart, held_apart, together
 
 log = logging.getLogger(__name__)
+
+OnLayer = Callable[[str, float, float], None]  # layer, error before, error after
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class SolveSettings:
     seed: int = 0
 
 
-def solve_layers(walk: Walk, settings: SolveSettings, progress: Progress | None) -> None:
+def solve_layers(
+    walk: Walk, settings: SolveSettings, progress: Progress | None, on_layer: OnLayer | None = None
+) -> None:
     """Run both networks in lockstep, and give layers of the pruned one new weights before they run."""
     todo = [node for node in walk.pair.nodes if _is_solvable(walk.pair, node, settings.layers == "changed")]
     order, shortcuts = order_with_shortcuts(walk.pair, todo)
     todo.sort(key={node: i for i, node in enumerate(order)}.__getitem__)
-    solver = _Solver(walk, settings, shortcuts)
+    solver = _Solver(walk, settings, shortcuts, on_layer)
     walk.take(Route(order, todo, ahead=True, reserve=max(map(solver.bytes_needed, todo), default=0)))
     for number, node in enumerate(todo, 1):
         solver.solve(node)
@@ -86,8 +91,11 @@ def _is_solvable(pair: NetworkPair, node: fx.Node, all_changed: bool) -> bool:
 class _Solver:
     """Solves one layer after the other, and notes those that have too few images."""
 
-    def __init__(self, walk: Walk, settings: SolveSettings, shortcuts: dict[fx.Node, Shortcut]) -> None:
-        self._walk, self._pair, self._settings, self._shortcuts = walk, walk.pair, settings, shortcuts
+    def __init__(
+        self, walk: Walk, settings: SolveSettings, shortcuts: dict[fx.Node, Shortcut], on_layer: OnLayer | None
+    ) -> None:
+        self._walk, self._pair, self._settings = walk, walk.pair, settings
+        self._shortcuts, self._on_layer = shortcuts, on_layer
         self._places = {node: place for place, node in enumerate(walk.pair.nodes)}
         self.few: list[TooFewImages] = []
 
@@ -110,6 +118,9 @@ class _Solver:
         if fit is None or not bool(torch.isfinite(fit.weight).all()):
             log.warning("%s: the equations have no solution; it is pruned but not solved", name)
             return
+        if self._on_layer is not None:
+            whole = together(*parts)
+            self._on_layer(name, relative_error(whole, unchanged(start)), relative_error(whole, fit))
         layer.weight.copy_(weight_of_rows(layer, fit.weight))
         constant = fit.constant.reshape(-1)
         if layer.bias is not None:

@@ -8,6 +8,7 @@ for it, is not penalised. All in float64, each group of a grouped convolution se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,8 +45,7 @@ def choose(fitted: RegressionSums, held: RegressionSums, start: Start, ridges: S
     Errors are relative to each output's variance, as a batch norm after the layer would scale them.
     """
     if len(ridges) > 1 and fitted.rows and held.rows:
-        scale = held.variance().clamp(min=1e-12)
-        errors = [(float((error(held, fit) / scale).mean()), fit.ridge) for fit in solve(fitted, start, ridges)]
+        errors = [(relative_error(held, fit), fit.ridge) for fit in solve(fitted, start, ridges)]
         ridges = [min(errors)[1]] if errors else ridges
     fits = solve(together(fitted, held), start, sorted(ridges, reverse=True))
     return fits[0] if fits else None
@@ -54,6 +54,16 @@ def choose(fitted: RegressionSums, held: RegressionSums, start: Start, ridges: S
 def solve(sums: RegressionSums, start: Start, ridges: Sequence[float]) -> list[Fit]:
     """The minimum for each ridge, without those for which the equations are singular."""
     return _solve_primal(sums, start, ridges) if isinstance(sums, GramSums) else _solve_dual(sums, start, ridges)
+
+
+def relative_error(sums: RegressionSums, fit: Fit) -> float:
+    """The error relative to each output's variance, as a mean over all outputs."""
+    return float((error(sums, fit) / sums.variance().clamp(min=1e-12)).mean())
+
+
+def unchanged(start: Start) -> Fit:
+    """The layer as it is."""
+    return Fit(start.weight, start.bias, math.inf)
 
 
 def error(sums: RegressionSums, fit: Fit) -> Tensor:

@@ -12,6 +12,8 @@ from secateur.base.distributed import processes
 from secateur.base.preserve_state import generators_kept
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
+from secateur.channels.surgery import prune
+from secateur.measuring.accuracy import Accuracy
 from secateur.measuring.quality_sums import unpack_for
 from secateur.repairing.methods import REPAIRS
 from secateur.repairing.unit_repair import UnitRepair, repair_each
@@ -21,8 +23,12 @@ from secateur.scoring.sampling import sampled
 UNIT_IMAGES = 500  # each unit is repaired separately: few images are enough to compare units
 
 
-def repair_round(context: RunContext, number: int, graph: ChannelGraph, plan: Plan, so_far: Plan) -> nn.Module:
+def repair_round(
+    context: RunContext, number: int, graph: ChannelGraph, plan: Plan, so_far: Plan, errors: dict[str, list[float]]
+) -> nn.Module:
     """The round's network, pruned by `plan` and repaired. `graph` is of the network that `so_far` leads to.
+
+    errors: filled with the relative error of each layer before and after its repair, if the repair knows them.
 
     Without retraining, everything that the rounds have cut is repaired from the original network at once: its outputs
     are the target and its weights the start, so that errors of earlier repairs are not passed on. A retrained network
@@ -32,7 +38,9 @@ def repair_round(context: RunContext, number: int, graph: ChannelGraph, plan: Pl
     method = REPAIRS.find(settings.repair)
     if method.needs_images and not settings.retrains:
         graph, plan = context.graph, so_far.then(plan)
-    options = {"memory": settings.memory} if method.needs_images else {}
+    options: dict[str, Any] = {"memory": settings.memory} if method.needs_images else {}
+    if method.tells_errors:
+        options["on_layer"] = lambda name, before, after: errors.update({name: [before, after]})
     return method.run(
         graph,
         plan,
@@ -41,6 +49,13 @@ def repair_round(context: RunContext, number: int, graph: ChannelGraph, plan: Pl
         seed=settings.seed,
         progress=lambda done, total: context.say(f"round {number}: repair", done, total),
     )
+
+
+def cut_accuracy(context: RunContext, graph: ChannelGraph, plan: Plan) -> Accuracy | None:
+    """Held-out accuracy of the round's network as it is cut, without a repair; None if nothing is repaired."""
+    if not REPAIRS.find(context.settings.repair).needs_images:
+        return None
+    return context.evaluate(prune(graph, plan, check=False), context.data.holdout)
 
 
 def repair_units(context: RunContext, graph: ChannelGraph) -> UnitRepair:

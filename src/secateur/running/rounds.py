@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
@@ -17,7 +17,7 @@ from secateur.repairing.unit_repair import UnitRepair
 from secateur.running.folder import ROUND, SENSITIVITY
 from secateur.running.pictures import keep_pictures
 from secateur.running.round_plan import plan_round
-from secateur.running.round_repair import repair_round, repair_units
+from secateur.running.round_repair import cut_accuracy, repair_round, repair_units
 from secateur.running.round_retrain import retrain
 from secateur.running.run_context import RunContext, Stopwatch
 from secateur.scoring.metrics import METRICS
@@ -40,6 +40,8 @@ class Outcome:
     seconds: dict[str, float]  # phase -> seconds
     last: bool = False  # nothing more can be removed
     retraining: tuple[Epoch, ...] = ()  # epoch by epoch; empty if a function of the user's own retrains
+    cut: Accuracy | None = None  # pruned, not repaired; None without a repair
+    layer_errors: dict[str, list[float]] = field(default_factory=dict)  # layer -> error before and after its repair
     kept_epoch: int | None = None  # the best epoch, whose weights the round ends with; 0: as pruned and repaired
     alpha: float | None = None  # of Eqn. 3, as given or solved for the number of rounds; None if no unit was ranked
 
@@ -50,7 +52,8 @@ class Outcome:
     @classmethod
     def from_dict(cls, words: dict[str, Any]) -> Outcome:
         """The inverse of `to_dict`."""
-        accuracies = {name: Accuracy(**words[name]) for name in ("before", "pruned", "after")}
+        known = [name for name in ("before", "cut", "pruned", "after") if words.get(name) is not None]
+        accuracies = {name: Accuracy(**words[name]) for name in known}
         epochs = tuple(from_dict(epoch) for epoch in words.get("retraining", ()))
         return cls(**{**words, **accuracies, "retraining": epochs})
 
@@ -67,8 +70,10 @@ def run_round(
     keep_pictures(context, number, graph, scores, plan)
     chosen = {name: count for name, count in plan.removed().items() if count}
     phase = "prune" if context.settings.repair == "none" else "repair"
-    pruned = watch(phase, lambda: repair_round(context, number, graph, plan, so_far))
-    cut = context.evaluate(pruned, context.data.holdout)
+    errors: dict[str, list[float]] = {}
+    pruned = watch(phase, lambda: repair_round(context, number, graph, plan, so_far, errors))
+    as_cut = cut_accuracy(context, graph, plan)
+    repaired = context.evaluate(pruned, context.data.holdout)
     composed = so_far.then(plan)
     epochs = _epochs(context, number, composed, last=not chosen)
     done = watch("retrain", lambda: retrain(context, number, pruned, epochs))
@@ -79,19 +84,21 @@ def run_round(
     # Read it back, so that a resumed run and an unbroken one continue from the same bits.
     untouched = trained is pruned and context.settings.fit is None  # the user's own may train in place
     trained, composed = folder.load_model(context.original, number)
-    after = cut if untouched else context.evaluate(trained, context.data.holdout)
+    after = repaired if untouched else context.evaluate(trained, context.data.holdout)
     cost = context.graph.cost(composed)
     outcome = Outcome(
         number=number,
         macs=cost.macs,
         params=cost.params,
         before=before,
-        pruned=cut,
+        pruned=repaired,
         after=after,
         chosen=chosen,
         seconds=watch.seconds,
         last=not chosen,
         retraining=history,
+        cut=as_cut,
+        layer_errors=errors,
         kept_epoch=done.kept,
         alpha=_alpha(context, number),
     )

@@ -62,7 +62,7 @@ def summarise(
         "time": speed,
         "removed": {"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
         "quality": asdict(context.quality),
-        "notes": [*speed_notes(speed), *notes(before, rounds, context.quality)],
+        "notes": [*speed_notes(speed), *notes(before, rounds, context.quality, context.settings.solve_only)],
         "rounds": [outcome.to_dict() for outcome in rounds],
         "units": _units(graph, plan),
         "layers": _layers(graph, plan),
@@ -95,14 +95,29 @@ def headline(summary: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def notes(before: Accuracy, rounds: Sequence[Outcome], quality: QualityWords = ACCURACY) -> list[str]:
-    """What a person should know about the retraining, and the loss of quality in words."""
-    said = [words for words in (_about_retraining(outcome, quality) for outcome in rounds) if words]
+def notes(
+    before: Accuracy, rounds: Sequence[Outcome], quality: QualityWords = ACCURACY, solve_only: bool = False
+) -> list[str]:
+    """What a person should know about repair and retraining, and the loss of quality in words."""
+    found = [about(outcome, quality) for about in (_about_repair, _about_retraining) for outcome in rounds]
+    said = [words for words in found if words]
     after = rounds[-1].after if rounds else before
     if after.top1 < before.top1:
         lost = quality.size(before.top1 - after.top1)
         said.append(f"The held-out {quality.name} is {lost} lower than before pruning.")
+        if solve_only:
+            said.append("The network was not retrained. --epochs 3 would train it from here, and may recover more.")
     return said
+
+
+def _about_repair(outcome: Outcome, quality: QualityWords) -> str | None:
+    """How much of what the cut lost in this round the repair brought back."""
+    if outcome.cut is None or outcome.cut.top1 >= min(outcome.before.top1, outcome.pruned.top1):
+        return None
+    lost, back = (quality.size(now.top1 - outcome.cut.top1) for now in (outcome.before, outcome.pruned))
+    return (
+        f"Round {outcome.number}: the cut lost {lost} of held-out {quality.name}, and the repair brought back {back}."
+    )
 
 
 def _about_retraining(outcome: Outcome, quality: QualityWords) -> str | None:

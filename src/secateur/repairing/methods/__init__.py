@@ -27,12 +27,15 @@ class Repair(Entry):
 
     run: `run(graph, plan, images, *, seed, progress, **options)` returns a new model, pruned and repaired.
     needs_images: whether `images` may not be None.
+    tells_errors: whether `run` takes on_layer, a function that is called with a layer's name and its error before and
+        after its repair.
     reader_changes: repairs one reader of a single cut unit (see `secateur.repairing.unit_repair`). It takes the inputs
         that the reader has seen, the batch norm after it (or None) and the columns of its inputs that are kept.
     """
 
     run: Callable[..., nn.Module]
     needs_images: bool = True
+    tells_errors: bool = False
     reader_changes: ReaderChanges | None = None
 
 

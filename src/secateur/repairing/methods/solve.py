@@ -13,7 +13,7 @@ from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.errors import RunError
-from secateur.repairing.layer_solve import SolveSettings, solve_layers, start_of
+from secateur.repairing.layer_solve import OnLayer, SolveSettings, solve_layers, start_of
 from secateur.repairing.least_squares import CAREFUL, RIDGES, choose
 from secateur.repairing.lockstep import walked
 from secateur.repairing.methods import Repair
@@ -32,6 +32,7 @@ def run(
     ridge: float | None = None,
     positions: int = POSITIONS,
     memory: str | int | None = None,
+    on_layer: OnLayer | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> nn.Module:
@@ -46,11 +47,13 @@ def run(
     positions: number of output positions of each image to fit on, drawn at random from `seed`.
     memory: how much the process may take, such as "4G"; half of the machine's by default. If the values of all images
         do not fit, they are kept in half precision and partly in a temporary file, or computed again.
+    on_layer: called for each solved layer with its name, its error before and its error after. An error is the mean
+        squared difference to the target, relative to each output's variance, as a mean over outputs.
     """
     settings = SolveSettings(layers, ridge, positions, seed)
     check(settings, RunError)
     with walked(graph, plan, images, memory) as walk:
-        solve_layers(walk, settings, progress)
+        solve_layers(walk, settings, progress, on_layer)
         return walk.pair.models[1]
 
 
@@ -74,4 +77,4 @@ def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[
     return changes
 
 
-ENTRY = Repair(run=run, reader_changes=reader_changes)
+ENTRY = Repair(run=run, reader_changes=reader_changes, tells_errors=True)
