@@ -123,17 +123,17 @@ def main() -> None:
         bench.row(f"ours by time, onnxruntime, {asked}x", lambda a=asked: bench.ours(speedup=a), "onnxruntime")
     for target in (0.33, 0.5, 0.65):
         bench.row(f"ours by MACs, {target:.0%}", lambda t=target: bench.ours(target=t), "onnxruntime")
-    gradients(bench.model, bench.data, batches=8)
+    gradients(bench.model, bench.data, batches=4)
     for name, everywhere, ratio, step in (
+        ("magnitude, L2", False, 0.75, 8),
+        ("magnitude, L2", False, 0.75, 4),
         ("magnitude, L2", False, 0.5, 16),
+        ("batch-norm scale", False, 0.75, 4),
+        ("Taylor", False, 0.75, 4),
+        ("batch-norm scale", True, 0.5, 4),
         ("batch-norm scale", False, 0.5, 16),
-        ("Taylor", False, 0.5, 16),
-        ("magnitude, L2", True, 0.5, 16),
-        ("batch-norm scale", True, 0.5, 16),
-        ("magnitude, L2", False, 0.75, 16),
-        ("batch-norm scale", False, 0.75, 16),
-        ("magnitude, L2", False, 0.5, 8),
         ("geometric median", False, 0.5, 16),
+        ("magnitude, L2", True, 0.5, 16),
     ):
         for repair in (False, True):
             where = "one ranking" if everywhere else "each layer alike"
