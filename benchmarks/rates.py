@@ -46,7 +46,7 @@ def row(name: str, model: nn.Module, data: ImageData) -> dict[str, Any]:
     train = data.loader("train", 128, augment=True, shuffle=True, limit=limit)
     holdout, test = (data.loader(part, 250, limit=2500) for part in ("holdout", "test"))  # type: ignore[arg-type]
     plain = data.loader("train", 250, limit=limit)
-    cut = sc.compress(model, train, holdout, score_on=plain, target=0.5, rounds=1, epochs=0).model
+    cut = sc.compress(model, train, holdout, score_on=plain, target=0.5, rounds=1, epochs=0, repair="none").model
     schedule = preset_of("cosine", epochs=EPOCHS)
     tries = try_rates(cut, train, holdout, schedule, evaluate=evaluate)
     after = {}

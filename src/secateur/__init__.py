@@ -9,7 +9,7 @@ sens   = sc.sensitivity(graph, scores, holdout)          # Algorithm 1 of the pa
 plan   = sc.decide(graph, scores, sens, target=0.5)
 small  = sc.prune(graph, plan)                           # a new model of the same class
 sc.save(small, plan, "small/"); small = sc.load("small/", fresh_model).eval()
-result = sc.compress(model, train, holdout, target=0.5)  # rounds of the above, with retraining
+result = sc.compress(model, train, holdout, target=0.5)  # all of the above; epochs=3 retrains as well
 """
 
 import sys

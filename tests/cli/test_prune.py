@@ -32,8 +32,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quick(weights: Path, out: Path, *words: str) -> list[str | Path]:
-    """Half a second: no retraining unless asked, scores from 100 images."""
+    """Half a second: scores from 100 images, no repair unless asked."""
     short = ["--data", "digits", "--num-images", "100", "--device", "cpu", "--no-augment"]
+    short += ["--repair", "none"] if "--repair" not in words else []
     return ["prune", "lenet5", "--weights", weights, *short, "--out", out, *words]
 
 
@@ -71,10 +72,13 @@ def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
 
 def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
     """With a solve alone: the metric that knows of it, the split of least error, no sensitivity; and a report."""
-    words = ["--target", "0.5", "--epochs", "0", "--repair", "solve", "--num-repair-images", "200"]
-    lines(secateur(*quick(weights, tmp_path / "solved", *words)))
+    words = ["--data", "digits", "--device", "cpu", "--target", "0.5", "--num-repair-images", "200"]
+    said = lines(secateur("prune", "lenet5", "--weights", weights, *words, "--out", tmp_path / "solved"))
+    assert said[-1].startswith("to retrain as well, which may add accuracy: secateur prune lenet5")
+    assert said[-1].endswith("--target 0.5 --num-repair-images 200 --epochs 3 --out NEW")
     summary = json.loads((tmp_path / "solved" / "summary.json").read_text())
     asked = summary["settings"]
+    assert (asked["repair"], asked["epochs"]) == ("solve", 0)
     assert (asked["metric"], asked["split"], asked["trials"]) == ("rebuilt", "least_error", "repaired")
     assert macs(tmp_path / "solved") == summary["after"]["macs"] <= 0.5 * WHOLE
     assert not (tmp_path / "solved" / "round-01" / "sensitivity.json").exists()

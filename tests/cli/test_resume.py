@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,19 @@ def test_the_same_options_may_be_repeated(finished: Path) -> None:
     same = ["--target", "0.3", "--data", "digits", "--epochs", "0", "--out", finished]
     assert lines(secateur("prune", "lenet5", "--resume", finished, *same))
     assert lines(secateur("prune", "--resume", finished))
+
+
+def test_a_run_of_an_earlier_version_continues_as_it_began(finished: Path, tmp_path: Path) -> None:
+    """There "none" was the default of --repair, and so no part of the command line."""
+    old = tmp_path / "old"
+    weights = finished.parent / "trained" / "model.safetensors"
+    words = ["--weights", weights, "--data", "digits", "--device", "cpu", "--target", "0.3", "--epochs", "0"]
+    lines(secateur("prune", "lenet5", *words, "--repair", "none", "--out", old))
+    config = json.loads((old / "config.json").read_text())
+    assert " --repair none" in config["command_line"]
+    config["command_line"] = config["command_line"].replace(" --repair none", "")
+    (old / "config.json").write_text(json.dumps(config))
+    shutil.rmtree(old / "round-01")
+    (old / "summary.json").unlink()
+    lines(secateur("prune", "--resume", old))
+    assert json.loads((old / "summary.json").read_text())["settings"]["repair"] == "none"

@@ -49,6 +49,7 @@ def make_run(folder: Path | RunFolder, **changes: Any) -> Any:
         torch.manual_seed(3)
         model = create("resnet8", num_classes=CLASSES, in_channels=1)
     settings: dict[str, Any] = {"target": 0.4, "rounds": 2, "epochs": 1, "preset": "cosine", "metric": "gsd"}
+    settings |= {"repair": "none"}
     settings |= {"example": torch.zeros(1, 1, SIDE, SIDE), "test": batches(3, seed=2), **changes}
     return compress(model, batches(4, seed=0), batches(2, seed=1), folder=folder, **settings)
 

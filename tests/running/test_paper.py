@@ -34,6 +34,7 @@ def test_the_papers_settings_for_each_data_set() -> None:
     [
         ({"metric": "l1"}, "the paper has metric gsd, not l1"),
         ({"split": "uniform"}, "the paper has split algorithm1, not uniform"),
+        ({"repair": "solve"}, "the paper has repair none, not solve"),
         ({"repair": "bn"}, "the paper has repair none, not bn"),
         ({"distill": True}, "the paper has distill False, not True"),
         ({"rounds": 3}, "the paper has rounds None, not 3"),

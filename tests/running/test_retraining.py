@@ -58,7 +58,7 @@ def test_own_fit_that_makes_it_worse_is_kept_and_said() -> None:
 
 def test_the_rate_is_tried_once_and_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    words: dict[str, Any] = {"ratio": 0.3, "epochs": 2}
+    words: dict[str, Any] = {"ratio": 0.3, "epochs": 2, "repair": "none"}
     first = compress(trained(), TRAIN, HOLDOUT, folder=whole, **words)
 
     def stop(phase: str, done: int, _total: int, _note: str) -> None:

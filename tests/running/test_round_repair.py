@@ -15,7 +15,7 @@ import secateur as sc
 from secateur.channels.plan import Plan
 from secateur.errors import DecideError
 from secateur.running.compress import Compressed
-from secateur.running.defaults import fill_defaults
+from secateur.running.defaults import fill_defaults, recovery
 from secateur.running.settings import Settings, check_settings
 from secateur.scoring.sampling import sampled
 from tests.proof import assert_accuracy
@@ -56,6 +56,48 @@ def test_a_run_tells_what_the_repair_brought_back(tmp_path: Path) -> None:
     if cut.top1 < outcome.pruned.top1:
         back = 100 * (outcome.pruned.top1 - cut.top1)
         assert any(f"the repair brought back {back:.2f} points" in note for note in result.summary["notes"])
+
+
+@pytest.mark.parametrize(
+    "given, repair, epochs, split",
+    [
+        ({}, "solve", 0, "least_error"),
+        ({"epochs": 2}, "solve", 2, "algorithm1"),
+        ({"lr": 0.01}, "solve", None, "algorithm1"),  # whoever gives a rate wants to train
+        ({"distill": True}, "solve", None, "algorithm1"),
+        ({"repair": "none"}, "none", None, "algorithm1"),
+        ({"repair": "bn"}, "bn", None, "algorithm1"),
+    ],
+)
+def test_the_repair_is_the_default_and_enough_unless_training_is_asked_for(
+    given: dict[str, Any], repair: str, epochs: int | None, split: str
+) -> None:
+    filled = fill_defaults(recovery(Settings(target=0.3, **given)), sc.trace(trained(), EXAMPLE))
+    assert (filled.repair, filled.epochs, filled.split) == (repair, epochs, split)
+
+
+def test_compress_repairs_and_does_not_train_by_default(tmp_path: Path) -> None:
+    result = sc.compress(trained(), TRAIN, HOLDOUT, target=0.4, folder=tmp_path)
+    assert (result.summary["settings"]["repair"], result.summary["settings"]["epochs"]) == ("solve", 0)
+    want = sc.repair(sc.trace(trained(), EXAMPLE), result.plan, TRAIN)
+    assert same_tensors(state_of(result.model), state_of(want))
+
+
+@pytest.mark.parametrize("repair", ["none", "solve"])
+def test_settings_of_an_earlier_version_stay_as_they_were(repair: str) -> None:
+    """Such a run trained unless told not to: with "epochs": null in its config.json also after a solve."""
+    given = Settings(target=0.3, repair=None if repair == "none" else repair)
+    found = recovery(given, {"repair": repair, "epochs": None})
+    assert (found.repair, found.epochs) == (repair, None)
+
+
+def test_a_run_of_an_earlier_version_continues_as_it_began(tmp_path: Path) -> None:
+    first = run(tmp_path, repair="none", rounds=1, target=0.3)
+    shutil.rmtree(tmp_path / "round-01")
+    (tmp_path / "summary.json").unlink()
+    again = run(tmp_path, repair=None, rounds=1, target=0.3)
+    assert again.summary["settings"]["repair"] == "none"
+    assert same_tensors(state_of(again.model), state_of(first.model))
 
 
 def test_a_retrained_network_is_what_the_next_repair_aims_at(tmp_path: Path) -> None:
@@ -114,7 +156,7 @@ def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
 def test_what_is_left_open_depends_on_the_case() -> None:
     graph = sc.trace(trained(), EXAMPLE)
     for words, metric, trials, count in (
-        ({}, "gsd_reader", None, None),
+        ({"repair": "none"}, "gsd_reader", None, None),
         ({"repair": "solve", "epochs": 0}, "rebuilt", "repaired", 2000),
         ({"repair": "solve"}, "gsd_reader", "cut", 500),
         ({"repair": "solve", "epochs": 0, "last_epochs": 2}, "gsd_reader", "cut", 500),  # retrained in the end

@@ -16,7 +16,7 @@ from secateur.training.fit import fit
 from secateur.training.presets import Preset
 
 CLASSES = 4
-QUICK: dict[str, Any] = {"epochs": 1, "lr": 0.02, "alpha": 1.0}
+QUICK: dict[str, Any] = {"epochs": 1, "lr": 0.02, "alpha": 1.0, "repair": "none"}
 
 
 def batches(count: int, size: int, seed: int) -> list[tuple[Tensor, Tensor]]:

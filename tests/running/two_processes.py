@@ -32,7 +32,7 @@ CASES = {
 def prune(weights: Path, folder: Path | None, rank: int, world: int, **words: object) -> tuple[str | None, str]:
     """One round without retraining; each process scores its own share of the images."""
     share = TRAIN[rank::world]
-    options = {"target": 0.4, "rounds": 1, "epochs": 0, "seed": 1, **words}
+    options = {"target": 0.4, "rounds": 1, "epochs": 0, "seed": 1, "repair": "none", **words}
     model = Small().eval()
     load_model(model, weights)
     result = compress(model, TRAIN, HOLDOUT, score_on=share, folder=folder, **options)  # type: ignore[arg-type]

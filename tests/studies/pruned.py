@@ -7,7 +7,20 @@ from pathlib import Path
 from tests.cli.command_line import lines, secateur
 
 TRAIN = ["lenet5", "--data", "digits", "--epochs", "3", "--lr", "0.05", "--batch-size", "32"]
-PRUNE = ["--data", "digits", "--num-images", "100", "--metric", "gsd", "--target", "0.4", "--epochs", "0"]
+PRUNE = [
+    "--data",
+    "digits",
+    "--num-images",
+    "100",
+    "--metric",
+    "gsd",
+    "--target",
+    "0.4",
+    "--epochs",
+    "0",
+    "--repair",
+    "none",
+]
 
 
 def trained_lenet(folder: Path) -> Path:

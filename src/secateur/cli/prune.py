@@ -72,7 +72,7 @@ def command(
     settings: Settings,
     folder: FolderOptions,
 ) -> None:
-    """Prune a trained network, repair it and retrain it, in rounds.
+    """Prune a trained network and repair it; with --epochs, retrain it as well.
 
     Without arguments: trains a small residual network on scikit-learn's digits, and removes half of its MACs.
 
@@ -84,7 +84,7 @@ def command(
 
         secateur prune resnet56 --weights w.safetensors --max-drop 0.5 --repair bn
 
-        secateur prune resnet56 --weights w.safetensors --repair solve --epochs 0
+        secateur prune resnet56 --weights w.safetensors --target 0.5
 
         secateur prune resnet56 --weights w.safetensors --speedup 1.5 --engine eager
 
@@ -206,6 +206,8 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
         )
     if rank == 0:
         say(result, folder, write_report(folder), resolve(asked["model"]).folders)
+        if asked["epochs"] is None and result.summary["settings"]["epochs"] == 0:
+            console.print(f"to retrain as well, which may add accuracy: {again} --epochs 3 --out NEW", soft_wrap=True)
     leave()
 
 

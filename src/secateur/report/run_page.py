@@ -18,6 +18,7 @@ from secateur.report.html import paragraph, section
 from secateur.report.html_document import REPORT, document
 from secateur.report.layer_times_section import layer_times
 from secateur.report.number_formats import big, change, count, milliseconds, percent, points
+from secateur.report.repair_section import repairs
 from secateur.report.sentences import verdict, what_it_cost, what_was_gained, what_was_removed
 from secateur.report.settings_section import all_settings, what_was_asked
 from secateur.report.sorting_table import layer_table
@@ -38,7 +39,8 @@ def render(run: FinishedRun) -> str:
     """The page as HTML."""
     title = _title(run)
     parts = [_lead(run), _cards(run), what_was_asked(run), layer_times(run), over_rounds(run), widths(run)]
-    parts += [sensitivities(run), scores(run), channels(run), _layers(run), _load(run), _again(run), _glossary()]
+    parts += [repairs(run), sensitivities(run), scores(run), channels(run)]
+    parts += [_layers(run), _load(run), _again(run), _glossary()]
     body = "\n".join(part for part in parts if part)
     return document(title, body)
 

@@ -36,8 +36,8 @@ from secateur.measuring.accuracy import Accuracy, too_good
 from secateur.measuring.quality_sums import unpack_for
 from secateur.measuring.tasks import Task, task_of
 from secateur.running.data_identity import describe, refuse_other_data
-from secateur.running.defaults import fill_defaults
-from secateur.running.folder import ANSWERS, BASE, DATA, ROUND, SUMMARY, TABLE, RunFolder
+from secateur.running.defaults import fill_defaults, recovery
+from secateur.running.folder import ANSWERS, BASE, CONFIG, DATA, ROUND, SUMMARY, TABLE, RunFolder
 from secateur.running.layer_times import times_for, with_table_settings
 from secateur.running.network_identity import network_answers, refuse_other_network
 from secateur.running.rounds import Outcome, run_round
@@ -93,7 +93,8 @@ def compress(
     settings, changes: the goal and everything else, as a `Settings` or as its fields by name: target=, speedup=,
         engine=, batch=, threads=, macs=, params=, max_drop=, ratio=, task=, metric=, split=, alpha=, k=, rounds=,
         repair=, epochs=, fit=, evaluate=, ...
-        The metric is "gsd_reader" by default, or "rebuilt" if the repair "solve" is all that follows.
+        By default the repair is "solve", and the network is retrained only if epochs= or another setting of the
+        retraining is given. The metric is "gsd_reader", or "rebuilt" if the repair "solve" is all that follows.
     folder: the run's folder. Called again with the same arguments, an interrupted run continues and ends as an
         uninterrupted one would have. Without it, a temporary folder is used.
     progress: False shows nothing; your own function is called with phase, steps done, steps in all and a note. By
@@ -141,6 +142,7 @@ def _run(
     example = example if example is not None else first_image(data.train, device_of(model), task_of(settings.task))
     graph = trace(original, example, settings.streams)
     check_patterns(graph, settings.exclude, settings.only)
+    settings = recovery(settings, folder.read(CONFIG).get("settings") if folder.has(CONFIG) else None)
     table = times_for(settings, graph, folder)
     settings = with_table_settings(settings, table)
     settings = fill_defaults(settings, graph, _pixels(example), table)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from secateur.channels.graph import ChannelGraph
 from secateur.deciding.candidates import candidates
@@ -13,7 +15,7 @@ from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
 from secateur.measuring.latency_table import LatencyTable
 from secateur.measuring.tasks import task_of
-from secateur.running.settings import Settings
+from secateur.running.settings import DEFAULT_REPAIR, Settings
 from secateur.scoring.metrics import DEFAULT_METRIC, METRICS
 
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
@@ -24,7 +26,7 @@ SMALL = 64 * 64  # pixels of an image
 def fill_defaults(
     settings: Settings, graph: ChannelGraph, pixels: int = 0, table: LatencyTable | None = None
 ) -> Settings:
-    """Settings with split, metric, trials and number of repair images filled in (see docs/repair.md).
+    """Settings with split, metric, trials and number of repair images filled in, after `recovery` (docs/repair.md).
 
     If accuracy is recovered by a solve alone, channels are removed by the error that it cannot repair, units are ranked
     after their repair, and the repair sees more images if they are small.
@@ -46,6 +48,21 @@ def fill_defaults(
     if count is None:  # large ones take long
         count = MANY_IMAGES if settings.solve_only and pixels <= SMALL else SOME_IMAGES
     return replace(settings, trials=trials, num_repair_images=count)
+
+
+def recovery(settings: Settings, begun: Mapping[str, Any] | None = None) -> Settings:
+    """Settings with repair and epochs filled in: a solve, and retraining only if something is said about it.
+
+    begun: the settings of the run that already is in the folder. Older ones have no repair unless they were asked for
+    one, and retrain unless they were asked not to; they continue as they began.
+    """
+    older = begun is not None and begun.get("repair") == "none"
+    repair = settings.repair or ("none" if older else DEFAULT_REPAIR)
+    settings = replace(settings, repair=repair)
+    retrained = begun is not None and begun.get("epochs") is None
+    if repair != DEFAULT_REPAIR or not settings.leaves_training_open or retrained:
+        return settings
+    return replace(settings, epochs=0)
 
 
 def _usual_split(settings: Settings) -> str:

@@ -36,6 +36,7 @@ from secateur.errors import FileError, RunError, SecateurError
 CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
 SPEED, TABLE = "speed.json", "latency.json"
 DATA, ANSWERS = "data", "answers"  # keys in config.json, of facts that are compared with a tolerance
+COMMAND_LINE = "command_line"  # in config.json, if it was one
 
 Built = TypeVar("Built")
 
@@ -59,7 +60,7 @@ class RunFolder:
         """Begin a run here, or continue the same one. A folder that holds another run is not touched.
 
         What `config` says under DATA and ANSWERS is not compared here: see `running/data_identity.py` and
-        `running/network_identity.py`.
+        `running/network_identity.py`. COMMAND_LINE follows from the rest and from defaults that other versions had.
         """
         all_or_none(lambda: self._start({**config, **self.about}) if self.writes else None)
 
@@ -68,9 +69,8 @@ class RunFolder:
         if other not in (None, PRUNING) and (other == STUDY or not self.has(CONFIG)):
             raise RunError(f"{self.path} holds {other}, not a pruning run; use another folder")
         if self.has(CONFIG):
-            found, wanted = (
-                _flat({**words, DATA: None, ANSWERS: None}) for words in (self.read(CONFIG), _plain(config))
-            )
+            aside = dict.fromkeys((DATA, ANSWERS, COMMAND_LINE))
+            found, wanted = (_flat({**words, **aside}) for words in (self.read(CONFIG), _plain(config)))
             different = sorted(key for key in {**found, **wanted} if found.get(key) != wanted.get(key))
             if different:
                 key = different[0]

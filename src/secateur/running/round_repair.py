@@ -18,6 +18,7 @@ from secateur.measuring.quality_sums import unpack_for
 from secateur.repairing.methods import REPAIRS
 from secateur.repairing.unit_repair import UnitRepair, repair_each
 from secateur.running.run_context import RunContext
+from secateur.running.settings import DEFAULT_REPAIR
 from secateur.scoring.sampling import sampled
 
 UNIT_IMAGES = 500  # each unit is repaired separately: few images are enough to compare units
@@ -35,7 +36,7 @@ def repair_round(
     no longer has the original's features; then the network at the start of the round is the target.
     """
     settings = context.settings
-    method = REPAIRS.find(settings.repair)
+    method = REPAIRS.find(_how(context))
     if method.needs_images and not settings.retrains:
         graph, plan = context.graph, so_far.then(plan)
     options: dict[str, Any] = {"memory": settings.memory} if method.needs_images else {}
@@ -53,17 +54,21 @@ def repair_round(
 
 def cut_accuracy(context: RunContext, graph: ChannelGraph, plan: Plan) -> Accuracy | None:
     """Held-out accuracy of the round's network as it is cut, without a repair; None if nothing is repaired."""
-    if not REPAIRS.find(context.settings.repair).needs_images:
+    if not REPAIRS.find(_how(context)).needs_images:
         return None
     return context.evaluate(prune(graph, plan, check=False), context.data.holdout)
 
 
 def repair_units(context: RunContext, graph: ChannelGraph) -> UnitRepair:
     """Each unit of a round's network repaired separately: to score channels, and to rank units after their repair."""
-    how = context.settings.repair
+    how = _how(context)
     if REPAIRS.find(how).reader_changes is None:  # this repair cannot be applied to one unit
         how = "solve"
     return repair_each(graph, _images(context, most=UNIT_IMAGES), how=how, seed=context.settings.seed)
+
+
+def _how(context: RunContext) -> str:
+    return context.settings.repair or DEFAULT_REPAIR
 
 
 def _images(context: RunContext, most: int | None = None) -> Iterator[Any]:

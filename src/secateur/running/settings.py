@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from secateur.base.memory import bytes_of_words
-from secateur.base.options import check, option, plain
+from secateur.base.options import check, default_of, option, plain
 from secateur.base.user_code import cannot_take
 from secateur.deciding.goal import Goal
 from secateur.deciding.settings import SplitSettings, TimeSettings, check_split
@@ -17,6 +17,9 @@ from secateur.repairing.methods import REPAIRS
 from secateur.scoring.metrics import METRICS
 from secateur.training.presets import DEFAULT_PRESET, preset_of
 
+DEFAULT_REPAIR = "solve"
+RETRAINING = ("epochs", "last_epochs", "preset", "lr", "distill", "fit")  # whoever gives one of these asks for it
+
 
 @dataclass(frozen=True)
 class Settings(SplitSettings, TimeSettings, Goal):
@@ -24,6 +27,8 @@ class Settings(SplitSettings, TimeSettings, Goal):
     (`SplitSettings`), and the following.
 
     metric: a name or your own function of `Channels`. None: the one that suits the split.
+    repair: None is `solve`. epochs: None is 0 if a solve repairs and no setting of the retraining is given, otherwise
+    the preset's number.
     fit: your own retraining, fit(model, train, holdout) -> new model. evaluate: your own evaluation,
     evaluate(model, loader) -> Accuracy, whose top1 may be any figure where higher is better. Both decide everywhere,
     whatever the task is.
@@ -47,8 +52,12 @@ class Settings(SplitSettings, TimeSettings, Goal):
         group="Channels",
         choices=("select", "coupled"),
     )
-    repair: str = option(
-        "none", f"Repair before retraining: {', '.join(REPAIRS)}", group="Repair", everyday=True, choices=REPAIRS
+    repair: str | None = option(
+        None,
+        f"Repair after each cut: {', '.join(REPAIRS)}; {DEFAULT_REPAIR} by default",
+        group="Repair",
+        everyday=True,
+        choices=REPAIRS,
     )
     num_repair_images: int | None = option(
         None,
@@ -64,7 +73,11 @@ class Settings(SplitSettings, TimeSettings, Goal):
         valid=bytes_of_words,
     )
     epochs: int | None = option(
-        None, "Epochs of retraining in each round; 0: none", group="Retraining", everyday=True, least=0
+        None,
+        "Epochs of retraining in each round; by default none after the repair solve, otherwise the preset's",
+        group="Retraining",
+        everyday=True,
+        least=0,
     )
     last_epochs: int | None = option(
         None, "Epochs of the round that meets the goal, if different", group="Retraining", least=0
@@ -96,6 +109,12 @@ class Settings(SplitSettings, TimeSettings, Goal):
     def needs_times(self) -> bool:
         """Whether the run needs the times of layers."""
         return self.speedup is not None or self.cost == "latency"
+
+    @property
+    def leaves_training_open(self) -> bool:
+        """Whether nothing was said about retraining."""
+        mine = {field.name: default_of(field) for field in fields(Settings) if field.name in RETRAINING}
+        return all(getattr(self, name) == value for name, value in mine.items())
 
     @property
     def retrains(self) -> bool:

@@ -106,7 +106,7 @@ def notes(
         lost = quality.size(before.top1 - after.top1)
         said.append(f"The held-out {quality.name} is {lost} lower than before pruning.")
         if solve_only:
-            said.append("The network was not retrained. --epochs 3 would train it from here, and may recover more.")
+            said.append("The network was repaired and not retrained. A few epochs (--epochs 3) may recover more.")
     return said
 
 

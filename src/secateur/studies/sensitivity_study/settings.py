@@ -9,6 +9,7 @@ from typing import Any
 
 from secateur.base.options import check, option, plain
 from secateur.errors import DecideError
+from secateur.repairing.methods import REPAIRS
 from secateur.running.settings import Settings, check_settings
 from secateur.scoring.metrics import METRICS
 
@@ -53,6 +54,9 @@ class SensitivityStudySettings(Settings):
         everyday=True,
         choices=METRICS,
         own=True,
+    )
+    repair: str | None = option(
+        "none", f"Repair after each cut: {', '.join(REPAIRS)}", group="Repair", everyday=True, choices=REPAIRS
     )
     alpha: float = option(3.0, "Solved so that the iterations reach the end", hidden=True)
     target: float | None = _decided()
