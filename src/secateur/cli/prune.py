@@ -86,7 +86,7 @@ def command(
 
         secateur prune resnet56 --weights w.safetensors --target 0.5
 
-        secateur prune resnet56 --weights w.safetensors --speedup 1.5 --engine eager
+        secateur prune resnet56 --weights w.safetensors --speedup 1.5
 
         secateur prune runs/prune-resnet56-cifar10 --target 0.3
 
