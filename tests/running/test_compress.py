@@ -248,7 +248,7 @@ def test_phases_are_told() -> None:
         ({"ratio": 1.0}, DecideError, "ratio must be above 0 and below 1, got 1.0"),
         ({"max_drop": 300}, DecideError, "max_drop must be at least 0 and below 100, got 300"),
         ({"target": 0.5, "macs": 1000}, DecideError, "give one goal, not 2: target, macs"),
-        ({"target": None}, DecideError, "give a goal: target, macs, params, max_drop or ratio"),
+        ({"target": None}, DecideError, "give a goal: target, speedup, macs, params, max_drop or ratio"),
         ({"target": 0.5, "k": 0}, DecideError, "k must be at least 1"),
         ({"target": 0.5, "k": 9}, DecideError, "k must lie between 1 and the number of units .*, 4; got 9"),
         ({"target": 0.5, "alpha": 0}, DecideError, "alpha must be above 0"),

@@ -158,8 +158,8 @@ def test_a_damaged_step_of_an_unfinished_round(finished: dict[str, bytes], tmp_p
 
 def test_another_runs_folder_is_refused(finished: dict[str, bytes], tmp_path: Path) -> None:
     put(finished, tmp_path)
-    with pytest.raises(RunError, match=r"holds another run: settings.alpha was 1.0 there and is 2.5 now"):
-        run(tmp_path, alpha=2.5)
+    with pytest.raises(RunError, match=r"holds another run: settings.round_to was 1 there and is 2 now"):
+        run(tmp_path, round_to=2)
     with pytest.raises(RunError, match=r"settings.exclude was \[\] there and is \['fc\*'\] now"):
         run(tmp_path, exclude=("fc*",))
     other = trained()

@@ -200,9 +200,9 @@ def test_mean_and_deviation_can_be_overridden() -> None:
     usual = next(iter(data.load("digits").loader("test", 4)))[0]
     other = next(iter(data.load("digits", mean=(0.5,), std=(0.25,)).loader("test", 4)))[0]
     assert torch.allclose((usual * 0.3761 + 0.3053 - 0.5) / 0.25, other, atol=1e-5)
-    with pytest.raises(DataError, match="mean must be one or 1 finite numbers, got"):
+    with pytest.raises(DataError, match="mean must be one finite number, got"):
         data.load("digits", mean=(0.5, 0.5, 0.5))
-    with pytest.raises(DataError, match="std must be one or 1 finite positive numbers, got"):
+    with pytest.raises(DataError, match="std must be one finite positive number, got"):
         data.load("digits", std=(0.0,))
 
 
