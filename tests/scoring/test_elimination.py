@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from secateur.errors import ScoreError
 from secateur.scoring import elimination
 from secateur.scoring.elimination import Elimination
 
@@ -55,3 +56,9 @@ def test_moments_that_rounding_has_made_indefinite_are_shifted_a_little() -> Non
     found = Elimination(torch.ones(1, 3, dtype=torch.float64), moments, torch.arange(3)[:, None])
     assert bool(torch.isfinite(found.errors).all())
     assert float(found.errors.max()) < 1e-3  # each of three equal inputs can be rebuilt from the others
+
+
+def test_moments_that_are_not_numbers_are_refused() -> None:
+    moments = torch.full((3, 3), torch.nan, dtype=torch.float64)
+    with pytest.raises(ScoreError, match="values that are not finite"):
+        Elimination(torch.ones(1, 3, dtype=torch.float64), moments, torch.arange(3)[:, None])

@@ -185,15 +185,15 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     rank, world = rank_and_world(device.device)
     if is_own_data(data.name):
         parts = own_parts(data.name)
-        network = network_for_own_data(asked["model"], options.weights, settings.seed)
+        network, images = network_for_own_data(asked["model"], options.weights, settings.seed), None
     else:
         images = data.open(asked["model"], settings.seed)
         network = _network(asked, options.weights, images, settings.seed, rank)
         parts = _parts(images, options, settings.seed, rank, world)
-        if asked.get("paper") and rank == 0:
-            paper_mode.say_cost(network, images, settings, asked)
     if world == 1:
         network = network.to(device.pick())
+    if asked.get("paper") and rank == 0 and images is not None:
+        paper_mode.say_cost(network, images, settings, asked)
     if parts.get("example") is not None:
         home = next(network.parameters()).device
         parts["example"] = tree_map(lambda x: x.to(home) if isinstance(x, torch.Tensor) else x, parts["example"])

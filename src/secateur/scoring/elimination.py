@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from secateur.errors import ScoreError
+
 DELAYED = 128  # columns of u to collect before P and W are brought up to date
 
 
@@ -99,10 +101,10 @@ class Elimination:
 
 def _factor(matrix: Tensor) -> Tensor:
     """The Cholesky factor; of a matrix with a larger diagonal where rounding has made it indefinite."""
-    shift = 1e-8 * matrix.diagonal().mean()
-    factor: Tensor
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    while int(failed):
-        factor, failed = torch.linalg.cholesky_ex(matrix + shift * torch.eye(len(matrix), dtype=matrix.dtype))
-        shift *= 10
-    return factor
+    eye = torch.eye(len(matrix), dtype=matrix.dtype)
+    scale = matrix.diagonal().mean().clamp(min=torch.finfo(matrix.dtype).tiny)
+    for shift in (0.0, *(10.0**power for power in range(-8, 3))):
+        factor, failed = torch.linalg.cholesky_ex(matrix + shift * scale * eye)
+        if not int(failed):
+            return torch.as_tensor(factor)
+    raise ScoreError("the inputs of a layer have no covariance: the network computes values that are not finite")
