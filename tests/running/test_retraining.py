@@ -138,6 +138,7 @@ def test_defaults_never_end_below_the_start(name: str, tmp_path: Path) -> None:
     (outcome,) = pruned_by_default(name, tmp_path).rounds
     assert outcome.after.top1 >= outcome.pruned.top1
     last = outcome.retraining[-1].holdout
-    assert last is not None and last.top1 > outcome.pruned.top1 - 0.1  # the rate itself is a sensible one
+    # The rate itself is a sensible one. The loss says so: an accuracy on 144 images moves by 10 points from CPU to CPU.
+    assert last is not None and last.loss < outcome.pruned.loss + 0.5
     tries = json.loads((tmp_path / "round-01" / "rate.json").read_text())["tries"]
     assert [one["lr"] for one in tries] == pytest.approx([0.05, 0.015, 0.005, 0.0015])
