@@ -137,8 +137,9 @@ def test_defaults_never_end_below_the_start(name: str, tmp_path: Path) -> None:
     """Two epochs at the preset's rate took LeNet-5 from 86.1% as cut to 38.9%."""
     (outcome,) = pruned_by_default(name, tmp_path).rounds
     assert outcome.after.top1 >= outcome.pruned.top1
-    last = outcome.retraining[-1].holdout
-    # The rate itself is a sensible one. The loss says so: an accuracy on 144 images moves by 10 points from CPU to CPU.
-    assert last is not None and last.loss < outcome.pruned.loss + 0.5
+    # The rate itself is a sensible one: at 0.05 the loss of an epoch rises by 1.8 on both networks. (The accuracy on
+    # these 144 images moves by 10 points from one processor to another.)
+    losses = [epoch.holdout.loss for epoch in outcome.retraining if epoch.holdout is not None]
+    assert len(losses) == 2 and max(losses) < outcome.pruned.loss + 0.5
     tries = json.loads((tmp_path / "round-01" / "rate.json").read_text())["tries"]
     assert [one["lr"] for one in tries] == pytest.approx([0.05, 0.015, 0.005, 0.0015])
