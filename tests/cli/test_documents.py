@@ -13,7 +13,7 @@ import pytest
 from secateur.cli.reproduce import check
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"^ {4,}(?:torchrun --nproc-per-node 2 -m )?(secateur [a-z].*)$", re.MULTILINE)
 
 
@@ -30,7 +30,7 @@ def test_commands_are_found_and_a_wrong_option_would_be() -> None:
             check(wrong)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_can_be_parsed(path: Path) -> None:
     for command in commands(path):
         words = shlex.split(command)
@@ -38,7 +38,7 @@ def test_commands_can_be_parsed(path: Path) -> None:
             check(words[1:])  # the real parser, which raises for what cannot be typed
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_and_files_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     modules = re.findall(r"`(secateur(?:\.[a-z_0-9]+)+)", text)

@@ -1,0 +1,38 @@
+"""What MkDocs calls while it builds the site: markers become generated text, and MathJax is copied from its package.
+
+A page has a marker, `<!-- secateur: NAME argument -->`, where text is generated from the code, so that it cannot
+become stale. `docs_build/generated.py` has one function for each name.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import generated
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+MARKER = re.compile(r"^<!-- secateur: (\w+)(?: (\S+))? -->$", re.MULTILINE)
+OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+(?:src|tests|benchmarks|recipes|examples)[^)]*)\)")
+MATHJAX = "static/mathjax/tex-svg.js"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """One script of MathJax, with its fonts inside; `docs/assets/formulas.js` loads it where a page has formulas."""
+    files.append(File.generated(config, "assets/mathjax.js", abs_src_path=str(_mathjax())))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in the markers. Links to files of the repository that are not on the site become plain text."""
+    filled = MARKER.sub(lambda found: generated.PARTS[found[1]](found[2] or ""), markdown)
+    return OUTSIDE.sub(r"\1", filled)
+
+
+def _mathjax() -> Path:
+    package = distribution("sphinx-mathjax-offline")
+    found = next(file for file in package.files or () if str(file).endswith(MATHJAX))
+    return Path(str(found.locate()))

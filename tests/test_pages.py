@@ -1,0 +1,46 @@
+"""The Python on the pages of the documentation runs, and prints what the comments beside it say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from secateur.scoring.metrics import METRICS
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / "quickstart.md", *sorted((DOCS / "guides").glob("*.md")), *sorted((DOCS / "explanation").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SAID = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
+
+
+def code_of(page: Path) -> str:
+    """The blocks of a page as one program."""
+    return "\n".join(BLOCK.findall(page.read_text(encoding="utf-8")))
+
+
+WITH_CODE = [page for page in PAGES if code_of(page)]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(METRICS, "_own", {})  # a page registers one
+    torch.manual_seed(0)
+    code = code_of(page)
+    exec(compile(code, str(page), "exec"), {"__name__": page.stem})
+    printed = iter(capsys.readouterr().out.splitlines())
+    for words in SAID.findall(code):
+        said = re.sub(r"^(True|False):.*", r"\1", words)
+        assert any(line.startswith(said) for line in printed), f"{said!r} was not printed"  # in this order
+
+
+def test_pages_with_code_and_what_they_print_are_found() -> None:
+    assert {"quickstart", "own-network", "own-metric", "own-quality", "goals", "torchrun"} <= {
+        p.stem for p in WITH_CODE
+    }
+    assert sum(len(SAID.findall(code_of(page))) for page in WITH_CODE) >= 20
