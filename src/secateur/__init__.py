@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from secateur.shipping.bench import Benched, bench
     from secateur.shipping.export import Exported, export
     from secateur.shipping.fold import fold_batch_norm
-    from secateur.training.distillation import Distillation
     from secateur.training.fit import Fitted, fit
     from secateur.training.presets import Preset
 
@@ -77,7 +76,6 @@ _HOMES = {
     "Compressed": "secateur.running.compress",
     "DataError": "secateur.errors",
     "DecideError": "secateur.errors",
-    "Distillation": "secateur.training.distillation",
     "Exported": "secateur.shipping.export",
     "FileError": "secateur.errors",
     "Fitted": "secateur.training.fit",
@@ -142,7 +140,6 @@ __all__ = [
     "Compressed",
     "DataError",
     "DecideError",
-    "Distillation",
     "Exported",
     "FileError",
     "Fitted",

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from secateur import Plan, prune, trace
 from secateur.errors import DataError, RunError
 from secateur.measuring.accuracy import Accuracy, evaluate
-from secateur.training.distillation import Distillation
 from secateur.training.fit import fit
 from secateur.training.history import Epoch
 from secateur.training.meter import StepReport
@@ -86,8 +85,8 @@ def test_channels_last_computes_the_same_and_gives_back_plain_memory() -> None:
 def test_distillation_equals_a_loop_by_hand() -> None:
     model, data, teacher = network(), batches(4), by_hand(network(), batches(8), [0.1] * 3)[0].eval()
     expected, _, _ = by_hand(model, data, [0.1, 0.1, 0.02, 0.02, 0.004], teacher)
-    soft = Distillation(temperature=3, weight=0.75)
-    fitted = fit(model, data, preset=STEPS, channels_last=False, teacher=teacher.train(), distillation=soft)
+    soft = {"temperature": 3.0, "distill_weight": 0.75}
+    fitted = fit(model, data, preset=STEPS, channels_last=False, teacher=teacher.train(), **soft)
     for name, tensor in state_of(expected).items():
         torch.testing.assert_close(fitted.model.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
     assert teacher.training  # as found, though it taught in eval mode

@@ -21,7 +21,8 @@ from secateur.base.registry import Entry, Registry, guessed, unknown
 from secateur.errors import SecateurError
 
 KEY = "option"
-GROUPS = ("Goal", "Channels", "Layers", "Repair", "Retraining", "Data", "Output")  # their order in help and reports
+# Their order in help and reports:
+GROUPS = ("Goal", "Channels", "Layers", "Repair", "Retraining", "Fine-tuning", "Data", "Output")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from secateur.cli.from_settings import options_from_settings, values_of
 from secateur.cli.model_argument import resolve
 from secateur.cli.options import DataOptions, DeviceOptions, Model
 from secateur.errors import RunError
-from secateur.training.distillation import Distillation
 from secateur.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ def command(
     teacher_weights: Annotated[
         Path | None, typer.Option(help="Weight file of the teacher"), Early(early_checks.weights)
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Temperature of the distillation")] = 2.0,
-    distill_weight: Annotated[float, typer.Option(help="Weight of the distillation in the loss, 0 to 1")] = 0.5,
     augment: Annotated[bool, typer.Option(help="Random crops and flips")] = True,
     limit: Annotated[int | None, typer.Option(help="Largest number of training images", min=1)] = None,
 ) -> None:
@@ -58,7 +55,6 @@ def command(
 
         secateur train vgg16 --data cifar10 --mixed-precision bf16
     """
-    distillation = Distillation(temperature, distill_weight)
     if teacher is None and teacher_weights is not None:
         raise RunError("--teacher-weights needs --teacher MODEL, the network that the weights are of")
     if teacher is not None and teacher_weights is None and not resolve(teacher).has_weights:
@@ -85,7 +81,6 @@ def command(
     held_out = images.loader("holdout", each, **loaders) if images.count("holdout") else None
     settings = replace(
         settings,
-        distillation=distillation,
         device=device.device,
         about=_identity(images, train.num_images * world, data.holdout, augment),
     )

@@ -14,6 +14,7 @@ from secateur.base.options import default_of
 from secateur.errors import DecideError
 from secateur.running.settings import Settings
 from secateur.training.presets import preset_of
+from secateur.training.settings import FineTuning
 
 if TYPE_CHECKING:
     from secateur.channels.graph import ChannelGraph
@@ -28,6 +29,7 @@ FIXED: dict[str, Any] = {
     "streams": "select",
     "repair": "none",
     "distill": False,
+    **{field.name: default_of(field) for field in fields(FineTuning)},
     "rounds": None,
     "ratio": None,
     "speedup": None,

@@ -51,6 +51,7 @@ def retrain(context: RunContext, number: int, pruned: nn.Module, epochs: int | N
         teacher=context.original if settings.distill else None,
         seed=settings.seed + number,
         keep_best=True,
+        **settings.fine_tuning,
         task=settings.task,
         checkpoint_dir=context.folder.round(number) / "checkpoint",
         evaluate=context.evaluate,
@@ -101,6 +102,7 @@ def _schedule(context: RunContext, number: int, pruned: nn.Module, schedule: Pre
             teacher=context.original if settings.distill else None,
             seed=settings.seed + number,
             task=settings.task,
+            **settings.fine_tuning,
         )
         folder.write(name, {"lr": best_rate(tries), "tries": [asdict(one) for one in tries]})
         folder.wait_for_writer()

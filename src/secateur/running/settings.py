@@ -16,15 +16,17 @@ from secateur.errors import DecideError
 from secateur.repairing.methods import REPAIRS
 from secateur.scoring.metrics import METRICS
 from secateur.training.presets import DEFAULT_PRESET, preset_of
+from secateur.training.settings import FineTuning
 
 DEFAULT_REPAIR = "solve"
-RETRAINING = ("epochs", "last_epochs", "preset", "lr", "distill", "fit")  # whoever gives one of these asks for it
+# Whoever gives one of these asks for retraining:
+RETRAINING = ("epochs", "last_epochs", "preset", "lr", "distill", "fit", *(field.name for field in fields(FineTuning)))
 
 
 @dataclass(frozen=True)
-class Settings(SplitSettings, TimeSettings, Goal):
+class Settings(FineTuning, SplitSettings, TimeSettings, Goal):
     """How to prune: a goal (see `Goal`), where time is measured (`TimeSettings`), how the cut is split among units
-    (`SplitSettings`), and the following.
+    (`SplitSettings`), how it is retrained (`FineTuning`), and the following.
 
     metric: a name or your own function of `Channels`. None: the one that suits the split.
     repair: None is `solve`. epochs: None is 0 if a solve repairs and no setting of the retraining is given, otherwise

@@ -1,9 +1,10 @@
 """The state of a training run after an epoch, in one safetensors file that is written atomically.
 
-Tensors: `model.NAME` (the state_dict), `momentum.NAME` (SGD's buffer for that parameter) and, if the best epoch is
-kept, `best.NAME` (its state_dict). The file's own metadata carries the rest as JSON: the run's `identity` and its
-history so far. Weights and history are replaced together, so they always agree. Random state is not saved, because each
-epoch draws from generators seeded by (seed, epoch).
+Tensors: `model.NAME` (the state_dict), `momentum.NAME` (SGD's buffer for that parameter) and, if a run has them,
+`best.NAME` (the state_dict of the best epoch) and `average.NAME` (that of the averaged weights). The file's own
+metadata carries the rest as JSON: the run's `identity` and its history so far. Weights and history are replaced
+together, so they always agree. Random state is not saved, because each epoch draws from generators seeded by
+(seed, epoch).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from secateur.errors import FileError, RunError
 
 NAME = "checkpoint.safetensors"
 FORMAT = "secateur training checkpoint 1"
+OTHERS = ("best", "average")  # state_dicts besides the model's own
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class State:
     history: list[dict[str, Any]]
     scaler: Mapping[str, Any]  # state of the loss scale of fp16; empty otherwise
     best: Mapping[str, Any] = field(default_factory=dict)  # number and accuracy of the best epoch, if it is to be kept
-    best_weights: Mapping[str, Tensor] = field(default_factory=dict)
+    weights: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # other state_dicts, by OTHERS
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
@@ -45,7 +47,8 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         buffer = optimizer.state.get(parameter, {}).get("momentum_buffer")
         if buffer is not None:
             tensors[f"momentum.{name}"] = _detached(buffer)
-    tensors |= {f"best.{name}": _detached(tensor) for name, tensor in state.best_weights.items()}
+    for kind, weights in state.weights.items():
+        tensors |= {f"{kind}.{name}": _detached(tensor) for name, tensor in weights.items()}
     words = {"identity": state.identity, "history": state.history, "scaler": state.scaler, "best": state.best}
     content = save(tensors, metadata={"format": FORMAT, "state": json.dumps(words)})
     write_atomically(folder / NAME, content)
@@ -65,7 +68,7 @@ def load_checkpoint(
     _same_run(path, state.identity, identity)
     # The identity includes the names of all tensors, so only a damaged file can lack some.
     try:
-        model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items() if name[:6] == "model."})
+        model.load_state_dict(_part(tensors, "model"))
     except RuntimeError as error:
         raise FileError(f"{path} does not fit the model: {error}") from error
     for name, parameter in model.named_parameters():
@@ -92,6 +95,11 @@ def _detached(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
+def _part(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """The tensors called KIND.NAME, by NAME."""
+    return {name[len(kind) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}.")}
+
+
 def _read(path: Path) -> tuple[dict[str, Tensor], State]:
     try:
         with safe_open(path, framework="pt") as file:
@@ -99,8 +107,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], State]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
         if metadata.get("format") != FORMAT:
             raise FileError(f"{path} is not a training checkpoint of this version; use another folder")
-        best = {name.removeprefix("best."): tensor for name, tensor in tensors.items() if name[:5] == "best."}
-        return tensors, State(**json.loads(metadata["state"]), best_weights=best)
+        return tensors, State(**json.loads(metadata["state"]), weights={kind: _part(tensors, kind) for kind in OTHERS})
     except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
         raise FileError(f"{path} is damaged ({error}); delete it to start again") from error
 

@@ -17,15 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Temperature T that softens both networks' outputs, and the weight w of the teacher's part of the loss."""
+    """Temperature T that softens both networks' outputs, and the weight w of the teacher's part of the loss.
+
+    features: weight of the distance between feature maps, which is added to the loss.
+    """
 
     temperature: float = 2.0
     weight: float = 0.5
+    features: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse values for which the formula has no meaning."""
-        if not self.temperature > 0 or not 0 <= self.weight <= 1:
-            raise RunError(f"distillation needs temperature > 0 and 0 <= weight <= 1, got {self}")
+        if not self.temperature > 0 or not 0 <= self.weight <= 1 or not self.features >= 0:
+            raise RunError(f"distillation needs temperature > 0, 0 <= weight <= 1 and features >= 0, got {self}")
 
     def loss(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
         """(1 - w) CE(student, labels) + w T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over images.

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from secateur.base.atomic_files import check_writable
 from secateur.base.batches import Batches, call, count_images, labels_to, move
@@ -32,8 +31,10 @@ from secateur.training.checkpoint import State, load_checkpoint, save_checkpoint
 from secateur.training.data_shares import holdout_share, set_epoch
 from secateur.training.history import Epoch, Journal, from_dict, to_dict
 from secateur.training.meter import Meter, StepReport, checked, steps_of_epochs
+from secateur.training.mixup import mixed
+from secateur.training.objective import summed
 from secateur.training.settings import TrainingSettings
-from secateur.training.setup import TrainingRun, identity_of, prepare, returned_like
+from secateur.training.setup import TrainingRun, example_of, identity_of, prepare, returned_like
 from secateur.training.soft_filters import SoftFilters
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,8 @@ def fit(
 
     holdout: batches for `evaluate(model, holdout)`, which is called after each epoch; by default the task's quality.
     settings, changes: a `TrainingSettings`, or its fields by name: preset, epochs, lr, mixed_precision, channels_last,
-        seed, sparsity, sparsity_by, soft_prune, keep_best, distillation, task, device, about.
+        seed, sparsity, sparsity_by, soft_prune, keep_best, task, device, about, warmup, batch_norm, mixup, ema, views,
+        temperature, distill_weight, distill_features.
     teacher: the network to distil from, usually the unpruned one.
     checkpoint_dir: folder for the state after each epoch and for metrics.jsonl. The same call continues a killed run,
         and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run with other
@@ -90,13 +92,13 @@ def fit(
         run = prepare(model, train, teacher, chosen, accelerator)
         store = _Store(folder, run, {} if folder is None else identity_of(run, chosen, model, teacher))
         first = _evaluate_together(run, holdout, evaluate) if chosen.keep_best else None
-        best = None if first is None else BestEpoch(run.model, first)
+        best = None if first is None else BestEpoch(run.result, first)
         history = store.resume(best)
-        soft = SoftFilters(run.model, _example(train, run), chosen.soft_prune) if chosen.soft_prune else None
+        soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
         with Journal(folder if accelerator.is_main_process else None, history) as journal:
             for epoch in range(len(history), schedule.epochs):
-                reseed(chosen.seed, epoch, accelerator.process_index)
-                set_epoch(train, epoch)
+                reseed(chosen.seed, chosen.drawn_epoch(epoch), accelerator.process_index)
+                set_epoch(train, chosen.drawn_epoch(epoch))
                 trained = _train_one_epoch(run, epoch, report)
                 if soft is not None:
                     soft.zero()
@@ -112,7 +114,8 @@ def fit(
     _warn_if_too_good(history, run)
     if best is not None:
         best.restore()
-    return Fitted(returned_like(run.model, model), tuple(history), None if best is None else best.number)
+    run.maps.remove()
+    return Fitted(returned_like(run.result, model), tuple(history), None if best is None else best.number)
 
 
 class _Store:
@@ -134,7 +137,9 @@ class _Store:
         if run.accelerator.scaler is not None:
             run.accelerator.scaler.load_state_dict(dict(state.scaler))
         if best is not None:
-            best.resume(state.best, dict(state.best_weights))
+            best.resume(state.best, dict(state.weights["best"]))
+        if run.average is not None:
+            run.average.resume(state.weights["average"])
         return [from_dict(values) for values in state.history]
 
     def save(self, history: list[Epoch], best: BestEpoch | None) -> None:
@@ -142,32 +147,28 @@ class _Store:
         run = self._run
         if self._folder is not None and run.accelerator.is_main_process:
             scaler = {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
-            seen = () if best is None else (best.to_dict(), best.weights)
-            state = State(self._identity, [to_dict(epoch) for epoch in history], scaler, *seen)
+            weights = {"best": {} if best is None else best.weights, "average": run.averages()}
+            seen = {} if best is None else best.to_dict()
+            state = State(self._identity, [to_dict(epoch) for epoch in history], scaler, seen, weights)
             save_checkpoint(self._folder, run.model, run.sgd, state)
-
-
-def _example(train: Batches, run: TrainingRun) -> Any:
-    """One image of the first batch."""
-    images, _ = unpack_for(run.task, next(iter(train)), 0)
-    first = tree_map(lambda x: x[:1] if isinstance(x, torch.Tensor) else x, images)
-    return move(first, run.accelerator.device, run.channels_last)
 
 
 def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
     device, reported = run.accelerator.device, time.perf_counter()
     where, rate = f"epoch {epoch + 1}", 0.0
-    run.wrapped.train()
+    run.train_mode()
     meter = Meter(device, run.task.measured)
     for step, batch in enumerate(islice(run.batches, run.steps)):
         images, labels_here = unpack_for(run.task, batch, step)
-        images, labels = move(images, device, run.channels_last), labels_to(labels_here, device)
+        images, labels = move(images, device, run.settings.channels_last), labels_to(labels_here, device)
+        images, targets = mixed(images, labels, run.settings.mixup)
         rate = _set_lr(run.sgd, run.schedule.lr_at(epoch + (step + 0.5) / run.steps))
         outputs = outputs_for(run.task, _outputs(run, images, f"{where}, step {step + 1}"), labels_here, step)
-        loss = run.objective(outputs, images, labels)
+        loss = summed(run.objective, outputs, images, targets)
         run.optimizer.zero_grad()
         run.accelerator.backward(loss)
         run.optimizer.step()
+        run.after_step(epoch * run.steps + step)
         meter.add(loss, outputs, labels, count_images(images))
         if time.perf_counter() - reported > SECONDS_BETWEEN_REPORTS or step + 1 == run.steps:
             reported = time.perf_counter()
@@ -210,8 +211,8 @@ def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Eval
         return None
     evaluate = evaluate or functools.partial(measure, task=run.task)
     if run.accelerator.num_processes == 1 or not run.task.measured.is_mean:  # only means can be merged from shares
-        return evaluate(run.model, holdout)
-    part = evaluate(run.model, holdout_share(holdout, run.accelerator))
+        return evaluate(run.result, holdout)
+    part = evaluate(run.result, holdout_share(holdout, run.accelerator))
     shares = (part.top1, part.top5 or 0.0, part.loss, 1.0)
     mine = torch.tensor(shares, dtype=torch.float64, device=run.accelerator.device) * part.num_images
     top1, top5, loss, num_images = run.accelerator.reduce(mine, reduction="sum").tolist()
@@ -224,7 +225,7 @@ def _same_buffers(run: TrainingRun) -> None:
     if run.accelerator.num_processes > 1:
         from accelerate.utils import broadcast
 
-        for buffer in run.model.buffers():
+        for buffer in (*run.model.buffers(), *run.result.buffers()):
             buffer.copy_(broadcast(buffer))
 
 

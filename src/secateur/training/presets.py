@@ -24,7 +24,7 @@ class Preset:
 
     steps:  lr x factor^(number of `milestones` passed), milestones as fractions of all epochs;
     cosine: lr x (1 + cos(pi x fraction of the epochs done after the warm-up)) / 2.
-    Both start with `warmup` epochs in which the rate rises linearly.
+    Both start with `warmup` epochs in which the rate rises linearly, at most `longest_warmup` of the run.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Preset:
     warmup: float = 0.0  # epochs
     momentum: float = 0.9
     weight_decay: float = 1e-4
+    longest_warmup: float = 0.1  # as a share of the run: one shorter than its warm-up would never reach the full rate
 
     def __post_init__(self) -> None:
         """Refuse values that would train nothing or diverge."""
@@ -48,11 +49,18 @@ class Preset:
             raise RunError(f"preset {self.name}: schedule must be steps or cosine, got {self.schedule!r}")
         if not self.warmup >= 0:
             raise RunError(f"preset {self.name}: warmup must be at least 0 epochs, got {self.warmup}")
+        if not 0 <= self.longest_warmup < 1:
+            raise RunError(f"preset {self.name}: longest_warmup must be at least 0 and below 1, got {self}")
+
+    def warmed_up(self, share: float | None) -> Preset:
+        """The preset with a warm-up of this share of the run, whatever its own is; None changes nothing."""
+        if share is None:
+            return self
+        return dataclasses.replace(self, warmup=share * self.epochs, longest_warmup=share)
 
     def lr_at(self, epochs_done: float) -> float:
         """The learning rate after `epochs_done` epochs; 2.5 is the middle of the third."""
-        # A run shorter than its warm-up would never reach the full rate, so a tenth of the run is the limit.
-        warmup = min(self.warmup, self.epochs / 10)
+        warmup = min(self.warmup, self.epochs * self.longest_warmup)
         if epochs_done < warmup:
             return self.lr * epochs_done / warmup
         if self.schedule == "cosine":

@@ -70,7 +70,7 @@ def try_rates(
     """Train copies of `model` for a few steps, each at a share of the schedule's rate.
 
     A try warms up and decays as the schedule does, so that a high rate is judged after its decay.
-    others: teacher and seed, as for `fit`.
+    others: teacher, seed and further settings, as for `fit`.
     """
     few = FirstBatches(train, steps_per_try(length(train), schedule.epochs))
     tries = []

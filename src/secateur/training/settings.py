@@ -3,21 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from secateur.base.options import option
 from secateur.training.distillation import Distillation
 from secateur.training.presets import DEFAULT_PRESET, PRESETS, Preset, preset_of
 
+GROUP = "Fine-tuning"
+
 
 @dataclass(frozen=True)
-class TrainingSettings:
-    """How to train. `epochs` and `lr` replace those of the preset.
+class FineTuning:
+    """How training treats a network that is good already. `secateur train` and `secateur prune` have these alike.
+
+    views: epoch n draws what epoch n - views drew: order of images, augmentation, dropout. The teacher answers each
+        batch once (`secateur.training.teacher`).
+    batch_norm: frozen keeps the statistics; scales and shifts train.
+    mixup: see `secateur.training.mixup`. ema: see `secateur.training.averaging`.
+    distill_features: see `secateur.training.feature_maps`.
+    """
+
+    warmup: float | None = option(
+        None, "Share of the run in which the rate rises; the preset's by default", group=GROUP, least=0, below=1
+    )
+    batch_norm: Literal["live", "frozen"] = option(
+        "live", "Batch-norm statistics: live or frozen", group=GROUP, choices=("live", "frozen")
+    )
+    mixup: float = option(0.0, "Mix pairs of images; 0.2 is common, 0 for none", group=GROUP, least=0)
+    ema: float = option(
+        0.0, "Return averaged weights; decay per step such as 0.999, 0 for none", group=GROUP, least=0, below=1
+    )
+    temperature: float = option(2.0, "Temperature of the distillation", group=GROUP, above=0)
+    distill_weight: float = option(0.5, "Weight of the teacher in the loss", group=GROUP, least=0, most=1)
+    distill_features: float = option(0.0, "Weight of the distance to the teacher's feature maps", group=GROUP, least=0)
+    views: int | None = option(
+        None,
+        "Repeat order and augmentation after this number of epochs, so that a teacher answers once",
+        group=GROUP,
+        least=1,
+    )
+
+    @property
+    def distillation(self) -> Distillation:
+        """The teacher's part of the loss, if there is a teacher."""
+        return Distillation(self.temperature, self.distill_weight, self.distill_features)
+
+    def drawn_epoch(self, epoch: int) -> int:
+        """The epoch whose random numbers this one uses."""
+        return epoch if self.views is None else epoch % self.views
+
+    @property
+    def fine_tuning(self) -> dict[str, Any]:
+        """These settings by name, without those that a class adds."""
+        return {field.name: getattr(self, field.name) for field in fields(FineTuning)}
+
+
+@dataclass(frozen=True)
+class TrainingSettings(FineTuning):
+    """How to train. `epochs` and `lr` replace those of the preset; `FineTuning` has the rest.
 
     keep_best: the network before the first epoch counts as epoch 0; of equal epochs the last is taken.
     sparsity, sparsity_by: see `secateur.training.sparsity`. soft_prune: see `secateur.training.soft_filters`.
-    distillation: temperature and weight of the teacher's part of the loss, if there is a teacher.
     task: what the network is for: a `Task` or the name of one; classification by default.
     device: None takes the best available.
     about: what else identifies the run (data set, augmentation), as JSON values. A checkpoint of a run with other
@@ -50,12 +97,11 @@ class TrainingSettings:
     keep_best: bool = option(
         False, "Return the epoch with the best held-out quality, not the last one", group="Training", hidden=True
     )
-    distillation: Distillation = field(default_factory=Distillation)
     task: Any = None  # a Task or the name of one
     device: Any = None  # a torch.device or its name
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def schedule(self) -> Preset:
-        """The preset, with epochs and learning rate replaced if they are given."""
-        return preset_of(self.preset, epochs=self.epochs, lr=self.lr)
+        """The preset, with epochs, learning rate and warm-up replaced if they are given."""
+        return preset_of(self.preset, epochs=self.epochs, lr=self.lr).warmed_up(self.warmup)

@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
 
-from secateur.base.batches import Batches, call, device_of, order_channels_last
+from secateur.base.batches import Batches, device_of, move, order_channels_last
 from secateur.errors import RunError
+from secateur.measuring.quality_sums import unpack_for
 from secateur.measuring.tasks import Task, is_classification, task_of
+from secateur.training.averaging import AveragedWeights
 from secateur.training.checkpoint import digest
 from secateur.training.data_shares import steps_of, training_share
+from secateur.training.feature_maps import FeatureMaps, common_maps
+from secateur.training.objective import distilled_objective, plain_objective
 from secateur.training.presets import Preset
 from secateur.training.settings import TrainingSettings
 from secateur.training.sparsity import Objective, ProximalSGD, batch_norm_scales, with_penalty
+from secateur.training.teacher import Teacher
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -25,7 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainingRun:
-    """What the loop works with. `wrapped` is `model` wrapped by Accelerate: mixed precision, processes."""
+    """What the loop works with. `wrapped` is `model` wrapped by Accelerate: mixed precision, processes.
+
+    average: the moving average of the weights, if that is what the run returns. maps: the feature maps of `model` that
+    the loss compares with the teacher's; none without `distill_features`.
+    """
 
     model: nn.Module
     wrapped: nn.Module
@@ -36,10 +47,34 @@ class TrainingRun:
     batches: Batches
     steps: int
     schedule: Preset
-    channels_last: bool
     accelerator: Accelerator
+    settings: TrainingSettings
+    average: AveragedWeights | None
+    maps: FeatureMaps
     steps_done: int = 0
     seconds: float = 0.0
+
+    @property
+    def result(self) -> nn.Module:
+        """The network that is evaluated and returned."""
+        return self.model if self.average is None else self.average.model
+
+    def train_mode(self) -> None:
+        """Every module in training mode; batch norms whose statistics are frozen stay in eval mode."""
+        self.wrapped.train()
+        if self.settings.batch_norm == "frozen":
+            for module in self.model.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+
+    def averages(self) -> dict[str, Tensor]:
+        """The averaged weights; empty if there are none."""
+        return {} if self.average is None else self.average.model.state_dict()
+
+    def after_step(self, steps: int) -> None:
+        """Average the weights, if asked; `steps` of the whole run were done before this one."""
+        if self.average is not None:
+            self.average.step(steps)
 
 
 class _Wrapper(nn.Module):
@@ -67,8 +102,11 @@ def prepare(
             raise RunError(f"{what} must be a torch.nn.Module, got {type(network).__name__}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RunError(f"{type(model).__name__} has no parameter with requires_grad: there is nothing to train")
-    schedule, channels_last = settings.schedule, settings.channels_last
-    student = _ordered(copy.deepcopy(model), channels_last)
+    if settings.ema and settings.soft_prune:
+        raise RunError("ema and soft_prune cannot be combined: filters that are zero now and then have no zero average")
+    schedule, student = settings.schedule, copy.deepcopy(model)
+    if settings.channels_last:
+        order_channels_last(student)
     wrapped = accelerator.prepare_model(_Wrapper(student))
     trainable = [parameter for parameter in student.parameters() if parameter.requires_grad]
     sgd = ProximalSGD(
@@ -78,16 +116,27 @@ def prepare(
         weight_decay=schedule.weight_decay,
         nesterov=schedule.momentum > 0,
     )
-    optimizer = accelerator.prepare_optimizer(sgd)
-    task = task_of(settings.task)
-    objective = _objective(task, teacher, settings, accelerator)
-    if settings.sparsity and settings.sparsity_by == "l1":
-        objective = with_penalty(objective, student, settings.sparsity)
     batches = training_share(train, accelerator)
-    steps = steps_of(batches, accelerator)
-    return TrainingRun(
-        student, wrapped, sgd, optimizer, task, objective, batches, steps, schedule, channels_last, accelerator
+    run = TrainingRun(
+        model=student,
+        wrapped=wrapped,
+        sgd=sgd,
+        optimizer=accelerator.prepare_optimizer(sgd),
+        task=(task := task_of(settings.task)),
+        objective=plain_objective(task),
+        batches=batches,
+        steps=steps_of(batches, accelerator),
+        schedule=schedule,
+        accelerator=accelerator,
+        settings=settings,
+        average=AveragedWeights(student, settings.ema) if settings.ema else None,
+        maps=FeatureMaps(student, []),
     )
+    if teacher is not None:
+        _learn_from(teacher, run, train)
+    if settings.sparsity and settings.sparsity_by == "l1":
+        run.objective = with_penalty(run.objective, student, settings.sparsity)
+    return run
 
 
 def _groups(model: nn.Module, trainable: list[nn.Parameter], settings: TrainingSettings) -> list[dict[str, Any]]:
@@ -100,33 +149,22 @@ def _groups(model: nn.Module, trainable: list[nn.Parameter], settings: TrainingS
     return [{"params": rest}, {"params": scales, "penalty": settings.sparsity}]
 
 
-def _objective(
-    task: Task, teacher: nn.Module | None, settings: TrainingSettings, accelerator: Accelerator
-) -> Objective:
-    if teacher is None:
-        return lambda outputs, _images, labels: task.loss(outputs, labels)
-    master = (
-        _ordered(copy.deepcopy(teacher), settings.channels_last).to(accelerator.device).eval().requires_grad_(False)
-    )
-
-    def distil(outputs: Any, images: Any, labels: Any) -> Tensor:
-        with torch.no_grad(), accelerator.autocast():
-            answers = call(master, images)
-        answers = answers if task.outputs is None else task.outputs(answers)  # logits [N, K]
-        if isinstance(outputs, Tensor) and answers.shape != outputs.shape:
-            raise RunError(
-                f"the teacher's outputs are {list(answers.shape)}, the network's {list(outputs.shape)}; "
-                "both must have the same classes"
-            )
-        if is_classification(task):
-            return settings.distillation.loss(outputs, answers, labels)
-        return settings.distillation.mixed(task, outputs, answers, labels)
-
-    return distil
+def _learn_from(teacher: nn.Module, run: TrainingRun, train: Batches) -> None:
+    """Put the teacher's part into the run's loss."""
+    settings = run.settings
+    master = Teacher(teacher, run.accelerator, settings.channels_last, keeps=settings.views is not None)
+    if settings.distill_features:
+        names = common_maps(run.model, master.network, example_of(train, run))
+        run.maps = FeatureMaps(run.model, names)
+        master.watch(names)
+    run.objective = distilled_objective(run.task, master, settings.distillation, run.maps)
 
 
-def _ordered(model: nn.Module, channels_last: bool) -> nn.Module:
-    return order_channels_last(model) if channels_last else model
+def example_of(train: Batches, run: TrainingRun) -> Any:
+    """One image of the first batch, on the run's device."""
+    images, _ = unpack_for(run.task, next(iter(train)), 0)
+    first = tree_map(lambda x: x[:1] if isinstance(x, Tensor) else x, images)
+    return move(first, run.accelerator.device, run.settings.channels_last)
 
 
 def identity_of(
@@ -140,13 +178,14 @@ def identity_of(
         "steps": run.steps,
         "processes": run.accelerator.num_processes,
         "mixed_precision": run.accelerator.mixed_precision,
-        "channels_last": run.channels_last,
+        "channels_last": settings.channels_last,
         "distillation": None if teacher is None else dataclasses.asdict(settings.distillation),
         "initial weights": digest(model),
         "teacher": digest(teacher),
         **({"keep_best": True} if settings.keep_best else {}),
         **({"sparsity": settings.sparsity, "sparsity_by": settings.sparsity_by} if settings.sparsity else {}),
         **({"soft_prune": settings.soft_prune} if settings.soft_prune else {}),
+        **settings.fine_tuning,
         **({} if is_classification(run.task) else {"task": run.task.name or "own"}),
     }
 
