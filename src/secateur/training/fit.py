@@ -85,7 +85,6 @@ def fit(
     """
     chosen: TrainingSettings = replaced(settings or TrainingSettings(), changes, RunError)
     check(chosen, RunError)
-    schedule = chosen.schedule
     folder = None if checkpoint_dir is None else Path(checkpoint_dir)
     display = shown(progress, steps_of_epochs)
     with accelerating(chosen.device, chosen.mixed_precision) as accelerator, generators_kept(), display as report:
@@ -96,7 +95,7 @@ def fit(
         history = store.resume(best)
         soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
         with Journal(folder if accelerator.is_main_process else None, history) as journal:
-            for epoch in range(len(history), schedule.epochs):
+            for epoch in range(len(history), run.schedule.epochs):
                 reseed(chosen.seed, chosen.drawn_epoch(epoch), accelerator.process_index)
                 set_epoch(train, chosen.drawn_epoch(epoch))
                 trained = _train_one_epoch(run, epoch, report)
@@ -114,8 +113,7 @@ def fit(
     _warn_if_too_good(history, run)
     if best is not None:
         best.restore()
-    run.maps.remove()
-    return Fitted(returned_like(run.result, model), tuple(history), None if best is None else best.number)
+    return Fitted(returned_like(run, model), tuple(history), None if best is None else best.number)
 
 
 class _Store:

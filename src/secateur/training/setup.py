@@ -190,8 +190,10 @@ def identity_of(
     }
 
 
-def returned_like(trained: nn.Module, original: nn.Module) -> nn.Module:
-    """The trained network with the original's device and modes, in contiguous layout (safetensors needs it)."""
+def returned_like(run: TrainingRun, original: nn.Module) -> nn.Module:
+    """The trained network without hooks, with the original's device and modes, in contiguous layout (safetensors needs it)."""
+    run.maps.remove()
+    trained = run.result
     trained.to(device=device_of(original), memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     trained.zero_grad(set_to_none=True)
     for module, twin in zip(trained.modules(), original.modules(), strict=True):
