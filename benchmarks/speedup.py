@@ -1,15 +1,19 @@
 """Accuracy over measured speed-up without any training: ResNet-56, ours by time and by MACs, and torch-pruning.
 
-    python benchmarks/speedup.py --weights resnet56-cifar10.safetensors --data DIR --out docs/results/speedup.json
+    python benchmarks/speedup.py make --weights resnet56-cifar10.safetensors --data DIR --out speedup.json [--only TEXT]
+    python benchmarks/speedup.py time --weights resnet56-cifar10.safetensors --data DIR --out speedup.json
 
-One thread, processor time, original and pruned network in turns. Channels are chosen and repaired on training images;
-the accuracy is on half of the test images, which decided nothing. A second run goes on where it stopped.
+`make` prunes, and measures accuracy on the half of the test images that decided nothing. Channels are chosen and
+repaired on training images. torch-pruning's networks are made as it cuts them, and repaired as ours are. `time` times
+all networks that were made, in turns with the original one: one thread, processor time; run it on a quiet machine. Both
+go on where an earlier run stopped.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,23 +31,56 @@ from secateur.measuring.accuracy import evaluate
 from secateur.measuring.latency import latency
 from secateur.measuring.speedup import speedup
 
-BATCH = 64
-REPAIR_IMAGES = 500
+REPAIR_IMAGES = 2000  # what `prune` takes by default for such images
 TURNS = 15
+PACKAGES = ("torch", "onnxruntime", "openvino", "torch-pruning", "secateur")
 
 
-def timed(model: nn.Module, small: nn.Module, engine: str, batch: int) -> dict[str, float]:
-    """The speed-up of a network, with its interval."""
-    before, after = latency(
-        {"before": model, "after": small},
-        EXAMPLE,
-        engine=engine,
-        batch_sizes=(batch,),
-        rounds=TURNS,
-        threads=1,
-        cpu_time=True,
-    )
-    return {key: round(value, 4) for key, value in speedup(before.seconds, after.seconds).__dict__.items()}
+@dataclass(frozen=True)
+class Row:
+    """A network to make, and the engines and batch sizes to time it in."""
+
+    title: str
+    goal: dict[str, float] = field(default_factory=dict)  # ours
+    theirs: tuple[str, bool, float, int] | None = None  # importance, one ranking, share of channels, rounded to
+    repaired: bool = True
+    timed: tuple[tuple[str, int], ...] = (("onnxruntime", 64), ("onnxruntime", 1))
+
+
+def rows() -> list[Row]:
+    """All rows, the most important first."""
+    found = [
+        Row(f"ours by time, {engine}, batch {batch}, {asked}x", {"speedup": asked}, timed=((engine, batch),))
+        for engine, batch, speeds in (
+            ("onnxruntime", 64, (1.5, 2.0, 1.25, 1.75)),
+            ("onnxruntime", 1, (1.5, 2.0)),
+            ("eager", 64, (1.5, 2.0)),
+            ("openvino", 64, (1.5, 2.0)),
+        )
+        for asked in speeds
+    ]
+    found += [Row(f"ours by MACs, {target:.0%}", {"target": target}) for target in (0.33, 0.5, 0.65)]
+    for importance, everywhere, ratio, step in (
+        ("magnitude, L2", False, 0.5, 16),
+        ("magnitude, L2", False, 0.5, 8),
+        ("magnitude, L2", False, 0.75, 16),
+        ("magnitude, L2", False, 0.75, 8),
+        ("magnitude, L2", True, 0.5, 16),
+        ("magnitude, L2", True, 0.5, 8),
+        ("batch-norm scale", False, 0.5, 16),
+        ("batch-norm scale", False, 0.5, 8),
+        ("batch-norm scale", True, 0.5, 16),
+        ("batch-norm scale", True, 0.5, 8),
+        ("Taylor", False, 0.5, 16),
+        ("Taylor", False, 0.5, 8),
+        ("Taylor", True, 0.5, 16),
+        ("Taylor", True, 0.5, 8),
+    ):
+        where = "one ranking" if everywhere else "each layer alike"
+        title = f"torch-pruning, {importance}, {where}, {ratio:.0%}, rounded to {step}"
+        found.append(Row(title, theirs=(importance, everywhere, ratio, step), repaired=False))
+        found.append(Row(f"{title}, our repair", theirs=(importance, everywhere, ratio, step)))
+    return found
 
 
 class Bench:
@@ -52,57 +89,82 @@ class Bench:
     def __init__(self, args: Any) -> None:
         self.model, self.data = opened("resnet56", args)
         self.model.eval()
-        self.out: Path = args.out
-        versions = {name: version(name) for name in ("torch", "onnxruntime", "torch-pruning", "secateur")}
+        self.out, self.networks = args.out, args.networks
+        versions = {name: version(name) for name in PACKAGES}
         self.found = table_so_far(args.out, {"versions": versions, "base": None, "rows": {}})
         self.test = self.data.loader("test", 250)
         if self.found["base"] is None:
             self.found["base"] = evaluate(self.model, self.test).top1
             write(self.found, self.out)
 
-    def row(self, title: str, make: Any, engine: str, batch: int = BATCH) -> None:
-        """Make a network, time it and evaluate it, unless that was done before."""
-        if title in self.found["rows"]:
+    def folder(self, row: Row) -> Path:
+        """Where the network of a row is."""
+        return Path(self.networks) / row.title.replace(", ", "-").replace(" ", "-").replace("%", "")
+
+    def make(self, row: Row) -> None:
+        """Make a network and evaluate it, unless that was done before."""
+        if row.title in self.found["rows"]:
             return
+        print(row.title, flush=True)
         try:
-            small, more = make()
+            small, plan, more = self._theirs(row) if row.theirs else self._ours(row)
         except SecateurError as error:
-            self.found["rows"][title] = {"error": str(error)}
+            self.found["rows"][row.title] = {"error": str(error)}
         else:
-            row = {"speedup": timed(self.model, small, engine, batch), "engine": engine, "batch": batch, **more}
-            row["macs"] = round(sc.trace(small, EXAMPLE).macs / sc.trace(self.model, EXAMPLE).macs, 4)
-            row["top1"] = evaluate(small, self.test).top1
-            self.found["rows"][title] = row
-        print(title, json.dumps(self.found["rows"][title]), flush=True)
+            sc.save(small, plan, self.folder(row))
+            graph = sc.trace(self.model, EXAMPLE)
+            left = round(graph.cost(plan).macs / graph.macs, 4)
+            top1 = evaluate(small, self.test).top1
+            self.found["rows"][row.title] = {"top1": top1, "macs": left, "timed": {}, **more}
+            print(f"    {top1:.2%}, {left:.1%} of the MACs", flush=True)
         write(self.found, self.out)
 
-    def ours(self, engine: str = "onnxruntime", batch: int = BATCH, **goal: float) -> tuple[nn.Module, dict[str, Any]]:
-        """Our network: the goal, no training, the closed-form repair."""
+    def _ours(self, row: Row) -> tuple[nn.Module, sc.Plan, dict[str, Any]]:
+        """The goal, no training, the closed-form repair."""
+        engine, batch = row.timed[0]
         done = sc.compress(
             self.model,
             self.data.loader("train", 250),
             self.data.loader("holdout", 250, limit=500),
             example=EXAMPLE,
-            repair="solve",
             epochs=0,
             num_repair_images=REPAIR_IMAGES,
-            engine=engine,
-            batch=batch,
-            threads=1,
-            **goal,
+            **({"engine": engine, "batch": batch, "threads": 1} if "speedup" in row.goal else {}),
+            **row.goal,
         )
         kept = {name: unit["kept"] for name, unit in done.summary["units"].items() if unit["kept"] < unit["width"]}
-        return done.model, {"time": done.summary.get("time"), "kept": kept}
+        return done.model, done.plan, {"time": done.summary.get("time"), "kept": kept}
 
-    def theirs(self, importance: str, everywhere: bool, ratio: float, round_to: int, repair: bool) -> Any:
-        """torch-pruning's network, repaired by us or not."""
-        small = cut(self.model, IMPORTANCES[importance](), everywhere, ratio, round_to)
-        if not repair:
-            return small, {}
+    def _theirs(self, row: Row) -> tuple[nn.Module, sc.Plan, dict[str, Any]]:
+        """torch-pruning's channels, repaired by us or as it cuts them."""
+        assert row.theirs is not None
+        name, everywhere, ratio, round_to = row.theirs
+        if name == "Taylor":
+            gradients(self.model, self.data, batches=4)
         graph = sc.trace(self.model, EXAMPLE)
-        keep = kept_by(self.model, small)
+        plan = sc.Plan.of(graph, kept_by(self.model, cut(self.model, IMPORTANCES[name](), everywhere, ratio, round_to)))
+        self.model.zero_grad(set_to_none=True)
+        if not row.repaired:
+            return sc.prune(graph, plan), plan, {}
         images = self.data.loader("train", 250, shuffle=True, seed=0, limit=REPAIR_IMAGES)
-        return sc.repair(graph, sc.Plan.of(graph, keep), images), {}
+        return sc.repair(graph, plan, images), plan, {}
+
+    def time(self, every: list[Row], again: bool) -> None:
+        """Time the networks of each engine and batch size, all in the same turns."""
+        for engine, batch in dict.fromkeys(how for row in every for how in row.timed):
+            key = f"{engine}, batch {batch}"
+            mine = [row for row in every if (engine, batch) in row.timed and self.folder(row).exists()]
+            if all(key in self.found["rows"][row.title]["timed"] for row in mine) and not again:
+                continue
+            models = {"before": self.model, **{row.title: sc.load(self.folder(row), self.model) for row in mine}}
+            before, *after = latency(
+                models, EXAMPLE, engine=engine, batch_sizes=(batch,), rounds=TURNS, threads=1, cpu_time=True
+            )
+            for row, timing in zip(mine, after, strict=True):
+                gain = speedup(before.seconds, timing.seconds)
+                self.found["rows"][row.title]["timed"][key] = {k: round(v, 4) for k, v in gain.__dict__.items()}
+                print(f"{key}: {gain} {self.found['rows'][row.title]['top1']:.2%} {row.title}", flush=True)
+            write(self.found, self.out)
 
 
 def kept_by(model: nn.Module, small: nn.Module) -> dict[str, list[int]]:
@@ -117,31 +179,20 @@ def kept_by(model: nn.Module, small: nn.Module) -> dict[str, list[int]]:
 
 
 def main() -> None:
-    """All rows, the most important first."""
-    bench = Bench(arguments(__doc__).parse_args())
-    for asked in (1.5, 1.35, 1.25, 2.0):
-        bench.row(f"ours by time, onnxruntime, {asked}x", lambda a=asked: bench.ours(speedup=a), "onnxruntime")
-    for target in (0.33, 0.5, 0.65):
-        bench.row(f"ours by MACs, {target:.0%}", lambda t=target: bench.ours(target=t), "onnxruntime")
-    gradients(bench.model, bench.data, batches=4)
-    for name, everywhere, ratio, step in (
-        ("magnitude, L2", False, 0.75, 8),
-        ("magnitude, L2", False, 0.75, 4),
-        ("magnitude, L2", False, 0.5, 16),
-        ("batch-norm scale", False, 0.75, 4),
-        ("Taylor", False, 0.75, 4),
-        ("batch-norm scale", True, 0.5, 4),
-        ("batch-norm scale", False, 0.5, 16),
-        ("geometric median", False, 0.5, 16),
-        ("magnitude, L2", True, 0.5, 16),
-    ):
-        for repair in (False, True):
-            where = "one ranking" if everywhere else "each layer alike"
-            title = f"torch-pruning, {name}, {where}, {ratio}, round to {step}{', our repair' if repair else ''}"
-            args = (name, everywhere, ratio, step, repair)
-            bench.row(title, lambda a=args: bench.theirs(*a), "onnxruntime")
-    for asked in (1.5, 1.25):
-        bench.row(f"ours by time, eager, {asked}x", lambda a=asked: bench.ours("eager", speedup=a), "eager")
+    """Make or time the rows whose title has the text."""
+    parser = arguments(__doc__)
+    parser.add_argument("step", choices=("make", "time"))
+    parser.add_argument("--only", default="", help="text in the titles of the rows to make")
+    parser.add_argument("--networks", type=Path, default=Path("runs/speedup"), help="folder for the networks")
+    parser.add_argument("--again", action="store_true", help="time again what is in the file")
+    args = parser.parse_args()
+    bench = Bench(args)
+    if args.step == "time":
+        bench.time(rows(), args.again)
+    else:
+        for row in rows():
+            if args.only in row.title:
+                bench.make(row)
 
 
 if __name__ == "__main__":

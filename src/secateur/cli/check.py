@@ -5,22 +5,35 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from secateur.base.options import check, option
 from secateur.base.tables import big_number
 from secateur.cli.common import EXIT_ERROR, console, friendly
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.model_argument import resolve
-from secateur.cli.options import DataOptions, DeviceOptions, Model, Streams, Weights
+from secateur.cli.options import DataOptions, DeviceOptions, LayerTimeOptions, Model, Streams, Weights
+from secateur.errors import RunError
+from secateur.measuring.engines import ENGINES
 
 if TYPE_CHECKING:
-    from secateur.running.checkup import Checkup
+    from secateur.running.checkup import Checkup, SpeedReach
 
 ROUNDS, EPOCHS = 2, 3  # of the run whose time is told
 INDENT = 10  # columns
 NAMED = 3  # frozen names that are listed for a reason
+
+
+@dataclass(frozen=True)
+class SpeedOptions(LayerTimeOptions):
+    """The engine whose fastest speed-up is told."""
+
+    engine: str | None = option(
+        None, f"Also tell the fastest --speedup in this engine: {', '.join(ENGINES)}", valid=ENGINES.check
+    )
 
 
 @friendly
@@ -28,6 +41,7 @@ NAMED = 3  # frozen names that are listed for a reason
 def command(
     model: Model,
     data: DataOptions,
+    timing: SpeedOptions,
     device: DeviceOptions,
     weights: Weights = None,
     streams: Streams = "select",
@@ -38,19 +52,27 @@ def command(
 
     Without --data, only the network is checked; a run's own data set is known. Exit code 1: something looks wrong.
 
+    With --engine the layers are timed there, which may take minutes (once; times are kept), and the fastest --speedup
+    that `prune` can reach is told.
+
     Examples:
 
         secateur check resnet56
 
         secateur check resnet56 --weights w.safetensors --data cifar10
 
+        secateur check resnet56 --engine onnxruntime --threads 1
+
         secateur check runs/prune-resnet56-cifar10 --json
     """
+    check(timing, RunError)
+    if timing.engine is not None:
+        ENGINES.find(timing.engine).check_installed()
     named = resolve(model)
     known = None if data.data is None and "data" not in named.asked else data.known_for(model)
     from secateur.cli.networks import open_network
     from secateur.cli.opening import open_model, refuse_other_weights
-    from secateur.running.checkup import checkup
+    from secateur.running.checkup import TimedIn, checkup
 
     refuse_other_weights(named, weights)
     images = None if known is None else known.open(model)
@@ -65,6 +87,7 @@ def command(
         images,
         trained=weights is not None or named.has_weights,
         streams=streams,  # type: ignore[arg-type]
+        timed_in=None if timing.engine is None else TimedIn(timing.engine, timing.batch, timing.threads),
     )
     if as_json:
         console.print_json(json.dumps({"model": model, "data": known and known.name, **found.to_dict()}))
@@ -86,6 +109,8 @@ def _say(name: str, found: Checkup) -> None:
         f"up to {100 * found.reach['macs']:.1f}% of the MACs and {100 * found.reach['params']:.1f}% of the weights "
         "can be removed: every unit keeps 2 channels and 10% at least",
     )
+    if found.speedup is not None:
+        _say_speedup(found.speedup)
     if found.images:
         words = {"train": "for training", "holdout": "held out", "test": "for testing"}
         counts = ", ".join(f"{count:,} {words[part]}" for part, count in found.images.items())
@@ -99,6 +124,15 @@ def _say(name: str, found: Checkup) -> None:
         _line("wrong?", problem)
     if not found.problems:
         _line("", "nothing looks wrong")
+
+
+def _say_speedup(found: SpeedReach) -> None:
+    where = f"{found.engine}, batch {found.batch}, {found.threads} thread{'s' if found.threads != 1 else ''}"
+    _line(
+        "",
+        f"up to {found.fastest:.2f}x as fast ({where}: {1e3 * found.whole:.1f} ms now), by the times of single layers; "
+        "ask for less, the measured speed decides",
+    )
 
 
 def _say_cost(found: Checkup) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +13,7 @@ from secateur.base.folder_contents import refuse_overwriting
 from secateur.base.options import check, option
 from secateur.cli.common import console, friendly
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import Classes, Model, Size, Streams
+from secateur.cli.options import Classes, LayerTimeOptions, Model, Size, Streams
 from secateur.errors import RunError
 from secateur.measuring.engines import ENGINES
 
@@ -26,14 +25,10 @@ PARTS = {"3/4": 0.75, "1/2": 0.5, "1/4": 0.25}
 
 
 @dataclass(frozen=True)
-class LatencyOptions:
+class LatencyOptions(LayerTimeOptions):
     """Where layers are timed."""
 
     engine: str = option("eager", f"Engine: {', '.join(ENGINES)}", valid=ENGINES.check)
-    batch: int = option(64, "Number of images in a batch", least=1)
-    threads: int | None = option(
-        None, "Number of CPU threads; PyTorch's choice by default", least=1, most=os.cpu_count()
-    )
     out: Path | None = option(None, "File for the table, as JSON; its picture is written beside it")
 
 

@@ -121,6 +121,16 @@ class UndividedData(DataOptions):
 
 
 @dataclass(frozen=True)
+class LayerTimeOptions:
+    """How the layers of a network are timed."""
+
+    batch: int = option(64, "Number of images in a batch", least=1)
+    threads: int | None = option(
+        None, "Number of CPU threads; PyTorch's choice by default", least=1, most=os.cpu_count()
+    )
+
+
+@dataclass(frozen=True)
 class DeviceOptions:
     """The device that computes."""
 

@@ -15,15 +15,37 @@ from secateur.channels.graph import ChannelGraph, trace
 from secateur.channels.units import Streams
 from secateur.deciding.candidates import candidates
 from secateur.deciding.costs import cost_function
+from secateur.deciding.costs.latency import table_cost
 from secateur.deciding.reach import lowest_cost
 from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy
+from secateur.measuring.layer_timing.measure import latency_table
 from secateur.running.data_problems import accuracy_problems, batch_norm_problems, label_problems, pixel_problems
 from secateur.running.run_estimate import RoundEstimate, Speed, estimate, measure_speed
 from secateur.zoo.data import ImageData
 
 LOOKED_AT = 256  # training images
 EVALUATED, SECONDS = 2000, 15.0  # held-out images at most, and about the time for them
+
+
+@dataclass(frozen=True)
+class TimedIn:
+    """Where the layers of a network are timed."""
+
+    engine: str
+    batch: int = 64
+    threads: int | None = None  # None: PyTorch's choice
+
+
+@dataclass(frozen=True)
+class SpeedReach:
+    """How fast pruning can make a network, by the times of its layers."""
+
+    engine: str
+    batch: int
+    threads: int
+    whole: float  # seconds per batch of the network as it is
+    fastest: float  # speed-up
 
 
 @dataclass(frozen=True)
@@ -39,6 +61,7 @@ class Checkup:
     frozen: Mapping[str, tuple[str, ...]]  # reason -> names
     reach: Mapping[str, float]  # cost -> the largest fraction that can be removed
     speed: Speed
+    speedup: SpeedReach | None = None  # if an engine was named
     images: Mapping[str, int] = field(default_factory=dict)  # part -> number
     classes: int = 0
     accuracy: Accuracy | None = None
@@ -53,11 +76,18 @@ class Checkup:
 
 
 def checkup(
-    model: nn.Module, shape: tuple[int, ...], data: ImageData | None, *, trained: bool, streams: Streams = "select"
+    model: nn.Module,
+    shape: tuple[int, ...],
+    data: ImageData | None,
+    *,
+    trained: bool,
+    streams: Streams = "select",
+    timed_in: TimedIn | None = None,
 ) -> Checkup:
     """Look at a network, and at its images if there are some.
 
     trained: whether it has weights. If not, its accuracy is not measured.
+    timed_in: time the layers there, unless they are in the user's cache, and tell the fastest speed-up.
     """
     started = time.perf_counter()
     device = device_of(model)
@@ -88,6 +118,7 @@ def checkup(
         frozen=frozen_by_reason(graph),
         reach={cost: reach_of(graph, cost) for cost in ("macs", "params")},
         speed=speed,
+        speedup=speed_reach(graph, timed_in) if timed_in is not None and graph.units else None,
         images=parts,
         classes=0 if data is None else len(data.classes),
         accuracy=accuracy,
@@ -114,6 +145,17 @@ def reach_of(graph: ChannelGraph, cost: str) -> float:
         return 0.0
     cost_of = cost_function(graph, cost)
     return 1 - lowest_cost(graph, names, cost_of) / cost_of({})
+
+
+def speed_reach(graph: ChannelGraph, timed_in: TimedIn) -> SpeedReach:
+    """The fastest that `--speedup` can ask for: every unit at the width at which its layers take the least time."""
+    table = latency_table(graph, timed_in.engine, timed_in.batch, timed_in.threads)
+    cost, how = table_cost(graph, table), table.measured_with
+    try:
+        least = lowest_cost(graph, candidates(graph), cost)
+    except DecideError:  # nothing is pruned by default
+        least = cost({})
+    return SpeedReach(how.engine, how.batch, how.threads, table.whole, cost({}) / least)
 
 
 def _some_images(data: ImageData | None, shape: tuple[int, ...]) -> Tensor:

@@ -19,6 +19,8 @@ from secateur.channels.plan import Plan
 from secateur.deciding.goal import Budget
 from secateur.errors import RunError
 from secateur.measuring.accuracy import Accuracy, evaluate
+from secateur.measuring.engines import PreparedModel
+from secateur.measuring.latency import prepare, ready_to_time
 from secateur.measuring.latency_table import LatencyTable
 from secateur.measuring.quality_words import QualityWords
 from secateur.measuring.tasks import Task, is_classification, task_of
@@ -55,6 +57,14 @@ class RunContext:
     def widths(self) -> Mapping[str, int]:
         """unit -> number of channels in the original network."""
         return {name: unit.width for name, unit in self.graph.units.items()}
+
+    @cached_property
+    def prepared_original(self) -> PreparedModel:
+        """The original network in the engine of the table. It is timed beside every plan, and exported once."""
+        assert self.table is not None
+        how = self.table.measured_with
+        with ready_to_time([self.original], how.threads):
+            return prepare(self.original, how.engine, self.graph.example, (how.batch,))
 
     @cached_property
     def task(self) -> Task:

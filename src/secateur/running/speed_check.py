@@ -18,7 +18,7 @@ from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
 from secateur.deciding.goal import Budget
 from secateur.errors import DecideError
-from secateur.measuring.latency import latency
+from secateur.measuring.latency import latency, ready_to_time
 from secateur.measuring.layer_timing.machine import machine_of
 from secateur.measuring.speedup import Speedup, speedup
 from secateur.measuring.turns import processor_time
@@ -82,15 +82,16 @@ def time_beside(context: RunContext, small: nn.Module) -> TimedPair:
     how = table.measured_with
 
     def measure() -> TimedPair:
-        before, after = latency(
-            {"before": context.original, "after": small},
-            context.graph.example,
-            engine=how.engine,
-            batch_sizes=(how.batch,),
-            rounds=int(min(MOST_TURNS, max(FEWEST_TURNS, SECONDS / (2 * table.whole)))),
-            threads=how.threads,
-            cpu_time=processor_time(device_of(small), how.threads),
-        )
+        with ready_to_time([context.original], how.threads):
+            before, after = latency(
+                {"before": context.prepared_original, "after": small},
+                context.graph.example,
+                engine=how.engine,
+                batch_sizes=(how.batch,),
+                rounds=int(min(MOST_TURNS, max(FEWEST_TURNS, SECONDS / (2 * table.whole)))),
+                threads=how.threads,
+                cpu_time=processor_time(device_of(small), how.threads),
+            )
         return TimedPair(before.median, after.median, speedup(before.seconds, after.seconds))
 
     return from_first(measure)
