@@ -11,7 +11,6 @@ go on where an earlier run stopped.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from secateur.running import checkup
 from secateur.running.data_problems import batch_norm_problems, label_problems, pixel_problems
 from secateur.running.run_estimate import Speed, _saved_for_backward, estimate
 from secateur.training.fit import fit
@@ -21,6 +22,7 @@ from secateur.zoo.data.images import MemoryImages
 from secateur.zoo.models import create, load_weights
 from tests.cli.command_line import lines, secateur
 from tests.proof import assert_accuracy
+from tests.running.test_speedup import table
 
 WHOLE = 117_600 + 240_000 + 48_000 + 10_080 + 840  # MACs of LeNet-5, layer by layer
 FLOOR = 28 * 28 * 25 * 2 + 10 * 10 * 25 * 2 * 2 + 25 * 2 * 12 + 12 * 84 + 840  # 2, 2, 12 channels; fc1 is left alone
@@ -78,6 +80,26 @@ def test_the_network_alone() -> None:
     assert told[0].startswith("network     resnet8 on 3 x 32 x 32: 12.24 M MACs, ")
     assert any("untrained" in line for line in told) and not any(line.startswith("accuracy") for line in told)
     assert not result.stderr
+
+
+def test_the_fastest_speedup_in_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers take the same time for each pair of an input and an output, so the smallest widths are the fastest."""
+    monkeypatch.setattr(checkup, "latency_table", lambda graph, *how: table(graph))
+    code, found = check("lenet5", "--engine", "eager", "--batch", "8", "--threads", "1")
+    conv1, conv2, conv3, fc1, fc2 = 1 * 6, 6 * 16, 16 * 120, 120 * 84, 84 * 10
+    least = 1 * 2 + 2 * 2 + 2 * 12 + 12 * 84 + fc2
+    told = found["speedup"]
+    assert code == 0 and told["engine"] == "eager" and told["batch"] == 8
+    assert told["fastest"] == pytest.approx((conv1 + conv2 + conv3 + fc1 + fc2) / least)
+    shown = lines(secateur("check", "lenet5", "--engine", "eager", "--device", "cpu"))
+    assert any(f"up to {told['fastest']:.2f}x as fast (eager, batch 8, 1 thread" in line for line in shown)
+
+
+@pytest.mark.parametrize("engine, message", [("abacus", "no engine called 'abacus'"), ("openvino", "pip install")])
+def test_engines_that_are_unknown_or_not_installed(engine: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secateur.measuring.engines.find_spec", lambda name: None)
+    found = secateur("check", "lenet5", "--engine", engine)
+    assert found.exit_code == 1 and message in found.stderr
 
 
 @pytest.mark.parametrize(

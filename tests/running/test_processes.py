@@ -18,15 +18,20 @@ from secateur.zoo.data import load
 from secateur.zoo.models import create
 from tests.processes import python, torchrun
 from tests.proof import assert_accuracy, counted_macs
-from tests.running.toys import trained
-from tests.running.two_processes import CASES, WEIGHTS, prune
+from tests.running.test_speedup import table
+from tests.running.toys import TRAIN, trained
+from tests.running.two_processes import CASES, TABLE, WEIGHTS, prune
 
 
 def test_two_processes_plan_as_one_does(tmp_path: Path) -> None:
     save_model(trained(), str(tmp_path / WEIGHTS))
+    table(sc.trace(trained(), TRAIN[0][0][:1])).save(tmp_path / TABLE)
     torchrun("tests.running.two_processes", tmp_path)
     both = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert both[0] == both[1] and set(both[0]) == set(CASES)
+    assert both[0] == both[1] and set(both[0]) == {*CASES, "speed"}
+    time = json.loads((tmp_path / "speed" / "summary.json").read_text())["time"]
+    assert time["asked"] == 1.3 <= max(check["predicted"] for check in time["checks"])
+    assert time["measured"]["ratio"] > 0 and len(time["seconds"]) == 2  # by the first process, for both
     for name, words in CASES.items():
         _, plan = prune(tmp_path / WEIGHTS, tmp_path / "one" / name, 0, 1, **words)
         one, two = Plan.from_json(plan), Plan.from_json(both[0][name][1])

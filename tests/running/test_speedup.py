@@ -109,11 +109,13 @@ def test_rounds_go_even_parts_of_the_way_and_the_last_one_is_timed(stopwatch: St
 
 
 @pytest.mark.parametrize(
-    "changes", [{"split": "algorithm1", "rounds": 1}, {"split": "uniform"}, {"streams": "coupled"}]
+    "changes",
+    [{"split": "algorithm1", "rounds": 1}, {"split": "uniform"}, {"streams": "coupled"}, {"epochs": 1, "rounds": 2}],
 )
-def test_other_splits_and_coupled_streams(stopwatch: Stopwatch, changes: dict[str, Any]) -> None:
+def test_other_splits_coupled_streams_and_retraining(stopwatch: Stopwatch, changes: dict[str, Any]) -> None:
     done = run(speedup=1.3, **{**QUICK, **changes})
     assert done.summary["time"]["measured"]["ratio"] >= 1.3
+    assert all(len(each.retraining) == changes.get("epochs", 0) for each in done.rounds)
 
 
 def test_out_of_reach_names_the_fastest_before_anything_long(stopwatch: Stopwatch, tmp_path: Path) -> None:
