@@ -141,3 +141,17 @@ def test_a_ridge_must_not_be_negative(ridge: object) -> None:
     if isinstance(ridge, int):
         with pytest.raises(ScoreError, match="ridge must be a number of at least 0, got -1"):
             sc.score(graph, loader, metric="gsd:ridge=-1")
+
+
+def test_di_warns_of_fewer_images_than_pixels(caplog: pytest.LogCaptureFixture) -> None:
+    """With fewer images than pixels, any maps separate the five classes perfectly: DI is C - 1 = 4 for all channels."""
+    graph = graph_of()  # a:out has maps of 8x8 = 64 pixels, b:out has smaller ones
+    few = score(graph, batches(30), "di", rho=1e-9)
+    np.testing.assert_allclose(few.values["a:out"], 4, atol=1e-3)
+    assert (few.values["b:out"] < 3.9).all()
+    assert "di: 30 images are too few for 1 of 2 units" in caplog.text and "(a:out: 64)" in caplog.text
+    assert "Use clearly more than 64 images (num_map_images, --num-map-images)" in caplog.text
+    caplog.clear()
+    assert (score(graph, batches(200), "di", rho=1e-9).values["a:out"] < 3.9).all()
+    score(graph, batches(30), "mmd")  # it does not saturate
+    assert not caplog.text

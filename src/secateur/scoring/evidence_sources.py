@@ -99,6 +99,7 @@ def _from_maps(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gather
         tap=metrics[0].tap,
         seed=settings.seed,
         progress=request.progress,
+        saturating=tuple(one.name for one in metrics if one.metric.saturates),
     )
     num_images, units = collect_maps(request.graph, _batches(request, metrics), wanted)
     return Gathered(((name, part.channels, part.maps) for name, found in units for part in found), num_images)

@@ -38,6 +38,7 @@ class MapRequest:
     tap: Where = "reader"
     seed: int | None = None
     progress: Progress | None = field(default=None, repr=False)
+    saturating: tuple[str, ...] = ()  # metrics that say nothing where there are fewer images than pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,7 @@ def collect_maps(graph: ChannelGraph, loader: Batches, request: MapRequest) -> t
     sizes = [want.bytes(images, classes, request.whole) for want in wants]
     groups = list(_grouped(wants, sizes, request.memory))
     kept = list(usable_classes(sample.quotas.tolist()))
+    _warn_of_few_images(wants, images, request.saturating)
     log.info("maps of %d images need %.2f GiB, in %d passes", images, sum(sizes) / GIB, len(groups))
 
     def found() -> Found:
@@ -188,6 +190,20 @@ def _fitting(loader: Batches, wants: Sequence[WantedMaps], request: MapRequest) 
         )
     log.warning("maps of %d images do not fit into %.2f GiB; using %d images", asked, request.memory / GIB, images)
     return Sample(loader, images, request.seed, balanced=True)
+
+
+def _warn_of_few_images(wants: Sequence[WantedMaps], images: int, metrics: Sequence[str]) -> None:
+    few = [want for want in wants if want.pixels >= images]
+    if not few or not metrics:
+        return
+    most = max(few, key=lambda want: want.pixels)
+    log.warning(
+        "%s: %d images are too few for %d of %d units, whose maps have as many pixels or more (%s: %d). All of their "
+        "channels get nearly the same score. Use clearly more than %d images (num_map_images, --num-map-images), or a metric "
+        "that needs no maps, such as gsd",
+        *(", ".join(metrics), images, len({want.slot.unit for want in few}), len({want.slot.unit for want in wants})),
+        *(most.slot.unit, most.pixels, most.pixels),
+    )
 
 
 def _grouped(wants: Sequence[WantedMaps], sizes: Sequence[int], memory: int) -> Iterator[list[WantedMaps]]:

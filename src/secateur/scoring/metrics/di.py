@@ -17,6 +17,9 @@ def di(maps: Maps, rho: float = 1e-4) -> Tensor:
     With d pixels and N images, d <= N: Cholesky of the d x d matrix S + rho I. Otherwise Cholesky of the N x N Gram
     matrix K of the centred maps, as tr(P K [K + rho I]^-1) = C - rho tr(P [K + rho I]^-1) with the projection P onto
     class means. Both in float64, a few channels at a time.
+
+    With d >= N the maps of any channel separate the classes of the sample perfectly: DI is C - 1 for all channels but
+    for rho, and says nothing. `score` warns of it.
     """
     if maps.scatter is not None:
         return _by_scatter(maps.scatter, rho)
@@ -87,4 +90,4 @@ def _cholesky(matrix: Tensor, rho: float) -> Tensor:
     return factor
 
 
-ENTRY = Metric(needs="maps", score=di, takes_scatter=True)
+ENTRY = Metric(needs="maps", score=di, takes_scatter=True, saturates=True)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from secateur.base.batches import Batches, device_of, unpack
-from secateur.base.progress import PhaseProgress
+from secateur.base.progress import PhaseProgress, Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.deciding.candidates import candidates
@@ -28,7 +28,7 @@ from secateur.scoring.score import score_by
 from secateur.scoring.scores import Scores, load_scores, save_scores
 from secateur.scoring.settings import ScoreSettings
 from secateur.studies.effectiveness_study.settings import EffectivenessSettings, Units
-from secateur.studies.effectiveness_study.table import MEASURED
+from secateur.studies.effectiveness_study.table import AS_CUT, MEASURED
 from secateur.studies.fast_evaluate import accuracy_of, pruned_or_same
 from secateur.studies.folder import StudyFolder, StudyRow
 from secateur.studies.work_sharing import wait_until
@@ -73,6 +73,7 @@ class MetricComparison:
     images: ComparisonImages
     progress: PhaseProgress
     measured: dict[str, StudyRow] = field(default_factory=dict)  # measurements of plans that were seen before
+    measured_as_cut: dict[tuple[str, str], StudyRow] = field(default_factory=dict)  # by network and plan, for all seeds
     scores: dict[Path, dict[str, Scores]] = field(default_factory=dict)
     samples: dict[int, list[Any]] = field(default_factory=dict)  # seed -> images for the repair
 
@@ -98,6 +99,7 @@ class MetricComparison:
             row = self._finished(cut)
             if row is not None:
                 self.measured[self._same_measurement(cut, row["plan"])] = row
+                self.measured_as_cut[cut.network, row["plan"]] = {key: row[key] for key in AS_CUT}
         # Passes and rows are assigned by their position among all of them, not among the missing ones: a process that
         # starts late would count differently, and some rows would belong to no process.
         for path in list(dict.fromkeys(map(self._scores_path, cuts)))[rank::world]:
@@ -184,13 +186,23 @@ class MetricComparison:
             return round(100 * accuracy_of(model, graph, self.images.test, say).top1, 4)
 
         model = pruned_or_same(graph, plan)
-        row = _as_cut(accuracy_of(model, graph, self.images.test, say))
-        if settings.repair != "none":
+        row = dict(self._as_cut(cut, plan, model, say))
+        if settings.repair != "none" and model is graph.model:  # nothing is removed, so there is nothing to repair
+            row["repaired"] = row["accuracy"]
+        elif settings.repair != "none":
             model = repair(graph, plan, self._repair_images(cut.seed), how=settings.repair, seed=cut.seed)
             row["repaired"] = top1(model)
         if settings.epochs:
             row["retrained"] = top1(self._retrained(cut, model))
         return row
+
+    def _as_cut(self, cut: UniformCut, plan: Plan, model: nn.Module, say: Progress) -> StudyRow:
+        """Accuracy as cut, which is measured once for all seeds that remove the same channels."""
+        key = cut.network, _digest(plan)
+        if key not in self.measured_as_cut:
+            found = accuracy_of(model, self.graphs[cut.network], self.images.test, say)
+            self.measured_as_cut[key] = _figures(found)
+        return self.measured_as_cut[key]
 
     def _retrained(self, cut: UniformCut, model: nn.Module) -> nn.Module:
         checkpoint = self.folder.path / "checkpoints" / _digest(cut.key)
@@ -231,7 +243,7 @@ def units_to_prune(graph: ChannelGraph, which: Units) -> list[str]:
     return found
 
 
-def _as_cut(found: Accuracy) -> StudyRow:
+def _figures(found: Accuracy) -> StudyRow:
     return {
         "accuracy": round(100 * found.top1, 4),
         "top5": None if found.top5 is None else round(100 * found.top5, 4),

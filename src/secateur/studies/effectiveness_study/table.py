@@ -9,7 +9,8 @@ from typing import Any
 from secateur.studies.folder import StudyRow
 
 STAGES = {"accuracy": "as cut", "repaired": "repaired", "retrained": "retrained"}
-MEASURED = ("accuracy", "top5", "loss", "test_images", "repaired", "retrained")
+AS_CUT = ("accuracy", "top5", "loss", "test_images")
+MEASURED = (*AS_CUT, "repaired", "retrained")
 COLUMNS = {
     "ratio": "fraction of channels removed",
     "images": "number of images scored on",
