@@ -53,7 +53,7 @@ REFUSED = {
     "data get cifar100 --from no.tar": "no.tar does not exist",
     "report no": "no does not exist",
     "reproduce resnet56-cifar10": "did you mean resnet56-cifar10-",
-    "reproduce fig1": "did you mean fig1-lenet5-mnist",
+    "reproduce tabel1": "did you mean table1",
     "reproduce fig1-lenet5-mnist --budget smok": "did you mean smoke",
     "study table --format markdwn": "did you mean markdown",
     "study effectiveness lenet5 --data digits": "lenet5=FILE",

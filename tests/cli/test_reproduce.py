@@ -36,7 +36,7 @@ def test_a_dry_run_prints_what_changes_and_runs_nothing(tmp_path: Path, monkeypa
     assert "  run: epochs 200 -> 2" in said and "  run: holdout train:0.1 -> test:0.5" in said
     assert not any(line.startswith("  train:") for line in said)  # no network is trained
     printed = said[said.index("commands:") + 1 :]
-    assert printed[0].startswith("  secateur prune resnet56 --data cifar10 --metric gsd --target 0.63 --k 18")
+    assert printed[0].startswith("  secateur prune resnet56 ") and "--data cifar10 --target 0.63 --k 18" in printed[0]
     assert printed[-1] == "  secateur study table runs/resnet56-cifar10-b-cpu/resnet56-cifar10-b"
     assert not list(tmp_path.iterdir())
 
@@ -45,6 +45,11 @@ def test_a_dry_run_prints_what_changes_and_runs_nothing(tmp_path: Path, monkeypa
     "words, complaint",
     [
         (["nothing"], "there is no recipe called 'nothing'. Available: fig1"),
+        (
+            ["table2", "--weights", "w.pt"],
+            "table2 has several networks; give --weights to one recipe at a time: resnet",
+        ),
+        (["table2", "--data", "imagenet:x"], "needs a trained network: pass --weights FILE"),
         (["vgg16-imagenet-a"], "needs a folder of images: pass --data imagenet:FOLDER"),
         (["vgg16-imagenet-a", "--data", "imagenet:x"], "needs a trained network: pass --weights FILE"),
         (["vgg16-imagenet-a", "--set", "train.epochs=3"], "trains no network at this budget"),
@@ -62,17 +67,29 @@ def test_a_setting_that_the_command_does_not_have() -> None:
     assert result.exit_code == 2 and "No such option" in result.output + result.stderr
 
 
-def test_one_recipe_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trains, prunes, and prints the row; the same command again has nothing left to do."""
+def test_a_table_dry_runs_with_each_network_trained_once() -> None:
+    said = lines(secateur("reproduce", "table1", "--budget", "smoke", "--dry-run", columns=600))
+    printed = said[said.index("commands:") + 1 :]
+    assert [line.split()[1] for line in printed].count("prune") == 7  # Tables 1a and 1b
+    trained = [line.split()[2] for line in printed if line.split()[1] == "train"]
+    assert sorted(trained) == ["lenet5", "preresnet20", "resnet8"]
+    assert len([line for line in said if "The paper gives one number of fine-tuning epochs" in line]) == 1
+    assert printed[-1].count("runs/table1-smoke/") == 8 and printed[-1].endswith("--out runs/table1-smoke/table")
+
+
+def test_a_table_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trains, prunes, and prints the rows; the same command again has nothing left to do."""
     monkeypatch.chdir(tmp_path)
-    words = ["reproduce", "vgg16-cifar10", "--budget", "smoke", "--device", "cpu"]
+    words = ["reproduce", "table1b", "--budget", "smoke", "--device", "cpu"]
+    words += ["--set", "rounds=1", "--set", "train.epochs=1", "--set", "num_images=100"]  # a test must be quick
     said = lines(secateur(*words, columns=400))
-    folder = Path("runs/vgg16-cifar10-smoke")
-    found = sc.studies.table([folder / "vgg16-cifar10"])
-    (row,) = found.rows
-    assert 29.0 < row["macs_removed"] < 60  # three tenths were asked for, and a LeNet's channels are few
-    assert "  run: model vgg16 -> lenet5" in said and "  run: target 0.801 -> 0.3" in said
+    folder = Path("runs/table1b-smoke")
+    found = sc.studies.table([folder / "vgg19-cifar100", folder / "resnet164-cifar100"])
+    assert sc.studies.read_study(folder / "table")["rows"] == [*found.rows[::-1]]
+    for row in found.rows:
+        assert 29.0 < row["macs_removed"] < 60  # three tenths were asked for, and a LeNet's channels are few
+    assert "  run: model vgg19 -> lenet5" in said and "  run: target 0.595 -> 0.3" in said
     assert any("The paper has no rows for lenet5 on digits." in line for line in said)
-    assert sc.load(folder / "vgg16-cifar10", create("lenet5"))
+    assert sc.load(folder / "vgg19-cifar100", create("lenet5"))
     again = lines(secateur(*words, columns=400))
     assert again[-4:] == said[-4:]

@@ -20,6 +20,7 @@ from secateur.studies.recipes.published_rows import group_of, published
 from secateur.studies.recipes.recipe import (
     BUDGETS,
     Change,
+    all_commands,
     at_budget,
     changed,
     commands,
@@ -28,6 +29,7 @@ from secateur.studies.recipes.recipe import (
     missing,
     recipe_names,
     recipe_of,
+    recipes_called,
     value_of,
 )
 from secateur.training.presets import DEFAULT_PRESET, PRESETS, preset_of
@@ -95,6 +97,47 @@ def test_only_the_units_that_the_paper_prunes_take_part(name: str, side: int) ->
     found = candidates(graph, recipe.run["exclude"])
     assert len(found) == UNITS[recipe.run["model"]]
     assert not [unit for unit in found if "shortcut" in unit or "downsample" in unit]
+
+
+@pytest.mark.parametrize("name", PRUNING)
+def test_exclusions_at_the_smoke_budget_match_its_small_network(name: str) -> None:
+    run = at_budget(load_recipe(name), "smoke")[0].run
+    channels = {} if run["model"] == "lenet5" else {"in_channels": 1}
+    side = run.get("size", 32)
+    graph = sc.trace(create(run["model"], **channels).eval(), torch.zeros(1, 1, side, side), check=False)
+    assert candidates(graph, run.get("exclude", ()))  # an error for a pattern that matches nothing
+
+
+def test_tables_and_figures_by_name() -> None:
+    assert recipes_called("table1b") == ("resnet164-cifar100", "vgg19-cifar100")
+    assert len(recipes_called("table1")) == 7 and len(recipes_called("table2")) == 4
+    assert recipes_called("fig7") == recipes_called("fig3") == ("fig3-resnet50-imagenet",)
+    assert recipes_called("table4") == ("structure-resnet50-imagenet-b",)
+    with pytest.raises(RunError, match=r"there is no recipe called 'table9'.*did you mean table"):
+        recipes_called("table9")
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("table", ["table1", "table2", "fig2", "fig4"])
+def test_a_network_that_a_table_trains_once_is_trained_alike_for_all(table: str, budget: str) -> None:
+    steps = all_commands([at_budget(load_recipe(name), budget)[0] for name in recipes_called(table)], Path("runs"))
+    bases = [step[step.index("--out") + 1] for step in steps if step[0] == "train"]
+    assert len(bases) == len(set(bases))  # two commands would train into one folder
+
+
+def test_shared_parts_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "a": 'like = ["b", "c"]\ntitle = "a"\nopen = ["of a"]\n[run]\nk = 1',
+        "b": 'title = "b"\nopen = ["of b"]\n[run]\nk = 2\nalpha = 2.0\nmodel = "m"',
+        "c": "[run]\nalpha = 3.0\n[budget.cpu.run]\nk = 4",
+    }
+    monkeypatch.setattr(recipes, "_text", texts.__getitem__)
+    assert recipes._read("a") == {
+        "title": "a",
+        "open": ["of b", "of a"],
+        "run": {"k": 1, "alpha": 3.0, "model": "m"},
+        "budget": {"cpu": {"run": {"k": 4}}},
+    }
 
 
 def test_every_row_of_the_papers_own_has_a_recipe() -> None:

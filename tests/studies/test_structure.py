@@ -10,6 +10,7 @@ import torch
 
 import secateur as sc
 from secateur.errors import PlanError
+from secateur.studies.recipes.recipe import load_recipe
 from secateur.studies.structure_study.structure import plan_of_widths, structure
 from secateur.zoo import models
 from tests.cli.command_line import lines, secateur
@@ -36,27 +37,27 @@ VGG16 = """
 4.1M  4.1M  4.1M  0 4.1M  0
 138.34M 15.47B 131.19M 5.2 4.68B 69.7
 """
-# Table 4: the original's blocks.
+# Table 4: the same for ResNet-50's blocks. The printed total of the FLOPs left is not the sum of the rows.
 RESNET50 = """
-9.4K 0.12B
-73.7K 0.23B
-69.6K 0.22B
-69.6K 0.22B
-0.38M 0.37B
-0.28M 0.22B
-0.28M 0.22B
-0.28M 0.22B
-1.51M 0.37B
-1.11M 0.22B
-1.11M 0.22B
-1.11M 0.22B
-1.11M 0.22B
-1.11M 0.22B
-6.03M 0.37B
-4.46M 0.22B
-4.46M 0.22B
-2.05M 2.05M
-25.50M 4.09B
+9.4K  0.12B 9.4K  0    0.12B 0
+73.7K 0.23B 42.5K 42.3 0.13B 42.3
+69.6K 0.22B 10.9K 84.3 34.3M 84.3
+69.6K 0.22B 25.5K 63.3 80.1M 63.3
+0.38M 0.37B 0.30M 20.8 0.28B 25.2
+0.28M 0.22B 49.9K 82.1 39.1M 82.1
+0.28M 0.22B 63.8K 77.1 50.0M 77.1
+0.28M 0.22B 93.0K 66.6 72.9M 66.6
+1.51M 0.37B 1.38M 8.7  0.33B 10.6
+1.11M 0.22B 0.38M 65.7 74.9M 65.7
+1.11M 0.22B 0.31M 72.2 60.8M 72.2
+1.11M 0.22B 0.30M 73.2 58.6M 73.2
+1.11M 0.22B 0.43M 61.4 84.2M 61.4
+1.11M 0.22B 0.69M 38.0 0.14B 38.0
+6.03M 0.37B 5.78M 4.2  0.36B 4.3
+4.46M 0.22B 3.72M 16.5 0.18B 16.5
+4.46M 0.22B 3.96M 11.1 0.19B 11.1
+2.05M 2.05M 2.05M 0    2.05M 0
+25.50M 4.09B 19.59M 23.2 2.28B 44.3
 """
 
 
@@ -93,12 +94,20 @@ def test_vgg16_as_in_the_supplement(vgg16: sc.ChannelGraph) -> None:
 
 
 def test_resnet50_by_block_as_in_the_supplement() -> None:
-    graph = sc.trace(models.create("resnet50").eval(), models.example("resnet50"))
-    rows = structure(graph, plan_of_widths(graph, {}), "block")
+    graph = sc.trace(models.create("resnet50").eval(), models.example("resnet50"), check=False)
+    pairs = (pair.split("=") for pair in load_recipe("structure-resnet50-imagenet-b").run["widths"].split(","))
+    rows = structure(graph, plan_of_widths(graph, {unit: int(width) for unit, width in pairs}), "block")
     for row, line in zip(rows, RESNET50.strip().splitlines(), strict=True):
-        params, macs = line.split()
+        params, macs, params_left, params_gone, macs_left, macs_gone = line.split()
         assert agrees(row["params"], params) and agrees(row["macs"], macs), row
-        assert (row["params_pruned"], row["macs_removed"]) == (row["params"], 0.0)
+        # 73.2% removed of 218.4 M MACs are 58.5 M, not the 58.6 M that are printed: the share is rounded, too.
+        assert row["params_pruned"] == pytest.approx(printed(params_left)[0], rel=0.01), row
+        assert row["params_removed"] == pytest.approx(float(params_gone), abs=0.06), row
+        if row["part"] != "total":
+            assert row["macs_pruned"] == pytest.approx(printed(macs_left)[0], rel=0.05), row  # 0.13B has two digits
+            assert row["macs_removed"] == pytest.approx(float(macs_gone), abs=0.06), row
+    # The sum of the printed rows, each to a twentieth of a percent: 44.0%, and the printed total is 44.3%.
+    assert rows[-1]["macs_removed"] == 44.0 and rows[-1]["params_pruned"] == 19_589_965
     assert [row["part"] for row in rows[:3]] == ["conv1", "layer1.0", "layer1.1"]
     assert [row["layers"] for row in rows[:3]] == [1, 4, 3]  # a block with a shortcut has four
 

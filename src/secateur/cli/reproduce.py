@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @friendly
 def command(
-    name: Annotated[str | None, typer.Argument(help="Name of a recipe; without it, all recipes are listed")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A recipe, or a table or figure (table1); without it, all are listed")
+    ] = None,
     budget: Annotated[str, typer.Option(help="smoke (seconds), cpu (hours) or full (as in the paper)")] = "full",
     weights: Annotated[Path | None, typer.Option(help="Weight file, instead of training a network first")] = None,
     data: Annotated[str | None, typer.Option(help="Folder of ILSVRC-2012, as imagenet:FOLDER")] = None,
@@ -31,7 +33,7 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Folder; runs/NAME-BUDGET by default")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands without running them")] = False,
 ) -> None:
-    """Run one of the paper's experiments. Every setting that differs from the paper's is printed.
+    """Run one of the paper's experiments, or all of a table. Every setting that differs from the paper's is printed.
 
     The same command continues an experiment that was stopped.
 
@@ -41,20 +43,26 @@ def command(
 
         secateur reproduce resnet56-cifar10-b --weights w.pt --budget cpu
 
+        secateur reproduce table1 --budget smoke
+
         secateur reproduce vgg16-imagenet-a --data imagenet:ILSVRC --dry-run
     """
     from secateur.errors import RunError
-    from secateur.studies.recipes.recipe import at_budget, commands, load_recipe, merged, missing
+    from secateur.studies.recipes.recipe import all_commands, commands, load_recipe, missing, recipes_called
 
     if name is None:
         _list()
         return
-    recipe, changes = at_budget(load_recipe(name), budget)
-    recipe, more = _as_asked(recipe, data, change or [])
-    steps = commands(recipe, out or Path("runs") / f"{name}-{budget}", weights=weights, device=device, root=data_root)
-    _print_plan(
-        recipe, budget, [one for one in merged((*changes, *more)) if weights is None or one.step == "run"], steps
-    )
+    names = recipes_called(name)
+    if weights is not None and len(names) > 1:
+        raise RunError(f"{name} has several networks; give --weights to one recipe at a time: {', '.join(names)}")
+    asked = [_as_asked(load_recipe(each), budget, data, change or [], is_trained=weights is not None) for each in names]
+    recipes, folder = [recipe for recipe, _ in asked], out or Path("runs") / f"{name}-{budget}"
+    if len(recipes) == 1:
+        steps = commands(recipes[0], folder, weights=weights, device=device, root=data_root)
+    else:
+        steps = all_commands(recipes, folder, device=device, root=data_root)
+    _print_plan(asked, budget, steps)
     for words in steps:
         check(words)
     if dry_run:
@@ -95,12 +103,14 @@ def _run(words: list[str]) -> None:
     build()(args=words, standalone_mode=False)  # a SecateurError prints its message and exits
 
 
-def _as_asked(recipe: Recipe, data: str | None, given: list[str]) -> tuple[Recipe, tuple[Change, ...]]:
-    """The recipe with --data and --set."""
+def _as_asked(
+    recipe: Recipe, budget: str, data: str | None, given: list[str], *, is_trained: bool
+) -> tuple[Recipe, list[Change]]:
+    """The recipe at a budget, with --data and --set, and what this changes; nothing is trained if there are weights."""
     from secateur.errors import RunError
-    from secateur.studies.recipes.recipe import changed, value_of
+    from secateur.studies.recipes.recipe import at_budget, changed, merged, value_of
 
-    changes: tuple[Change, ...] = ()
+    recipe, changes = at_budget(recipe, budget)
     asked = [] if data is None else [*(["train.data=" + data] if recipe.train else []), "data=" + data]
     for text in [*asked, *given]:
         key, equals, value = text.partition("=")
@@ -111,7 +121,7 @@ def _as_asked(recipe: Recipe, data: str | None, given: list[str]) -> tuple[Recip
             raise RunError(f"{recipe.name} trains no network at this budget, so {text!r} would have no effect")
         recipe, more = changed(recipe, step if dot else "run", {inner if dot else key: value_of(value)})
         changes += more
-    return recipe, changes
+    return recipe, [one for one in merged(changes) if one.step == "run" or not is_trained]
 
 
 def _list() -> None:
@@ -121,19 +131,24 @@ def _list() -> None:
     rows = [[r.name, r.paper, r.title] for r in map(load_recipe, recipe_names())]
     console.print(columns(("name", "in the paper", "title"), rows, width=console.width), soft_wrap=True)
     console.print("\nsecateur reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands", soft_wrap=True)
+    console.print("NAME can also be a table or figure: table1 runs all recipes of Tables 1a and 1b", soft_wrap=True)
 
 
-def _print_plan(recipe: Recipe, budget: str, changes: list[Change], steps: list[list[str]]) -> None:
-    console.print(f"{recipe.title} ({recipe.paper})", soft_wrap=True)
-    _published(recipe)
-    for text in recipe.open:
-        console.print(f"left open in the paper: {text}", soft_wrap=True)
-    if changes:
-        console.print(f"\ndifferent from the paper (budget {budget}):", soft_wrap=True)
-        for change in changes:
-            console.print(f"  {change}", soft_wrap=True)
-    else:
-        console.print(f"\nno setting is changed (budget {budget})")
+def _print_plan(asked: list[tuple[Recipe, list[Change]]], budget: str, steps: list[list[str]]) -> None:
+    told: set[str] = set()  # what is left open in several recipes is told once
+    for number, (recipe, changes) in enumerate(asked):
+        console.print(f"{chr(10) if number else ''}{recipe.title} ({recipe.paper})", soft_wrap=True)
+        _published(recipe)
+        for text in recipe.open:
+            if text not in told:
+                console.print(f"left open in the paper: {text}", soft_wrap=True)
+        told |= set(recipe.open)
+        if changes:
+            console.print(f"\ndifferent from the paper (budget {budget}):", soft_wrap=True)
+            for change in changes:
+                console.print(f"  {change}", soft_wrap=True)
+        else:
+            console.print(f"\nno setting is changed (budget {budget})")
     console.print("\ncommands:")
     for words in steps:
         console.print(f"  {shlex.join(['secateur', *words])}", soft_wrap=True)

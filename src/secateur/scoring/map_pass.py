@@ -199,8 +199,8 @@ def _warn_of_few_images(wants: Sequence[WantedMaps], images: int, metrics: Seque
     most = max(few, key=lambda want: want.pixels)
     log.warning(
         "%s: %d images are too few for %d of %d units, whose maps have as many pixels or more (%s: %d). All of their "
-        "channels get nearly the same score. Use clearly more than %d images (num_map_images, --num-map-images), or a metric "
-        "that needs no maps, such as gsd",
+        "channels get nearly the same score. Use clearly more than %d images (num_map_images, --num-map-images), or a "
+        "metric that needs no maps, such as gsd",
         *(", ".join(metrics), images, len({want.slot.unit for want in few}), len({want.slot.unit for want in wants})),
         *(most.slot.unit, most.pixels, most.pixels),
     )

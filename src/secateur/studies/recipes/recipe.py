@@ -1,5 +1,6 @@
 """The paper's experiments as recipe files: a command, its options, and how a budget changes them.
 
+like = ["shared/table1"]      other files, whose content comes first: tables are merged, lists of `open` are joined
 title = "..."                 paper = "Table 1a, ..."          command = "prune"
 open = ["what the paper leaves open, and what is used here"]
 published = "G-SD-B"          the row of the paper's table to compare with
@@ -12,6 +13,7 @@ Options are written as on the command line, with _ instead of -. The files are i
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,7 @@ FOLDER = "files"
 BUDGETS = ("smoke", "cpu", "full")
 FULL = "full"  # the paper's own settings, unchanged
 WEIGHTS, PATH = "WEIGHTS", "PATH"  # placeholders in printed commands for what the user must provide
+TABLE = ("study", "table")
 UNTRAINED = ("study timing", "study structure")  # commands that need no trained network
 
 Options = Mapping[str, Any]
@@ -67,15 +70,56 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml")))
 
 
+def recipes_called(name: str) -> tuple[str, ...]:
+    """The recipe of this name, or all recipes of a table or figure of the paper: `table1`, `table1a`, `fig4`."""
+    names = recipe_names()
+    if name in names:
+        return (name,)
+    places = {each: places_of(load_recipe(each)) for each in names}
+    found = tuple(each for each in names if name in places[each])
+    if not found:
+        raise RunError(unknown("recipe", name, [*sorted({p for each in places.values() for p in each}), *names]))
+    return found
+
+
+def places_of(recipe: Recipe) -> tuple[str, ...]:
+    """What the recipe's place in the paper can be called: `table1` and `table1a`; `fig3` and `fig7`."""
+    kind = "table" if recipe.paper.startswith("Table") else "fig"
+    numbers = re.findall(r"(\d+)([a-z]?)", recipe.paper)
+    return tuple(dict.fromkeys(kind + n for number, letter in numbers for n in (number, number + letter)))
+
+
 def load_recipe(name: str) -> Recipe:
     """The recipe of this name. Raises FileError if its file has unknown keys."""
-    if name not in recipe_names():
-        raise RunError(unknown("recipe", name, recipe_names()))
-    text = (files("secateur.studies.recipes") / FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     try:
-        return recipe_of(name, tomllib.loads(text))
+        return recipe_of(name, _read(name))
     except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:
         raise FileError(f"the recipe file {name}.toml is not valid: {error}") from error
+
+
+def _read(name: str) -> dict[str, Any]:
+    """The content of a file, on top of those that it is `like`."""
+    words = tomllib.loads(_text(name))
+    found: dict[str, Any] = {}
+    for other in words.pop("like", ()):
+        found = _on_top(found, _read(other))
+    return _on_top(found, words)
+
+
+def _text(name: str) -> str:
+    return (files("secateur.studies.recipes") / FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, merged. `above` decides; only the sentences on what is left open are kept from both."""
+    found = dict(below)
+    for key, value in above.items():
+        before = found.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            found[key] = _on_top(before, value)
+        else:
+            found[key] = [*(before or ()), *value] if key == "open" else value
+    return found
 
 
 def recipe_of(name: str, words: Mapping[str, Any]) -> Recipe:
@@ -118,15 +162,38 @@ def merged(changes: Sequence[Change]) -> list[Change]:
     return [change for change in last.values() if change.was != change.now]
 
 
-def commands(
-    recipe: Recipe, folder: Path, *, weights: Path | None = None, device: str | None = None, root: Path | None = None
+def all_commands(
+    recipes: Sequence[Recipe], folder: Path, *, device: str | None = None, root: Path | None = None
 ) -> list[list[str]]:
-    """The commands to run, without `secateur`, in order. Results are written below `folder`."""
+    """The commands of several recipes: equal networks are trained once, and one table at the end has all runs."""
+    steps: dict[tuple[str, ...], None] = {}
+    for recipe in recipes:
+        trained = {**recipe.run, **(recipe.train or {})}
+        base = folder / f"base-{trained['model']}-{str(trained.get('data')).partition(':')[0]}"
+        steps |= dict.fromkeys(map(tuple, commands(recipe, folder, base=base, device=device, root=root)))
+    tables = [step for step in steps if step[:2] == TABLE]
+    last = [[*TABLE, *(step[2] for step in tables), "--out", str(folder / "table")]] if tables else []
+    return [*(list(step) for step in steps if step not in tables), *last]
+
+
+def commands(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    weights: Path | None = None,
+    base: Path | None = None,
+    device: str | None = None,
+    root: Path | None = None,
+) -> list[list[str]]:
+    """The commands to run, without `secateur`, in order. Results are written below `folder`.
+
+    weights: those of a trained network; without it, one is trained in `base` (a folder).
+    """
     where = {key: str(value) for key, value in (("device", device), ("data_root", root)) if value is not None}
     steps: list[list[str]] = []
     trained = str(weights) if weights else None
     if trained is None and recipe.train is not None:
-        base = folder / "base"
+        base = base or folder / "base"
         train = {**recipe.train, **where, "out": str(base)}
         steps.append(["train", str(train.pop("model", recipe.run["model"])), *_words(train)])
         trained = str(base / "model.safetensors")
@@ -140,7 +207,7 @@ def commands(
         options |= where
     steps.append([*recipe.command.split(), model, *_words({**options, "out": str(result)})])
     if recipe.published is not None:
-        steps.append(["study", "table", str(result)])
+        steps.append([*TABLE, str(result)])
     return steps
 
 
