@@ -53,7 +53,7 @@ ROOT_FILES = {
 def registry(name: str) -> str:
     """A table of the entries of one registry: name and line of help."""
     entries: Registry = REGISTRIES[name]
-    rows = [f"| `{entry}` | {_cell(entries.help(entry))} |" for entry in entries]
+    rows = [f"| `{entry}` | {cell(entries.help(entry))} |" for entry in entries]
     return "\n".join([f"| {entries.what} | |", "|---|---|", *rows])
 
 
@@ -95,6 +95,12 @@ def root_file(name: str) -> str:
     return text
 
 
+def drawing(path: str, caption: str) -> str:
+    """A drawing of docs/assets/drawings with its caption, as HTML."""
+    svg = (ROOT / "docs" / path).read_text(encoding="utf-8").strip()
+    return f'<figure class="drawing">\n{svg}\n<figcaption>{caption}</figcaption>\n</figure>'
+
+
 def _help(command: typer.core.TyperCommand | typer.core.TyperGroup) -> str:
     """The help as Markdown: examples, which are indented, lose the empty lines between them."""
     text = inspect.cleandoc(command.help or "").replace("\b", "")
@@ -119,13 +125,13 @@ def _row(parameter: typer.core.TyperArgument | typer.core.TyperOption) -> str:
     typed = [*parameter.opts[:1], *parameter.secondary_opts[:1]]
     if isinstance(parameter, typer.core.TyperArgument):
         typed = [str(parameter.name).upper()]
-    words = _cell(parameter.help or "")
+    words = cell(parameter.help or "")
     if parameter.default not in (None, False, (), "") and not callable(parameter.default):
         words += " (default: on)" if parameter.default is True else f" (default: `{parameter.default}`)"
     return f"| {', '.join(f'`{word}`' for word in typed)} | {words} |"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """Text that fits into a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 

@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 
 MARKER = re.compile(r"^<!-- secateur: (\w+)(?: (\S+))? -->$", re.MULTILINE)
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+(?:src|tests|benchmarks|recipes|examples)[^)]*)\)")
+DRAWING = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*(assets/drawings/\w+\.svg)\)$", re.MULTILINE)
 MATHJAX = "static/mathjax/tex-svg.js"
 
 
@@ -27,9 +28,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in the markers. Links to files of the repository that are not on the site become plain text."""
+    """Fill in the markers. Links to files of the repository that are not on the site become plain text.
+
+    Drawings become part of the page, so that they take the colours that the reader has chosen.
+    """
     filled = MARKER.sub(lambda found: generated.PARTS[found[1]](found[2] or ""), markdown)
-    return OUTSIDE.sub(r"\1", filled)
+    drawn = DRAWING.sub(lambda found: generated.drawing(found[2], found[1]), filled)
+    return OUTSIDE.sub(r"\1", drawn)
 
 
 def _mathjax() -> Path:

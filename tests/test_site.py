@@ -91,3 +91,11 @@ def test_formulas_are_left_to_mathjax(site: Path) -> None:
     page = read(site / "explanation" / "formulas.html")
     assert page.count('class="arithmatex"') >= 2
     assert "$$" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+
+
+def test_every_metric_has_a_formula(site: Path) -> None:
+    page = read(site / "explanation" / "formulas.html")
+    missing = [
+        name for name in REGISTRIES["metrics"] if f"<code>{name}</code>" not in page and f"texttt{{{name}}}" not in page
+    ]
+    assert missing == ["random"]
