@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,17 +59,34 @@ def evaluate(
     if not isinstance(model, nn.Module):
         raise RunError(f"expected evaluate(model, loader) with a torch.nn.Module, got {type(model).__name__}")
     check_batches(loader, "loader")
-    model, chosen = _placed(model, device), task_of(task)
+    chosen = task_of(task)
+    sums = sums_for(chosen, 5 in topk)
+    each_answer(_placed(model, device), loader, chosen, sums.add, progress)
+    return sums.accuracy()
+
+
+def each_answer(
+    model: nn.Module, loader: Batches, task: Task, see: Callable[[Any, Any], None], progress: Progress | None = None
+) -> None:
+    """Call `see(outputs, labels)` for each batch, in eval mode and without gradients, and restore everything."""
     home, total = device_of(model), _length(loader)
-    sums = _Sums(5 in topk) if is_classification(chosen) else QualitySums(chosen)
     with evaluating(model), generators_kept(), torch.no_grad():
         for index, batch in enumerate(loader):
-            images, labels = unpack_for(chosen, batch, index)
-            outputs = outputs_for(chosen, call(model, move(images, home)), labels, index)
-            sums.add(outputs, labels_to(labels, home))
+            images, labels = unpack_for(task, batch, index)
+            outputs = outputs_for(task, call(model, move(images, home)), labels, index)
+            see(outputs, labels_to(labels, home))
             if progress is not None:
                 progress(index + 1, total)
-    return sums.accuracy() if isinstance(sums, _Sums) else Accuracy(sums.value(), None, *sums.loss())
+
+
+def sums_for(task: Task, want_top5: bool = True) -> _Sums | _TaskSums:
+    """What adds up the batches of a task."""
+    return _Sums(want_top5) if is_classification(task) else _TaskSums(task)
+
+
+class _TaskSums(QualitySums):
+    def accuracy(self) -> Accuracy:
+        return Accuracy(self.value(), None, *self.loss())
 
 
 @dataclass

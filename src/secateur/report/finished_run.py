@@ -16,6 +16,7 @@ from secateur.measuring.accuracy import Accuracy
 from secateur.measuring.quality_words import ACCURACY, QualityWords
 from secateur.measuring.speedup import Speedup
 from secateur.pictures.run_pictures import PICTURES, RunPictures, load_pictures
+from secateur.report.newer_files import ClassTable, Node, read_classes, read_shape
 from secateur.running.folder import CONFIG, ROUND, SENSITIVITY, SUMMARY, RunFolder
 from secateur.running.rounds import Outcome
 from secateur.running.settings import Settings
@@ -36,6 +37,7 @@ class NetworkFigures:
     params: int
     bytes: int
     latency: Mapping[str, float]  # batch size -> median seconds of a forward pass; empty if it was not measured
+    quartiles: Mapping[str, tuple[float, float]]  # batch size -> quartiles of these seconds; empty for older runs
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class FinishedRun:
     plan: Plan
     pictures: RunPictures | None  # None if the run saved none
     quality: QualityWords = ACCURACY  # what the network was judged by
+    classes: ClassTable | None = None  # None if the task has no classes, and for older runs
+    shape: tuple[Node, ...] = ()  # layers and where they meet; empty for older runs
 
 
 def read_run(folder: str | Path) -> FinishedRun:
@@ -141,6 +145,8 @@ def read_run(folder: str | Path) -> FinishedRun:
             plan=_plan(path / PLAN_FILE),
             pictures=load_pictures(files.round(1) / PICTURES),
             quality=QualityWords(**summary.get("quality", {})),
+            classes=read_classes(files),
+            shape=read_shape(files),
         ),
     )
 
@@ -213,6 +219,7 @@ def _side(words: Mapping[str, Any]) -> NetworkFigures:
         int(words["params"]),
         int(words["bytes"]),
         {str(size): float(seconds) for size, seconds in (words["latency"] or {}).items()},
+        {str(size): (float(low), float(high)) for size, (low, high) in (words.get("quartiles") or {}).items()},
     )
 
 

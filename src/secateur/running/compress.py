@@ -37,9 +37,10 @@ from secateur.measuring.quality_sums import unpack_for
 from secateur.measuring.tasks import Task, task_of
 from secateur.running.data_identity import describe, refuse_other_data
 from secateur.running.defaults import fill_defaults, recovery
-from secateur.running.folder import ANSWERS, BASE, CONFIG, DATA, ROUND, SUMMARY, TABLE, RunFolder
+from secateur.running.folder import ANSWERS, BASE, CONFIG, DATA, NETWORK, ROUND, SUMMARY, TABLE, RunFolder
 from secateur.running.layer_times import times_for, with_table_settings
 from secateur.running.network_identity import network_answers, refuse_other_network
+from secateur.running.network_shape import network_shape
 from secateur.running.rounds import Outcome, run_round
 from secateur.running.run_context import RunContext, RunData
 from secateur.running.settings import Settings, check_settings
@@ -172,6 +173,7 @@ def _start(context: RunContext) -> None:
         refuse_other_data(folder, images, data)
 
     all_or_none(lambda: compare() if folder.writes else None)
+    folder.write(NETWORK, network_shape(context.graph))
     if context.table is not None and not folder.has(TABLE):
         folder.write_text(TABLE, context.table.to_json())
 

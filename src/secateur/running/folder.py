@@ -2,12 +2,14 @@
 
     config.json                     the settings, and what network and data the run is of
     base.json                       accuracy of the original network
+    network.json                    which layer feeds which, for a drawing
     round-01/scores.{json,safetensors}, sensitivity.json, step-plan.json, plan.json, round.json, model.safetensors
     latency.json                    times of the network's layers, if the goal is in time
     round-01/speed.json             speed-ups that were measured, if the goal is in time
     round-01/rate.json              the rates that were tried before retraining
     round-01/pictures.safetensors   a few channels on a few images, for the report
     model.safetensors, plan.json    the result, readable by secateur.load
+    classes.json                    quality of each class before and after, if the task has classes
     summary.json                    the result in numbers
 
 plan.json always uses the numbering of the original network, step-plan.json that of the network that the round
@@ -34,7 +36,7 @@ from secateur.channels.plan import Plan
 from secateur.errors import FileError, RunError, SecateurError
 
 CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
-SPEED, TABLE = "speed.json", "latency.json"
+SPEED, TABLE, CLASSES, NETWORK = "speed.json", "latency.json", "classes.json", "network.json"
 DATA, ANSWERS = "data", "answers"  # keys in config.json, of facts that are compared with a tolerance
 COMMAND_LINE = "command_line"  # in config.json, if it was one
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from secateur.base.atomic_files import write_atomically
-from secateur.base.batches import Batches
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.errors import DataError
 from secateur.pictures.image_choice import some_images
 from secateur.pictures.run_pictures import NUM_IMAGES, PICTURES, take_pictures, to_bytes
+from secateur.running.class_summary import class_names
 from secateur.running.run_context import RunContext
 from secateur.scoring.scores import Scores
 
@@ -30,12 +29,6 @@ def keep_pictures(context: RunContext, number: int, graph: ChannelGraph, scores:
         return
     if few is None:
         return
-    found = take_pictures(graph, scores, plan, *few, _names(context.data.holdout, few[1]))
+    found = take_pictures(graph, scores, plan, *few, class_names(context.data.holdout, max(few[1]) + 1))
     if found.units:
         write_atomically(path, to_bytes(found))
-
-
-def _names(loader: Batches, labels: Sequence[int]) -> Sequence[str] | None:
-    """The loader's names of classes, if it has names for these labels."""
-    names = getattr(loader, "classes", None)
-    return [str(name) for name in names] if isinstance(names, tuple | list) and max(labels) < len(names) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +18,7 @@ from secateur.measuring.accuracy import Accuracy
 from secateur.measuring.latency import latency
 from secateur.measuring.quality_words import ACCURACY, QualityWords
 from secateur.measuring.speedup import Speedup, speedup
+from secateur.running.class_summary import figures_on_test_images
 from secateur.running.rounds import Outcome
 from secateur.running.run_context import RunContext
 from secateur.running.speed_summary import speed_notes, speed_row, speed_summary
@@ -30,11 +31,11 @@ TURNS = 20  # of each network at each batch size
 def summarise(
     context: RunContext, plan: Plan, pruned: nn.Module, before: Accuracy, rounds: Sequence[Outcome]
 ) -> dict[str, Any]:
-    """Everything a report needs. The test images are read here, once for each network, and nowhere else."""
+    """Everything a report needs."""
     graph, original = context.graph, context.original
     cost = graph.cost(plan)
-    tests = _test_accuracies(context, original, pruned)
-    times, faster = _times(context, original, pruned)
+    tests = figures_on_test_images(context, {"before": original, "after": pruned})
+    times = _times(context, original, pruned)
     speed = speed_summary(context, plan, pruned)
     after = rounds[-1].after if rounds else before
     return {
@@ -48,7 +49,8 @@ def summarise(
             "macs": graph.macs,
             "params": graph.params,
             "bytes": _bytes(original),
-            "latency": times.get("before"),
+            "latency": times.median.get("before"),
+            "quartiles": times.quartiles.get("before"),
         },
         "after": {
             "holdout": after.__dict__,
@@ -56,9 +58,10 @@ def summarise(
             "macs": cost.macs,
             "params": cost.params,
             "bytes": _bytes(pruned),
-            "latency": times.get("after"),
+            "latency": times.median.get("after"),
+            "quartiles": times.quartiles.get("after"),
         },
-        "speedup": faster,
+        "speedup": times.speedup,
         "time": speed,
         "removed": {"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
         "quality": asdict(context.quality),
@@ -136,25 +139,20 @@ def _about_retraining(outcome: Outcome, quality: QualityWords) -> str | None:
     return None
 
 
-def _test_accuracies(context: RunContext, original: nn.Module, pruned: nn.Module) -> dict[str, Any]:
-    test = context.data.test
-    if test is None:
-        return {"before": None, "after": None}
-    found = {}
-    for done, (name, model) in enumerate({"before": original, "after": pruned}.items()):
-        context.say("test", done, 2)
-        found[name] = context.evaluate(model, test).__dict__
-    context.say("test", 2, 2)
-    return found
+@dataclass
+class _Times:
+    """Seconds of a forward pass of both networks at each batch size, and the speed-ups."""
+
+    median: dict[str, dict[str, float]] = field(default_factory=dict)
+    quartiles: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    speedup: dict[str, Any] = field(default_factory=dict)
 
 
-def _times(
-    context: RunContext, original: nn.Module, pruned: nn.Module
-) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-    """Median seconds of a forward pass at each batch size, and the speed-ups; the two networks take turns."""
-    example = context.graph.example
+def _times(context: RunContext, original: nn.Module, pruned: nn.Module) -> _Times:
+    """The two networks take turns. Inputs that are not one tensor are not timed."""
+    example, found = context.graph.example, _Times()
     if not isinstance(example, Tensor):
-        return {}, {}
+        return found
     timings = latency(
         {"before": original, "after": pruned},
         example,
@@ -162,11 +160,14 @@ def _times(
         rounds=TURNS,
         progress=lambda done, total: context.say("latency", done, total),
     )
-    found: dict[str, dict[str, float]] = {"before": {}, "after": {}}
     for timing in timings:
-        found[timing.name][str(timing.batch_size)] = timing.median
+        size = str(timing.batch_size)
+        found.median.setdefault(timing.name, {})[size] = timing.median
+        found.quartiles.setdefault(timing.name, {})[size] = timing.quartiles
     turns = {(timing.name, timing.batch_size): timing.seconds for timing in timings}
-    return found, {str(size): asdict(speedup(turns["before", size], turns["after", size])) for size in BATCHES}
+    for batch in BATCHES:
+        found.speedup[str(batch)] = asdict(speedup(turns["before", batch], turns["after", batch]))
+    return found
 
 
 def _units(graph: ChannelGraph, plan: Plan) -> dict[str, dict[str, Any]]:

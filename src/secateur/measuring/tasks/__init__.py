@@ -48,6 +48,23 @@ class Quality:
         return self.value is None
 
 
+@dataclass(frozen=True)
+class ByClass:
+    """The quality of each class, as a fraction of 1.
+
+    counts(outputs, labels): a tensor of whole numbers that add up over batches, with C columns for C classes. Where it
+        is square, [i, j] counts what belongs to class i and is taken for class j.
+    values(counts): the quality of each class [C], NaN where it has none. sizes(counts): how much there is of each [C].
+    of: what is counted.
+    """
+
+    name: str
+    counts: Callable[[Any, Any], Tensor]
+    values: Callable[[Tensor], Tensor]
+    sizes: Callable[[Tensor], Tensor]
+    of: str = "images"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(Entry):
     """What a network is for. `loss` and `quality` are all that a task of your own needs.
@@ -62,6 +79,7 @@ class Task(Entry):
     classes: labels -> the classes that metrics such as gsd separate: whole numbers [N], one class per image; True and
         False [N, L], L labels of which each is a problem of its own; or whole numbers [N, ...], a class for each pixel
         (a negative one is ignored). By default there are none, and metrics that need classes are refused.
+    by_class: the quality of each class, for reports.
     """
 
     loss: Callable[[Any, Any], Tensor]
@@ -71,6 +89,7 @@ class Task(Entry):
     check: Callable[[Any, Any, int], None] | None = None
     distil: Callable[[Any, Any, float], Tensor] | None = None
     classes: Callable[[Any], Tensor] | None = None
+    by_class: ByClass | None = None
 
     @property
     def measured(self) -> Quality:

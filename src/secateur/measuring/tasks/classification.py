@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from secateur.base.batches import as_class_indices, check_range, logits_of
 from secateur.measuring.outputs import at_least_float32
-from secateur.measuring.tasks import Quality, Task
+from secateur.measuring.tasks import ByClass, Quality, Task
 
 
 def right(logits: Tensor, labels: Tensor) -> Tensor:
     """1 for each image whose class is recognised, otherwise 0: [N]."""
     return (logits.argmax(1) == labels).float()
+
+
+def confusion(found: Tensor, there: Tensor, classes: int) -> Tensor:
+    """[C, C]: how often something of class i (row) is taken for class j (column)."""
+    return torch.bincount(there.long() * classes + found, minlength=classes**2).reshape(classes, classes)
+
+
+def recognised(counts: Tensor) -> Tensor:
+    """The share of each class that is recognised: [C], NaN for a class that does not occur."""
+    return counts.diagonal() / counts.sum(1)
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -45,4 +56,10 @@ ENTRY = Task(
     check=check,
     distil=divergence,
     classes=lambda labels: labels,
+    by_class=ByClass(
+        "accuracy",
+        lambda logits, labels: confusion(logits.argmax(1), labels, logits.shape[1]),
+        recognised,
+        lambda counts: counts.sum(1),
+    ),
 )

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from secateur.errors import DataError
 from secateur.measuring.outputs import at_least_float32, main_output
-from secateur.measuring.tasks import Quality, Task
+from secateur.measuring.tasks import ByClass, Quality, Task
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -30,6 +30,12 @@ def mean_f1(sums: Tensor) -> float:
     hits, false, missed = sums.double()
     whole = 2 * hits + false + missed
     return float((2 * hits / whole)[whole > 0].mean()) if bool((whole > 0).any()) else 0.0
+
+
+def f1_of_labels(sums: Tensor) -> Tensor:
+    """2 TP / (2 TP + FP + FN) of each label: [L], NaN for one that is neither there nor found."""
+    hits, false, missed = sums.unbind()
+    return 2 * hits / (2 * hits + false + missed)
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -59,4 +65,5 @@ ENTRY = Task(
     check=check,
     distil=divergence,
     classes=lambda labels: labels > 0,
+    by_class=ByClass("F1", counts, f1_of_labels, lambda sums: sums[0] + sums[2]),
 )

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from secateur.errors import DataError
 from secateur.measuring.outputs import at_least_float32, main_output
-from secateur.measuring.tasks import Quality, Task
-from secateur.measuring.tasks.classification import divergence
+from secateur.measuring.tasks import ByClass, Quality, Task
+from secateur.measuring.tasks.classification import confusion, divergence
 
 IGNORED = 255  # the usual label of pixels that do not count
 MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}  # dimensions of an image -> how logits are resized
@@ -38,6 +38,18 @@ def mean_iou(sums: Tensor) -> float:
     both, found, there = sums.double()
     union = found + there - both
     return float((both / union)[union > 0].mean()) if bool((union > 0).any()) else 0.0
+
+
+def pixel_confusion(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+    """[C, C]: pixels of class i (row) that are taken for class j (column)."""
+    counted = labels != ignored
+    return confusion(resized(logits, labels).argmax(1)[counted], labels[counted], logits.shape[1])
+
+
+def iou_of_classes(counts: Tensor) -> Tensor:
+    """Intersection over union of each class: [C], NaN for a class that is in neither prediction nor label."""
+    both = counts.diagonal()
+    return both / (counts.sum(0) + counts.sum(1) - both)
 
 
 def check(logits: Any, labels: Any, index: int, ignored: int = IGNORED) -> None:
@@ -77,6 +89,13 @@ def segmentation(ignore_index: int = IGNORED) -> Task:
         check=lambda logits, labels, index: check(logits, labels, index, ignore_index),
         distil=divergence,
         classes=classes,
+        by_class=ByClass(
+            "IoU",
+            lambda logits, labels: pixel_confusion(logits, labels, ignore_index),
+            iou_of_classes,
+            lambda counts: counts.sum(1),
+            "pixels",
+        ),
     )
 
 
