@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from secateur.measuring.tasks.segmentation import segmentation
     from secateur.repairing.repair import repair
     from secateur.repairing.unit_repair import repair_each
+    from secateur.report.comparing.comparison import Comparison, compare
     from secateur.running.compress import Compressed, compress
     from secateur.running.settings import Settings
     from secateur.scoring.collect import collect
@@ -73,6 +74,7 @@ _HOMES = {
     "ChannelGraph": "secateur.channels.graph",
     "Channels": "secateur.scoring.evidence",
     "ClassMoments": "secateur.scoring.moments",
+    "Comparison": "secateur.report.comparing.comparison",
     "Compressed": "secateur.running.compress",
     "DataError": "secateur.errors",
     "DecideError": "secateur.errors",
@@ -103,6 +105,7 @@ _HOMES = {
     "Writer": "secateur.channels.units",
     "bench": "secateur.shipping.bench",
     "collect": "secateur.scoring.collect",
+    "compare": "secateur.report.comparing.comparison",
     "compress": "secateur.running.compress",
     "decide": "secateur.deciding.ranked_plan",
     "evaluate": "secateur.measuring.accuracy",
@@ -137,6 +140,7 @@ __all__ = [
     "ChannelGraph",
     "Channels",
     "ClassMoments",
+    "Comparison",
     "Compressed",
     "DataError",
     "DecideError",
@@ -164,6 +168,7 @@ __all__ = [
     "Writer",
     "bench",
     "collect",
+    "compare",
     "compress",
     "decide",
     "evaluate",

@@ -23,6 +23,8 @@ RUNNABLE = [
     "secateur report runs/prune-resnet8-digits",
     "secateur report runs/prune-resnet8-digits --out report.html",
     "secateur report runs/prune-resnet8-digits --out somewhere/else.html",
+    "secateur prune runs/prune-resnet8-digits --target 0.3",
+    "secateur compare runs/prune-resnet8-digits runs/prune-resnet8-digits-2",
     "secateur study structure lenet5 --widths 4,9,60,40",
     "secateur reproduce",
 ]
@@ -46,4 +48,5 @@ def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for example in RUNNABLE:
         words = shlex.split(example)[1:]
         lines(secateur(*words, *SHORTER.get(words[0], [])))
+    assert Path("runs/comparison/compare.html").exists() and Path("runs/comparison/compare.json").exists()
     assert Path("report.html").exists() and Path("somewhere/else.html").exists()

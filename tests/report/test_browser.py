@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from secateur.report.comparing.comparison import compare
 from secateur.report.run_page import write_report
 from secateur.report.study_page import write_study_report
 from tests.report.runs import read
@@ -27,7 +28,7 @@ FLAGS = (
 )
 LOOK = """
 const seen = {};
-const table = document.querySelector("table.sorts");
+const table = [...document.querySelectorAll("table.sorts")].at(-1);  // of a run: the layers
 const column = (i) => [...table.tBodies[0].rows].map((row) => row.cells[i].textContent);
 const press = (i) => table.tHead.rows[0].cells[i].querySelector("button").click();
 seen.first = column(0);
@@ -114,6 +115,18 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
         assert seen["again"] == ["<b>&", "gsd", "l1"]
         assert seen["drawings"] == [pytest.approx([336, 230], abs=1)]  # 3.5 x 2.4 inches
         assert seen["lettering"] == ["none"]  # the charts' outlined letters are not for drawings
+        assert seen["across"][0] <= seen["across"][1]
+
+
+def test_the_page_of_a_comparison(compressed: Any, tmp_path: Path) -> None:
+    compared = compare([compressed.folder]).write(tmp_path / "compared").read_text(encoding="utf-8")
+    for flags in (("--window-size=1000,900",), ("--window-size=500,900", "--blink-settings=preferredColorScheme=0")):
+        seen, said = looked_at(compared, tmp_path, *flags)
+        assert said == []
+        values = read(compressed.folder / "classes.json")["after"]["values"]
+        shown = [values[int(name.removeprefix("class "))] for name in seen["least"]]
+        assert shown == sorted(values)
+        assert len(seen["charts"]) == 5 and all(width > 250 and height > 200 for width, height in seen["charts"])
         assert seen["across"][0] <= seen["across"][1]
 
 

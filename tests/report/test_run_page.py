@@ -163,7 +163,7 @@ def test_epochs_are_drawn_one_after_the_other(page: str, compressed: Any, tmp_pa
 
 def test_the_table_has_every_layer(page: str, compressed: Any) -> None:
     layers = read(compressed.folder / "summary.json")["layers"]
-    rows = re.findall(r'<tr data-place="(\d+)">(.*?)</tr>', page)
+    rows = re.findall(r'<tr data-place="(\d+)">(.*?)</tr>', page.partition('aria-label="Layers before and after"')[2])
     assert [int(place) for place, _ in rows] == list(range(len(layers)))
     for (_, row), (name, layer) in zip(rows, layers.items(), strict=True):
         assert f">{name}</td>" in row

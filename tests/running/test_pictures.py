@@ -12,8 +12,8 @@ from torch import nn
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy, evaluate
 from secateur.pictures.run_pictures import load_pictures
+from secateur.running.class_summary import class_names
 from secateur.running.compress import compress
-from secateur.running.pictures import _names
 from secateur.scoring.scores import load_scores
 from tests.pictures.test_feature_maps import entering
 from tests.running.toys import HOLDOUT, TRAIN, run, trained
@@ -87,7 +87,7 @@ def test_classes_go_by_their_names(tmp_path: Path) -> None:
     found = load_pictures(tmp_path / "run" / "round-01" / "pictures.safetensors")
     assert found is not None and found.labels == Named.classes
     few = Named([(images, labels + 4) for images, labels in HOLDOUT])  # more labels than names: the numbers it is
-    assert _names(few, [4, 7]) is None
+    assert class_names(few, 8) is None and class_names(few, 4) == list(Named.classes)
 
 
 def test_a_broken_file_is_named(done: Any, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import typer
 VERBS = {
     "prune": "prune",
     "report": "report",
+    "compare": "compare",
     "score": "score",
     "sensitivity": "sensitivity",
     "show": "show",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ class NetworkFigures:
     params: int
     bytes: int
     latency: Mapping[str, float]  # batch size -> median seconds of a forward pass; empty if it was not measured
-    quartiles: Mapping[str, tuple[float, float]]  # batch size -> quartiles of these seconds; empty for older runs
+    quartiles: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of these seconds; empty in older runs
 
 
 @dataclass(frozen=True)
@@ -199,12 +199,12 @@ def _parsed(path: Path, parse: Callable[[], Found]) -> Found:
 
 def _settings(words: Mapping[str, Any]) -> Settings:
     """The settings from JSON. Missing ones get their defaults, and lists become tuples."""
-    known = {field.name for field in fields(Settings)}
+    known = {each.name for each in fields(Settings)}
     unknown = sorted(set(words) - known)
     if unknown:
         raise ValueError(f"this version of secateur has no setting {unknown[0]!r}")
     values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in words.items()}
-    for name in (field.name for field in fields(Goal)):
+    for name in (each.name for each in fields(Goal)):
         if not isinstance(values.get(name), int | float | None):
             raise ValueError(f"{name} is {values[name]!r}, not a number")
     return Settings(**values)

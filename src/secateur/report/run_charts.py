@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from secateur.measuring.quality_words import QualityWords
 from secateur.report import svg
+from secateur.report.axes import EPOCHS, Axes
 from secateur.report.finished_run import FinishedRun
 from secateur.report.number_formats import percent
 from secateur.report.sentences import reported_accuracy
 
 MANY_EPOCHS = 40  # if there are more, points are smaller
-LABEL = 11.0  # per cent of the width of a phone that a number needs; closer numbers would overlap
 NAMES, BARS, END = 38.0, 40.0, 80.0  # per cent of the width: names end, bars begin, longest bar ends
 ROW, BAR = 21.0, 12.0  # pixels: a row, the bar in it
-
-
-@dataclass(frozen=True)
-class _Quantity:
-    """What an axis shows: its name, unit sign, smallest range, and whether it has only whole numbers."""
-
-    name: str
-    sign: str = ""
-    least: float = 0.0
-    whole: bool = False
-
-
-MACS = _Quantity("MACs removed", "%", least=5.0)
-EPOCHS = _Quantity("epochs of retraining", whole=True)
 
 
 @dataclass(frozen=True)
@@ -57,7 +41,7 @@ class Course:
 def rounds_chart(run: FinishedRun) -> str:
     """Quality against MACs removed: on held-out images as a line, on test images (before and after) as green points."""
     course, words = Course.of(run), run.quality
-    axes = _Axes.around([*course.retrained, *course.tested], course.gone, height=270, quality=words)
+    axes = Axes.around([*course.retrained, *course.tested], course.gone, height=270, quality=words)
     body, labelled = [*axes.grid(), *_limits(run, axes)], axes.apart(course.gone)
     for i in range(1, len(course.gone)):
         start, end = axes.at(course.gone[i - 1], course.retrained[i - 1]), axes.at(course.gone[i], course.retrained[i])
@@ -91,7 +75,7 @@ def cuts_chart(run: FinishedRun) -> str:
     course, shown = Course.of(run), run.quality
     if course.cut == course.retrained[1:]:
         return ""
-    axes = _Axes.around([*course.retrained, *course.cut], course.gone, height=210, quality=shown)
+    axes = Axes.around([*course.retrained, *course.cut], course.gone, height=210, quality=shown)
     body, labelled = axes.grid(), axes.apart(course.gone)
     for i, value in enumerate(course.cut, start=1):
         gone, regained = course.gone[i], course.retrained[i]
@@ -123,7 +107,7 @@ def epochs_chart(run: FinishedRun) -> str:
     if done < 2:
         return ""
     values = [value for course in courses for _, value in course]
-    axes = _Axes.around(values, [done], height=230, counts=EPOCHS, quality=shown)
+    axes = Axes.around(values, [done], height=230, counts=EPOCHS, quality=shown)
     body, radius = axes.grid(), 5 if done <= MANY_EPOCHS else 2
     for number, course in enumerate(courses, start=1):
         for start, end in itertools.pairwise(course):
@@ -136,69 +120,7 @@ def epochs_chart(run: FinishedRun) -> str:
     return svg.chart(body, axes.height, f"Held-out {shown.name} over the epochs of retraining. {words}.", "epochs")
 
 
-@dataclass(frozen=True)
-class _Axes:
-    """Quality, times its factor (vertical), against another quantity (horizontal)."""
-
-    across: svg.Scale
-    down: svg.Scale
-    height: float
-    counts: _Quantity
-    quality: QualityWords
-
-    @classmethod
-    def around(
-        cls,
-        values: Sequence[float],
-        reached: Sequence[float],
-        height: float,
-        quality: QualityWords,
-        counts: _Quantity = MACS,
-    ) -> _Axes:
-        """Axes that contain all values, with space for the numbers below and above the points."""
-        low, high = min(values), max(values)
-        air = max(0.002 * quality.factor, 0.12 * (high - low))
-        # An accuracy is between 0 and 100; a user's own measure may be anything.
-        bottom = max(0.0, low - 2 * air) if low >= 0 else low - 2 * air
-        top = min(100.0, high + air) if high <= 100 and quality.unit == "%" else high + air
-        down = svg.Scale(bottom, top, height - 54, 34)
-        return cls(svg.Scale(0, max(counts.least, *reached), 16, 93), down, height, counts, quality)
-
-    def at(self, gone: float, value: float) -> tuple[float, float]:
-        """Position of a point: per cent of the width, pixels from the top."""
-        return self.across(gone), self.down(value)
-
-    def apart(self, gone: Sequence[float]) -> set[int]:
-        """Points whose numbers do not overlap: the first, the last, and some in between."""
-        last = len(gone) - 1
-        found = [0, last]
-        for i in range(1, last):
-            if all(abs(self.across(gone[i]) - self.across(gone[j])) >= LABEL for j in found):
-                found.append(i)
-        return set(found)
-
-    def grid(self) -> list[str]:
-        """Grid lines, numbers and axis titles."""
-        bottom = self.down.start
-        body = []
-        for value in svg.ticks(self.down.low, self.down.high, 4):
-            body.append(svg.line(0, self.down(value), 100, self.down(value), "grid"))
-            body.append(
-                svg.text(0, self.down(value) - 4, f"{value:g}{'%' if self.quality.unit == '%' else ''}", "small")
-            )
-        for value in svg.ticks(0, self.across.high, 6):
-            if self.counts.whole and value != int(value):
-                continue
-            body.append(svg.line(self.across(value), bottom, self.across(value), bottom + 5, "axis"))
-            number = f"{value:g}{self.counts.sign}"
-            body.append(svg.text(self.across(value), bottom + 18, number, "small", "middle"))
-        body.append(svg.line(0, bottom, 100, bottom, "axis"))
-        body.append(svg.text(53, bottom + 38, self.counts.name, "small", "middle"))
-        body.append(svg.text(0, 12, self.quality.name, "small"))
-        return body
-
-
-def _limits(run: FinishedRun, axes: _Axes) -> list[str]:
+def _limits(run: FinishedRun, axes: Axes) -> list[str]:
     """Lines for the goal in MACs and for the lowest quality allowed."""
     body = []
     asked = run.settings

@@ -48,7 +48,7 @@ def chosen_settings(settings: Any) -> dict[str, list[str]]:
         if isinstance(about.choices, Registry) and value in about.choices:
             lines.append(f"{name} {value}: {about.choices.help(value)}")
         elif field.name not in goals and value != default_of(field):
-            shared.append(f"{name} {_text(value)}")
+            shared.append(f"{name} {setting_text(value)}")
     joined = {group: [*lines, ", ".join(shared)] if shared else lines for group, (lines, shared) in groups.items()}
     return {group: lines for group, lines in joined.items() if lines}
 
@@ -59,7 +59,7 @@ def all_settings(settings: Any) -> str:
     for field, about in _by_group(settings):
         value = getattr(settings, field.name)
         changed = "" if value == default_of(field) else "changed"
-        cells = (about.group, field.name, _text(value), changed, about.help)
+        cells = (about.group, field.name, setting_text(value), changed, about.help)
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     table = f'<div class="scroll"><table class="plain"><tbody>{"".join(rows)}</tbody></table></div>'
     return folded("All settings", table, False)
@@ -71,14 +71,15 @@ def _by_group(settings: Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
     yield from sorted(options_of(settings), key=lambda pair: places.get(pair[1].group, len(places)))
 
 
-def _text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """A setting's value for people."""
     if value is None or value in ((), [], {}):
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         more = f" and {len(value) - LISTED} more" if len(value) > LISTED else ""
-        return ", ".join(_text(each) for each in value[:LISTED]) + more
+        return ", ".join(setting_text(each) for each in value[:LISTED]) + more
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(each)}" for key, each in value.items())
+        return ", ".join(f"{key} {setting_text(each)}" for key, each in value.items())
     return f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value))

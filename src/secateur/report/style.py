@@ -35,6 +35,8 @@ figcaption b { color: var(--ink); }
   background: var(--mark); vertical-align: -.05em; }
 .key .blue { --mark: var(--blue); } .key .orange { --mark: var(--orange); } .key .green { --mark: var(--green); }
 .key .grey { --mark: var(--grey); } .key .pale { --mark: var(--pale); }
+.key .ink { --mark: var(--ink); } .key .hollow { --mark: var(--paper); }
+.key .hollow::before { box-shadow: inset 0 0 0 2px var(--blue); }
 .key .round::before { border-radius: 50%; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(13.5rem, 1fr)); gap: .4rem 1.4rem; }
 .units { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: .4rem 1.6rem; }
@@ -52,10 +54,16 @@ svg .small { font-size: 11px; fill: var(--soft); }
 svg .strong { font-weight: 650; fill: var(--ink); } svg .name { font-size: 11.5px; } svg .narrow { display: none; }
 svg .kept { fill: var(--blue); } svg .cut { fill: var(--orange); } svg .other { fill: var(--grey); }
 svg .lost { fill: var(--pale); } svg .test { fill: var(--green); stroke: var(--paper); }
+svg .ink { fill: var(--ink); } svg .behind { fill: var(--paper); stroke: var(--blue); stroke-width: 2; }
 svg .grid { stroke: var(--rule); } svg .axis { stroke: var(--soft); }
 svg .curve { stroke: var(--blue); stroke-width: 2.5; }
 svg .regain { stroke: var(--orange); stroke-width: 1.5; stroke-dasharray: 3 4; }
 svg .goal { stroke: var(--ink); stroke-width: 1.2; stroke-dasharray: 6 4; }
+svg .rail { stroke: var(--grey); stroke-width: 1.5; } svg .stream { stroke: var(--orange); stroke-width: 3; }
+svg .joint { fill: var(--paper); stroke: var(--ink); stroke-width: 1.5; } svg .end { fill: var(--ink); }
+svg .box { fill: var(--blue); stroke: var(--paper); stroke-width: 2; }
+.network figure, .network details { margin: 0; } .network summary { list-style: none; font-weight: 400; }
+.network summary::-webkit-details-marker { display: none; } .network details[open] { background: var(--card); }
 svg rect:hover, svg circle:hover { opacity: .75; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; width: 100%; font-variant-numeric: tabular-nums; }
@@ -67,6 +75,15 @@ th button { text-align: inherit; font: inherit; font-weight: 650; color: inherit
   background: none; border: 0; padding: 0; cursor: pointer; }
 th button::after { content: " ↕"; color: var(--soft); }
 th[aria-sort="ascending"] button::after { content: " ↑"; } th[aria-sort="descending"] button::after { content: " ↓"; }
+td.bar { background: linear-gradient(to right, color-mix(in srgb, var(--blue) 35%, transparent) var(--part),
+  transparent 0); background-clip: padding-box; border-left: .3rem solid transparent; }
+table.heat { width: auto; } table.heat td { text-align: center; min-width: 1.9rem; height: 1.8rem; padding: .2rem;
+  border: 1px solid var(--rule); background: color-mix(in srgb, var(--orange) var(--heat, 0%), transparent); }
+table.heat th { text-align: right; font-weight: 400; border: 0; white-space: nowrap; padding: .2rem .4rem; }
+table.heat thead th { text-align: center; vertical-align: bottom; } table.heat thead td { border: 0; }
+table.heat thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
+table.heat .right { background: var(--card); } table.heat .more { outline: 2px solid var(--ink); outline-offset: -2px; }
+.pairs { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: .4rem 1.6rem; }
 pre { background: var(--card); border-radius: .5rem; padding: .8rem; overflow-x: auto; font-size: .86rem; }
 pre.wraps { white-space: pre-wrap; overflow-wrap: anywhere; }
 p code { white-space: nowrap; }

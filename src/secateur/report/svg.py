@@ -60,11 +60,11 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") 
     return f'<text class="{kind}" x="{x:.2f}%" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def name(y: float, words: str, kind: str = "") -> str:
+def name(y: float, words: str, kind: str = "", x: float = 0) -> str:
     """A name on the left. A narrow screen shows only the end of a long name."""
     if len(words) <= LONGEST_NAME:
-        return text(0, y, words, f"name {kind}")
-    return text(0, y, words, f"name wide {kind}") + text(0, y, "…" + words[1 - LONGEST_NAME :], f"name narrow {kind}")
+        return text(x, y, words, f"name {kind}")
+    return text(x, y, words, f"name wide {kind}") + text(x, y, "…" + words[1 - LONGEST_NAME :], f"name narrow {kind}")
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:

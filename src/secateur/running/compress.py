@@ -173,7 +173,6 @@ def _start(context: RunContext) -> None:
         refuse_other_data(folder, images, data)
 
     all_or_none(lambda: compare() if folder.writes else None)
-    folder.write(NETWORK, network_shape(context.graph))
     if context.table is not None and not folder.has(TABLE):
         folder.write_text(TABLE, context.table.to_json())
 
@@ -202,7 +201,9 @@ def _base(context: RunContext) -> Accuracy:
     context.say("evaluate", 0, 1)
     found = context.evaluate(context.original, context.data.holdout)
     context.say("evaluate", 1, 1)
-    context.folder.write(BASE, {"holdout": found.__dict__})
+    about = {"quality": vars(context.quality), "macs": context.graph.macs}
+    context.folder.write(NETWORK, network_shape(context.graph))
+    context.folder.write(BASE, {"holdout": vars(found), **about})
     return found
 
 
@@ -260,8 +261,7 @@ def _left_by(context: RunContext, number: int) -> tuple[nn.Module, Plan]:
 def _finished(context: RunContext, rounds: list[Outcome], plan: Plan, before: Accuracy) -> bool:
     if not rounds:
         return False
-    settings = context.settings
-    if settings.ratio is not None or rounds[-1].last or not _allowed(rounds[-1], before, context):
+    if context.settings.ratio is not None or rounds[-1].last or not _allowed(rounds[-1], before, context):
         return True
     return context.met(plan, len(rounds))
 

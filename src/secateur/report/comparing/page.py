@@ -1,0 +1,203 @@
+"""The page of a comparison: one self-contained HTML file."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from secateur.measuring.quality_words import QualityWords
+from secateur.report.class_section import MOST_ROWS, OLD, confusions, left_out, value_cell
+from secateur.report.comparing.charts import cost_chart, points_of
+from secateur.report.comparing.comparison import Comparison
+from secateur.report.comparing.entrants import Entrant, finished, qualities, sides
+from secateur.report.finished_run import FinishedRun
+from secateur.report.html import folded, key, paragraph, section
+from secateur.report.html_document import document
+from secateur.report.newer_files import ClassTable
+from secateur.report.number_formats import big, change, count, points
+from secateur.report.sentences import reported_accuracy
+from secateur.report.settings_section import setting_text
+from secateur.report.sorting_table import sorting_row, sorting_table
+from secateur.report.unfinished_run import UnfinishedRun
+from secateur.studies.recipes.published_rows import published
+
+
+def render(compared: Comparison) -> str:
+    """The page as HTML."""
+    names = list(dict.fromkeys(entrant.network for entrant in compared.entrants))
+    title = f"{count(len(compared.entrants), 'run')} of {', '.join(names)}"
+    parts = [_notes(compared), *(_figures(compared, quality) for quality in qualities(compared.entrants))]
+    parts += [_unfinished(compared)]
+    parts += [_costs(compared, quality) for quality in qualities(compared.entrants)]
+    parts += [_settings(compared), _widths(compared), _classes(compared)]
+    return document(title, "\n".join(part for part in parts if part))
+
+
+def _notes(compared: Comparison) -> str:
+    told = "".join(f"<p><b>Note:</b> {escape(note)}</p>" for note in compared.notes)
+    return f'<div class="lead">{told}</div>' if told else ""
+
+
+def _figures(compared: Comparison, quality: QualityWords) -> str:
+    """One row per finished run."""
+    runs = [(entrant, run) for entrant, run in finished(compared.entrants) if run.quality == quality]
+    costs = list(dict.fromkeys(cost for _, run in runs for cost in sides(run)[1].costs))
+    parts = {reported_accuracy(run)[0] for _, run in runs}
+    part = parts.pop() if len(parts) == 1 else "test or held-out"
+    headings = ["run", "name", f"{part} {quality.name}", "change", *costs]
+    rows = [_row(place, entrant, run, costs) for place, (entrant, run) in enumerate(runs)]
+    words = "Figures after pruning, and their change in brackets. Click a heading to sort."
+    table = sorting_table(headings, rows, f"Runs and their {quality.name}", words=(1,))
+    return section(f"Runs, by {quality.name}", paragraph(words, "soft"), table)
+
+
+def _row(place: int, entrant: Entrant, run: FinishedRun, costs: list[str]) -> str:
+    was, now = sides(run)
+    gained = now.quality - was.quality
+    cells = [
+        (entrant.letter, float(place), str(run.folder)),
+        (entrant.name, float(place), f"{entrant.network}, {entrant.data or 'data without a name'}"),
+        (run.quality.shown(now.quality), now.quality, f"before: {run.quality.shown(was.quality)}"),
+        (points(gained, run.quality), gained, ""),
+    ]
+    for cost in costs:
+        before, after = was.costs.get(cost), now.costs.get(cost)
+        if before is None or after is None:
+            cells.append(("–", -1.0, "not measured in this run"))
+            continue
+        shown = f"{after:.3g}" if cost.startswith("ms") else big(after)
+        was_shown = f"{before:.3g}" if cost.startswith("ms") else big(before)
+        cells.append((f"{shown} ({change(before, after)})", after, f"before: {was_shown}"))
+    return sorting_row(place, cells, words=(1,))
+
+
+def _unfinished(compared: Comparison) -> str:
+    lines = []
+    for entrant in compared.entrants:
+        run = entrant.run
+        if isinstance(run, UnfinishedRun):
+            lines.append(f"<dt>{escape(entrant.letter)} {escape(entrant.name)}</dt><dd>{escape(_so_far(run))}</dd>")
+    words = "These runs have no result yet, and are left out of the charts."
+    return section("Not finished", paragraph(words), f"<dl>{''.join(lines)}</dl>") if lines else ""
+
+
+def _so_far(run: UnfinishedRun) -> str:
+    if not run.rounds:
+        return f"no round is finished. Continue it: secateur prune --resume {run.folder}"
+    last = run.rounds[-1]
+    reached = f"held-out {run.quality.name} {run.quality.shown(last.after.top1)}, {big(last.macs)} MACs"
+    done = f"{count(len(run.rounds), 'round')} done"
+    return f"{done}: {reached}. Continue it: secateur prune --resume {run.folder}"
+
+
+def _costs(compared: Comparison, quality: QualityWords) -> str:
+    """A chart for each cost that a run knows."""
+    costs: dict[str, None] = {}
+    for _, run in finished(compared.entrants):
+        costs |= dict.fromkeys(sides(run)[1].costs if run.quality == quality else ())
+    keys = [
+        ("blue round", "a run that no other one beats"),
+        ("hollow round", "any other run"),
+        ("ink round", "original"),
+    ]
+    figures, shows_published = [], False
+    for cost in costs:
+        found = points_of(compared, cost, quality)
+        shows_published = shows_published or any(point.kind == "published" for point in found)
+        figures.append(f"<figure>{cost_chart(found, cost, quality)}</figure>")
+    words = (
+        "Up and to the left is better. The line joins the Pareto front: the runs that no other run, and no original "
+        "network, beats in both figures. Times are those that each run measured on its own machine."
+    )
+    said = [paragraph(words)]
+    if shows_published:
+        keys.append(("grey round", "as published"))
+        source = f"Grey points are figures of the paper's tables, which secateur did not measure. {published().source}."
+        said.append(paragraph(source + " The front is that of the runs.", "soft"))
+    return section(
+        f"{quality.title} against cost", *said, key(*keys), '<div class="pairs">' + "".join(figures) + "</div>"
+    )
+
+
+def _settings(compared: Comparison) -> str:
+    if not compared.differing:
+        words = "All runs have the same settings."
+        return section("Settings that differ", paragraph(words)) if len(compared.entrants) > 1 else ""
+    heads = "".join(f'<th scope="col" class="words">{escape(entrant.letter)}</th>' for entrant in compared.entrants)
+    rows = []
+    for name, values in compared.differing.items():
+        cells = "".join(f"<td>{escape(setting_text(_as_tuple(value)))}</td>" for value in values)
+        rows.append(f"<tr><td>{escape(name.replace('_', ' '))}</td>{cells}</tr>")
+    table = f'<table class="plain"><thead><tr><th></th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    return section("Settings that differ", f'<div class="scroll">{table}</div>')
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _widths(compared: Comparison) -> str:
+    """Channels that each run keeps, unit by unit."""
+    runs = list(finished(compared.entrants))
+    names = list(dict.fromkeys(name for _, run in runs for name in run.units))
+    if not names:
+        return ""
+    headings = ["unit", *(entrant.letter for entrant, _ in runs)]
+    rows = []
+    for place, name in enumerate(names):
+        cells = [f'<td data-value="{place}">{escape(name)}</td>', *(_width_cell(run, name) for _, run in runs)]
+        rows.append(f'<tr data-place="{place}">{"".join(cells)}</tr>')
+    words = "Channels that each unit keeps, of those that it had. The bar is the share that is kept."
+    return section("Widths side by side", paragraph(words), sorting_table(headings, rows, "Channels kept in each run"))
+
+
+def _width_cell(run: FinishedRun, name: str) -> str:
+    unit = run.units.get(name)
+    if unit is None:
+        return '<td data-value="-1" title="this network has no such unit">–</td>'
+    share = unit.kept / unit.width
+    return (
+        f'<td class="bar" data-value="{share}" style="--part:{100 * share:.0f}%" '
+        f'title="{escape(name)}: {unit.kept} of {unit.width} channels">{unit.kept} of {unit.width}</td>'
+    )
+
+
+def _classes(compared: Comparison) -> str:
+    """The quality of each class in each run, the worst first, and the confusions of each run."""
+    done = list(finished(compared.entrants))
+    known = [(entrant, run.classes) for entrant, run in done if run.classes is not None]
+    missing = [entrant.letter for entrant, run in done if run.classes is None]
+    if not done:
+        return ""
+    said = paragraph(f"Without figures of classes: {', '.join(missing)}. {OLD}", "soft") if missing else ""
+    folds: list[str] = []
+    tables = []
+    for names in dict.fromkeys(classes.names for _, classes in known):
+        mine = [(entrant, classes) for entrant, classes in known if classes.names == names]
+        tables.append(_class_table(mine))
+        for entrant, classes in mine:
+            picture = confusions(classes)
+            if picture:
+                folds.append(folded(f"{entrant.letter} {entrant.name}: which classes are confused", picture, not folds))
+    return section("Classes, the worst first", said, *tables, *folds)
+
+
+def _class_table(mine: list[tuple[Entrant, ClassTable]]) -> str:
+    first = mine[0][1]
+
+    def worst(number: int) -> float:
+        return min(value for _, classes in mine if (value := classes.after.values[number]) is not None)
+
+    listed = sorted(first.worst_first(), key=worst)[:MOST_ROWS]
+    headings = ["class", first.of]
+    for entrant, _ in mine:
+        headings += [f"{entrant.letter} before", f"{entrant.letter} after"]
+    rows = []
+    for place, number in enumerate(listed):
+        cells = [(first.names[number], float(number), ""), (f"{first.sizes[number]:,}", float(first.sizes[number]), "")]
+        for _, classes in mine:
+            cells += [value_cell(classes.before.values[number]), value_cell(classes.after.values[number])]
+        rows.append(sorting_row(place, cells))
+    words = f"{first.quality[:1].upper()}{first.quality[1:]} of each class on the {first.part} images."
+    table = sorting_table(headings, rows, f"{first.quality} of each class in each run", first=False)
+    return paragraph(words + left_out(first)) + table

@@ -1,0 +1,185 @@
+"""Several runs on one page: figures, front, differences, classes, and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix
+
+import secateur as sc
+from secateur.errors import FileError, RunError
+from secateur.report.comparing.comparison import DATA, PAGE, beats, compare
+from secateur.report.comparing.entrants import Side
+from secateur.report.run_page import write_report
+from tests.report.runs import Page, batches, charts, read
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def nothing(_: dict[str, Any]) -> None:
+    pass
+
+
+@pytest.fixture
+def another(compressed: Any, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the run whose files are changed."""
+
+    def make(name: str, summary: Change = nothing, config: Change = nothing) -> Path:
+        folder = Path(shutil.copytree(compressed.folder, tmp_path / name))
+        for file, change in (("summary.json", summary), ("config.json", config)):
+            words = read(folder / file)
+            change(words)
+            (folder / file).write_text(json.dumps(words), encoding="utf-8")
+        return folder
+
+    return make
+
+
+def costing(macs: float, top1: float) -> Change:
+    """A run that ends with this share of the MACs and this test accuracy."""
+
+    def change(summary: dict[str, Any]) -> None:
+        summary["after"]["macs"] = int(macs * summary["before"]["macs"])
+        summary["before"]["test"]["top1"], summary["after"]["test"]["top1"] = 0.9, top1
+
+    return change
+
+
+def test_classes_are_those_that_scikit_learn_counts(compressed: Any) -> None:
+    found = read(compressed.folder / "classes.json")
+    images, labels = (torch.cat(parts) for parts in zip(*batches(3, seed=2), strict=True))
+    with torch.no_grad():
+        matrix = confusion_matrix(labels.numpy(), compressed.model.eval()(images).argmax(1).numpy(), labels=[0, 1, 2])
+    assert found["part"] == "test" and found["quality"] == "accuracy" and found["sizes"] == [15, 15, 15]
+    assert found["after"]["values"] == pytest.approx([matrix[i, i] / 15 for i in range(3)])
+    assert {(a, b): n for a, b, n in found["after"]["confused"]} == {
+        (a, b): matrix[a, b] for a in range(3) for b in range(3) if a != b and matrix[a, b]
+    }
+    mean = read(compressed.folder / "summary.json")["after"]["test"]["top1"]
+    assert sum(found["after"]["values"]) / 3 == pytest.approx(mean)
+
+
+def test_the_front_by_hand(another: Callable[..., Path]) -> None:
+    runs = [
+        another("small", costing(0.3, 0.7)),
+        another("good", costing(0.5, 0.85)),
+        another("beaten", costing(0.6, 0.8)),
+        another("equal", costing(0.5, 0.85)),
+        another("no-better-than-the-original", costing(1.0, 0.88)),
+    ]
+    compared = compare(runs)
+    quality = next(entrant.run.quality for entrant in compared.entrants)
+    assert compared.front("MACs per image", quality) == {"A", "B", "D"}
+    front = {run["letter"]: "MACs per image" in run["front"] for run in compared.to_dict()["runs"]}
+    assert front == {"A": True, "B": True, "C": False, "D": True, "E": False}
+    assert beats(Side(0.9, {"x": 1}), Side(0.9, {"x": 2}), "x") and beats(Side(0.9, {"x": 1}), Side(0.8, {"x": 1}), "x")
+    assert not beats(Side(0.9, {"x": 1}), Side(0.9, {"x": 1}), "x")
+    assert not beats(Side(0.9, {"x": 1}), Side(0.8, {"y": 1}), "x")
+
+
+def test_page_and_data(another: Callable[..., Path], tmp_path: Path) -> None:
+    first = another("first")
+    second = another("second <b>", costing(0.5, 0.6), lambda words: words["settings"].update(metric="l1", target=0.5))
+    compared = sc.compare([first, second], out=tmp_path / "both")
+    assert "2 runs" in repr(compared) and "second" in repr(compared)
+    page, data = (tmp_path / "both" / PAGE).read_text(encoding="utf-8"), read(tmp_path / "both" / DATA)
+    text = Page(page).text
+    rest = re.sub(r'src="data:[^"]*"', "", page)
+    assert not re.search(r"https?:|//\w|url\(|@import|fetch\(", rest) and "second &lt;b&gt;" in page
+    summary = read(first / "summary.json")
+    assert data["runs"][0]["after"]["costs"]["MACs per image"] == summary["after"]["macs"]
+    assert data["runs"][0]["after"]["quality"] == summary["after"]["test"]["top1"]
+    assert data["differing_settings"] == {"target": [0.4, 0.5], "metric": ["gsd", "l1"]}
+    assert "Settings that differ" in text and "gsd" in text
+    assert len(charts(page, "costs")) == 5  # MACs, weights, bytes, and time at two batch sizes
+    assert f"{100 * summary['after']['test']['top1']:.2f}%" in text
+    for name, unit in summary["units"].items():
+        assert f'title="{name}: {unit["kept"]} of {unit["width"]} channels"' in page
+    assert "Accuracy of each class on the test images" in text
+    assert not compared.notes
+
+
+def test_what_makes_a_comparison_unfair_is_said(another: Callable[..., Path]) -> None:
+    first = another("first")
+    assert "different networks" in compare([first, another("b", config=lambda c: c.update(fingerprint="x"))]).notes[0]
+    assert "different weights" in compare([first, another("c", config=lambda c: c.update(weights="x"))]).notes[0]
+    other = another("d", config=lambda c: c["command"].update(data="folder:other"))
+    assert "different data" in compare([first, other]).notes[0]
+    images = another("e", config=lambda c: c["data"]["test"].update(images=7))
+    assert "not evaluated on the same images" in compare([first, images]).notes[0]
+
+    def in_people(summary: dict[str, Any]) -> None:
+        summary["quality"] = {"name": "minus count error", "unit": "people"}
+
+    compared = compare([first, another("f", in_people)])
+    assert "different qualities" in compared.notes[0]
+    from secateur.report.comparing.page import render
+
+    text = Page(render(compared)).text
+    assert "Runs, by minus count error" in text and "Minus count error against cost" in text and "people" in text
+
+
+def test_unfinished_and_older_runs_are_shown_as_such(another: Callable[..., Path], tmp_path: Path) -> None:
+    done, halfway, old = another("done"), another("halfway"), another("old")
+    (halfway / "summary.json").unlink()
+    (old / "classes.json").unlink()
+    page = compare([done, halfway, old]).write(tmp_path / "page").read_text(encoding="utf-8")
+    text = Page(page).text
+    rounds = len(read(done / "summary.json")["rounds"])
+    assert "Not finished" in text and f"B halfway {rounds} rounds done" in text
+    assert "Without figures of classes: C" in text
+    assert read(tmp_path / "page" / DATA)["runs"][1]["finished"] is False
+    alone = compare([halfway]).write(tmp_path / "alone").read_text(encoding="utf-8")
+    assert "Not finished" in Page(alone).text
+
+
+def test_published_rows_join_where_network_and_data_are_those_of_the_paper(another: Callable[..., Path]) -> None:
+    from secateur.report.comparing.page import render
+
+    like = another("like", config=lambda c: c["command"].update(model="resnet56", data="cifar10"))
+    compared = compare([like])
+    (group,) = compared.published
+    assert group.data == "cifar10" and "resnet56" in group.models
+    macs, weights, *times = charts(render(compared), "costs")
+    known = [row for row in group.rows if row.macs is not None and row.top1 is not None]
+    assert macs.count("as published") == len(known) > 3
+    assert "as published" in weights and not any("as published" in chart for chart in times)
+    assert compare([another("unlike")]).published == ()
+
+
+def test_errors_say_what_came(another: Callable[..., Path], tmp_path: Path) -> None:
+    run = another("run")
+    with pytest.raises(FileError, match="does not exist"):
+        compare([run, tmp_path / "nowhere"])
+    with pytest.raises(FileError, match="is a file"):
+        compare([run / "config.json"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileError, match=r"holds no run \(it has no config.json\)"):
+        compare([tmp_path / "empty"])
+    with pytest.raises(FileError, match="holds a round of a pruning run"):
+        compare([run / "round-01"])
+    with pytest.raises(RunError, match="named twice"):
+        compare([run, run / "."])
+    with pytest.raises(RunError, match="list of folders"):
+        compare(str(run))
+    with pytest.raises(RunError, match="holds a pruning run; write the comparison to another folder"):
+        compare([run], out=run)
+    (run / "classes.json").write_text('{"format": "other"}', encoding="utf-8")
+    with pytest.raises(FileError, match=r"classes.json is not as secateur writes it"):
+        compare([run])
+
+
+def test_the_report_has_the_classes_too(run: Path) -> None:
+    text = Page(write_report(run).read_text(encoding="utf-8")).text
+    found = read(run / "classes.json")
+    assert "Accuracy of each class" in text
+    assert f"{100 * found['after']['values'][0]:.1f}%" in text
+    (run / "classes.json").unlink()
+    assert "Accuracy of each class" not in Page(write_report(run).read_text(encoding="utf-8")).text
