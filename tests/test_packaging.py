@@ -44,3 +44,8 @@ def test_the_oldest_torch_is_the_one_that_is_tried() -> None:
     tried = re.search(r"^OLDEST_TORCH := (\S+)$", (ROOT / "Makefile").read_text(), re.M)
     assert tried is not None
     assert f"torch>={tried[1]}" in PROJECT["dependencies"]
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert cited is not None and cited[1] == PROJECT["version"]
