@@ -191,7 +191,7 @@ def identity_of(
 
 
 def returned_like(run: TrainingRun, original: nn.Module) -> nn.Module:
-    """The trained network without hooks, with the original's device and modes, in contiguous layout (safetensors needs it)."""
+    """The trained network with the original's device and modes, in contiguous layout (safetensors needs it)."""
     run.maps.remove()
     trained = run.result
     trained.to(device=device_of(original), memory_format=torch.contiguous_format)  # type: ignore[call-overload]
