@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from secateur.repairing.least_squares import Start, choose, error, solve
+from secateur.scoring import regression_sums
 from secateur.scoring.regression_sums import GramSums, KeptRows
 
 
@@ -61,3 +62,20 @@ def test_the_ridge_is_the_one_that_does_best_on_held_out_rows() -> None:
         assert fit.ridge == want
         again = solve(everything, Start(torch.tensor(start), torch.zeros(1, 3), True), [want])[0]
         assert torch.allclose(fit.weight, again.weight)  # the last word has all rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_of_wide_layers_are_those_of_all_rows_at_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several strips of columns, the last one narrower, and rows in several portions, far from zero."""
+    monkeypatch.setattr(regression_sums, "STRIP", 16)
+    monkeypatch.setattr(regression_sums, "AT_ONCE", 100)
+    x, y = torch.randn(250, 2, 43, dtype=dtype) + 50, torch.randn(250, 2, 3, dtype=dtype) - 20
+    sums = GramSums()
+    for rows in (slice(0, 30), slice(30, 190), slice(190, 250)):
+        sums.add(x[rows], y[rows])
+    for group in (0, 1):
+        a, b = x[:, group].double().numpy(), y[:, group].double().numpy()
+        np.testing.assert_allclose(sums.xx[group], a.T @ a, rtol=1e-6)
+        np.testing.assert_allclose(sums.xy[group], a.T @ b, rtol=1e-6)
+        want = np.cov(a.T, bias=True)  # what is left of numbers 2,500 times as large
+        np.testing.assert_allclose(sums.covariance(group), want, atol=1e-5 if dtype == torch.float32 else 1e-10)

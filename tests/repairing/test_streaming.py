@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils._pytree import tree_map
 
 from secateur.base.memory import bytes_of_words
@@ -18,7 +19,7 @@ from secateur.channels.plan import Plan
 from secateur.channels.surgery import prune
 from secateur.errors import RunError
 from secateur.repairing import checkpoints as rates
-from secateur.repairing import lockstep
+from secateur.repairing import layer_solve, lockstep
 from secateur.repairing.checkpoints import Stops, checkpoints
 from secateur.repairing.repair import repair
 from secateur.repairing.value_store import ValueStore
@@ -30,16 +31,18 @@ KEEP = [0, 2, 5]
 def seconds_of(stops: Stops, kept: tuple[bool, ...], capacity: float, disk: float) -> float:
     """The time of one choice, visit by visit."""
     total, start = 0.0, None
-    for k, (seconds, size) in enumerate(zip(stops.seconds, stops.sizes, strict=True)):
+    for k, (seconds, size, count) in enumerate(zip(stops.seconds, stops.sizes, stops.images, strict=True)):
         if start is None:
-            total += seconds
+            total += count * seconds
         else:
-            spilled = max(0.0, stops.sizes[start] - capacity)
+            there = stops.images[start] * stops.sizes[start]
+            spilled = max(0.0, there - capacity)
             first = k == start + 1
-            total += seconds - stops.seconds[start] + spilled / rates.DISK
-            total += 0 if first else (stops.sizes[start] - spilled) / rates.COPY
+            total += stops.images[start] * (seconds - stops.seconds[start]) + spilled / rates.DISK
+            total += (count - stops.images[start]) * seconds
+            total += 0 if first else (there - spilled) / rates.COPY
         if kept[k]:
-            spilled = max(0.0, size - capacity)
+            spilled = max(0.0, count * size - capacity)
             total += spilled / rates.DISK if spilled <= disk else math.inf
             start = k
     return total
@@ -49,15 +52,15 @@ def seconds_of(stops: Stops, kept: tuple[bool, ...], capacity: float, disk: floa
 def test_checkpoints_are_the_best_of_all_choices(capacity: float, disk: float) -> None:
     draw = torch.Generator().manual_seed(0)
     for _ in range(10):
-        seconds = torch.rand(7, generator=draw).mul(40).cumsum(0).tolist()
-        sizes = torch.rand(7, generator=draw).mul(8e9).tolist()
-        stops = Stops(seconds, sizes)
+        seconds = torch.rand(7, generator=draw).mul(0.4).cumsum(0).tolist()
+        sizes = torch.rand(7, generator=draw).mul(8e7).tolist()
+        stops = Stops(seconds, sizes, torch.randint(0, 30, (7,), generator=draw).cumsum(0).tolist())
         choices = [(*some, False) for some in itertools.product((False, True), repeat=6)]
         best = min(seconds_of(stops, kept, capacity, disk) for kept in choices)
         got = tuple(checkpoints(stops, capacity, disk))
         assert seconds_of(stops, got, capacity, disk) == pytest.approx(best)
-    assert checkpoints(Stops([], []), 0, 0) == []
-    assert checkpoints(Stops([1, 2, 3], [5, 5, 5]), 5, 0) == [True, True, False]  # everything fits
+    assert checkpoints(Stops([], [], []), 0, 0) == []
+    assert checkpoints(Stops([1, 2, 3], [5, 5, 5], [1, 1, 1]), 5, 0) == [True, True, False]  # everything fits
 
 
 @pytest.mark.parametrize("capacity", [0, 10**9])
@@ -94,12 +97,15 @@ def test_half_precision_is_used_where_it_can_hold_the_values(capacity: int) -> N
 
 
 @pytest.mark.parametrize("how", ["solve", "bn"])
-@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("inplace, enough", [(False, 10**6), (True, 10**6), (True, 20)])
 def test_values_that_do_not_fit_are_kept_elsewhere_or_computed_again(
-    how: str, inplace: bool, monkeypatch: pytest.MonkeyPatch
+    how: str, inplace: bool, enough: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float64, where nothing is halved, all ways give the same network."""
+    """In float64, where nothing is halved, all ways give the same network, also if early layers need fewer images."""
     torch.manual_seed(0)
+    monkeypatch.setattr(layer_solve, "ENOUGH", enough)
+    monkeypatch.setattr(layer_solve, "LEAST", 10)
+    monkeypatch.setattr(lockstep, "AT_ONCE", 2**14)  # a few images at once
     model = Residual(inplace).double().eval()
     graph = trace(model, pictures(1))
     plan = Plan.of(graph, {"a1:out": KEEP, "b1:out": KEEP})
@@ -113,13 +119,40 @@ def test_values_that_do_not_fit_are_kept_elsewhere_or_computed_again(
         return taken[-1]
 
     monkeypatch.setattr(lockstep, "used_memory", lambda: 2**50)  # nothing fits
-    monkeypatch.setattr(lockstep, "AT_ONCE", 2**14)  # a few images at once
     for every in (1, 2, 100):
         monkeypatch.setattr(lockstep, "checkpoints", partial(chosen, every))
         got = repair(graph, plan, iter(batches), how=how, memory="100M").state_dict()
         for name, value in want.items():
             torch.testing.assert_close(got[name], value, rtol=1e-9, atol=1e-11)
     assert len(taken) == 3
+
+
+def test_a_layer_takes_as_many_images_as_it_needs_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images 40 to 79 are of another kind: without any of them, the solved weights would not know of it."""
+    seen: dict[str, list[int]] = {}
+    upto = lockstep.Walk.upto
+
+    def noted(self: lockstep.Walk, node: fx.Node) -> Iterator[lockstep.Chunk]:
+        for chunk in upto(self, node):
+            seen.setdefault(str(node.target), []).extend(range(chunk.first, chunk.first + chunk.size))
+            yield chunk
+
+    monkeypatch.setattr(lockstep.Walk, "upto", noted)
+    monkeypatch.setattr(lockstep, "AT_ONCE", 2**14)
+    monkeypatch.setattr(layer_solve, "LEAST", 12)
+    layers = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 3), nn.Conv2d(6, 6, 1), nn.Conv2d(6, 2, 3, padding=1)
+    model = nn.Sequential(*layers).double()
+    graph = trace(model, pictures(1))
+    plan = Plan.of(graph, {"0:out": [1, 2], "1:out": [0], "2:out": [0, 1, 2, 4]})
+    for enough, counts in ((1, (12, 12, 12)), (16, (36, 36, 72)), (10**6, (80, 80, 80))):
+        # 8 positions and 18, 1 and 36 weights per filter: 2.25, 0.125 and 4.5 images for each row of a weight
+        monkeypatch.setattr(layer_solve, "ENOUGH", enough)
+        seen.clear()
+        repair(graph, plan, pictures(80), positions=8)
+        for name, count in zip("123", counts, strict=True):
+            images = seen[name]
+            assert len(set(images)) == len(images) and count <= len(images) < count + 8
+            assert sum(image >= 40 for image in images) == pytest.approx(len(images) / 2, abs=8)
 
 
 def test_half_precision_of_kept_values_hardly_matters(monkeypatch: pytest.MonkeyPatch) -> None:

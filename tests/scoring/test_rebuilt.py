@@ -128,3 +128,17 @@ def test_a_classifier_that_has_seen_few_images_is_not_cut_for_nothing(caplog: py
     values = np.sort(sc.score(graph, sc.repair_each(graph, images), "rebuilt").values["0:out"])
     assert values[9] > 0.1 * values[29]  # without shrinkage 14 features would go for nearly nothing
     assert "20 images are few" in caplog.text and "1 (16 rows for 30 inputs)" in caplog.text
+
+
+@torch.no_grad()
+def test_the_log_names_the_layers_whose_errors_are_uncertain_and_no_others(caplog: pytest.LogCaptureFixture) -> None:
+    """16 of 20 images do not judge: 144 rows for the convolution of 12 inputs, 16 for the classifier of 20."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 12, 1), nn.Conv2d(12, 20, 1), nn.AvgPool2d(3), nn.Flatten(), nn.Linear(20, 4))
+    graph = sc.trace(model, torch.zeros(1, 3, 3, 3))
+    sc.score(graph, sc.repair_each(graph, torch.randn(20, 3, 3, 3)), "rebuilt")
+    weak = [record.getMessage() for record in caplog.records if "uncertain" in record.getMessage()]
+    assert len(weak) == 1 and weak[0].endswith("covariance: 4 (16 rows for 20 inputs)")
+    caplog.clear()
+    sc.score(graph, sc.repair_each(graph, torch.randn(25, 3, 3, 3)), "rebuilt")  # 20 rows for 20 inputs
+    assert "uncertain" not in caplog.text

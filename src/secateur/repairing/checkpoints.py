@@ -1,7 +1,8 @@
 """Where to keep values on the way through two networks: everywhere if memory allows, else where that saves most time.
 
-Both networks stop in front of each layer that is repaired, with all images. Between two stops the values of all images
-are either kept (in memory as far as they fit, the rest in a file), or computed again from an earlier stop.
+Both networks stop in front of each layer that is repaired, with as many of the images as the layer needs. Between two
+stops their values are either kept (in memory as far as they fit, the rest in a file), or computed again from an earlier
+stop. Images that no earlier stop needed come straight from the start.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ COPY = 4e9  # bytes per second in memory
 
 @dataclass(frozen=True)
 class Stops:
-    """What is known about the stops. seconds: from the images to each stop; sizes: bytes of the values at each stop."""
+    """What is known about the stops: for one image, the seconds from the start to each stop and the bytes of its values
+    there; and how many images each stop needs, never fewer than the one before."""
 
     seconds: Sequence[float]
     sizes: Sequence[float]
+    images: Sequence[int]
+
+    def bytes_at(self, stop: int) -> float:
+        """Bytes of the values of all images that this stop needs."""
+        return self.sizes[stop] * self.images[stop]
 
 
 def checkpoints(stops: Stops, capacity: float, disk: float) -> list[bool]:
@@ -46,15 +53,15 @@ def checkpoints(stops: Stops, capacity: float, disk: float) -> list[bool]:
 
 
 def _serving(stops: Stops, start: int, end: int, capacity: float) -> float:
-    """Time to reach the stops start + 1, ..., end, each from `start` (-1: the images)."""
-    begin, read = 0.0, 0.0
+    """Time to reach the stops start + 1, ..., end, each from the values kept at `start` (-1: from the images)."""
+    begin, kept, read = 0.0, 0, 0.0
     again = end - start - 1  # visits after the first one start from a copy
     if start >= 0:
-        begin = stops.seconds[start]
+        begin, kept = stops.seconds[start], stops.images[start]
         on_disk = _on_disk(stops, start, capacity)
-        read = (again + 1) * on_disk / DISK + again * (stops.sizes[start] - on_disk) / COPY
-    return read + sum(stops.seconds[k] - begin for k in range(start + 1, end + 1))
+        read = (again + 1) * on_disk / DISK + again * (stops.bytes_at(start) - on_disk) / COPY
+    return read + sum(stops.images[k] * stops.seconds[k] - kept * begin for k in range(start + 1, end + 1))
 
 
 def _on_disk(stops: Stops, stop: int, capacity: float) -> float:
-    return max(0.0, stops.sizes[stop] - capacity)
+    return max(0.0, stops.bytes_at(stop) - capacity)

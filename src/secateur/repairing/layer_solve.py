@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,6 +36,8 @@ from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, add_apar
 
 log = logging.getLogger(__name__)
 
+ENOUGH = 256  # rows for each weight of a filter: more change hardly anything
+LEAST = 500  # images for a layer with few weights: rows of one image are alike
 OnLayer = Callable[[str, float, float], None]  # layer, error before, error after
 
 
@@ -56,7 +59,8 @@ def solve_layers(
     order, shortcuts = order_with_shortcuts(walk.pair, todo)
     todo.sort(key={node: i for i, node in enumerate(order)}.__getitem__)
     solver = _Solver(walk, settings, shortcuts, on_layer)
-    walk.take(Route(order, todo, ahead=True, reserve=max(map(solver.bytes_needed, todo), default=0)))
+    needed = [solver.images_needed(node) for node in todo]
+    walk.take(Route(order, todo, True, max(map(solver.bytes_needed, todo), default=0), needed))
     for number, node in enumerate(todo, 1):
         solver.solve(node)
         if progress is not None:
@@ -103,6 +107,12 @@ class _Solver:
         """Memory of the equations of a layer: products of fitted and held-out rows, their sum and its factor."""
         groups, _, n = rows_of_weight(self._pair.layer(node)).shape
         return 6 * 8 * groups * n * min(n, self._walk.num_images * self._settings.positions)
+
+    def images_needed(self, node: fx.Node) -> int:
+        """Images that give a layer enough rows: it gains hardly anything from more."""
+        layer, y = self._pair.layer(node), torch.empty(self._pair.traced.shapes[node.name], device="meta")
+        n, grid = rows_of_weight(layer).shape[2], grid_of(layer, y)
+        return max(LEAST, math.ceil(ENOUGH * n / min(self._settings.positions, grid)))
 
     def solve(self, node: fx.Node) -> None:
         """Give the layer of this node new weights, unless that is impossible."""

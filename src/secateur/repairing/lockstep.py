@@ -1,17 +1,20 @@
 """Two networks run in lockstep, front to back: both stop in front of a layer with all images before any goes on.
 
-So a layer can be changed depending on what both networks have computed so far. The images run in small chunks. Between
-two stops their values are kept in memory if they fit. If not, they are kept in half precision, in memory and in a file,
-or computed again (`secateur.repairing.checkpoints`).
+So a layer can be changed depending on what both networks have computed so far. A stop may need only some of the images;
+the others then run through it later, without stopping. The images run in small chunks. Between two stops their values
+are kept in memory if they fit. If not, they are kept in half precision, in memory and in a file, or computed again
+(`secateur.repairing.checkpoints`).
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +38,8 @@ from secateur.scoring.unlabelled_images import CHUNK, Images, chunks, count_of
 log = logging.getLogger(__name__)
 
 AT_ONCE = 2**26  # bytes of values that are computed at a time on a CPU: more of them are slower, not faster
-IMAGES = 0.25  # share of the memory for the images themselves
+IMAGES = 0.125  # share of the memory for the images themselves
+GOLDEN = 0.618033988749895  # its multiples, modulo 1, are spread evenly
 Both = tuple[Values, Values]  # of the original network, of the pruned one
 
 
@@ -63,12 +67,14 @@ class Chunk:
 @dataclass(frozen=True, eq=False)
 class Route:
     """The calls in order, and the stops among them. ahead: whether the original network makes the call of a stop before
-    the pruned one stops in front of it. reserve: bytes that the caller needs at a stop."""
+    the pruned one stops in front of it. reserve: bytes that the caller needs at a stop. images: how many of the images
+    each stop needs at least; all if it is None."""
 
     order: Sequence[fx.Node]
     stops: Sequence[fx.Node]
     ahead: bool
     reserve: int = 0
+    images: Sequence[int] | None = None
 
 
 class Walk:
@@ -86,59 +92,64 @@ class Walk:
         self._some = first if traced.guards else tree_map(lambda t: t[:1], first)
         self._constant = {t.untyped_storage().data_ptr() for m in self.pair.models for t in m.state_dict().values()}
         at_once = self._images_at_once(graph)
-        self.sizes: list[int] = []
         given = isinstance(images, Tensor)  # the caller holds them anyway
         self._images = ValueStore(self._memory if given else int(IMAGES * self._memory))
+        self.num_images, found = 0, []
         for part in _all(first, parts):
             for start in range(0, count_of(part), at_once):
                 few = tree_map(lambda t, i=start: t[i : i + at_once], part)
                 self._images.add(few if given else tree_map(torch.clone, few))
-                self.sizes.append(count_of(few))
-        self.num_images = sum(self.sizes)
+                found.append(range(self.num_images, self.num_images + count_of(few)))
+                self.num_images += count_of(few)
+        # Images may be sorted by class, so a stop that needs only some of the chunks takes them from everywhere.
+        self._order = sorted(range(len(found)), key=lambda number: number * GOLDEN % 1)
+        self._turns = [found[number] for number in self._order]  # the images of each chunk, by turn
         self._store: ValueStore | None = None  # None: at the images
-        self._at = [0, 0]  # calls that each network has made of the values in the store
+        self._at = 0, 0  # calls that each network has made of the values in the store
 
     def take(self, route: Route) -> None:
         """Decide where values are kept on this route."""
         self._route, self._free = route, last_uses(route.order)
         self._place = {node: i for i, node in enumerate(route.order)}
         self._capacity = max(0, self._memory - used_memory() - route.reserve - 4 * AT_ONCE)
-        one = self._tried(route)
-        sizes = [size * self.num_images for size in one.sizes]
-        self._half = max(sizes, default=0) > self._capacity  # the precision of kept values
+        self._chunks = self._chunks_needed(route)
+        stops = self._tried(route)
+        most = max((stops.bytes_at(k) for k in range(len(stops.sizes))), default=0.0)
+        self._half = most > self._capacity  # the precision of kept values
         if not self._half:
-            self._kept = [True] * len(sizes)
+            self._kept = [True] * len(stops.sizes)
             return
-        stops = Stops([s * self.num_images for s in one.seconds], [size / 2 for size in sizes])
-        self._kept = checkpoints(stops, self._capacity, free_disk())
+        halved = replace(stops, sizes=[size / 2 for size in stops.sizes])
+        self._kept = checkpoints(halved, self._capacity, free_disk())
         log.info(
-            "the values of %d images take %.1f GiB: they are kept at %d of %d layers, and computed again elsewhere",
+            "values of %d images take up to %.1f GiB: they are kept at %d of %d layers, and computed again elsewhere",
             self.num_images,
-            max(sizes) / 2**30,
+            most / 2**30,
             sum(self._kept),
-            len(sizes),
+            len(stops.sizes),
         )
 
     def upto(self, node: fx.Node) -> Iterator[Chunk]:
-        """All chunks of images, one after the other, with both networks in front of `node`, the next stop."""
-        keep = self._kept[self._route.stops.index(node)]
+        """The chunks of images that `node`, the next stop, needs, one after the other, with both networks before it."""
+        stop = self._route.stops.index(node)
+        keep = self._kept[stop]
         ends = self._place[node] + self._route.ahead, self._place[node]
         kept = ValueStore(self._capacity, self._constant, self._half)
-        first = 0
         with ExitStack() as unfinished:
             unfinished.callback(kept.close)
-            for number, size in enumerate(self.sizes):
-                values = self._values(number, again=not keep)
+            for turn in range(self._chunks[stop]):
+                values, at = self._values(turn, again=not keep)
                 for side in (0, 1):
-                    self._runners[side].run(values[side], self._route.order[self._at[side] : ends[side]], self._free)
-                yield Chunk(first, size, values, self._runners)
+                    self._runners[side].run(values[side], self._route.order[at[side] : ends[side]], self._free)
+                images = self._turns[turn]
+                yield Chunk(images.start, len(images), values, self._runners)
                 if keep:
                     kept.add(values)
-                first += size
             if keep:
                 unfinished.pop_all()
-                (self._images if self._store is None else self._store).close()
-                self._store, self._at = kept, list(ends)
+                if self._store is not None:
+                    self._store.close()
+                self._store, self._at = kept, ends
 
     def close(self) -> None:
         """Free everything, in memory and on disk."""
@@ -146,11 +157,12 @@ class Walk:
             if store is not None:
                 store.close()
 
-    def _values(self, number: int, again: bool) -> Both:
-        if self._store is not None:
-            values: Both = self._store.copy(number) if again else self._store.take(number)
-            return values
-        return self._bound(self._images.read(number))
+    def _values(self, turn: int, again: bool) -> tuple[Both, tuple[int, int]]:
+        """The values of a chunk, and how many calls each network has made of them."""
+        if self._store is not None and turn < len(self._store):
+            return (self._store.copy(turn) if again else self._store.take(turn)), self._at
+        number = self._order[turn]
+        return self._bound(self._images.read(number) if again else self._images.take(number)), (0, 0)
 
     def _bound(self, images: Any) -> Both:
         """Each network gets a copy of the images, because it may write into them."""
@@ -169,9 +181,16 @@ class Walk:
             count //= 2
         return count
 
+    def _chunks_needed(self, route: Route) -> list[int]:
+        """The number of chunks that each stop needs, never fewer than the one before."""
+        wanted = itertools.accumulate(route.images or [self.num_images] * len(route.stops), max)
+        ends = list(itertools.accumulate(map(len, self._turns)))
+        return [min(bisect.bisect_left(ends, count) + 1, len(ends)) for count in wanted]
+
     def _tried(self, route: Route) -> Stops:
-        """Seconds to each stop and bytes of the values there for one image, measured with the first one."""
-        result = Stops([], [])
+        """What the choice of checkpoints has to know, measured with the first image."""
+        images = [sum(map(len, self._turns[:count])) for count in self._chunks]
+        result = Stops([], [], images)
         for _ in range(2):  # the first time is slower
             values, at, seconds, sizes, spent = self._bound(self._some), [0, 0], [], [], 0.0
             for stop in route.stops:
@@ -184,7 +203,7 @@ class Walk:
                 seconds.append(spent)
                 sizes.append(float(self._size(values)))
             count = count_of(self._some)
-            result = Stops([s / count for s in seconds], [s / count for s in sizes])
+            result = Stops([s / count for s in seconds], [s / count for s in sizes], images)
         return result
 
     def _size(self, values: Any) -> int:

@@ -157,8 +157,11 @@ def _pack(values: Any, constant: frozenset[int], half: bool = False) -> _Packed:
 
 def _block(data: Tensor, half: bool) -> _Block:
     """These bytes; as float16 if that is asked for and nothing in them is too large for it."""
-    numbers = data.view(torch.float32) if half else None
-    if numbers is None or not bool(numbers.abs().max() < LARGEST):
+    if not half or not len(data):
+        return _Block(data, False)
+    numbers = data.view(torch.float32)
+    least, most = numbers.aminmax()
+    if not bool((least > -LARGEST) & (most < LARGEST)):  # too large, or not a number
         return _Block(data, False)
     return _Block(numbers.half().view(torch.uint8), True)
 

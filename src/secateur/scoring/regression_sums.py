@@ -13,6 +13,7 @@ from torch import Tensor, arange, cat, cov, float32, float64, stack, zeros
 
 AT_ONCE = 4096  # rows that are multiplied at once; fewer if they are wide
 NUMBERS = 2**24  # of all inputs of these rows
+STRIP = 256  # columns of a Gram matrix that are computed at once
 
 
 class GramSums:
@@ -63,7 +64,7 @@ class GramSums:
         left = stack([mean_x, sum_x], 2)
         self._sums[0] += sum_x
         self._sums[1] += sum_y
-        self._sums[2].baddbmm_(left, stack([rest_x, mean_x], 1)).add_(x.mT @ x)
+        _add_gram(self._sums[2].baddbmm_(left, stack([rest_x, mean_x], 1)), x)
         self._sums[3].baddbmm_(left, stack([rest_y, mean_y], 1)).add_(x.mT @ y)
         self._sums[4] += (y * y).sum(1).double() + mean_y * (rest_y + sum_y)
 
@@ -230,6 +231,15 @@ def together(*parts: RegressionSums) -> RegressionSums:
     for part in found[1:]:
         total = total + part  # type: ignore[operator]
     return total
+
+
+def _add_gram(total: Tensor, x: Tensor) -> None:
+    """Add x'x, of which only the blocks on and below the diagonal are computed."""
+    for start in range(0, x.shape[2], STRIP):
+        end = start + STRIP
+        product = x[:, :, start:].mT @ x[:, :, start:end]
+        total[:, start:, start:end] += product
+        total[:, start:end, end:] += product[:, STRIP:].mT
 
 
 def _on_cpu(x: Tensor) -> Tensor:

@@ -1,0 +1,71 @@
+"""How many rows a layer needs: accuracy after a repair with more and fewer of them, on the half that is held out.
+
+    python benchmarks/repair_rows.py resnet20 --weights resnet20-cifar10.safetensors --data DIR --out ...
+
+2,000 training images are for the repair. A layer is fitted on as many of them as give it the number of rows for each
+weight of a filter, but at least 500. KL is the mean divergence from the unpruned network's answers on the 5,000 test
+images that are held out. Seconds are those of the processor.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import secateur as sc
+from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
+from secateur.deciding.budget import Cutter
+from secateur.deciding.candidates import candidates
+from secateur.deciding.splits.least_error import least_error
+from secateur.repairing import layer_solve
+from secateur.running.round_repair import UNIT_IMAGES
+
+ROWS = (64, 128, 256, 10**9)
+TARGETS = (0.5, 0.7)
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The network's log-probabilities."""
+    return torch.cat([F.log_softmax(model(images), 1) for images, _ in batches])
+
+
+def main() -> None:
+    """Fill the table."""
+    parser = arguments(__doc__)
+    parser.add_argument("network", choices=["resnet20", "resnet56"])
+    args = parser.parse_args()
+    model, data = opened(args.network, args)
+    images = torch.cat([images for images, _ in data.loader("train", 250, limit=2000)])
+    held = list(data.loader("holdout", 250))
+    labels, before = torch.cat([labels for _, labels in held]), outputs(model, held)
+    table = table_so_far(args.out, {})
+    graph = sc.trace(model, images[:1])
+    scores = sc.score(graph, sc.repair_each(graph, images[:UNIT_IMAGES]), "rebuilt")
+    for target in TARGETS:
+        plan = least_error(Cutter(graph, scores), candidates(graph), (1 - target) * graph.macs)
+        for layer_solve.ENOUGH in ROWS:
+            spent = time.process_time()
+            small = sc.repair(graph, plan, images)
+            spent = time.process_time() - spent
+            after = outputs(small, held)
+            row = {
+                "accuracy": round(100 * float((after.argmax(1) == labels).float().mean()), 2),
+                "kl": round(float(F.kl_div(after, before, reduction="batchmean", log_target=True)), 4),
+                "core_seconds": round(spent, 1),
+            }
+            rows = "all" if layer_solve.ENOUGH >= 10**9 else f"{layer_solve.ENOUGH} rows for each weight"
+            table[f"{args.network}, {target:.0%} of MACs removed, {rows}"] = row
+            write(table, args.out)
+            print(args.network, target, rows, row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
