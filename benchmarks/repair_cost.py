@@ -1,6 +1,9 @@
 """Time and memory of a repair, beside a forward pass of the same images: random weights, random images, one thread.
 
     python benchmarks/repair_cost.py resnet50 --num-images 5000 --memory 4G --out docs/results/repair-cost.json
+    python benchmarks/repair_cost.py resnet50 --num-images 250 --rebuilt --out docs/results/repair-cost.json
+
+--rebuilt: the scores `rebuilt` of all units instead, and the pass over the images that they need.
 
 The given share of every private unit is removed. Images are made batch by batch as the repair asks for them. Seconds
 are those of the processor. A forward pass of the unpruned network, in small batches, is timed on at most 128 of the
@@ -15,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -23,6 +27,7 @@ from torch import Tensor, nn
 
 import secateur as sc
 from benchmarks.on_cifar10 import table_so_far, write
+from secateur.scoring.reader_inputs import weights_per_filter
 from secateur.zoo.models import create
 from tests.networks.from_torchvision import library
 
@@ -63,6 +68,28 @@ def forward_seconds(model: nn.Module, count: int, shape: tuple[int, ...]) -> flo
     return spent * count / done
 
 
+def repaired(graph: sc.ChannelGraph, plan: sc.Plan, images: Iterator[Tensor], memory: str | None) -> dict[str, float]:
+    """Seconds of the repair, of the processor and of the clock."""
+    begun, spent = time.perf_counter(), time.process_time()
+    sc.repair(graph, plan, images, memory=memory)
+    spent, clock = time.process_time() - spent, time.perf_counter() - begun
+    return {"repair_core_seconds": round(spent, 1), "repair_clock_seconds": round(clock, 1)}
+
+
+def scored(graph: sc.ChannelGraph, images: Iterator[Tensor]) -> dict[str, Any]:
+    """Seconds of the processor for the scores of all units, and the most inputs of a layer that reads one."""
+    begun = time.process_time()
+    units = sc.repair_each(graph, images)
+    seen = time.process_time()
+    sc.score(graph, units, metric="rebuilt")
+    done = time.process_time()
+    return {
+        "most_inputs": max(weights_per_filter(inputs.layer) for inputs in units.seen.layers.values()),
+        "pass_core_seconds": round(seen - begun, 1),
+        "rebuilt_core_seconds": round(done - begun, 1),
+    }
+
+
 def main() -> None:
     """Measure one network with one number of images."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,6 +97,7 @@ def main() -> None:
     parser.add_argument("--num-images", type=int, default=500)
     parser.add_argument("--memory", default=None, help="bound, such as 4G; half of the machine's by default")
     parser.add_argument("--share", type=float, default=0.5, help="of the channels of every private unit")
+    parser.add_argument("--rebuilt", action="store_true", help="time the scores instead of the repair")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -79,25 +107,20 @@ def main() -> None:
     keep = {n: range(int(u.width * (1 - args.share)) // u.granule * u.granule) for n, u in inner.items()}
     plan = sc.Plan.of(graph, keep)
     forward = forward_seconds(model, args.num_images, shape)
-    begun, spent = time.perf_counter(), time.process_time()
-    sc.repair(graph, plan, batches(args.num_images, shape), memory=args.memory)
-    spent, clock = time.process_time() - spent, time.perf_counter() - begun
-    row = {
-        "network": args.network,
-        "image": shape,
-        "num_images": args.num_images,
-        "memory": args.memory,
-        "share": args.share,
-        "macs_removed": round(1 - graph.cost(plan).macs / graph.macs, 3),
-        "forward_core_seconds": round(forward, 1),
-        "repair_core_seconds": round(spent, 1),
-        "repair_clock_seconds": round(clock, 1),
-        "forward_passes": round(spent / forward, 1),
-        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
-    }
+    row: dict[str, Any] = {"network": args.network, "image": shape, "num_images": args.num_images}
+    if args.rebuilt:
+        row |= scored(graph, batches(args.num_images, shape))
+    else:
+        row |= {"memory": args.memory, "share": args.share}
+        row |= {"macs_removed": round(1 - graph.cost(plan).macs / graph.macs, 3)}
+        row |= repaired(graph, plan, batches(args.num_images, shape), args.memory)
+    spent = row["rebuilt_core_seconds" if args.rebuilt else "repair_core_seconds"]
+    row |= {"forward_core_seconds": round(forward, 1), "forward_passes": round(spent / forward, 1)}
+    row["peak_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
     print(row, flush=True)
     table = table_so_far(args.out, {})
-    table[f"{args.network}, {args.num_images} images, memory {args.memory}"] = row
+    what = "scores" if args.rebuilt else f"memory {args.memory}"
+    table[f"{args.network}, {args.num_images} images, {what}"] = row
     write(table, args.out)
 
 
