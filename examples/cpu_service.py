@@ -2,8 +2,8 @@
 
     python examples/cpu_service.py               # --small: a short training and a goal in MACs, for the tests
 
-The goal is time, not MACs: 1.3 times as fast in onnxruntime on one thread, for requests of 16 images. Then both networks
-are exported, and a web server (standard library, 127.0.0.1 only) answers POST /original and POST /pruned.
+The goal is time, not MACs: 1.3 times as fast in onnxruntime on one thread, for requests of 16 images. Then both
+networks are exported, and a web server (standard library, 127.0.0.1 only) answers POST /original and POST /pruned.
 """
 
 import json

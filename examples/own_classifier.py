@@ -1,6 +1,6 @@
 """Your own classifier: train it, remove half of its MACs without retraining, save it and load it again.
 
-    python examples/own_classifier.py            # --small: a shorter training, for the tests
+python examples/own_classifier.py            # --small: a shorter training, for the tests
 """
 
 import sys

@@ -48,8 +48,14 @@ def signals(count, seed):
     t = torch.linspace(0, 6.28, 128)
     f, g = 4 + 12 * torch.rand(2, count, 1, generator=draw)
     tone = torch.sin(f * t)
-    two, rising, bursts = 0.7 * tone + 0.7 * torch.sin(1.7 * g * t), torch.sin(f * t**2 / 5), tone * (torch.sin(g * t / 4) > 0)
-    x = torch.stack([tone, two, rising, bursts])[kind, torch.arange(count)] + 0.5 * torch.randn(count, 128, generator=draw)
+    two, rising, bursts = (
+        0.7 * tone + 0.7 * torch.sin(1.7 * g * t),
+        torch.sin(f * t**2 / 5),
+        tone * (torch.sin(g * t / 4) > 0),
+    )
+    x = torch.stack([tone, two, rising, bursts])[kind, torch.arange(count)] + 0.5 * torch.randn(
+        count, 128, generator=draw
+    )
     return list(zip(x[:, None].split(64), kind.split(64), strict=True))
 
 

@@ -41,7 +41,7 @@ def folder_of_digits(count):
 
 
 torch.manual_seed(0)
-folder = options.folder or folder_of_digits(600 if options.small else 1797)
+folder = options.folder or folder_of_digits(400 if options.small else 1797)
 images = data.load(f"folder:{folder}", size=options.size)  # a tenth is held out to decide, a fifth is for the test
 train, holdout, test = (
     images.loader(part, 32, shuffle=part == "train", augment=False) for part in ("train", "holdout", "test")

@@ -34,7 +34,14 @@ from secateur.training.meter import Meter, StepReport, checked, steps_of_epochs
 from secateur.training.mixup import mixed
 from secateur.training.objective import summed
 from secateur.training.settings import TrainingSettings
-from secateur.training.setup import TrainingRun, example_of, identity_of, prepare, returned_like
+from secateur.training.setup import (
+    TrainingRun,
+    example_of,
+    identity_of,
+    prepare,
+    returned_like,
+    strides_unmentioned,
+)
 from secateur.training.soft_filters import SoftFilters
 
 logger = logging.getLogger(__name__)
@@ -87,7 +94,12 @@ def fit(
     check(chosen, RunError)
     folder = None if checkpoint_dir is None else Path(checkpoint_dir)
     display = shown(progress, steps_of_epochs)
-    with accelerating(chosen.device, chosen.mixed_precision) as accelerator, generators_kept(), display as report:
+    with (
+        accelerating(chosen.device, chosen.mixed_precision) as accelerator,
+        generators_kept(),
+        strides_unmentioned(),
+        display as report,
+    ):
         run = prepare(model, train, teacher, chosen, accelerator)
         store = _Store(folder, run, {} if folder is None else identity_of(run, chosen, model, teacher))
         first = _evaluate_together(run, holdout, evaluate) if chosen.keep_best else None
