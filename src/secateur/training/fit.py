@@ -94,12 +94,7 @@ def fit(
     check(chosen, RunError)
     folder = None if checkpoint_dir is None else Path(checkpoint_dir)
     display = shown(progress, steps_of_epochs)
-    with (
-        accelerating(chosen.device, chosen.mixed_precision) as accelerator,
-        generators_kept(),
-        strides_unmentioned(),
-        display as report,
-    ):
+    with accelerating(chosen.device, chosen.mixed_precision) as accelerator, generators_kept(), display as report:
         run = prepare(model, train, teacher, chosen, accelerator)
         store = _Store(folder, run, {} if folder is None else identity_of(run, chosen, model, teacher))
         first = _evaluate_together(run, holdout, evaluate) if chosen.keep_best else None
@@ -163,6 +158,7 @@ class _Store:
             save_checkpoint(self._folder, run.model, run.sgd, state)
 
 
+@strides_unmentioned()
 def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
     device, reported = run.accelerator.device, time.perf_counter()
     where, rate = f"epoch {epoch + 1}", 0.0
