@@ -38,6 +38,7 @@ def test_the_papers_settings_for_each_data_set() -> None:
         ({"repair": "bn"}, "the paper has repair none, not bn"),
         ({"distill": True}, "the paper has distill False, not True"),
         ({"rounds": 3}, "the paper has rounds None, not 3"),
+        ({"mixup": 0.2}, "the paper has mixup 0.0, not 0.2"),
         ({"alpha": 5.9}, r"the paper's alpha is in \[2, 4\], got 5.9"),
     ],
 )

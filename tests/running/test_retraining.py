@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from secateur.errors import DecideError, RunError
 from secateur.report.run_page import write_report
 from secateur.running import round_retrain
 from secateur.running.compress import Compressed, compress
@@ -143,3 +144,23 @@ def test_defaults_never_end_below_the_start(name: str, tmp_path: Path) -> None:
     assert len(losses) == 2 and max(losses) < outcome.pruned.loss + 0.5
     tries = json.loads((tmp_path / "round-01" / "rate.json").read_text())["tries"]
     assert [one["lr"] for one in tries] == pytest.approx([0.05, 0.015, 0.005, 0.0015])
+
+
+def test_fine_tuning_reaches_the_training(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"ratio": 0.3, "lr": 0.02, "epochs": 2, "distill": True, "views": 1, "batch_norm": "frozen"}
+    frozen = run(tmp_path / "frozen", **words)
+    live = run(tmp_path / "live", **{**words, "batch_norm": "live"})
+    before, now, other = (
+        dict(each.named_buffers())["bn1.running_mean"] for each in (trained(), frozen.model, live.model)
+    )
+    assert frozen.rounds[0].kept_epoch and live.rounds[0].kept_epoch  # trained networks, not those as cut
+    assert all(value in before for value in now) and not all(value in before for value in other)
+    assert json.loads((tmp_path / "frozen" / "config.json").read_text())["settings"]["views"] == 1
+
+
+def test_fine_tuning_asks_for_retraining_and_for_a_teacher() -> None:
+    assert Settings().leaves_training_open and not Settings(mixup=0.2).leaves_training_open
+    with pytest.raises(DecideError, match="temperature does nothing without a teacher: give distill"):
+        run(ratio=0.3, temperature=4.0)
+    with pytest.raises(RunError, match="distill_features does nothing without a teacher"):
+        fit(trained(), TRAIN, epochs=1, distill_features=1.0)

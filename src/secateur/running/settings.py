@@ -141,6 +141,8 @@ def check_settings(settings: Settings) -> None:
         trouble = None if function is None else cannot_take(function, *arguments)
         if trouble:
             raise DecideError(f"your function {name} is called with ({', '.join(arguments)}), but: {trouble}")
+    if settings.idle_without_teacher and not settings.distill:
+        raise DecideError(f"{settings.idle_without_teacher} does nothing without a teacher: give distill as well")
     check_split(settings, by_share=settings.ratio is not None)
     split = None if settings.split is None else SPLITS.find(settings.split)
     if split is not None and split.needs_errors and isinstance(settings.metric, str):

@@ -49,6 +49,13 @@ class FineTuning:
         """The teacher's part of the loss, if there is a teacher."""
         return Distillation(self.temperature, self.distill_weight, self.distill_features)
 
+    @property
+    def idle_without_teacher(self) -> str | None:
+        """The first setting that was changed and does nothing without a teacher."""
+        plain = FineTuning()
+        names = ("temperature", "distill_weight", "distill_features")
+        return next((name for name in names if getattr(self, name) != getattr(plain, name)), None)
+
     def drawn_epoch(self, epoch: int) -> int:
         """The epoch whose random numbers this one uses."""
         return epoch if self.views is None else epoch % self.views

@@ -105,6 +105,8 @@ def prepare(
             raise RunError(f"{what} must be a torch.nn.Module, got {type(network).__name__}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RunError(f"{type(model).__name__} has no parameter with requires_grad: there is nothing to train")
+    if teacher is None and settings.idle_without_teacher:
+        raise RunError(f"{settings.idle_without_teacher} does nothing without a teacher: pass one, or leave it out")
     if settings.ema and settings.soft_prune:
         raise RunError("ema and soft_prune cannot be combined: filters that are zero now and then have no zero average")
     schedule, student = settings.schedule, copy.deepcopy(model)
