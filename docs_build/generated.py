@@ -29,7 +29,7 @@ REGISTRIES = {
     "tasks": TASKS,
     "engines": ENGINES,
 }
-# The public names by the room that they live in, in the order of the page.
+# The public names by the room that they live in, in the order of the page. Other rooms follow under their own name.
 ROOMS = {
     "running": "The whole job",
     "channels": "The structure of a network",
@@ -39,6 +39,7 @@ ROOMS = {
     "training": "Training",
     "measuring": "Accuracy, time and tasks",
     "shipping": "Shipping",
+    "report": "Pages",
     "studies": "The paper's studies",
     "errors": "Errors",
 }
@@ -61,11 +62,11 @@ def names(_: str) -> str:
     """Every public name, as mkdocstrings asks for it, by room."""
     rooms: dict[str, list[str]] = {room: [] for room in ROOMS}
     for name in secateur.__all__:
-        rooms[secateur._HOMES[name].split(".")[1]].append(name)
+        rooms.setdefault(secateur._HOMES[name].split(".")[1], []).append(name)
     parts = []
-    for room, title in ROOMS.items():
-        verbs_first = sorted(rooms[room], key=lambda name: (name[0].isupper(), name))
-        parts += [f"## {title}", *(f"::: secateur.{name}" for name in verbs_first)]
+    for room, found in rooms.items():
+        verbs_first = sorted(found, key=lambda name: (name[0].isupper(), name))
+        parts += [f"## {ROOMS.get(room, room)}", *(f"::: secateur.{name}" for name in verbs_first)] if found else []
     return "\n\n".join(parts)
 
 
