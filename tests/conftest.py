@@ -11,7 +11,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 # `make test-cpus` runs the tests of all other rooms under older instruction sets as well: they compute with networks.
-NOT_COMPUTING = {"base", "zoo", "report"}
+NOT_COMPUTING = {"base", "zoo", "report", "examples"}
 # In continuous integration the browser must be there: without it the tests fail, and are not left out.
 LEFT_OUT = shutil.which("chromium") is None and not os.environ.get("CI")
 collect_ignore = ["report/test_browser.py"] if LEFT_OUT else []

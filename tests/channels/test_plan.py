@@ -38,6 +38,12 @@ def test_a_plan_prints_as_a_short_table() -> None:
     )
 
 
+def test_units_print_without_their_arrays() -> None:
+    unit = sc.trace(residual(), IMAGE).units["conv1:out"]
+    assert repr(unit) == "Unit(conv1:out: 6 channels, private, written by conv1, read by conv2)"
+    assert repr(unit.readers + unit.writers) == "(Reader(conv2: 6 channels), Writer(conv1: 6 channels))"
+
+
 def test_a_plan_of_many_units_is_as_short() -> None:
     torch.manual_seed(0)
     graph = sc.trace(models.create("resnet56").eval(), torch.zeros(1, 3, 32, 32))

@@ -44,6 +44,18 @@ def test_scores_decide_and_units_they_lack_stay() -> None:
     assert uniform(graph, both, 0.5, units=["fc:in"]).removed() == {"conv1:in": 0, "conv1:out": 0, "fc:in": 2}
 
 
+def test_patterns_choose_units() -> None:
+    graph = graph_of(nets.Residual())
+    inner = uniform(graph, rising(graph), 0.5, only="*:out").removed()
+    assert inner == {"conv1:in": 0, "conv1:out": 3, "fc:in": 0}
+    assert uniform(graph, rising(graph), 0.5, exclude=["*:in"]).removed() == inner
+    assert uniform(graph, rising(graph), 0.5, only=["fc"]).removed() == {"conv1:in": 0, "conv1:out": 0, "fc:in": 2}
+    with pytest.raises(DecideError, match="the pattern 'conv9' matches no unit"):
+        uniform(graph, rising(graph), 0.5, only=["conv9"])
+    with pytest.raises(DecideError, match="either units, by their names, or the patterns"):
+        uniform(graph, rising(graph), 0.5, units=["fc:in"], only=["*:out"])
+
+
 def test_granules_go_whole_and_evenly() -> None:
     graph = graph_of(nets.Grouped())  # a:out has 8 channels in 4 groups of 2
     unit = graph.units["a:out"]

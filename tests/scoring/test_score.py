@@ -215,6 +215,17 @@ def test_all_metrics_share_the_pass() -> None:
     assert set(score(graph, batches(), "all")) == set(METRICS)
 
 
+def test_a_list_of_metrics_gives_a_dict() -> None:
+    graph = graph_of(nets.Chain)
+    found = score(graph, batches(), ["gsd", "l1"])
+    assert list(found) == ["gsd", "l1"]
+    for name, scores in found.items():
+        alone = score(graph, batches(), name)
+        assert alone.metric == scores.metric == name
+        for unit, values in alone.values.items():
+            np.testing.assert_allclose(scores.values[unit], values, rtol=1e-9)
+
+
 def test_statistics_serve_any_number_of_metrics() -> None:
     graph = graph_of(nets.Chain)
     statistics = collect(graph, batches())

@@ -28,6 +28,9 @@ class Reader:
     channels: Indices  # [n] which of the unit's channels this layer reads, usually all
     inputs: Indices  # [n, m]
 
+    def __repr__(self) -> str:
+        return f"Reader({self.module}: {len(self.channels)} channels)"
+
 
 @dataclass(frozen=True, eq=False)
 class Writer:
@@ -36,6 +39,9 @@ class Writer:
     module: str
     channels: Indices  # [n]
     outputs: Indices  # [n, m]
+
+    def __repr__(self) -> str:
+        return f"Writer({self.module}: {len(self.channels)} channels)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,3 +63,8 @@ class Unit:
     readers: tuple[Reader, ...]
     writers: tuple[Writer, ...]
     blocks: Indices  # [width]
+
+    def __repr__(self) -> str:
+        """One line without the arrays: width, kind, and the layers by name."""
+        written, read = (", ".join(layer.module for layer in layers) for layers in (self.writers, self.readers))
+        return f"Unit({self.name}: {self.width} channels, {self.kind}, written by {written}, read by {read})"

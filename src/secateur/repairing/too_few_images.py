@@ -36,13 +36,14 @@ def warn_of_few_images(num_images: int, few: Sequence[TooFewImages], consequence
         return
     worst = max(few, key=lambda one: one.num_images)
     log.warning(
-        "%d images are too few for %d of the layers: %s has %d weights per filter, an image gives it %d rows, and it "
+        "%d images are too few for %d of the layers: %s has %d weights per filter, an image gives it %d %s, and it "
         "needs at least %d images. %s",
         num_images,
         len(few),
         worst.layer,
         worst.weights_per_filter,
         worst.rows_per_image,
+        "row" if worst.rows_per_image == 1 else "rows",
         worst.num_images,
         consequence,
     )

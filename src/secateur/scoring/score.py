@@ -24,7 +24,7 @@ from secateur.scoring.settings import ScoreSettings, Where
 def score(
     graph: ChannelGraph,
     loader: Source | None,
-    metric: Literal["all"],
+    metric: Literal["all"] | list[Any] | tuple[Any, ...],
     num_images: int | None = None,
     *,
     tap: Where = "reader",
@@ -55,7 +55,7 @@ def score(
 def score(
     graph: ChannelGraph,
     loader: Source | None = None,
-    metric: OwnMetric | str = DEFAULT_METRIC,
+    metric: OwnMetric | str | list[Any] | tuple[Any, ...] = DEFAULT_METRIC,
     num_images: int | None = None,
     *,
     tap: Where = "reader",
@@ -71,9 +71,10 @@ def score(
         Statistics of an earlier `collect`; or, for "rebuilt", "thinet" and "cp", the result of `repair_each`, whose
         pass is used again. Under torchrun each process passes its share of the images, and all get the merged scores.
         Metrics of the weights alone need no loader.
-    metric: a name; a name with options, as in "gsd:ridge=0.5"; "all" for a dict of all metrics by name; or your own
-        function of a `Channels`, which returns one number per channel. If a unit is read at several places, its score
-        is the maximum over them. The default is that of `compress`, too.
+    metric: a name; a name with options, as in "gsd:ridge=0.5"; your own function of a `Channels`, which
+        returns one number per channel. A list of these gives a dict of Scores by name, "all" that of all metrics;
+        metrics that need the same pass over the images share it. If a unit is read at several places, its score is the
+        maximum over them. The default is that of `compress`, too.
     num_images: a new stratified sample of this many images instead of all images; `seed` makes it reproducible.
     tap: "reader" scores the tensor that enters the readers, "before_activation" the tensor in front of the activation
         before them; for metrics of activations.
@@ -86,8 +87,9 @@ def score(
     """
     task = options.pop("task", None)
     settings = ScoreSettings(num_images, tap, num_map_images, memory_gib, seed, task)
-    found = score_by(graph, loader, [metric], settings, progress=progress, **options)
-    return found if metric == ALL else next(iter(found.values()))
+    metrics = list(metric) if isinstance(metric, list | tuple) else [metric]
+    found = score_by(graph, loader, metrics, settings, progress=progress, **options)
+    return found if isinstance(metric, list | tuple) or metric == ALL else next(iter(found.values()))
 
 
 def score_by(

@@ -34,7 +34,14 @@ from secateur.training.meter import Meter, StepReport, checked, steps_of_epochs
 from secateur.training.mixup import mixed
 from secateur.training.objective import summed
 from secateur.training.settings import TrainingSettings
-from secateur.training.setup import TrainingRun, example_of, identity_of, prepare, returned_like
+from secateur.training.setup import (
+    TrainingRun,
+    example_of,
+    identity_of,
+    prepare,
+    returned_like,
+    strides_unmentioned,
+)
 from secateur.training.soft_filters import SoftFilters
 
 logger = logging.getLogger(__name__)
@@ -151,6 +158,7 @@ class _Store:
             save_checkpoint(self._folder, run.model, run.sgd, state)
 
 
+@strides_unmentioned()
 def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
     device, reported = run.accelerator.device, time.perf_counter()
     where, rate = f"epoch {epoch + 1}", 0.0

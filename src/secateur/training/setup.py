@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +170,17 @@ def example_of(train: Batches, run: TrainingRun) -> Any:
     images, _ = unpack_for(run.task, next(iter(train)), 0)
     first = tree_map(lambda x: x[:1] if isinstance(x, Tensor) else x, images)
     return move(first, run.accelerator.device, run.settings.channels_last)
+
+
+@contextmanager
+def strides_unmentioned() -> Iterator[None]:
+    """Without PyTorch's warning that gradients have other strides than the weights of several processes.
+
+    Of a weight [N, 1, ...] both layouts are the same bytes in memory, so nothing is lost by it.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        yield
 
 
 def identity_of(

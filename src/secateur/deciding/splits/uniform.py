@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.deciding.budget import TO_THE_FLOOR, Cutter, cutter_for
-from secateur.deciding.candidates import candidates, names_for, scored
+from secateur.deciding.candidates import candidates, check_patterns, names_for, scored
 from secateur.deciding.costs import CostOf, cost_function, name_of
 from secateur.deciding.goal import Budget
 from secateur.deciding.splits import Split, SplitTask
@@ -17,17 +17,31 @@ from secateur.scoring.metrics import DEFAULT_METRIC
 from secateur.scoring.scores import Scores
 
 
-def uniform(graph: ChannelGraph, scores: Scores, ratio: float, *, units: Sequence[str] | None = None) -> Plan:
+def uniform(
+    graph: ChannelGraph,
+    scores: Scores,
+    ratio: float,
+    *,
+    units: Sequence[str] | None = None,
+    only: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Plan:
     """Remove the weakest `ratio` of every unit: round(ratio x width) channels, in whole granules.
 
     A unit keeps at least 2 channels and 10% of its channels. By default the classifier's selection from a stream, units
-    between two linear layers and units without scores are left alone; `units` names the units to prune instead.
+    between two linear layers and units without scores are left alone.
+    units: names of the units to prune instead.
+    only, exclude: patterns of units or layers, such as "layer1.*" or "*:out", as in `sensitivity` and `compress`.
     """
     cutter = Cutter(graph, scores)
     if not isinstance(ratio, int | float) or not 0 <= ratio < 1:
         raise DecideError(f"ratio is the fraction removed and must be at least 0 and below 1, got {ratio!r}")
     units = [units] if isinstance(units, str) else units
-    names = [name for name in candidates(graph) if name in scores.values] if units is None else list(units)
+    only, exclude = ([given] if isinstance(given, str) else given for given in (only, exclude))
+    if units is not None and (only or exclude):
+        raise DecideError("give either units, by their names, or the patterns only and exclude")
+    check_patterns(graph, exclude, only)
+    names = units if units is not None else [n for n in candidates(graph, exclude, only) if n in scores.values]
     missing = [name for name in names if name not in scores.values or name not in graph.units]
     if missing:
         raise DecideError(f"unit {missing[0]!r} is not in both the graph and the scores")

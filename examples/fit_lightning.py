@@ -1,0 +1,59 @@
+"""Retraining by Lightning: your LightningModule and your Trainer stay as they are.
+
+    pip install lightning
+    python examples/fit_lightning.py             # --small: fewer epochs, for the tests
+
+Secateur prunes the network inside the LightningModule. `fit` wraps the pruned network in the same LightningModule,
+trains it and returns it.
+"""
+
+import sys
+
+import lightning
+import torch
+from torch.nn import functional as F
+
+import secateur as sc
+from secateur.zoo import data, models
+
+EPOCHS = 2 if "--small" in sys.argv else 8
+
+
+class LitClassifier(lightning.LightningModule):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch, _):
+        images, labels = batch
+        return F.cross_entropy(self.net(images), labels)
+
+    def validation_step(self, batch, _):
+        images, labels = batch
+        self.log("accuracy", (self.net(images).argmax(1) == labels).float().mean(), batch_size=len(labels))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.003)
+
+
+def fit(net, train, holdout, epochs=EPOCHS):
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(LitClassifier(net), train, holdout)
+    print(f"Lightning, after {epochs} epochs: {float(trainer.callback_metrics['accuracy']):.1%} held-out accuracy")
+    return net
+
+
+torch.manual_seed(0)
+digits = data.load("digits")
+train, holdout, test = (digits.loader(part, 64, shuffle=part == "train") for part in ("train", "holdout", "test"))
+net = fit(models.create("resnet8", num_classes=10, in_channels=1), train, holdout, 2 * EPOCHS)
+
+result = sc.compress(net, train, holdout, test=test, target=0.6, rounds=1, fit=fit)
+print(result)

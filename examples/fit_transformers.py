@@ -1,0 +1,56 @@
+"""A Hugging Face network, retrained by the Hugging Face Trainer.
+
+    pip install transformers
+    python examples/fit_transformers.py          # --small: fewer epochs, for the tests
+
+Batches are the dicts that such networks take (pixel_values, labels). `save_pretrained` would lose the new widths,
+because the config says the old ones: save with `sc.save`, and load into a network made from the same config.
+"""
+
+import sys
+
+import torch
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, default_collate
+from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
+
+import secateur as sc
+
+EPOCHS = 3 if "--small" in sys.argv else 10
+
+digits = load_digits()
+pixels = torch.nn.functional.interpolate(torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, 32)
+rows = [{"pixel_values": image, "labels": label} for image, label in zip(pixels, digits.target.tolist(), strict=True)]
+rows = [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+parts = rows[:1100], rows[1100:1400], rows[1400:]
+train, holdout, test = (DataLoader(part, 64, collate_fn=default_collate) for part in parts)
+
+
+def fit(model, train, holdout, epochs=EPOCHS):
+    arguments = TrainingArguments(
+        output_dir="trainer",
+        num_train_epochs=epochs,
+        per_device_train_batch_size=64,
+        learning_rate=0.005,
+        lr_scheduler_type="cosine",
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    Trainer(model, arguments, train_dataset=train.dataset).train()
+    return model
+
+
+torch.manual_seed(0)
+config = ResNetConfig(
+    num_channels=1, embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic", num_labels=10
+)
+model = fit(ResNetForImageClassification(config), train, holdout, 2 * EPOCHS)
+
+result = sc.compress(model, train, holdout, test=test, target=0.5, rounds=1, fit=fit)
+print(result)
+
+sc.save(result.model, result.plan, "small-resnet")
+loaded = sc.load("small-resnet", ResNetForImageClassification(config)).eval()
+print("accuracy of the loaded network on test images:", sc.evaluate(loaded, test).top1)
