@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from secateur.cli.train import _print_epoch
 from secateur.measuring.accuracy import Accuracy
+from secateur.measuring.tasks import TASKS
 from secateur.training.history import Epoch
 from secateur.zoo.data import load
 from secateur.zoo.models import create
@@ -108,7 +109,7 @@ def test_mistakes_are_one_line_and_exit_code_1(tmp_path: Path, words: list[str],
 def test_the_line_of_an_epoch_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     whole = Accuracy(1.0, 1.0, 0.0, 10_000)
     for number, speed in ((7, 5_181.4), (100, 123_456.0), (1_000, 1_234_567.0)):
-        _print_epoch(Epoch(number, 0.029341, 12.3456, 1.0, whole, 1.0, speed), 1_000)
+        _print_epoch(Epoch(number, 0.029341, 12.3456, 1.0, whole, 1.0, speed), 1_000, TASKS["classification"])
         line = capsys.readouterr().out.rstrip("\n")
         assert line.startswith(f"epoch {number}/1000  lr 0.0293  loss 12.346  train 100.00%  held-out 100.00%")
         assert len(line) <= 80

@@ -14,7 +14,8 @@ from scipy.io import savemat
 
 from secateur.errors import DataError
 from secateur.zoo import data
-from secateur.zoo.data.file_loader import FileLoader, crop_box, decode
+from secateur.zoo.data.decoding import crop_box, decode
+from secateur.zoo.data.file_loader import FileLoader
 from secateur.zoo.data.folders import image_files
 from secateur.zoo.data.images import FileImages
 from secateur.zoo.data.splits import Part

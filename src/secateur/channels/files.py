@@ -66,7 +66,7 @@ def load(folder: str | Path, model: nn.Module) -> nn.Module:
             "channels. Use both files of one folder."
         )
     streams: Streams = "coupled" if plan.streams == "coupled" else "select"
-    pruned = prune(trace(model, _example(plan, model, folder / PLAN_FILE), streams), plan)
+    pruned = prune(trace(model, example_of(plan, model, folder / PLAN_FILE), streams), plan)
     own = pruned.state_dict()
     missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     other = [
@@ -124,7 +124,7 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, same
 
 
-def _example(plan: Plan, model: nn.Module, path: Path) -> Any:
+def example_of(plan: Plan, model: nn.Module, path: Path) -> Any:
     """Zeros of the shapes that the plan was made with, in the precision and on the device of the model."""
     tensor = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
 

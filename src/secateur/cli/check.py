@@ -15,9 +15,12 @@ from secateur.base.tables import big_number
 from secateur.cli.common import EXIT_ERROR, console, friendly
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.model_argument import resolve
-from secateur.cli.options import DataOptions, DeviceOptions, LayerTimeOptions, Model, Streams, Weights
+from secateur.cli.options import DataOptions, DeviceOptions, LayerTimeOptions, Model, Streams, Weights, task_for
 from secateur.errors import RunError
 from secateur.measuring.engines import ENGINES
+from secateur.measuring.quality_words import ACCURACY
+from secateur.measuring.task_setting import TaskOptions
+from secateur.measuring.tasks import task_of
 
 if TYPE_CHECKING:
     from secateur.running.checkup import Checkup, SpeedReach
@@ -42,6 +45,7 @@ def command(
     model: Model,
     data: DataOptions,
     timing: SpeedOptions,
+    task: TaskOptions,
     device: DeviceOptions,
     weights: Weights = None,
     streams: Streams = "select",
@@ -64,6 +68,8 @@ def command(
         secateur check resnet56 --engine onnxruntime --threads 1
 
         secateur check runs/prune-resnet56-cifar10 --json
+
+        secateur check nets:unet --task segmentation --data folder:street
     """
     check(timing, RunError)
     if timing.engine is not None:
@@ -75,17 +81,19 @@ def command(
     from secateur.running.checkup import TimedIn, checkup
 
     refuse_other_weights(named, weights)
-    images = None if known is None else known.open(model)
+    wanted = task_of(task_for(model, task.task))
+    images = None if known is None else known.open(model, task=wanted)
     if images is not None:
-        network, shape = open_model(model, images, weights), images.shape
+        network, example = open_model(model, images, weights), images.example()
     else:
         opened = open_network(model if weights is None else f"{model}={weights}")
-        network, shape = opened.model, opened.shape  # type: ignore[assignment]
+        network, example = opened.model, opened.example()
     found = checkup(
         network.to(device.pick()),
-        shape,
+        example,
         images,
         trained=weights is not None or named.has_weights,
+        task=wanted,
         streams=streams,  # type: ignore[arg-type]
         timed_in=None if timing.engine is None else TimedIn(timing.engine, timing.batch, timing.threads),
     )
@@ -98,8 +106,7 @@ def command(
 
 
 def _say(name: str, found: Checkup) -> None:
-    sides = " x ".join(map(str, found.shape))
-    _line("network", f"{name} on {sides}: {big_number(found.macs)} MACs, {big_number(found.params)} weights")
+    _line("network", f"{name} on {found.inputs}: {big_number(found.macs)} MACs, {big_number(found.params)} weights")
     _line("prunable", f"{found.prunable} of {found.layers} layers, in {_units(found)}")
     for reason, names in found.frozen.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
@@ -114,9 +121,11 @@ def _say(name: str, found: Checkup) -> None:
     if found.images:
         words = {"train": "for training", "holdout": "held out", "test": "for testing"}
         counts = ", ".join(f"{count:,} {words[part]}" for part, count in found.images.items())
-        _line("images", f"{counts}; {found.classes} classes")
+        _line("images", f"{counts}; {found.classes} classes" if found.classes else counts)
     if found.accuracy is not None:
-        _line("accuracy", f"{100 * found.accuracy.top1:.2f}% of {found.accuracy.num_images:,} held-out images")
+        word = "of" if found.quality == ACCURACY else "on"
+        shown = f"{found.quality.shown(found.accuracy.top1)} {word} {found.accuracy.num_images:,} held-out images"
+        _line(found.quality.name[:INDENT], shown)
     _say_cost(found)
     for note in found.notes:
         _line("note", note)

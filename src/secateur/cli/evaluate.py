@@ -1,4 +1,4 @@
-"""`secateur evaluate`: top-1, top-5 and loss of a network on a data set."""
+"""`secateur evaluate`: accuracy, or what the task's quality is, and loss of a network on a data set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +15,11 @@ from secateur.cli import early_checks
 from secateur.cli.common import complain, console, friendly
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DataOptions, DeviceOptions, Model, Part, Weights
+from secateur.cli.options import DataOptions, DeviceOptions, Model, Part, Weights, task_for
 from secateur.errors import DataError
+from secateur.measuring.quality_words import QualityWords
+from secateur.measuring.task_setting import TaskOptions
+from secateur.measuring.tasks import Task, is_classification, task_of
 
 if TYPE_CHECKING:
     from secateur.measuring.accuracy import Accuracy
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 def command(
     model: Model,
     data: DataOptions,
+    task: TaskOptions,
     device: DeviceOptions,
     weights: Weights = None,
     pruned: Annotated[
@@ -42,7 +46,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the held-out images and of the sample", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """Measure the accuracy of a network.
+    """Measure the accuracy of a network, or the quality of another task.
 
     Examples:
 
@@ -51,6 +55,8 @@ def command(
         secateur evaluate runs/prune-resnet56-cifar10
 
         secateur evaluate resnet56 --pruned small --data cifar10
+
+        secateur evaluate nets:unet --task segmentation --data folder:street
     """
     if pruned is not None and weights is not None:
         raise DataError("a pruned network has its own weights: give either --weights or --pruned")
@@ -60,7 +66,8 @@ def command(
     from secateur.measuring.accuracy import evaluate, too_good
 
     data = data.known_for(model)
-    images = data.open(model, seed)
+    wanted = task_of(task_for(model, task.task))
+    images = data.open(model, seed, wanted)
     loader = images.loader(checked_part(part), batch_size, limit=limit, seed=seed)
     network = open_model(model, images, weights, seed=seed)
     if pruned is not None:
@@ -68,34 +75,41 @@ def command(
     order_channels_last(network.to(device.pick()))
     start = time.perf_counter()
     with shown(None, steps(f"{part} images")) as report:
-        found = evaluate(network, loader, progress=report)
+        found = evaluate(network, loader, task=wanted, progress=report)
     seconds = time.perf_counter() - start
     if as_json:
-        figures = {
-            "top1": found.top1,
-            "top5": found.top5,
-            "loss": found.loss if math.isfinite(found.loss) else None,
-            "num_images": found.num_images,
-        }
-        words = {"model": model, "data": data.data, "part": part, **figures, "seconds": seconds}
+        words = {"model": model, "data": data.data, "part": part, **_figures(found, wanted), "seconds": seconds}
         console.print_json(json.dumps(words))
     else:
-        _say(found, f"{model} on {images.name}, {part}", seconds)
+        _say(found, wanted, f"{model} on {images.name}, {part}", seconds)
     if pruned is None:
         note_untrained(model, weights)
     if not math.isfinite(found.loss):
         complain(
             "warning", "the network's outputs are NaN or infinite: check the weights, and mean and std of the images"
         )
-    suspicion = too_good(found) if part == "holdout" else None
+    suspicion = too_good(found) if part == "holdout" and is_classification(wanted) else None
     if suspicion:
         complain("warning", suspicion)
 
 
-def _say(found: Accuracy, title: str, seconds: float) -> None:
+def _figures(found: Accuracy, task: Task) -> dict[str, Any]:
+    """top1 and top5 of a classifier, the named quality of any other network; loss and number of images."""
+    measured = task.measured
+    quality: dict[str, Any] = {"quality": {"name": measured.name, "unit": measured.unit, "value": found.top1}}
+    if is_classification(task):
+        quality = {"top1": found.top1, "top5": found.top5}
+    loss = found.loss if math.isfinite(found.loss) else None
+    return {**quality, "loss": loss, "num_images": found.num_images}
+
+
+def _say(found: Accuracy, task: Task, title: str, seconds: float) -> None:
     console.print(f"{title}: {found.num_images:,} images")
-    console.print(f"top-1  {100 * found.top1:.2f}%")
+    words = QualityWords.of(task)
+    name = "top-1" if is_classification(task) else words.name
+    width = max(5, len(name))
+    console.print(f"{name:<{width}}  {words.shown(found.top1)}")
     if found.top5 is not None:
-        console.print(f"top-5  {100 * found.top5:.2f}%")
-    console.print(f"loss   {found.loss:.4f}")
+        console.print(f"{'top-5':<{width}}  {100 * found.top5:.2f}%")
+    console.print(f"{'loss':<{width}}  {found.loss:.4f}")
     console.print(f"{seconds:.1f} s, {found.num_images / seconds:,.0f} images/s")

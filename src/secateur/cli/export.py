@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from secateur.cli.model_argument import resolve
 from secateur.cli.options import HOLDOUT_HELP, Classes, DataOptions
 from secateur.errors import DataError, ModelError
 from secateur.shipping.file_formats import file_format
+from secateur.zoo.checks import is_own_data
 from secateur.zoo.holdout import parse_holdout
 
 if TYPE_CHECKING:
@@ -55,16 +56,18 @@ class ComparisonData:
     )
     num_images: int = option(100, "Number of images of --data", group="Comparison", least=1)
 
-    def images(self, size: int) -> Tensor | None:
-        """Test images of this height and width; None without a data set."""
+    def images(self, shape: tuple[Any, ...]) -> Tensor | None:
+        """Test images of this shape (channels, height, width); None without a data set."""
         from secateur.cli.opening import numbers
         from secateur.zoo.data import load
 
         check(self, DataError)
         if self.data is None:
             return None
+        if len(shape) != 3 or is_own_data(self.data):
+            raise DataError(f"{self.data}: a file is compared on images of a data set by name; leave out --data")
         mean, std = numbers(self.mean, "--mean"), numbers(self.std, "--std")
-        found = load(self.data, self.data_root, mean=mean, std=std, size=size)
+        found = load(self.data, self.data_root, mean=mean, std=std, size=shape[-1])
         images: Tensor = next(iter(found.loader("test", self.num_images, limit=self.num_images)))[0]
         return images
 
@@ -102,16 +105,17 @@ def command(
     file_format(out, file.format)
     refuse_overwriting(out)
     from secateur.cli.networks import open_network
+    from secateur.measuring.latency import repeated
     from secateur.shipping.export import export
 
     found = open_network(network, model=model, classes=classes)
     if file.int8:
         _export_int8(found, comparison, file, network, out)
         return
-    images = comparison.images(found.shape[-1])
+    images = comparison.images(found.shape)
     done = export(
         found.model,
-        found.example().repeat(file.fixed_batch or 1, 1, 1, 1),
+        repeated(found.example(), file.fixed_batch or 1),
         out,
         file.format,  # type: ignore[arg-type]  # export checks it
         fold_bn=file.fold_bn,
@@ -140,7 +144,7 @@ def _check_int8(file: ExportOptions, comparison: ComparisonData, network: str, o
 def _export_int8(found: Network, given: ComparisonData, file: ExportOptions, network: str, out: Path) -> None:
     from secateur.shipping.int8 import export_int8
 
-    data = DataOptions(given.data, given.holdout, given.data_root, given.mean, given.std).open(network)
+    data = DataOptions(given.data, given.holdout, given.data_root, given.mean, given.std).open_classes(network)
     done = export_int8(
         found.model,
         found.example(),

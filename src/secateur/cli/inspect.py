@@ -44,24 +44,22 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Show a network's layers, its prunable units, and which channels are frozen and why."""
-    import torch
-
     from secateur.channels.graph import trace
     from secateur.channels.plan import Plan
     from secateur.cli.networks import open_network
+    from secateur.running.checkup import shapes_of
 
     if plan is not None:
         chosen = Plan.load(plan)
         streams = chosen.streams
     network = open_network(model, classes=classes)
-    channels, *sides = network.shape
-    example = torch.zeros(1, channels, *(sides if size is None else (size, size)))
+    example = network.zeros(size)
     graph = trace(network.model, example, streams)  # type: ignore[arg-type]
     cost = graph.cost(chosen) if plan is not None else None
     if as_json:
         console.print_json(json.dumps(_facts(model, graph, cost)))
         return
-    _print_head(model, graph, cost, tuple(example.shape[1:]))
+    _print_head(model, graph, cost, shapes_of(example))
     console.print(_layer_table(graph, cost))
     console.print(_unit_table(graph, None if plan is None else chosen.removed()))
     _print_frozen(graph)
@@ -70,8 +68,7 @@ def command(
 command.__doc__ = f"{command.__doc__}\n{EXAMPLES}"
 
 
-def _print_head(name: str, graph: ChannelGraph, cost: Cost | None, shape: tuple[int, ...]) -> None:
-    image = " x ".join(str(n) for n in shape)
+def _print_head(name: str, graph: ChannelGraph, cost: Cost | None, image: str) -> None:
     console.print(
         f"{name} on {image}: {big_number(graph.macs)} MACs, {big_number(graph.params)} weights, "
         f"{len(graph.units)} units",

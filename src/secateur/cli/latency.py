@@ -57,19 +57,17 @@ def command(
     ENGINES.find(how.engine).check_installed()
     if how.out is not None:
         refuse_overwriting(how.out)
-    import torch
-
     from secateur.channels.graph import trace
     from secateur.cli.networks import open_network
     from secateur.measuring.layer_timing.measure import latency_table
+    from secateur.running.checkup import shapes_of
 
     network = open_network(model, classes=classes)
-    channels, *sides = network.shape
-    example = torch.zeros(1, channels, *(sides if size is None else (size, size)))
+    example = network.zeros(size)
     graph = trace(network.model.eval(), example, streams)  # type: ignore[arg-type]
     table = latency_table(graph, how.engine, how.batch, how.threads)
     if how.out is not None:
-        _write(table, how.out, f"{network.name} on {' x '.join(map(str, example.shape[1:]))}")
+        _write(table, how.out, f"{network.name} on {shapes_of(example)}")
     if as_json:
         console.print_json(json.dumps(json.loads(table.to_json())))
     else:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from secateur.cli.model_argument import ModelArgument, resolve
 from secateur.cli.options import DeviceOptions
 from secateur.errors import ModelError
+from secateur.zoo.checks import is_own_data
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from secateur.channels.plan import Plan
-    from secateur.zoo.data import ImageData
+    from secateur.cli.options import AnyData
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,34 @@ class Network:
 
     name: str
     model: nn.Module
-    shape: tuple[int, ...]  # channels, height, width of an image
+    shape: tuple[Any, ...]  # channels, height, width of an image; of several inputs, the shape of each
     plan: Plan | None = None
     original: nn.Module | None = None  # the unpruned network with initial weights
+    inputs: Any = None  # of a network that takes no single image: what it takes, as zeros
 
-    def example(self) -> Tensor:
-        """One image of noise."""
+    def zeros(self, size: int | None = None) -> Any:
+        """One image of zeros, of this height and width if they are given; or several inputs of zeros."""
         import torch
 
-        return torch.randn(1, *self.shape, generator=torch.Generator().manual_seed(0))
+        channels, *sides = self.shape
+        if self.inputs is None:
+            return torch.zeros(1, channels, *(sides if size is None else (size, size)))
+        if size is not None:
+            raise ModelError(f"{self.name} takes several inputs, so --size has no meaning: leave it out")
+        return self.inputs
+
+    def example(self) -> Any:
+        """One image of noise, or several inputs of noise."""
+        import torch
+        from torch.utils._pytree import tree_map
+
+        draw = torch.Generator().manual_seed(0)
+
+        def noise(x: Any) -> Any:
+            known = isinstance(x, torch.Tensor) and x.is_floating_point()
+            return torch.randn(x.shape, generator=draw, dtype=x.dtype) if known else x
+
+        return torch.randn(1, *self.shape, generator=draw) if self.inputs is None else tree_map(noise, self.inputs)
 
 
 def open_network(typed: str, *, model: str | None = None, classes: int | None = None) -> Network:
@@ -59,7 +79,7 @@ def check_trained(models: list[str], weights: Path | None) -> None:
 
 
 def trained_networks(
-    models: list[str], weights: Path | None, found: ImageData, device: DeviceOptions, seed: int
+    models: list[str], weights: Path | None, found: AnyData, device: DeviceOptions, seed: int
 ) -> dict[str, nn.Module]:
     """The trained networks by name, on the device. `models` are typed as in every verb (see `resolve`)."""
     from secateur.cli.opening import open_model
@@ -78,37 +98,43 @@ def trained_networks(
 
 def _by_name(found: ModelArgument, classes: int | None) -> Network:
     from secateur.cli.opening import check_runs
-    from secateur.zoo.models import config, create, load_weights
+    from secateur.zoo.models import config, create, example, load_weights
 
     count = classes or _classes(found)
     network = create(found.name, **({} if count is None else {"num_classes": count}))
     if found.weights is not None:
         load_weights(network, found.weights)
-    check_runs(network, found.label, config(found.name).shape)
+    check_runs(network, found.label, example(found.name))
     return Network(found.label, network, config(found.name).shape)
 
 
 def _pruned(found: ModelArgument, classes: int | None) -> Network:
-    from secateur.channels.files import load
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    from secateur.channels.files import example_of, load
     from secateur.channels.plan import Plan
     from secateur.cli.opening import channels_argument
     from secateur.zoo.models import config, create
 
     folder = found.folders[-1]
     plan = Plan.load(folder / "plan.json")
-    shape = tuple(plan.example["shape"][1:]) if isinstance(plan.example, dict) and "shape" in plan.example else ()
-    if not shape:
-        raise ModelError(f"{folder}: the network has several inputs; use secateur.load and secateur.export in Python")
+    one = isinstance(plan.example, dict) and set(plan.example) == {"shape", "dtype"}
+    shape: tuple[Any, ...] = tuple(plan.example["shape"][1:]) if one else ()
     arguments: dict[str, Any] = {}
     count = classes or _classes(found)
     if count is not None:
         arguments["num_classes"] = count
-    if shape[0] != config(found.name).shape[0]:
+    if len(shape) == 3 and shape[0] != config(found.name).shape[0] and not is_own_data(str(found.asked.get("data"))):
         arguments[channels_argument(found.name)] = shape[0]
     original = create(found.name, **arguments)
     for earlier in found.folders[:-1]:
         original = load(earlier, original)
-    return Network(found.label, load(folder, original), shape, plan, original)
+    network, inputs = load(folder, original), None
+    if not one:
+        inputs = example_of(plan, original, folder / "plan.json")
+        shape = tuple(tuple(x.shape[1:]) for x in tree_leaves(inputs) if isinstance(x, torch.Tensor))
+    return Network(found.label, network, shape, plan, original, inputs)
 
 
 def _classes(found: ModelArgument) -> int | None:

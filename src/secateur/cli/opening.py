@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from secateur.base.user_code import failure
 from secateur.cli.common import complain
@@ -11,9 +11,12 @@ from secateur.cli.model_argument import ModelArgument, resolve
 from secateur.errors import DataError, ModelError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-    from secateur.zoo.data import ImageData, Part
+    from secateur.channels.graph import ChannelGraph
+    from secateur.cli.options import AnyData
+    from secateur.zoo.data import Part
 
 
 def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
@@ -33,27 +36,48 @@ def checked_part(part: str) -> Part:
     return part  # type: ignore[return-value]
 
 
-def open_model(typed: str, data: ImageData, weights: Path | None = None, *, seed: int = 0) -> nn.Module:
-    """The network that `typed` names (see `resolve`), for the data's classes and channels.
+def open_model(typed: str, data: AnyData, weights: Path | None = None, *, seed: int = 0) -> nn.Module:
+    """The network that `typed` names (see `resolve`), for the data's classes and channels as far as they are known.
 
     Its weights are its own, or from a file, or drawn with `seed`.
     """
     from secateur.base.preserve_state import generators_kept
     from secateur.channels.files import load
-    from secateur.zoo.models import config, create, load_weights
+    from secateur.zoo.models import create, load_weights
 
     found = resolve(typed)
     refuse_other_weights(found, weights)
     name, weights = found.name, weights or found.weights
-    channels = {} if config(name).shape[0] == data.shape[0] else {channels_argument(name): data.shape[0]}
     with generators_kept(seed):
-        model = create(name, num_classes=len(data.classes), **channels)
+        model = create(name, **_factory_arguments(name, data))
     if weights is not None:
         load_weights(model, weights)
     for folder in found.folders:
         model = load(folder, model)
-    check_runs(model, typed, data.shape)
+    check_runs(model, typed, data.example())
     return model
+
+
+def open_graph(
+    typed: str, data: AnyData, weights: Path | None = None, *, seed: int, device: torch.device, streams: str
+) -> ChannelGraph:
+    """The network as `open_model` opens it, on a device and traced."""
+    from secateur.base.batches import labels_to
+    from secateur.channels.graph import trace
+
+    network = open_model(typed, data, weights, seed=seed).to(device)
+    return trace(network, labels_to(data.example(), device), streams)  # type: ignore[arg-type]
+
+
+def _factory_arguments(name: str, data: AnyData) -> dict[str, int]:
+    """The number of classes, and of channels if it is not the network's own; nothing if the data do not say."""
+    from secateur.cli.own_data import OwnData
+    from secateur.zoo.models import config
+
+    if isinstance(data, OwnData):
+        return {}
+    channels = {} if config(name).shape[0] == data.shape[0] else {channels_argument(name): data.shape[0]}
+    return {"num_classes": len(data.classes), **channels}
 
 
 def refuse_other_weights(found: ModelArgument, weights: Path | None) -> None:
@@ -62,20 +86,23 @@ def refuse_other_weights(found: ModelArgument, weights: Path | None) -> None:
         raise ModelError(f"{found.typed} has its own weights: leave out --weights {weights}")
 
 
-def check_runs(model: nn.Module, name: str, shape: tuple[int, ...]) -> None:
-    """ModelError if a network does not run on an image of this shape (channels, height, width)."""
+def check_runs(model: nn.Module, name: str, example: Any) -> None:
+    """ModelError if a network does not run on an input: an image [1, C, H, W], or several inputs."""
     import torch
 
+    from secateur.base.batches import call
     from secateur.base.preserve_state import evaluating, generators_kept
 
     with evaluating(model), generators_kept(), torch.no_grad():
         try:
-            model(torch.zeros(1, *shape))
+            call(model, example)
         except Exception as error:  # the network's own code may raise anything
-            size = " x ".join(map(str, shape))
+            one = isinstance(example, torch.Tensor)
+            size = " x ".join(map(str, example.shape[1:])) if one else ""
+            what = f"an image of {size}" if one else f"the {len(example)} inputs of the data"
             unsaid = resolve(name).is_own and "shape" not in _declared(resolve(name))
             advice = ". What it takes can be said: factory.shape = (channels, height, width)" if unsaid else ""
-            raise ModelError(f"{name} does not run on an image of {size}: {failure(error)}{advice}") from error
+            raise ModelError(f"{name} does not run on {what}: {failure(error)}{advice}") from error
 
 
 def note_untrained(typed: str, weights: Path | None) -> None:

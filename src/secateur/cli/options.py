@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -21,6 +21,7 @@ from secateur.cli.from_settings import settings_from
 from secateur.cli.model_argument import MODEL_HELP, resolve
 from secateur.cli.opening import numbers
 from secateur.errors import DataError
+from secateur.measuring.tasks import DEFAULT_TASK, TASKS, is_classification, task_of
 from secateur.zoo.checks import check_data_set, is_own_data
 from secateur.zoo.data_sets import NAMES
 from secateur.zoo.holdout import parse_holdout
@@ -28,10 +29,14 @@ from secateur.zoo.holdout import parse_holdout
 if TYPE_CHECKING:
     import torch
 
-    from secateur.zoo.data import ImageData
+    from secateur.cli.own_data import OwnData
+    from secateur.zoo.data import ImageData, LabelKind
+
+    AnyData = ImageData | OwnData
 
 DEFAULT_DATA = "digits"
-DATA_HELP = f"Data set: {', '.join(NAMES[:-1])} or {NAMES[-1]}; a run's own, else {DEFAULT_DATA}, by default"
+DATA_HELP = f"Data set: {', '.join(NAMES)} or your_module:make_data; a run's own, else {DEFAULT_DATA}, by default"
+FOLDERS: dict[str, LabelKind] = {DEFAULT_TASK: "classes", "segmentation": "masks", "multilabel": "several"}
 HOLDOUT_HELP = "Held-out images: train:SHARE, test:SHARE or none"
 
 
@@ -74,26 +79,38 @@ class DataOptions:
         taken = [n for n in names if getattr(self, n) == getattr(type(self)(), n)]
         return replace(self, **{n: getattr(before, n) for n in taken})
 
-    def open(self, model: str, seed: int = 0) -> ImageData:
+    def open(self, model: str, seed: int = 0, task: Any = None) -> AnyData:
         """The data set, with the size, mean and standard deviation that the model names unless others are given.
 
         A run's own data set is divided as it was for the run: what it was trained on is not held out.
+        task: what the network is for, which says what the labels are.
         """
         from secateur.cli.opening import input_size, normalisation
+        from secateur.cli.own_data import open_own_data
 
         known, asked = self.known_for(model), resolve(model).asked
+        if is_own_data(known.name):
+            return open_own_data(known.name, task_of(task))
         same = (asked.get("data"), asked.get("holdout")) == (known.data, known.holdout)
         size = input_size(model) if known.size is None else known.size
         mean, std = normalisation(model, known.mean, known.std)
-        return replace(known, mean=mean, std=std).load(size, int(asked.get("seed", seed)) if same else seed)
+        return replace(known, mean=mean, std=std).load(size, int(asked.get("seed", seed)) if same else seed, task)
 
-    def load(self, size: int | None = None, seed: int = 0) -> ImageData:
+    def open_classes(self, model: str, seed: int = 0) -> ImageData:
+        """A data set with one class per image; DataError for any other."""
+        from secateur.cli.own_data import OwnData
+
+        task = task_of(task_for(model, None))
+        found = self.open(model, seed, task)
+        if isinstance(found, OwnData) or not is_classification(task):
+            raise DataError(f"{found.name}: this needs one class per image, of a data set by name: {', '.join(NAMES)}")
+        return found
+
+    def load(self, size: int | None = None, seed: int = 0, task: Any = None) -> ImageData:
         """The data set with images of this size (None: their own). `seed` chooses the held-out images."""
         from secateur.zoo.data import load
 
         check(self, DataError)
-        if is_own_data(self.name):
-            raise DataError(f"{self.name}: data of your own is read by `secateur prune` only; use Python for the rest")
         return load(
             self.name,
             self.data_root,
@@ -103,7 +120,23 @@ class DataOptions:
             holdout=self.holdout,
             workers=self.workers,
             seed=seed,
+            labels=label_kind(task, self.name),
         )
+
+
+def task_for(model: str, task: Any) -> Any:
+    """The task that was given, or else that of the run that `model` names, if it is one."""
+    return resolve(model).asked.get("task") if task is None else task
+
+
+def label_kind(task: Any, data: str) -> LabelKind | None:
+    """Which labels a task reads from folders; None for a task of the user's own: what is there."""
+    name = task_of(task).name
+    if name in FOLDERS:
+        return FOLDERS[name]
+    if name in TASKS:
+        raise DataError(f"{data} holds no labels for {name}: give loaders of your own, --data your_module:make_data")
+    return None
 
 
 @dataclass(frozen=True)

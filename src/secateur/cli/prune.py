@@ -18,17 +18,16 @@ from secateur.cli.demo import DEMO_DATA, DEMO_MODEL, demo_network
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import command_line, options_from_settings, settings_from, values_of
 from secateur.cli.model_argument import MODEL_HELP, ModelArgument, resolve
-from secateur.cli.options import DEFAULT_DATA, DeviceOptions, EverydayData
-from secateur.cli.own_data import network_for_own_data, own_parts
+from secateur.cli.options import DEFAULT_DATA, DeviceOptions, EverydayData, task_for
+from secateur.cli.own_data import OwnData
 from secateur.errors import DataError, ModelError, RunError
 from secateur.running.settings import Settings, check_settings
-from secateur.zoo.checks import is_own_data
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from secateur.cli.options import AnyData
     from secateur.running.compress import Compressed
-    from secateur.zoo.data import ImageData
 
 DEFAULT_TARGET = 0.5
 DEMO = {"target": 0.5, "rounds": 2, "k": 4, "epochs": 24, "lr": 0.02, "augment": False, "distill": True}
@@ -107,6 +106,7 @@ def command(
     _check(asked)
     check_has_weights(asked)
     asked |= values_of(settings_from(EverydayData, asked).known_for(asked["model"]))
+    asked["task"] = task_for(asked["model"], asked["task"])
     if asked.get("paper") and folder.resume is None:
         asked |= paper_mode.as_in_the_paper(asked, PruneOptions().batch_size)
         _check(asked)
@@ -168,9 +168,7 @@ def _refuse_changes(context: typer.Context, before: dict[str, Any], asked: dict[
 
 
 def _prune(asked: dict[str, Any], folder: Path) -> None:
-    import torch
-    from torch.utils._pytree import tree_map
-
+    from secateur.base.batches import device_of, labels_to
     from secateur.base.processes import leave, rank_and_world
     from secateur.report.run_page import write_report
     from secateur.running.compress import compress
@@ -183,20 +181,14 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     if not settings.given:
         settings = replace(settings, target=DEFAULT_TARGET)
     rank, world = rank_and_world(device.device)
-    if is_own_data(data.name):
-        parts = own_parts(data.name)
-        network, images = network_for_own_data(asked["model"], options.weights, settings.seed), None
-    else:
-        images = data.open(asked["model"], settings.seed)
-        network = _network(asked, options.weights, images, settings.seed, rank)
-        parts = _parts(images, options, settings.seed, rank, world)
+    images = data.open(asked["model"], settings.seed, settings.task)
+    network = _network(asked, options.weights, images, settings.seed, rank)
     if world == 1:
         network = network.to(device.pick())
-    if asked.get("paper") and rank == 0 and images is not None:
+    if asked.get("paper") and rank == 0 and not isinstance(images, OwnData):
         paper_mode.say_cost(network, images, settings, asked)
-    if parts.get("example") is not None:
-        home = next(network.parameters()).device
-        parts["example"] = tree_map(lambda x: x.to(home) if isinstance(x, torch.Tensor) else x, parts["example"])
+    parts = _parts(images, options, settings.seed, rank, world)
+    parts["example"] = labels_to(parts["example"], device_of(network))
     with resumable(f"secateur prune --resume {folder}"):
         result = compress(
             network,
@@ -211,18 +203,18 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     leave()
 
 
-def _parts(images: ImageData, options: PruneOptions, seed: int, rank: int, world: int) -> dict[str, Any]:
+def _parts(images: AnyData, options: PruneOptions, seed: int, rank: int, world: int) -> dict[str, Any]:
     """The parts of a data set as arguments of `compress`."""
-    import torch
-
+    if isinstance(images, OwnData):
+        return images.as_arguments()
     batch = max(1, options.batch_size // world)
     mine: dict[str, Any] = {"rank": rank, "world": world, "seed": seed}
     return {
         "train": images.loader("train", batch, augment=options.augment, shuffle=True, **mine),
         "holdout": images.loader("holdout", 256, seed=seed),
         "score_on": images.loader("train", 256, **mine),
-        "test": images.loader("test", 256, seed=seed) if images.count("test") else None,
-        "example": torch.zeros(1, *images.shape),
+        "test": images.loader("test", 256, seed=seed) if images.has("test") else None,
+        "example": images.example(),
     }
 
 
@@ -234,11 +226,11 @@ def _start(model: str) -> dict[str, Any]:
     return {"start": {"network": found.name, "earlier": [str(folder) for folder in found.folders]}}
 
 
-def _network(asked: dict[str, Any], weights: Path | None, images: ImageData, seed: int, rank: int) -> nn.Module:
+def _network(asked: dict[str, Any], weights: Path | None, images: AnyData, seed: int, rank: int) -> nn.Module:
     """The trained network: from a weight file, from its own factory, or (the demo) trained here once and saved."""
     from secateur.cli.opening import open_model
 
-    if weights is None and _is_demo(asked):
+    if weights is None and _is_demo(asked) and not isinstance(images, OwnData):
         return demo_network(images, seed, rank)
     return open_model(asked["model"], images, weights, seed=seed)
 

@@ -15,8 +15,8 @@ from secateur.cli import early_checks
 from secateur.cli.common import console, friendly
 from secateur.cli.early_checks import Early, names_in
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DataOptions, DeviceOptions, Model, Part, Streams, Weights
-from secateur.scoring.metrics import DEFAULT_METRIC
+from secateur.cli.options import DataOptions, DeviceOptions, Model, Part, Streams, Weights, task_for
+from secateur.scoring.metrics import DEFAULT_METRIC, suited_metric
 from secateur.scoring.settings import ScoreSettings
 
 if TYPE_CHECKING:
@@ -61,12 +61,11 @@ def command(
         secateur score resnet56 --weights w.pt --data cifar10 --metric gsd:ridge=1
 
         secateur score runs/prune-resnet56-cifar10
-    """
-    import torch
 
+        secateur score nets:unet --task segmentation --data folder:street
+    """
     from secateur.base.processes import leave, rank_and_world
-    from secateur.channels.graph import trace
-    from secateur.cli.opening import checked_part, note_untrained, open_model
+    from secateur.cli.opening import checked_part, note_untrained, open_graph
     from secateur.scoring.metric_choice import parse_options
     from secateur.scoring.score import score_by
     from secateur.scoring.scores import save_scores
@@ -75,21 +74,16 @@ def command(
     if out is not None:
         refuse_others(out, SCORES, beside=(SENSITIVITY,))
     rank, world = rank_and_world(device.device)
-    found = data.open(model, seed)
-    home = device.pick()
-    network = open_model(model, found, weights, seed=seed).to(home)
-    graph = trace(network, torch.zeros(1, *found.shape, device=home), streams)  # type: ignore[arg-type]
-    wanted = min(settings.num_images or found.count(part), found.count(part))
-    loader = found.loader(
-        part,
-        batch_size,
-        limit=wanted - wanted % world,  # equal shares for all processes
-        seed=seed,
-        rank=rank,
-        world=world,
-    )
-    settings = replace(settings, num_images=None, seed=seed)  # the loader's limit is the sample
-    names = names_in(metric or [DEFAULT_METRIC])
+    task = task_for(model, settings.task)
+    found = data.open(model, seed, task)
+    graph = open_graph(model, found, weights, seed=seed, device=device.pick(), streams=streams)
+    wanted = settings.num_images
+    if world > 1:  # equal shares for all processes
+        wanted = min(wanted or found.count(part), found.count(part))
+        wanted -= wanted % world
+    loader = found.loader(part, batch_size, limit=wanted, seed=seed, rank=rank, world=world)
+    settings = replace(settings, num_images=None, seed=seed, task=task)  # the loader's limit is the sample
+    names = names_in(metric or [suited_metric(DEFAULT_METRIC, task)])
     results = score_by(graph, loader, names, settings, **parse_options(option or []))
     if rank == 0:
         if out is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from secateur.base.options import check, option
 from secateur.cli import early_checks
 from secateur.cli.common import console, friendly
 from secateur.cli.from_settings import options_from_settings
-from secateur.cli.options import DataOptions, Model
+from secateur.cli.options import DataOptions, Model, task_for
 from secateur.deciding.settings import RankSettings
 from secateur.deciding.splits import SPLITS
 from secateur.measuring.quality_words import QualityWords
 from secateur.measuring.tasks import task_of
 from secateur.repairing.methods import REPAIRS
-from secateur.scoring.metrics import METRICS
+from secateur.scoring.metrics import METRICS, suited_metric
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ def command(model: Model, *, settings: RankSettings, options: SensitivityOptions
         secateur sensitivity resnet56 --weights w.safetensors --split ratio
 
         secateur sensitivity resnet56 --weights w.safetensors --repair solve
+
+        secateur sensitivity nets:tagger --task multilabel --data folder:photos
     """
     from secateur.base.atomic_files import write_atomically
     from secateur.deciding.sensitivity import check_k
@@ -63,44 +65,48 @@ def command(model: Model, *, settings: RankSettings, options: SensitivityOptions
     check(options, DecideError)
     check(settings, DecideError)
     refuse_others(options.out, SENSITIVITY, beside=(SCORES,))
+    settings = replace(settings, task=task_for(model, settings.task))
     found = _measure(model, settings, options, data)
     chosen, out = found.ranked()[: check_k(settings.k, len(found.tried))], options.out
     write_atomically(out / "sensitivity.json", f"{json.dumps(found.to_dict(), indent=2)}\n".encode())
     draw_sensitivity(found, chosen, out / "sensitivity.png")
-    quality = task_of(settings.task).measured
-    _say(found, chosen, QualityWords(quality.name, quality.unit))
+    _say(found, chosen, QualityWords.of(task_of(settings.task)))
     console.print(f"\nwritten: {out / 'sensitivity.json'}, {out / 'sensitivity.png'}", soft_wrap=True)
 
 
 def _measure(model: str, settings: RankSettings, options: SensitivityOptions, data: DataOptions) -> Any:
     import torch
 
-    from secateur.channels.graph import trace
-    from secateur.cli.opening import note_untrained, open_model
+    from secateur.cli.opening import note_untrained, open_graph
     from secateur.deciding.sensitivity import sensitivity
+    from secateur.measuring.quality_sums import inputs_alone
     from secateur.repairing.unit_repair import repair_each
     from secateur.scoring.score import score
 
     seed = settings.seed
     note_untrained(model, options.weights)
-    images = data.open(model, seed)
-    network = open_model(model, images, options.weights, seed=seed)
-    graph = trace(network, torch.zeros(1, *images.shape), options.streams)  # type: ignore[arg-type]
+    images = data.open(model, seed, settings.task)
+    cpu = torch.device("cpu")
+    graph = open_graph(model, images, options.weights, seed=seed, device=cpu, streams=options.streams)
     scores = score(
         graph,
         images.loader("train", 256),
-        metric=options.metric or SPLITS.find(settings.split or "algorithm1").metric,
+        metric=options.metric or suited_metric(SPLITS.find(settings.split or "algorithm1").metric, settings.task),
         num_images=options.num_images,
         seed=seed,
+        task=settings.task,
     )
-    few = images.loader("train", 125, limit=options.num_repair_images, seed=seed)
     how: Any = options.repair
+    repair = None
+    if how != "none":
+        few = images.loader("train", 125, limit=options.num_repair_images, seed=seed)
+        repair = repair_each(graph, inputs_alone(task_of(settings.task), few), how=how, seed=seed)
     return sensitivity(
         graph,
         scores,
         images.loader("holdout", 256, limit=options.limit),
         settings,
-        repair=None if how == "none" else repair_each(graph, few, how=how, seed=seed),
+        repair=repair,
     )
 
 

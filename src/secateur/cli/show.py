@@ -184,7 +184,7 @@ def _open(model: str | None, options: ShowOptions, data: DataOptions, device: De
         refuse_others(options.out, "pictures")
     name = DEMO_MODEL if model is None else model
     data = replace(data, data=DEMO_DATA) if model is None and data.data is None else data.known_for(name)
-    images = data.open(name, seed)
+    images = data.open_classes(name, seed)
     network = _network(name, options.weights, data.name, images, seed)
     home = device.pick()
     graph = trace(network.to(home), torch.zeros(1, *images.shape, device=home), options.streams)  # type: ignore[arg-type]

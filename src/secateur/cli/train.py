@@ -14,14 +14,18 @@ from secateur.cli.common import complain, console, friendly, resumable, run_fold
 from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings, values_of
 from secateur.cli.model_argument import resolve
-from secateur.cli.options import DataOptions, DeviceOptions, Model
+from secateur.cli.options import DataOptions, DeviceOptions, Model, task_for
+from secateur.cli.own_data import OwnData
 from secateur.errors import RunError
+from secateur.measuring.quality_words import QualityWords
+from secateur.measuring.tasks import Task, is_classification, task_of
 from secateur.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
+    from secateur.base.batches import Batches
+    from secateur.cli.options import AnyData
     from secateur.training.fit import Fitted
     from secateur.training.history import Epoch
-    from secateur.zoo.data import ImageData
 
 WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
 
@@ -54,6 +58,8 @@ def command(
         secateur train resnet20 --data cifar10 --preset cifar --epochs 200
 
         secateur train vgg16 --data cifar10 --mixed-precision bf16
+
+        secateur train nets:unet --task segmentation --data folder:street
     """
     if teacher is None and teacher_weights is not None:
         raise RunError("--teacher-weights needs --teacher MODEL, the network that the weights are of")
@@ -64,25 +70,29 @@ def command(
             f"{model} holds a pruned network. To prune it further: secateur prune {model}. To retrain it "
             "only: secateur.fit in Python"
         )
-    data = data.known_for(model)
+    data, typed_task = data.known_for(model), task_for(model, settings.task)
+    task = task_of(typed_task)
     folder = out or run_folder(f"train-{resolve(model).label}-{data.name}")
     refuse_others(folder, TRAINING, WEIGHTS, SUMMARY)
     schedule, seed = settings.schedule, settings.seed
     from secateur.base.processes import leave, rank_and_world
     from secateur.cli.opening import open_model
     from secateur.training.fit import fit
+    from secateur.zoo.data import Loader
 
     rank, world = rank_and_world(device.device)
-    images = data.open(model, seed)
+    images = data.open(model, seed, task)
     network = open_model(model, images, weights, seed=seed)
     loaders: dict[str, Any] = {"seed": seed, "rank": rank, "world": world}
     each = _share_of_batch(batch_size or schedule.batch_size, world)
     train = images.loader("train", each, augment=augment, shuffle=True, limit=limit, **loaders)
-    held_out = images.loader("holdout", each, **loaders) if images.count("holdout") else None
+    num_images = train.num_images * world if isinstance(train, Loader) else images.count("train")
+    held_out = images.loader("holdout", each, **loaders) if images.has("holdout") else None
     settings = replace(
         settings,
+        task=task,
         device=device.device,
-        about=_identity(images, train.num_images * world, data.holdout, augment),
+        about=_identity(images, num_images, data.holdout, augment),
     )
     with resumable(typed_command()):
         fitted = fit(
@@ -92,15 +102,18 @@ def command(
             settings,
             teacher=None if teacher is None else open_model(teacher, images, teacher_weights, seed=seed),
             checkpoint_dir=folder,
-            on_epoch=lambda epoch: _print_epoch(epoch, schedule.epochs) if rank == 0 else None,
+            on_epoch=lambda epoch: _print_epoch(epoch, schedule.epochs, task) if rank == 0 else None,
         )
     if rank == 0:
-        _finish(folder, fitted, {"model": resolve(model).name, "seed": seed, **values_of(data)}, images, each)
+        asked = {"model": resolve(model).name, "seed": seed, "task": typed_task, **values_of(data)}
+        _finish(folder, fitted, asked, images.loader("test", each) if images.has("test") else None, task)
     leave()
 
 
-def _identity(images: ImageData, num_images: int, holdout: str, augment: bool) -> dict[str, Any]:
+def _identity(images: AnyData, num_images: int, holdout: str, augment: bool) -> dict[str, Any]:
     """What the data of a run are. A checkpoint of other data is refused."""
+    if isinstance(images, OwnData):
+        return {"data": images.name, "images": num_images}
     return {
         "data": images.name,
         "images": num_images,
@@ -112,7 +125,7 @@ def _identity(images: ImageData, num_images: int, holdout: str, augment: bool) -
     }
 
 
-def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], images: ImageData, batch_size: int) -> None:
+def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches | None, task: Task) -> None:
     """Write the weights and the summary, and evaluate on the test images, which are read here for the first time.
 
     asked: what verbs need to open the run as a network again.
@@ -125,38 +138,39 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], images: ImageDa
     from secateur.base.atomic_files import write_atomically
     from secateur.measuring.accuracy import evaluate, too_good
 
-    test = evaluate(fitted.model, images.loader("test", batch_size)) if images.count("test") else None
+    test = None if tests is None else evaluate(fitted.model, tests, task=task)
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in fitted.model.state_dict().items()}
     write_atomically(folder / WEIGHTS, save(tensors))
     last = fitted.history[-1]
     summary = {
         "model": asked["model"],
-        "data": images.name,
+        "data": asked["data"],
         "command": asked,
         "epochs": len(fitted.history),
         "holdout": None if last.holdout is None else dataclasses.asdict(last.holdout),
         "test": None if test is None else dataclasses.asdict(test),
     }
     write_atomically(folder / SUMMARY, f"{json.dumps(summary, indent=2)}\n".encode())
+    words, classifies = QualityWords.of(task), is_classification(task)
     for part, found in (("held-out", last.holdout), ("test", test)):
         if found is not None:
             top5 = "" if found.top5 is None else f", top-5 {100 * found.top5:.2f}%"
             console.print(
-                f"{part}: top-1 {100 * found.top1:.2f}%{top5}, loss {found.loss:.4f} ({found.num_images:,} images)"
+                f"{part}: {'top-1' if classifies else words.name} {words.shown(found.top1)}{top5}, "
+                f"loss {found.loss:.4f} ({found.num_images:,} images)"
             )
-    suspicion = None if last.holdout is None else too_good(last.holdout)
+    suspicion = None if last.holdout is None or not classifies else too_good(last.holdout)
     if suspicion:
         complain("warning", suspicion)
     console.print(f"weights: {folder / WEIGHTS}", soft_wrap=True)
 
 
-def _print_epoch(epoch: Epoch, epochs: int) -> None:
-    held = "" if epoch.holdout is None else f"  held-out {100 * epoch.holdout.top1:.2f}%"
-    assert epoch.accuracy is not None  # the command line trains classifiers
-    line = (
-        f"epoch {epoch.number}/{epochs}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}  "
-        f"train {100 * epoch.accuracy:.2f}%{held}"
-    )
+def _print_epoch(epoch: Epoch, epochs: int, task: Task) -> None:
+    words = QualityWords.of(task)
+    name = "" if is_classification(task) else f"{words.name} "
+    held = "" if epoch.holdout is None else f"  held-out {name}{words.shown(epoch.holdout.top1)}"
+    train = "" if epoch.accuracy is None else f"  train {words.shown(epoch.accuracy)}"
+    line = f"epoch {epoch.number}/{epochs}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}{train}{held}"
     speed = f"  {epoch.images_per_second:,.0f}/s"
     console.print(line + speed if len(line + speed) <= 80 else line, soft_wrap=True)
 

@@ -31,7 +31,8 @@ class Goal:
 
     target: fraction of the MACs to remove. speedup: how many times as fast the network becomes, measured in an engine.
     macs, params: MACs or weights to keep. ratio: fraction of the channels to remove from every unit, in one round.
-    max_drop: points of held-out accuracy that may be lost; pruning stops before the accuracy drops by more.
+    max_drop: points of held-out accuracy that may be lost; pruning stops before the accuracy drops by more. Of a task
+        whose quality is not in per cent, it is in the unit of the quality.
     """
 
     target: float | None = option(
@@ -41,7 +42,12 @@ class Goal:
         None, "How many times as fast, measured in --engine; for example 1.5", group="Goal", everyday=True, above=1
     )
     max_drop: float | None = option(
-        None, "Points of held-out accuracy that may be lost", group="Goal", everyday=True, least=0, below=100
+        None,
+        "Points of held-out accuracy (or of the task's quality) that may be lost",
+        group="Goal",
+        everyday=True,
+        least=0,
+        below=100,
     )
     macs: float | None = option(None, "MACs to keep, for example 63M", group="Goal", above=0, parse=parse_number)
     params: float | None = option(None, "Weights to keep, for example 400K", group="Goal", above=0, parse=parse_number)

@@ -11,7 +11,8 @@ from secateur.deciding.costs import COSTS
 from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
 from secateur.measuring.engines import ENGINES
-from secateur.measuring.tasks import DEFAULT_TASK, TASKS, Task, check_task
+from secateur.measuring.task_setting import task_option
+from secateur.measuring.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,7 @@ class RankSettings(Seeded):
         3.0, "Pruning rate of Eqn. 3, 2 to 4 in the paper; solved if rounds is given", group="Layers", above=0
     )
     k: int | None = option(None, "Units pruned in each round; a third of them by default", group="Layers", least=1)
-    task: str | Task | None = option(
-        None,
-        f"What the network is for: {', '.join(TASKS)}, or your_module:make_task; {DEFAULT_TASK} by default",
-        group="Data",
-        valid=check_task,
-        own=True,
-    )
+    task: str | Task | None = task_option()
     measure: Literal["accuracy", "loss"] | Callable[..., float] = option(
         "accuracy",
         "Rank units by held-out accuracy (the quality of the task) or loss",

@@ -67,7 +67,7 @@ def latency(
     affects all of them equally. Train / eval modes are restored afterwards.
     """
     check_turns(models, rounds, batch_sizes, warmup)
-    _check_example(example)
+    check_example(example)
     timings: list[Timing] = []
     networks = [model for model in models.values() if isinstance(model, nn.Module)]
     with ready_to_time(networks, threads):
@@ -130,7 +130,8 @@ def placed(batch: Any, device: torch.device) -> Any:
     return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, batch)
 
 
-def _check_example(example: Any) -> None:
+def check_example(example: Any) -> None:
+    """DataError unless the example is a batch of at least one image, or of several inputs."""
     tensors = [value for value in tree_flatten(example)[0] if isinstance(value, Tensor)]
     if not tensors or tensors[0].dim() < 2 or any(value.dim() and not len(value) for value in tensors):
         got = [list(value.shape) for value in tensors] or type(example).__name__

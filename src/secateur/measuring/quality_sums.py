@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ def unpack_for(task: Task, batch: Any, index: int, labelled: bool = True) -> tup
             "take evaluate= of your own"
         )
     return images, labels
+
+
+def inputs_alone(task: Task, batches: Iterable[Any]) -> list[tuple[Any]]:
+    """The inputs of all batches without labels, as a repair reads them: several inputs of a network stay one item."""
+    return [(unpack_for(task, batch, number, labelled=False)[0],) for number, batch in enumerate(batches)]
 
 
 def outputs_for(task: Task, output: Any, labels: Any, index: int) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from secateur.measuring.tasks import Task
+
 
 @dataclass(frozen=True)
 class QualityWords:
@@ -11,6 +13,11 @@ class QualityWords:
 
     name: str = "accuracy"
     unit: str = "%"
+
+    @classmethod
+    def of(cls, task: Task) -> QualityWords:
+        """The name and unit of a task's quality."""
+        return cls(task.measured.name, task.measured.unit)
 
     @property
     def factor(self) -> float:
@@ -21,6 +28,16 @@ class QualityWords:
     def title(self) -> str:
         """The name at the start of a sentence."""
         return self.name[:1].upper() + self.name[1:]
+
+    @property
+    def axis(self) -> str:
+        """The title of an axis: the name and the unit of what is shown."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    @property
+    def name_unless_accuracy(self) -> str:
+        """The name and a space, where per cent alone would be understood as accuracy; else nothing."""
+        return "" if self == ACCURACY else f"{self.name} "
 
     @property
     def difference_unit(self) -> str:

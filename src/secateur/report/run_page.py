@@ -146,7 +146,7 @@ def _again(run: FinishedRun) -> str:
         + (" Add <code>--out FOLDER</code> to write to another folder.</p>" if run.command_line else "</p>"),
         f'<pre class="wraps"><code>{escape(code)}</code></pre>',
         paragraph(f"Run with {versions}; report written by secateur {ours}. Folder: {run.folder}.", "soft"),
-        all_settings(run.settings),
+        all_settings(run.settings, run.quality),
     )
 
 

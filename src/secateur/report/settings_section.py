@@ -14,6 +14,7 @@ from typing import Any
 from secateur.base.options import GROUPS, Option, default_of, options_of
 from secateur.base.registry import Registry
 from secateur.deciding.goal import Goal
+from secateur.measuring.quality_words import ACCURACY, QualityWords
 from secateur.report.finished_run import FinishedRun
 from secateur.report.html import folded, section
 from secateur.report.sentences import goal
@@ -53,13 +54,17 @@ def chosen_settings(settings: Any) -> dict[str, list[str]]:
     return {group: lines for group, lines in joined.items() if lines}
 
 
-def all_settings(settings: Any) -> str:
-    """A folded table of all settings: group, name, value, whether it was changed, and help."""
+def all_settings(settings: Any, quality: QualityWords = ACCURACY) -> str:
+    """A folded table of all settings: group, name, value, whether it was changed, and help.
+
+    quality: what the setting `measure` means by "accuracy".
+    """
     rows = []
     for field, about in _by_group(settings):
         value = getattr(settings, field.name)
         changed = "" if value == default_of(field) else "changed"
-        cells = (about.group, field.name, setting_text(value), changed, about.help)
+        text = quality.name if (field.name, value) == ("measure", "accuracy") else setting_text(value)
+        cells = (about.group, field.name, text, changed, about.help)
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     table = f'<div class="scroll"><table class="plain"><tbody>{"".join(rows)}</tbody></table></div>'
     return folded("All settings", table, False)

@@ -72,7 +72,7 @@ def refuse_other_data(folder: RunFolder, now: Facts, data: RunData) -> None:
 
 def loader_facts(loader: Batches) -> Facts:
     """Number of images, and shape, labels, and [mean, deviation] of a few images, as far as the loader reveals them."""
-    count = _unless_it_fails(lambda: _count(loader))
+    count = images_in(loader)
     return {} if count is None else {"images": count, **_read(loader, count, 1)[0]}
 
 
@@ -89,6 +89,12 @@ def _unless_it_fails(look: Callable[[], Any]) -> Any:
             return look()
     except Exception:  # noqa: BLE001  (any code of the user's may run here)
         return None
+
+
+def images_in(loader: Batches) -> int | None:
+    """Images of an epoch of a loader; None if it does not reveal them without being read."""
+    found: int | None = _unless_it_fails(lambda: _count(loader))
+    return found
 
 
 def _count(loader: Any) -> int | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from secateur.base.batches import Batches, call
 from secateur.base.preserve_state import evaluating
 from secateur.errors import DataError
 from secateur.measuring.accuracy import Accuracy, evaluate, too_good
+from secateur.measuring.tasks import Task, is_classification
 from secateur.zoo.data import ImageData, Part
+from secateur.zoo.data.images import FileImages
 
 CHANCE = 1.5  # accuracy below this many times that of guessing says nothing
 NAMED = 5  # classes that are named in a message
@@ -20,19 +23,26 @@ SHIFT, SPREAD = 0.5, 2.5  # how far the input of the first batch norm may be fro
 MEAN, DEVIATIONS = 1.5, (0.2, 5.0)  # of all pixels, after normalisation
 
 
+NEEDED = {"train": "training", "holdout": "held-out"}  # part -> its name in messages
+
+
 def label_problems(data: ImageData) -> list[str]:
-    """Classes without images, from the labels alone."""
+    """Classes without images, from the labels alone; masks are not read."""
     problems = []
-    for part, words in (("train", "training"), ("holdout", "held-out")):
+    for part, words in NEEDED.items():
         if not data.count(cast("Part", part)):
             problems.append(f"there are no {words} images, and a run needs some")
             continue
-        there = np.unique(data.parts[cast("Part", part)].labels)
+        images = data.parts[cast("Part", part)]
+        if isinstance(images, FileImages) and images.masks:
+            continue
+        there = np.unique(images.labels) if images.labels.ndim == 1 else np.flatnonzero(images.labels.any(0))
         missing = [name for number, name in enumerate(data.classes) if number not in there]
         if missing:
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             problems.append(
-                f"{len(missing)} of {len(data.classes)} classes have no {words} images: "
+                f"{len(missing)} of {len(data.classes)} {'classes' if images.labels.ndim == 1 else 'labels'} have no "
+                f"{words} images: "
                 f"{', '.join(missing[:NAMED])}{more}"
             )
     return problems
@@ -52,7 +62,7 @@ def pixel_problems(images: Tensor) -> list[str]:
 
 
 @torch.no_grad()
-def batch_norm_problems(model: nn.Module, images: Tensor) -> list[str]:
+def batch_norm_problems(model: nn.Module, images: Any) -> list[str]:
     """Whether the first batch norm gets what it got in training; it does not if images are normalised differently."""
     seen: list[tuple[nn.modules.batchnorm._BatchNorm, Tensor]] = []
 
@@ -64,7 +74,7 @@ def batch_norm_problems(model: nn.Module, images: Tensor) -> list[str]:
     hooks = [norm.register_forward_pre_hook(note) for norm in norms]
     try:
         with evaluating(model):
-            model(images)
+            call(model, images)
     finally:
         for hook in hooks:
             hook.remove()
@@ -84,21 +94,25 @@ def batch_norm_problems(model: nn.Module, images: Tensor) -> list[str]:
     ]
 
 
-def accuracy_problems(
-    model: nn.Module, data: ImageData, num_images: int
+def quality_problems(
+    model: nn.Module, held_out: Batches, task: Task, classes: int, count: int
 ) -> tuple[Accuracy | None, list[str], list[str]]:
-    """Accuracy on held-out images (None if it cannot be measured), what looks wrong about it, and notes."""
+    """Quality on held-out images (None if it cannot be measured), what looks wrong about an accuracy, and notes.
+
+    classes: number of classes, 0 if it is not known. count: number of all held-out images.
+    """
     try:
-        found = evaluate(model, data.loader("holdout", 128, limit=num_images))
+        found = evaluate(model, held_out, task=task)
     except DataError as error:
         return None, [str(error)], []
+    if not is_classification(task):
+        return found, [], []
     suspicion = too_good(found)
     problems = [suspicion] if suspicion else []
-    if found.top1 * len(data.classes) < CHANCE:
+    if classes and found.top1 * classes < CHANCE:
         problems.append(
             f"{100 * found.top1:.1f}% of the held-out images are recognised, about what guessing among "
-            f"{len(data.classes)} classes gives: check the weights, the labels and the normalisation"
+            f"{classes} classes gives: check the weights, the labels and the normalisation"
         )
-    count = data.count("holdout")
     few = f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points"
     return found, problems, [few] if count < FEW_IMAGES else []

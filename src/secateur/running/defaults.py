@@ -14,12 +14,10 @@ from secateur.deciding.settings import ranking_settings
 from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
 from secateur.measuring.latency_table import LatencyTable
-from secateur.measuring.tasks import task_of
 from secateur.running.settings import DEFAULT_REPAIR, Settings
-from secateur.scoring.metrics import DEFAULT_METRIC, METRICS
+from secateur.scoring.metrics import METRICS, suited_metric
 
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
-WITHOUT_CLASSES = "reader_energy"  # the metric for tasks whose labels are no classes
 SMALL = 64 * 64  # pixels of an image
 
 
@@ -38,8 +36,8 @@ def fill_defaults(
     settings = split_for_solve(settings, graph, table)
     split = settings.split or _usual_split(settings)
     metric = settings.metric or SPLITS.find("least_error" if settings.solve_only else split).metric
-    if settings.metric is None and metric == DEFAULT_METRIC and task_of(settings.task).classes is None:
-        metric = WITHOUT_CLASSES
+    if settings.metric is None and isinstance(metric, str):
+        metric = suited_metric(metric, settings.task)
     settings = _with_alpha(replace(settings, split=split, metric=metric), graph, table)
     if settings.repair == "none":
         return settings

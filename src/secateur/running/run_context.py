@@ -76,7 +76,7 @@ class RunContext:
         """How the quality that all decisions read is called; an evaluation of the user's own may measure anything."""
         if self.settings.evaluate is not None and self.settings.task is None:
             return QualityWords("quality")
-        return QualityWords(self.task.measured.name, self.task.measured.unit)
+        return QualityWords.of(self.task)
 
     @property
     def measures_accuracy(self) -> bool:

@@ -7,13 +7,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
-from secateur.base.batches import logits_of, order_channels_last
+from secateur.base.batches import call, device_of, logits_of, move, order_channels_last
 from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.measuring.outputs import tensors_of
+from secateur.measuring.tasks import Task, is_classification, task_of
 from secateur.training.rate_test import SHARES, steps_per_try
 
 BATCH = 128  # images of a training step
@@ -47,17 +51,17 @@ class RoundEstimate:
         return rounds * (self.score + self.rank + (tried + epochs) * self.epoch)
 
 
-def measure_speed(model: nn.Module, images: Tensor) -> Speed:
+def measure_speed(model: nn.Module, images: Any, task: Task | None = None) -> Speed:
     """Time a forward pass and a training step on copies of the model. `images` are repeated to fill a batch."""
-    small = images[:2]
-    per_image = _median(lambda: _forward(model, small)) / len(small)
+    small = _rows(images, 2)
+    per_image = _median(lambda: _forward(model, small)) / 2
     size = int(min(BATCH, max(2, SECONDS / TURNS / (4 * per_image))))  # a training step is 3 to 4 forward passes
-    batch = images.repeat(-(-size // len(images)), *[1] * (images.ndim - 1))[:size]
+    batch = _rows(images, size)
     forward = _median(lambda: _forward(model, batch)) / size
-    train = _median(_training_step(model, batch)) / size
-    peak = peak_memory(images.device)
+    train = _median(_training_step(model, batch, is_classification(task_of(task)))) / size
+    peak = peak_memory(device_of(model))
     more = BATCH - size  # images of a full step that were left out here
-    memory = None if peak is None else peak + (more * _saved_for_backward(model, small) // len(small) if more else 0)
+    memory = None if peak is None else peak + (more * _saved_for_backward(model, small) // 2 if more else 0)
     return Speed(forward, train, size, memory)
 
 
@@ -83,27 +87,41 @@ def peak_memory(device: torch.device) -> int | None:
     return int(size) if sys.platform == "darwin" else 1024 * int(size)
 
 
-def _forward(model: nn.Module, batch: Tensor) -> None:
+def _rows(images: Any, count: int) -> Any:
+    """The first `count` images, repeated if there are fewer; of several inputs, of each."""
+
+    def rows(x: Any) -> Any:
+        return x.repeat(-(-count // len(x)), *[1] * (x.ndim - 1))[:count] if isinstance(x, Tensor) else x
+
+    return tree_map(rows, images)
+
+
+def _forward(model: nn.Module, batch: Any) -> None:
     with evaluating(model), torch.no_grad():
-        model(batch)
+        call(model, batch)
 
 
-def _training_step(model: nn.Module, batch: Tensor) -> Callable[[], None]:
-    """One step of a copy of the model, as `fit` trains; labels do not change its time."""
+def _training_step(model: nn.Module, batch: Any, classifies: bool) -> Callable[[], None]:
+    """One step of a copy of the model, as `fit` trains; labels do not change its time, and the loss hardly does."""
     copied = order_channels_last(copy.deepcopy(model)).train().requires_grad_(True)
     optimizer = torch.optim.SGD(copied.parameters(), lr=1e-9, momentum=0.9, nesterov=True)
-    batch = batch.contiguous(memory_format=torch.channels_last) if batch.ndim == 4 else batch
-    labels = torch.zeros(len(batch), dtype=torch.int64, device=batch.device)
+    batch = move(batch, device_of(model), channels_last=True)
+
+    def loss(output: Any) -> Tensor:
+        if not classifies:
+            return torch.stack([x.float().square().mean() for x in tensors_of(output)]).sum()
+        logits = logits_of(output)
+        return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.autograd.backward(F.cross_entropy(logits_of(copied(batch)), labels))
+        torch.autograd.backward(loss(call(copied, batch)))
         optimizer.step()
 
     return step
 
 
-def _saved_for_backward(model: nn.Module, batch: Tensor) -> int:
+def _saved_for_backward(model: nn.Module, batch: Any) -> int:
     """Bytes that a forward pass in training keeps for the backward pass, without the weights."""
     copied = copy.deepcopy(model).train().requires_grad_(True)
     weights = {tensor.untyped_storage().data_ptr() for tensor in copied.state_dict(keep_vars=True).values()}
@@ -116,7 +134,7 @@ def _saved_for_backward(model: nn.Module, batch: Tensor) -> int:
         return tensor
 
     with generators_kept(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = copied(batch)  # it must live: it holds what was saved
+        output = call(copied, batch)  # it must live: it holds what was saved
         del output
     return sum(kept.values())
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from secateur.base.options import option
-from secateur.measuring.tasks import DEFAULT_TASK, TASKS, Task, check_task
+from secateur.measuring.task_setting import task_option
+from secateur.measuring.tasks import Task
 
 GIB = 1 << 30
 TAPS = ("reader", "before_activation")
@@ -32,13 +33,7 @@ class ScoreSettings:
     )
     memory_gib: float = option(2.0, "Memory for whole feature maps in GiB", group="Scoring", above=0)
     seed: int | None = option(None, "Seed of the sample; a new sample each time if None", hidden=True)
-    task: str | Task | None = option(
-        None,
-        f"What the network is for: {', '.join(TASKS)}, or your_module:make_task; {DEFAULT_TASK} by default",
-        group="Scoring",
-        valid=check_task,
-        own=True,
-    )
+    task: str | Task | None = task_option("Scoring")
 
     @property
     def sample_size(self) -> int | None:

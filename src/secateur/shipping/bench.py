@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from secateur.base.progress import Progress, shown, steps
 from secateur.base.tables import short_table
 from secateur.errors import ModelError, RunError
 from secateur.measuring.engines import ENGINES, PreparedModel
-from secateur.measuring.latency import Timing, check_turns, latency, prepare, ready_to_time
+from secateur.measuring.latency import Timing, check_example, check_turns, latency, prepare, ready_to_time, repeated
 from secateur.measuring.onnx_file import OnnxFile
 from secateur.measuring.speedup import Speedup, speedup
 from secateur.shipping.fold import fold_batch_norm
@@ -64,7 +64,7 @@ class Benched:
 
 def bench(
     models: Mapping[str, nn.Module],
-    example: Tensor,
+    example: Any,
     batches: Sequence[int] = (1, 64),
     engines: Sequence[str] | None = None,
     *,
@@ -76,6 +76,7 @@ def bench(
 ) -> Benched:
     """Median latency and its spread for each model in each engine at each batch size, on the device of each model.
 
+    example: a batch of one or more images [N, C, H, W], or a tuple or dict of tensors for several inputs.
     engines: names of engines, see `secateur.measuring.engines`; all of them by default.
     threads: number of CPU threads; PyTorch's current number if not given.
     fold_bn: fold the batch norms of all models first (`fold_batch_norm`). onnxruntime always does this.
@@ -90,7 +91,7 @@ def bench(
     check_turns(models, rounds, batches)
     if fold_bn:
         models = {
-            name: model if isinstance(model, OnnxFile) else fold_batch_norm(model, example[:1])
+            name: model if isinstance(model, OnnxFile) else fold_batch_norm(model, repeated(example, 1))
             for name, model in models.items()
         }
     with ready_to_time(models.values(), threads), shown(progress, steps("timing")) as report:
@@ -114,14 +115,11 @@ def _check(models: Mapping[str, nn.Module], example: Any, engines: Sequence[str]
         ENGINES.check(engine)
     if not engines or not models:
         raise RunError(f"expected at least one model and one engine, got {list(models)} and {list(engines)}")
-    if not isinstance(example, Tensor) or example.dim() < 2:
-        raise RunError(
-            "the example should be a batch of images [N, C, H, W]; bench does not time models with several inputs"
-        )
+    check_example(example)
 
 
 def _prepare_all(
-    models: Mapping[str, nn.Module], example: Tensor, batches: Sequence[int], engines: Sequence[str]
+    models: Mapping[str, nn.Module], example: Any, batches: Sequence[int], engines: Sequence[str]
 ) -> tuple[dict[tuple[str, str], PreparedModel], tuple[str, ...]]:
     """(model, engine) -> the model ready to run there; and notes on the pairs that do not work."""
     prepared: dict[tuple[str, str], PreparedModel] = {}

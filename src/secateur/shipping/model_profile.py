@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from secateur.base.batches import device_of
+from secateur.base.batches import call, device_of
 from secateur.base.preserve_state import evaluating
 from secateur.channels.graph import trace
 from secateur.channels.selection import selection_of
@@ -31,26 +31,26 @@ class ModelProfile:
     shares: Mapping[str, float]  # kind of layer -> share of the time, largest first
 
 
-def profile(model: nn.Module, example: Tensor, batch: int) -> ModelProfile:
+def profile(model: nn.Module, example: Any, batch: int) -> ModelProfile:
     """The profile of a model; its layers are timed at batch size `batch`. Little is known about an ONNX file."""
     if isinstance(model, OnnxFile):
         return ModelProfile(None, 0, {})
     try:
-        macs = trace(model, example[:1]).macs
+        macs = trace(model, repeated(example, 1)).macs
     except TraceError:
         macs = None
     selections = sum(selection_of(module) is not None for module in model.modules())
     return ModelProfile(macs, selections, _shares(model, placed(repeated(example, batch), device_of(model))))
 
 
-def _shares(model: nn.Module, images: Tensor) -> dict[str, float]:
+def _shares(model: nn.Module, images: Any) -> dict[str, float]:
     """Kind of layer -> share of the time of a forward pass. Time between layers is "functions"."""
     with evaluating(model), torch.no_grad():
-        model(images)
+        call(model, images)
         with _layers_timed(model) as spent:
             start = time.perf_counter()
             for _ in range(PROFILED):
-                model(images)
+                call(model, images)
             total = time.perf_counter() - start
     spent["functions"] = max(0.0, total - sum(spent.values()))
     return {kind: spent[kind] / total for kind in sorted(spent, key=spent.__getitem__, reverse=True)}

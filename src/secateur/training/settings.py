@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from secateur.base.options import option
+from secateur.measuring.task_setting import task_option
+from secateur.measuring.tasks import Task
 from secateur.training.distillation import Distillation
 from secateur.training.presets import DEFAULT_PRESET, PRESETS, Preset, preset_of
 
@@ -104,7 +106,7 @@ class TrainingSettings(FineTuning):
     keep_best: bool = option(
         False, "Return the epoch with the best held-out quality, not the last one", group="Training", hidden=True
     )
-    task: Any = None  # a Task or the name of one
+    task: str | Task | None = task_option()
     device: Any = None  # a torch.device or its name
     about: Mapping[str, Any] = field(default_factory=dict)
 

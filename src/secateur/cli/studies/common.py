@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from secateur.base.options import check, option
 from secateur.cli.common import console, run_folder, typed_command
 from secateur.cli.options import DataOptions
+from secateur.cli.own_data import OwnData
 from secateur.errors import DataError
 
 if TYPE_CHECKING:
+    from secateur.cli.options import AnyData
     from secateur.studies.folder import Provenance
-    from secateur.zoo.data import ImageData
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,15 @@ class StudyImages:
     batch_size: int = option(128, "Images per training step", group="Retraining", least=1)
     limit: int | None = option(None, "Largest number of held-out and of test images", group="Data", least=1)
 
-    def provenance(self, data: DataOptions, found: ImageData, **more: Any) -> Provenance:
+    def provenance(self, data: DataOptions, found: AnyData, **more: Any) -> Provenance:
         """The command line, and everything that is needed to get the same images again."""
         from secateur.studies.folder import Provenance
 
         check(self, DataError)
-        about = {"data": data.data, "mean": found.mean, "std": found.std, "size": found.shape[-1]}
-        about |= {"holdout": data.holdout, "limit": self.limit, "augment": self.augment, "batch_size": self.batch_size}
+        about: dict[str, Any] = {"data": data.data, "limit": self.limit}
+        if not isinstance(found, OwnData):
+            about |= {"mean": found.mean, "std": found.std, "size": found.shape[-1], "holdout": data.holdout}
+            about |= {"augment": self.augment, "batch_size": self.batch_size}
         return Provenance({**about, **more}, typed_command())
 
 

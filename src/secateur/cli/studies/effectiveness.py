@@ -14,8 +14,10 @@ from secateur.cli.early_checks import Early
 from secateur.cli.from_settings import options_from_settings
 from secateur.cli.model_argument import resolve
 from secateur.cli.networks import check_trained
-from secateur.cli.options import DeviceOptions, UndividedData, Weights
+from secateur.cli.options import DeviceOptions, UndividedData, Weights, task_for
 from secateur.cli.studies.common import StudyImages, StudyOutput, is_first_process, print_results
+from secateur.measuring.quality_words import QualityWords
+from secateur.measuring.tasks import task_of
 from secateur.studies.effectiveness_study.settings import EffectivenessSettings
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def command(
 ) -> None:
     """Remove the same fraction of every unit by each metric, and measure accuracy (the paper's Figs. 2 and 4).
 
+    With --task, the quality of the task is measured instead.
+
     The same command continues a study that was stopped.
 
     Several processes share the rows: torchrun --nproc-per-node N -m secateur study effectiveness ...
@@ -50,7 +54,7 @@ def command(
         secateur study effectiveness vgg16=v.pt --metrics gsd,di --epochs 150
     """
     check_trained(models, weights)
-    from secateur.base.batches import device_of
+    from secateur.base.batches import device_of, move
     from secateur.cli.columns import columns
     from secateur.cli.networks import trained_networks
     from secateur.studies.effectiveness_study.study import effectiveness
@@ -58,7 +62,8 @@ def command(
 
     names = [resolve(text).label for text in models]
     data = data.known_for(models[0])
-    found = data.open(models[0], settings.seed)
+    settings = replace(settings, task=task_for(models[0], settings.task))
+    found = data.open(models[0], settings.seed, settings.task)
     networks = trained_networks(models, weights, found, device, settings.seed)
     batch = BATCH if device_of(next(iter(networks.values()))).type == "cpu" else 256
     folder = output.folder("effectiveness", "-".join(names), data.name)
@@ -74,10 +79,11 @@ def command(
             folder,
             settings=replace(settings, metrics=tuple(_own_function(name) for name in settings.metrics)),
             retrain_on=retrain_on,
+            example=move(found.example(), device_of(next(iter(networks.values())))),
             provenance=images.provenance(data, found),
         )
     if is_first_process():
-        titles, lines = _table(rows)
+        titles, lines = _table(rows, QualityWords.of(task_of(settings.task)))
         console.print(columns(titles, lines, numbers=titles[2:]), soft_wrap=True)
         print_results(folder)
 
@@ -102,14 +108,15 @@ def _own_function(metric: Any) -> Any:
         sys.path[:] = before
 
 
-def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """One line per network and metric, one column per ratio: accuracy after the last stage that was measured."""
+def _table(rows: list[dict[str, Any]], words: QualityWords) -> tuple[list[str], list[list[str]]]:
+    """One line per network and metric, one column per ratio: the quality after the last stage that was measured."""
     stage = next(name for name in ("retrained", "repaired", "accuracy") if name in rows[0])
     ratios = sorted({row["ratio"] for row in rows})
     lines: dict[tuple[str, str], list[str]] = {}
     for row in sorted(rows, key=lambda row: row["ratio"]):
         spread = row["spread" if stage == "accuracy" else f"{stage}_spread"]
-        cell = f"{row[stage]:.2f}" + ("" if spread is None else f" ±{spread:.2f}")
+        numbers = [words.scaled(value).rstrip("%") for value in (row[stage], spread) if value is not None]
+        cell = " ±".join(numbers)
         lines.setdefault((row["network"], row["metric"]), []).append(cell)
     return ["network", "metric", *(f"{ratio:.0%}" for ratio in ratios)], [
         [*key, *cells] for key, cells in lines.items()

@@ -50,7 +50,7 @@ def command(
     from secateur.studies.timing_study.timing import COLUMNS, timing
 
     data = data.known_for(model)
-    found_data = data.open(model, settings.seed)
+    found_data = data.open_classes(model, settings.seed)
     home = device.pick()
     network = open_model(model, found_data, weights, seed=settings.seed).to(home)
     graph = trace(network, torch.zeros(1, *found_data.shape, device=home), streams)  # type: ignore[arg-type]

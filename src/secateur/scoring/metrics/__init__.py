@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from secateur.base.registry import Entry, Registry
 from secateur.errors import ScoreError
+from secateur.measuring.tasks import task_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,7 @@ UNMERGED = ("maps", "reader_inputs", "contributions", "importance", "discriminat
 
 # The default of `score`, `sensitivity` and `compress`: best in our tests on CIFAR-10 for small cuts (docs/results.md).
 DEFAULT_METRIC = "gsd_reader"
+WITHOUT_CLASSES = "reader_energy"  # instead of it, for tasks whose labels are no classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,13 @@ class Metric(Entry):
     takes_scatter: bool = False  # needs="maps": a scatter is enough, where it is smaller than whole maps
     saturates: bool = False  # needs="maps": with fewer images than pixels all channels get nearly the same score
     adds_up: bool = False  # scores are errors that add up when channels are removed from the lowest score upwards
+
+
+def suited_metric(metric: str, task: Any) -> str:
+    """A default metric, or one without classes in the place of DEFAULT_METRIC if the labels of the task are none."""
+    if metric != DEFAULT_METRIC or task_of(task).classes is not None:
+        return metric
+    return WITHOUT_CLASSES
 
 
 METRICS: Registry[Metric] = Registry("metric", "secateur.scoring.metrics", ScoreError)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from secateur.base.batches import Batches, device_of, unpack
+from secateur.base.batches import Batches, device_of
 from secateur.base.progress import PhaseProgress, Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
@@ -21,6 +21,9 @@ from secateur.deciding.candidates import candidates
 from secateur.deciding.splits.uniform import uniform
 from secateur.errors import DecideError
 from secateur.measuring.accuracy import Accuracy
+from secateur.measuring.quality_sums import inputs_alone
+from secateur.measuring.quality_words import QualityWords
+from secateur.measuring.tasks import Task, task_of
 from secateur.repairing.repair import repair
 from secateur.scoring.metric_choice import ChosenMetric
 from secateur.scoring.sampling import sampled
@@ -77,6 +80,11 @@ class MetricComparison:
     scores: dict[Path, dict[str, Scores]] = field(default_factory=dict)
     samples: dict[int, list[Any]] = field(default_factory=dict)  # seed -> images for the repair
 
+    @property
+    def task(self) -> Task:
+        """What the networks are for."""
+        return task_of(self.settings.task)
+
     def cuts(self) -> list[UniformCut]:
         """All rows of the study, including ratio 0, the unpruned network."""
         ratios = sorted({0.0, *self.settings.ratios})
@@ -123,7 +131,9 @@ class MetricComparison:
             self.graphs[first.network],
             self.images.train,
             group,
-            ScoreSettings(settings.num_images, num_map_images=settings.num_map_images, seed=first.seed),
+            ScoreSettings(
+                settings.num_images, num_map_images=settings.num_map_images, seed=first.seed, task=self.settings.task
+            ),
             progress=lambda done, total: self._say(phase, done, total or done),
         )
         save_scores(found, self._scores_path(first))
@@ -174,16 +184,17 @@ class MetricComparison:
         }
 
     def _measure(self, cut: UniformCut, plan: Plan, number: int, total: int) -> StudyRow:
-        """Accuracy as cut and, if asked for, repaired and retrained."""
+        """Accuracy, or the task's quality, as cut and, if asked for, repaired and retrained."""
         graph, settings = self.graphs[cut.network], self.settings
+        factor = QualityWords.of(self.task).factor
         note = f"row {number + 1} of {total}: {cut.network}, {cut.metric.name}, {cut.ratio:.0%} removed"
 
         def say(done: int, of: int | None) -> None:
             if of:
                 self._say("evaluate", number * of + done, total * of, note)
 
-        def top1(model: nn.Module) -> float:
-            return round(100 * accuracy_of(model, graph, self.images.test, say).top1, 4)
+        def measured(model: nn.Module) -> Accuracy:
+            return accuracy_of(model, graph, self.images.test, self.task, say)
 
         model = pruned_or_same(graph, plan)
         row = dict(self._as_cut(cut, plan, model, say))
@@ -191,17 +202,17 @@ class MetricComparison:
             row["repaired"] = row["accuracy"]
         elif settings.repair != "none":
             model = repair(graph, plan, self._repair_images(cut.seed), how=settings.repair, seed=cut.seed)
-            row["repaired"] = top1(model)
+            row["repaired"] = round(factor * measured(model).top1, 4)
         if settings.epochs:
-            row["retrained"] = top1(self._retrained(cut, model))
+            row["retrained"] = round(factor * measured(self._retrained(cut, model)).top1, 4)
         return row
 
     def _as_cut(self, cut: UniformCut, plan: Plan, model: nn.Module, say: Progress) -> StudyRow:
         """Accuracy as cut, which is measured once for all seeds that remove the same channels."""
         key = cut.network, _digest(plan)
         if key not in self.measured_as_cut:
-            found = accuracy_of(model, self.graphs[cut.network], self.images.test, say)
-            self.measured_as_cut[key] = _figures(found)
+            found = accuracy_of(model, self.graphs[cut.network], self.images.test, self.task, say)
+            self.measured_as_cut[key] = _figures(found, QualityWords.of(self.task).factor)
         return self.measured_as_cut[key]
 
     def _retrained(self, cut: UniformCut, model: nn.Module) -> nn.Module:
@@ -214,6 +225,7 @@ class MetricComparison:
             preset=preset_of(self.settings.preset, epochs=self.settings.epochs, lr=self.settings.lr),
             device=device_of(model),
             seed=cut.seed,
+            task=self.task,
             checkpoint_dir=checkpoint,
             progress=lambda news: self._say(phase, (news.epoch - 1) * news.steps + news.step, news.epochs * news.steps),
         )
@@ -222,8 +234,8 @@ class MetricComparison:
 
     def _repair_images(self, seed: int) -> list[Any]:
         if seed not in self.samples:
-            some = sampled(self.images.train, self.settings.num_repair_images, seed)
-            self.samples[seed] = [unpack(batch, number)[0] for number, batch in enumerate(some)]
+            some = sampled(self.images.train, self.settings.num_repair_images, seed, self.task)
+            self.samples[seed] = inputs_alone(self.task, some)
         return self.samples[seed]
 
     def _same_measurement(self, cut: UniformCut, plan: str) -> str:
@@ -243,9 +255,9 @@ def units_to_prune(graph: ChannelGraph, which: Units) -> list[str]:
     return found
 
 
-def _figures(found: Accuracy) -> StudyRow:
+def _figures(found: Accuracy, factor: float) -> StudyRow:
     return {
-        "accuracy": round(100 * found.top1, 4),
+        "accuracy": round(factor * found.top1, 4),
         "top5": None if found.top5 is None else round(100 * found.top5, 4),
         "loss": round(found.loss, 6),
         "test_images": found.num_images,

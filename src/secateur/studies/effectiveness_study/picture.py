@@ -7,13 +7,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from secateur.measuring.quality_words import ACCURACY, QualityWords
 from secateur.pictures.drawing import PAGE, figure, legend, line, save, styled
 from secateur.studies.effectiveness_study.table import STAGES
 from secateur.studies.folder import StudyRow
 
 
-def draw_effectiveness(rows: Sequence[StudyRow], folder: Path) -> dict[str, str]:
-    """Accuracy against the fraction removed, one line per metric; networks side by side, stages below each other."""
+def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, words: QualityWords = ACCURACY) -> dict[str, str]:
+    """Accuracy, or another quality, against the fraction removed: networks side by side, stages below each other."""
     networks = list(dict.fromkeys(row["network"] for row in rows))
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     stages = [stage for stage in STAGES if stage in rows[0]]
@@ -26,15 +27,15 @@ def draw_effectiveness(rows: Sequence[StudyRow], folder: Path) -> dict[str, str]
                 _curve(axes[i, j], some, stage, metric, metrics.index(metric))
             with styled():
                 axes[i, j].set_title(f"{network}, {STAGES[stage]}")
-        axes[i, 0].set_ylabel("accuracy (%)")
+        axes[i, 0].set_ylabel(words.axis)
     for one in axes[-1]:
         one.set_xlabel("channels removed (%)")
     legend(fig, axes[0, 0])
     return {
         "file": save(fig, folder, "accuracy"),
-        "alt": f"Accuracy against the fraction of channels removed, one line for each of {len(metrics)} metrics.",
-        "caption": "Accuracy after each metric has removed the same fraction of every unit. Error bars are standard "
-        "deviations over seeds, if there are several.",
+        "alt": f"{words.title} against the fraction of channels removed, one line for each of {len(metrics)} metrics.",
+        "caption": f"{words.title} after each metric has removed the same fraction of every unit. Error bars are "
+        "standard deviations over seeds, if there are several.",
     }
 
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from secateur.base.options import check, option
 from secateur.base.parsing import names, numbers
 from secateur.errors import DecideError
+from secateur.measuring.task_setting import task_option
+from secateur.measuring.tasks import Task
 from secateur.repairing.methods import REPAIRS
 from secateur.training.presets import preset_of
 
@@ -69,6 +71,7 @@ class EffectivenessSettings:
     epochs: int = option(0, "Also measure after this number of epochs of retraining", group="Retraining", least=0)
     preset: str = option("effectiveness", "Schedule of the retraining, as in `secateur train`", group="Retraining")
     lr: float | None = option(None, "Learning rate instead of the preset's", group="Retraining", above=0)
+    task: str | Task | None = task_option()
     seed: int = option(0, "Seed of samples, held-out images and order", group="Output", least=0)
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from secateur.base.batches import Batches
 from secateur.base.progress import PhaseProgress
 from secateur.channels.files import load
 from secateur.channels.graph import ChannelGraph, trace
@@ -74,7 +75,8 @@ class SensitivityArms:
         for number, outcome in enumerate(rounds, start=1):
             network, _ = RunFolder(self.place.path / method).load_model(first, number)
             lost = {"units": len(outcome.chosen), "channels": sum(outcome.chosen.values())}
-            found = {"cut": _percent(outcome.pruned), "holdout": _percent(outcome.after), "test": self._test(network)}
+            found = {"cut": self._shown(outcome.pruned), "holdout": self._shown(outcome.after)}
+            found["test"] = self._test(network)
             self._keep(method, number, outcome.macs, outcome.params, {**lost, **found})
         self.place.keep(method, {"iterations": len(rounds)})  # fewer than asked for if no channels are left to remove
 
@@ -115,10 +117,18 @@ class SensitivityArms:
         )
 
     def _scored(self, model: nn.Module) -> StudyRow:
-        return {"holdout": _percent(evaluate(model, self.images.holdout)), "test": self._test(model)}
+        return {"holdout": self._measured(model, self.images.holdout), "test": self._test(model)}
 
     def _test(self, model: nn.Module) -> float | None:
-        return None if self.images.test is None else _percent(evaluate(model, self.images.test))
+        return None if self.images.test is None else self._measured(model, self.images.test)
+
+    def _measured(self, model: nn.Module, images: Batches) -> float:
+        own = self.settings.evaluate
+        return self._shown(own(model, images) if own else evaluate(model, images, task=self.settings.task))
+
+    def _shown(self, found: Accuracy) -> float:
+        """Accuracy in per cent, or the quality of another task in its unit."""
+        return round(self.settings.quality.factor * found.top1, 4)
 
 
 def ratio_for(graph: ChannelGraph, units: list[str], share: float) -> float:
@@ -133,7 +143,3 @@ def ratio_for(graph: ChannelGraph, units: list[str], share: float) -> float:
             f"{removed[best]:.1%}. Use that as the start, or the folder of a finished run"
         )
     return best
-
-
-def _percent(found: Accuracy) -> float:
-    return round(100 * found.top1, 4)

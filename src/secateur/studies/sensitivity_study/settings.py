@@ -9,6 +9,8 @@ from typing import Any
 
 from secateur.base.options import check, option, plain
 from secateur.errors import DecideError
+from secateur.measuring.quality_words import QualityWords
+from secateur.measuring.tasks import task_of
 from secateur.repairing.methods import REPAIRS
 from secateur.running.settings import Settings, check_settings
 from secateur.scoring.metrics import METRICS
@@ -78,6 +80,11 @@ class SensitivityStudySettings(Settings):
             raise DecideError(
                 f"start and end are fractions of MACs removed, 0 < start < end < 1; got {self.start} and {self.end}"
             )
+
+    @property
+    def quality(self) -> QualityWords:
+        """How what is measured is written: the task's quality, or what a function of the user's own returns."""
+        return QualityWords("quality") if self.evaluate is not None else QualityWords.of(task_of(self.task))
 
     def run_settings(self) -> Settings:
         """The settings of the runs, without a goal."""

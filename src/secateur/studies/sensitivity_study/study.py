@@ -19,13 +19,14 @@ from secateur.base.progress import PhaseProgress, phases, shown
 from secateur.channels.files import load
 from secateur.channels.graph import trace
 from secateur.errors import DecideError
+from secateur.measuring.tasks import task_of
 from secateur.running.compress import first_image
 from secateur.running.run_context import RunData
 from secateur.studies.folder import CONFIG, Provenance, StudyFolder, StudyRow
 from secateur.studies.sensitivity_study.arms import SensitivityArms
 from secateur.studies.sensitivity_study.picture import draw_sensitivity
 from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
-from secateur.studies.sensitivity_study.table import COLUMNS, METHODS, sentences
+from secateur.studies.sensitivity_study.table import METHODS, columns, sentences
 from secateur.studies.work_sharing import processes_apart, wait_until
 from secateur.training.checkpoint import digest
 
@@ -59,7 +60,7 @@ def sensitivity(
     chosen.check()
     place = StudyFolder(folder, "sensitivity", {**chosen.to_dict(), "network": digest(model)}, provenance)
     images = RunData(train, score_on if score_on is not None else train, holdout, test)
-    example = example if example is not None else first_image(train, device_of(model))
+    example = example if example is not None else first_image(train, device_of(model), task_of(chosen.task))
     graph = trace(model, example, chosen.streams)
     with processes_apart() as (rank, world), shown(progress, phases) as report:
         if rank == 0:
@@ -73,6 +74,7 @@ def sensitivity(
         wait_until(study.finished)
         rows = study.rows()
         if rank == 0:
-            pictures = [draw_sensitivity(rows, base, place.path)]
-            place.finish(TITLE, rows, pictures, sentences(rows, base), columns=COLUMNS)
+            words = chosen.quality
+            pictures = [draw_sensitivity(rows, base, place.path, words)]
+            place.finish(TITLE, rows, pictures, sentences(rows, base, words), columns=columns(words))
     return rows

@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from secateur.errors import DataError
 from secateur.zoo.checks import check_data_set
-from secateur.zoo.data import cifar, digits, folders, mnist
+from secateur.zoo.data import cifar, digits, folders, label_table, masks, mnist
 from secateur.zoo.data.file_loader import FileLoader
 from secateur.zoo.data.images import Images, ImageSet, MemoryImages
 from secateur.zoo.data.loader import Batch, Loader, MemoryLoader, Order
@@ -26,7 +29,7 @@ from secateur.zoo.data.splits import Part, divide, stratified
 from secateur.zoo.data_sets import NAMES
 from secateur.zoo.holdout import Holdout, parse_holdout
 
-__all__ = ["NAMES", "Batch", "ImageData", "Loader", "Part", "load", "locate", "roots"]
+__all__ = ["NAMES", "Batch", "ImageData", "LabelKind", "Loader", "Part", "load", "locate", "roots"]
 
 _LOCATE: Mapping[str, Callable[[tuple[Path, ...]], Path | None]] = MappingProxyType(
     {
@@ -35,7 +38,11 @@ _LOCATE: Mapping[str, Callable[[tuple[Path, ...]], Path | None]] = MappingProxyT
         "cifar100": lambda places: cifar.locate("cifar100", places),
     }
 )
-_TREES = MappingProxyType({"imagenet": folders.read_imagenet, "folder": folders.read_folder})
+LabelKind = Literal["classes", "masks", "several"]  # of an image: one class, a class for each pixel, several labels
+_FOLDERS = MappingProxyType(
+    {"classes": folders.read_folder, "masks": masks.read_masks, "several": label_table.read_labelled}
+)
+_TASKS = MappingProxyType({"masks": "segmentation", "several": "multilabel"})  # that need such labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +62,14 @@ class ImageData:
     def count(self, part: Part) -> int:
         """Number of images in a part; 0 if the part does not exist."""
         return len(self.parts[part].labels) if part in self.parts else 0
+
+    def has(self, part: Part) -> bool:
+        """Whether there are images of a part."""
+        return self.count(part) > 0
+
+    def example(self) -> Tensor:
+        """An input of a network: zeros [1, C, H, W]."""
+        return torch.zeros(1, *self.shape)
 
     def loader(
         self,
@@ -78,7 +93,7 @@ class ImageData:
         if limit is not None and limit < len(images.labels):
             if limit < 1:
                 raise DataError(f"limit must be at least 1, got {limit}")
-            images = images.take(stratified(images.labels, limit, seed))
+            images = images.take(stratified(images.strata, limit, seed))
         order = Order(len(images.labels), batch_size, shuffle, seed, rank, world)
         common = (order, self.classes, self.mean, self.std)
         if isinstance(images, MemoryImages):
@@ -111,6 +126,7 @@ def load(
     seed: int = 0,
     workers: int = 0,
     max_corrupt: int | None = None,
+    labels: LabelKind | None = "classes",
 ) -> ImageData:
     """Open a data set by name.
 
@@ -121,11 +137,12 @@ def load(
     seed: chooses the held-out images.
     workers: number of processes that decode image files; images in memory need none.
     max_corrupt: largest number of files that may fail to decode in an epoch; by default 20, and at most one in 20.
+    labels: of `folder:PATH`: folders of classes, masks, or several labels from a CSV; None takes what is there.
     """
     if size is not None and size < 1:
         raise DataError(f"size must be at least 1 pixel, got {size}")
     held = parse_holdout(holdout)
-    found = _resized(_read(spec, root, size), size)
+    found = _resized(_read(spec, root, size, labels), size)
     return ImageData(
         name=found.name,
         classes=found.classes,
@@ -153,13 +170,17 @@ def locate(name: str, root: str | Path | None = None) -> Path | None:
     return _LOCATE[name](roots(root))
 
 
-def _read(spec: str, root: str | Path | None, size: int | None) -> ImageSet:
+def _read(spec: str, root: str | Path | None, size: int | None, labels: LabelKind | None) -> ImageSet:
     check_data_set(spec)
     name, _, path = spec.partition(":")
+    if name == "folder":
+        return _read_folder(Path(path).expanduser(), size, labels)
+    if labels is not None and labels in _TASKS:
+        raise DataError(f"{name} has one class per image; for {_TASKS[labels]} take folder:PATH or module:function")
     if name == "digits":
         return digits.read()
-    if name in _TREES:
-        return _TREES[name](Path(path).expanduser(), size)
+    if name == "imagenet":
+        return folders.read_imagenet(Path(path).expanduser(), size)
     place = path or root
     found = locate(name, place)
     if found is None:
@@ -168,6 +189,16 @@ def _read(spec: str, root: str | Path | None, size: int | None) -> ImageSet:
             f"{name} was not found in {looked}; run `secateur data get {name}`, or give its folder (--data-root)"
         )
     return mnist.read(found) if name == "mnist" else cifar.read(name, found)
+
+
+def _read_folder(path: Path, size: int | None, labels: LabelKind | None) -> ImageSet:
+    there: LabelKind = "masks" if masks.has_masks(path) else "several" if label_table.has_table(path) else "classes"
+    top = path / "train" if (path / "train").is_dir() else path
+    by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}
+    if labels == "classes" and there != "classes" and (there == "masks" or not by_class):
+        what = "images and masks" if there == "masks" else "a CSV of labels"
+        raise DataError(f"{path}: this is {what}, not one folder per class: take the task {_TASKS[there]}")
+    return _FOLDERS[labels or there](path, size)
 
 
 def _resized(found: ImageSet, size: int | None) -> ImageSet:
@@ -191,7 +222,7 @@ def _parts(found: ImageSet, held: Holdout, seed: int) -> dict[Part, Images]:
     if held.source == "none" or held.source not in parts:
         return parts
     whole = parts[held.source]
-    taken, rest = divide(whole.labels, held.share, seed)
+    taken, rest = divide(whole.strata, held.share, seed)
     if not len(taken) or not len(rest):
         raise DataError(
             f"{held.source}:{held.share:g} of {len(whole.labels)} images are {len(taken)} held-out images, "

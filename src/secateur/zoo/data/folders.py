@@ -28,16 +28,14 @@ def read_folder(path: Path, size: int | None) -> ImageSet:
     """
     _must_be_folder(path)
     if (path / "train").is_dir():
-        tests = next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
+        tests = folder_of_tests(path)
         classes = class_names(path / "train")
         train = read_tree(path / "train", classes)
         test = read_tree(tests, classes) if tests else None
     else:
         classes = class_names(path)
-        images = read_tree(path, classes)
-        taken, rest = divide(images.labels, TEST_SHARE, TEST_SEED)
-        train, test = images.take(rest), images.take(taken)
-    return _image_set(f"folder:{path}", classes, train, test, size)
+        train, test = in_two_parts(read_tree(path, classes))
+    return image_set(f"folder:{path}", classes, train, test, size)
 
 
 def read_imagenet(path: Path, size: int | None) -> ImageSet:
@@ -57,7 +55,7 @@ def read_imagenet(path: Path, size: int | None) -> ImageSet:
         classes, labels = read_flat(path, names, known)
         test = FileImages(tuple(str(val / name) for name in names), labels)
     train = read_tree(path / "train", classes) if has_train else None
-    return _image_set(f"imagenet:{path}", classes, train, test, size)
+    return image_set(f"imagenet:{path}", classes, train, test, size)
 
 
 def class_names(tree: Path) -> tuple[str, ...]:
@@ -104,9 +102,21 @@ def _listed_classes(path: Path) -> tuple[str, ...] | None:
     return None
 
 
-def _image_set(
+def folder_of_tests(path: Path) -> Path | None:
+    """The folder of test images: test or val."""
+    return next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
+
+
+def in_two_parts(images: FileImages) -> tuple[FileImages, FileImages]:
+    """Training images, and a fixed, stratified fifth of all as test images."""
+    taken, rest = divide(images.strata, TEST_SHARE, TEST_SEED)
+    return images.take(rest), images.take(taken)
+
+
+def image_set(
     name: str, classes: tuple[str, ...], train: FileImages | None, test: FileImages | None, size: int | None
 ) -> ImageSet:
+    """A data set of files, with ImageNet's normalisation and size unless told otherwise."""
     side = size or DEFAULT_SIZE
     return ImageSet(name, classes, train, test, (3, side, side), MEAN, STD, mirror=True)
 

@@ -24,6 +24,11 @@ class MemoryImages:
     rows: IntArray  # [N] positions in pixels
     labels: IntArray  # [N]
 
+    @property
+    def strata(self) -> IntArray:
+        """The class of each image; samples and parts keep the share of each."""
+        return self.labels
+
     @classmethod
     def whole(cls, pixels: Tensor, labels: IntArray) -> MemoryImages:
         """All images of a tensor."""
@@ -48,14 +53,21 @@ class MemoryImages:
 
 @dataclass(frozen=True, eq=False)
 class FileImages:
-    """Images in files of any size."""
+    """Images in files of any size. Each has a class, several labels, or a mask with the class of each pixel."""
 
     paths: tuple[str, ...]
-    labels: IntArray  # [N]
+    labels: IntArray  # classes [N], all 0 if there are masks; or [N, L]: 0 or 1 for each of L labels
+    masks: tuple[str, ...] = ()  # files
+
+    @property
+    def strata(self) -> IntArray:
+        """The class of each image; samples and parts keep the share of each. All 0 without one class per image."""
+        return self.labels if self.labels.ndim == 1 else np.zeros(len(self.labels), dtype=np.int64)
 
     def take(self, positions: IntArray) -> FileImages:
         """The images at these positions."""
-        return FileImages(tuple(self.paths[position] for position in positions), self.labels[positions])
+        paths, masks = (tuple(f[p] for p in positions) if f else () for f in (self.paths, self.masks))
+        return FileImages(paths, self.labels[positions], masks)
 
 
 Images = MemoryImages | FileImages

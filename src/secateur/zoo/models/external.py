@@ -122,7 +122,7 @@ def _declared_input(name: str, factory: Any) -> Input:
         channels, height, width = getattr(factory, "shape", IMAGENET.shape)
         return Input(
             shape=(int(channels), int(height), int(width)),
-            num_classes=int(getattr(factory, "num_classes", IMAGENET.num_classes)),
+            num_classes=int(getattr(factory, "num_classes", _default(factory, "num_classes", IMAGENET.num_classes))),
             mean=numbers("mean", IMAGENET.mean),
             std=numbers("std", IMAGENET.std),
         )
@@ -173,6 +173,12 @@ def _import_own(name: str, module_name: str) -> ModuleType:
         ) from error
     except Exception as error:  # importing a user's module may raise anything
         raise ModelError(f"{name!r}: importing {module_name} failed with {type(error).__name__}: {error}") from error
+
+
+def _default(factory: Callable[..., Any], argument: str, otherwise: int) -> int:
+    """The default of a factory's own parameter, if it is a whole number."""
+    found = inspect.signature(factory).parameters.get(argument) if _accepts(factory, argument) else None
+    return found.default if found is not None and type(found.default) is int else otherwise
 
 
 def _accepts(factory: Callable[..., Any], argument: str) -> bool:

@@ -1,0 +1,186 @@
+"""Folders of images and masks, and CSVs of several labels: layouts, batches, parts, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from secateur.errors import DataError
+from secateur.zoo import data
+from secateur.zoo.data.images import FileImages
+from tests.zoo.formats import random_images, write_picture
+
+GREY = {"mean": (0.0,), "std": (1.0,)}
+
+
+def halves(root: Path, name: str, seed: int = 0, side: int = 8) -> None:
+    """An image whose left half is black and right half white, with classes 0 and 2 and one ignored pixel."""
+    pixels = np.zeros((side, side, 3), np.uint8)
+    pixels[:, side // 2 :] = 255
+    pixels[0, 0] = seed  # images differ
+    write_picture(root / "images" / f"{name}.png", pixels)
+    mask = np.zeros((side, side), np.uint8)
+    mask[:, side // 2 :] = 2
+    mask[-1, 0] = 255
+    (root / "masks").mkdir(parents=True, exist_ok=True)
+    Image.fromarray(mask).save(root / "masks" / f"{name}.png")
+
+
+def several(root: Path, count: int = 10) -> Path:
+    for number in range(count):
+        halves(root, f"{number:02d}", number)
+    return root
+
+
+def names(found: data.ImageData, part: data.Part) -> set[str]:
+    images = found.parts[part]
+    assert isinstance(images, FileImages)
+    assert [Path(m).stem for m in images.masks] in ([], [Path(p).stem for p in images.paths])
+    return {Path(path).name for path in images.paths}
+
+
+def test_masks_come_with_their_images_in_three_parts(tmp_path: Path) -> None:
+    found = data.load(f"folder:{several(tmp_path, 20)}", labels="masks", size=4, holdout="train:0.25", **GREY)
+    assert found.classes == ("0", "1", "2") and found.shape == (3, 4, 4)
+    parts = [names(found, part) for part in ("train", "holdout", "test")]
+    assert [len(part) for part in parts] == [12, 4, 4] and len(set.union(*parts)) == 20
+    images, masks = next(iter(found.loader("test", 4)))
+    assert masks.dtype == torch.int64 and masks.shape == (4, 4, 4)
+    assert torch.equal(masks, torch.tensor([0, 0, 2, 2]).expand(4, 4, 4))  # nearest: no class 1 between 0 and 2
+    assert images[:, :, :, 0].max() < 0.3 and images[:, :, :, 3].min() > 0.7
+
+
+def test_masks_are_cropped_and_mirrored_like_their_images(tmp_path: Path) -> None:
+    found = data.load(f"folder:{several(tmp_path, 20)}", labels="masks", size=16, holdout="none", **GREY)
+    images, masks = next(iter(found.loader("train", 16, augment=True, shuffle=True)))
+    counted = masks != 255
+    bright = images.mean(1) > 0.5
+    assert ((masks == 2) == bright)[counted].float().mean() > 0.93  # the edge is resized in two ways
+    assert (masks[:, 8, 0] == 2).any() and (masks[:, 8, 0] == 0).any()  # some are mirrored
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_masks_in_parts(tmp_path: Path, inside: bool) -> None:
+    for number, part in enumerate(("train", "train", "train", "val")):
+        halves(tmp_path / "whole" / part, str(number), number)
+        for kind in ("images", "masks"):
+            old = tmp_path / "whole" / part / kind / f"{number}.png"
+            new = tmp_path / "other" / (f"{part}/{kind}" if inside else f"{kind}/{part}") / old.name
+            new.parent.mkdir(parents=True, exist_ok=True)
+            new.write_bytes(old.read_bytes())
+    found = data.load(f"folder:{tmp_path / 'other'}", labels="masks", holdout="none")
+    assert names(found, "train") == {"0.png", "1.png", "2.png"} and names(found, "test") == {"3.png"}
+
+
+def test_palettes_are_read_as_indices_and_classes_may_have_names(tmp_path: Path) -> None:
+    several(tmp_path, 5)
+    picture = Image.fromarray(np.array([[0, 1], [3, 255]], np.uint8)).resize((8, 8), Image.Resampling.NEAREST)
+    picture.putpalette([255, 0, 0, 0, 255, 0] + [7] * 762)
+    assert picture.mode == "P"
+    picture.save(tmp_path / "masks" / "00.png")
+    (tmp_path / "classes.txt").write_text("road\nthe sky\nhouse\ntree\n")
+    found = data.load(f"folder:{tmp_path}", labels="masks", size=2, holdout="none")
+    assert found.classes == ("road", "the sky", "house", "tree")
+    everything = torch.cat([masks for part in ("train", "test") for _, masks in found.loader(part, 8)])  # type: ignore[arg-type]
+    assert any(torch.equal(mask, torch.tensor([[0, 1], [3, 255]])) for mask in everything)
+
+
+def test_masks_that_cannot_be_used(tmp_path: Path) -> None:
+    several(tmp_path, 5)
+    mask = tmp_path / "masks" / "03.png"
+    whole = mask.read_bytes()
+
+    def refused(words: str, size: int = 8) -> None:
+        with pytest.raises(DataError, match=words):
+            found = data.load(f"folder:{tmp_path}", labels="masks", holdout="none", size=size)
+            for part in ("train", "test"):
+                list(found.loader(part, 8))  # type: ignore[arg-type]
+
+    Image.new("RGB", (8, 8)).save(mask)
+    refused("03.png: expected a mask with one class index per pixel .* got the mode RGB")
+    Image.fromarray(np.full((8, 9), 2, np.uint8)).save(mask)
+    refused("the mask has 9 x 8 pixels, and its image .* has 8 x 8")
+    (tmp_path / "classes.txt").write_text("a\nb\n")
+    mask.write_bytes(whole)
+    refused(r"there are 2 classes, 0 to 1, and only 255 is ignored; the mask has 2")
+    (tmp_path / "classes.txt").unlink()
+    mask.unlink()
+    refused("1 of 5 images in .*images have no mask of the same name in .*masks: 03.png")
+    for file in (tmp_path / "masks").iterdir():
+        Image.fromarray(np.full((8, 8), 255, np.uint8)).save(file)
+    mask.write_bytes((tmp_path / "masks" / "00.png").read_bytes())
+    refused("the masks have one class only, 0 .* in a mask of two colours replace 255 by 1")
+    with pytest.raises(DataError, match="this is images and masks, not one folder per class: take the task segm"):
+        data.load(f"folder:{tmp_path}")
+    with pytest.raises(DataError, match="expected the folders images and masks"):
+        data.load(f"folder:{tmp_path / 'images'}", labels="masks")
+    with pytest.raises(DataError, match="digits has one class per image; for segmentation take folder:PATH"):
+        data.load("digits", labels="masks")
+
+
+def test_wrong_masks_are_said_alike_by_workers(tmp_path: Path) -> None:
+    several(tmp_path, 5)
+    (tmp_path / "classes.txt").write_text("a\nb\n")
+    found = data.load(f"folder:{tmp_path}", labels="masks", holdout="none", size=8, workers=1)
+    with pytest.raises(DataError, match=r"^\S+: there are 2 classes"):
+        list(found.loader("train", 8))
+
+
+def labelled(root: Path, lines: list[str], count: int = 4) -> Path:
+    for number in range(count):
+        write_picture(root / "images" / f"{number}.png", random_images(1, number, (9, 9, 3))[0])
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_several_labels_from_a_table(tmp_path: Path) -> None:
+    lines = ["file,cat,dog", *(f"{n}.png,{n % 2},{int(n < 5)}" for n in range(10))]
+    found = data.load(f"folder:{labelled(tmp_path, lines, 10)}", labels="several", size=8, holdout="train:0.25")
+    assert found.classes == ("cat", "dog")
+    parts = [names(found, part) for part in ("train", "holdout", "test")]
+    assert [len(part) for part in parts] == [6, 2, 2] and len(set.union(*parts)) == 10
+    for part in ("train", "holdout", "test"):
+        images = found.parts[part]  # type: ignore[index]
+        assert isinstance(images, FileImages)
+        numbers = [int(Path(path).stem) for path in images.paths]
+        _, labels = next(iter(found.loader(part, 16)))  # type: ignore[arg-type]
+        assert labels.tolist() == [[n % 2, int(n < 5)] for n in numbers]
+    by_file = data.load(f"folder:{tmp_path / 'labels.csv'}", labels=None, size=8)
+    assert names(by_file, "test") == parts[2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["file,a,b", "0.png,1,0", "1.png,1"], "line 3: expected a file and 2 values, got 1 values"),
+        (["file,a,b", "0.png,1,0", "", "1.png,1,yes"], "line 4: b must be 0 or 1, got 'yes'"),
+        (["file,a,b", "0.png,1,0", "9.png,1,0"], "line 3: there is no image '9.png' in"),
+        (["file,a,b", "0.png,1,0", "0.png,1,0"], "line 3: 0.png is in line 2 already"),
+        (["file,a,a", "0.png,1,0"], "line 1: expected a header with different names"),
+        (["0.png,1,0", "1.png,1,0"], "line 1: the header is missing"),
+        (["file", "0.png"], "line 1: expected a header"),
+        (["file,a"], "lists no images"),
+    ],
+)
+def test_tables_that_cannot_be_used(tmp_path: Path, lines: list[str], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        data.load(f"folder:{labelled(tmp_path, lines)}", labels="several")
+
+
+def test_tables_of_training_and_test_images_share_nothing(tmp_path: Path) -> None:
+    labelled(tmp_path / "train", ["file,a", "0.png,1", "1.png,0"])
+    labelled(tmp_path / "test", ["file,a", "2.png,1"])
+    found = data.load(f"folder:{tmp_path}", labels="several", holdout="none")
+    assert names(found, "train") == {"0.png", "1.png"} and names(found, "test") == {"2.png"}
+    (tmp_path / "test" / "labels.csv").write_text("file,a\n../train/images/1.png,0\n")
+    with pytest.raises(DataError, match="1 images are listed for training too"):
+        data.load(f"folder:{tmp_path}", labels="several")
+    (tmp_path / "test" / "labels.csv").write_text("file,b\n2.png,0\n")
+    with pytest.raises(DataError, match="has the labels b, and the training images a"):
+        data.load(f"folder:{tmp_path}", labels="several")
+    with pytest.raises(DataError, match="this is a CSV of labels, not one folder per class: take the task multilabel"):
+        data.load(f"folder:{tmp_path}")
