@@ -122,17 +122,44 @@ def volumes() -> tuple[nn.Module, Parts, Any]:
     return nn.Sequential(*net, nn.Flatten(), nn.Linear(24, 10)), divided(x, classes), "classification"
 
 
+def normed(inputs: int, outputs: int, side: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    """Convolution and batch norm."""
+    layer = nn.Conv2d(inputs, outputs, side, stride, side // 2, groups=groups, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outputs))
+
+
+class InvertedResidual(nn.Module):
+    """MobileNetV2's block: expand, depthwise convolution, project; added to its input where the shapes allow it."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1, expansion: int = 4) -> None:
+        super().__init__()
+        inner = expansion * inputs
+        self.expand, self.depthwise = normed(inputs, inner, 1), normed(inner, inner, 3, stride, inner)
+        self.project, self.adds = normed(inner, outputs, 1), stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        y = self.project(F.relu6(self.depthwise(F.relu6(self.expand(x)))))
+        return x + y if self.adds else y
+
+
 class Detector(nn.Module):
-    """Anchor-free: at each cell of a 6 x 6 grid, is the centre of a digit there, and which digit?"""
+    """Anchor-free: at each cell of a 6 x 6 grid, is the centre of a digit there, and which digit?
+
+    The backbone is a small MobileNetV2: inverted residuals with depthwise convolutions.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(conv(2, 1, 16), nn.MaxPool2d(2), conv(2, 16, 32), nn.MaxPool2d(2), conv(2, 32, 32))
-        self.there, self.kind = nn.Conv2d(32, 1, 1), nn.Conv2d(32, 10, 1)
+        blocks = [
+            InvertedResidual(a, b, stride) for a, b, stride in ((16, 16, 1), (16, 24, 2), (24, 24, 1), (24, 32, 1))
+        ]
+        self.stem, self.body, self.last = normed(1, 16, 3, 2), nn.Sequential(*blocks), normed(32, 64, 1)
+        self.there, self.kind = nn.Conv2d(64, 1, 1), nn.Conv2d(64, 10, 1)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Logits of each cell: whether a digit is there, and of which class."""
-        features = self.body(x)
+        features = F.relu6(self.last(self.body(F.relu6(self.stem(x)))))
         return {"there": self.there(features)[:, 0], "kind": self.kind(features)}
 
 
@@ -203,9 +230,13 @@ def main() -> None:
     """Measure all examples, and write after each one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results/tasks.json"))
-    out = parser.parse_args().out
-    rows: dict[str, Any] = {}
+    parser.add_argument("--only", help="examples whose names contain this; the other rows of the file stay")
+    given = parser.parse_args()
+    out: Path = given.out
+    rows: dict[str, Any] = json.loads(out.read_text())["rows"] if given.only and out.exists() else {}
     for name, make in EXAMPLES.items():
+        if given.only and given.only not in name:
+            continue
         rows[name] = measure(make)
         print(name, json.dumps(rows[name]))
         out.write_text(
