@@ -199,7 +199,8 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
     if rank == 0:
         say(result, folder, write_report(folder), resolve(asked["model"]).folders)
         if asked["epochs"] is None and result.summary["settings"]["epochs"] == 0:
-            console.print(f"to retrain as well, which may add accuracy: {again} --epochs 3 --out NEW", soft_wrap=True)
+            quality = result.summary["quality"]["name"]
+            console.print(f"to retrain as well, which may add {quality}: {again} --epochs 3 --out NEW", soft_wrap=True)
     leave()
 
 

@@ -56,7 +56,8 @@ def _register_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     while left:
         for value in tree_flatten(left.pop())[0]:
             if dataclasses.is_dataclass(value) and not isinstance(value, type):
-                torch.export.register_dataclass(type(value))
+                kind = type(value)
+                torch.export.register_dataclass(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
                 left += [getattr(value, field.name) for field in dataclasses.fields(value)]
 
 

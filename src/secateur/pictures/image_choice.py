@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from secateur.base.batches import Batches, unpack
 from secateur.base.preserve_state import generators_kept
 from secateur.errors import DataError
+from secateur.measuring.quality_sums import unpack_for
+from secateur.measuring.tasks import Task, is_classification, task_of
 
 BATCHES = 8  # batches that are searched for images of different classes
 
@@ -51,15 +53,20 @@ def images_of(loader: Batches, classes: Sequence[int], each: int) -> tuple[Tenso
     return images, torch.tensor(classes).repeat_interleave(counts)
 
 
-def some_images(loader: Batches, seed: int, count: int) -> tuple[Tensor, list[int]] | None:
-    """The first image of each of up to `count` classes in the first batches; None if the inputs are not images."""
+def some_images(loader: Batches, seed: int, count: int, task: Task | None = None) -> tuple[Tensor, list[int]] | None:
+    """The first image of each of up to `count` classes in the first batches; None if the inputs are not images.
+
+    Without one class per image, the first images, with their numbers in the place of classes.
+    """
     first: dict[int, Tensor] = {}
+    chosen = task_of(task)
     with generators_kept(seed):
         for index, batch in enumerate(islice(loader, BATCHES)):
-            images, labels = unpack(batch, index)
+            images, labels = unpack_for(chosen, batch, index, labelled=is_classification(chosen))
             if not isinstance(images, Tensor) or images.ndim != 4:
                 return None
-            for image, label in zip(images, labels.tolist(), strict=True):
+            numbers = labels.tolist() if is_classification(chosen) else range(len(first), len(first) + len(images))
+            for image, label in zip(images, numbers, strict=True):
                 first.setdefault(label, image)
             if len(first) >= count:
                 break

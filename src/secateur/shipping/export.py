@@ -53,6 +53,8 @@ def export(
 
     format: "onnx" (for onnxruntime), "pt2" (torch.export; load with `torch.export.load(path).module()`) or
         "safetensors" (tensors only; with `plan`, a folder for `secateur.load`). Default: by the suffix of `path`.
+        A program that loads a .pt2 whose outputs are dataclasses registers them first, with their full names:
+        torch.export.register_dataclass(Answer, serialized_type_name="package.module.Answer").
     fold_bn: fold batch norms into the layers before them, see `fold_batch_norm`.
     opset: ONNX opset; torch's own choice if not given.
     images: images to compare on, as the network takes them; random ones if not given.

@@ -25,6 +25,7 @@ from secateur.errors import RunError
 from secateur.measuring.accuracy import Accuracy, too_good
 from secateur.measuring.accuracy import evaluate as measure
 from secateur.measuring.quality_sums import outputs_for, unpack_for
+from secateur.measuring.quality_words import QualityWords
 from secateur.measuring.tasks import is_classification
 from secateur.training.best_epoch import BestEpoch
 from secateur.training.checkpoint import State, load_checkpoint, save_checkpoint
@@ -101,7 +102,8 @@ def fit(
         best = None if first is None else BestEpoch(run.result, first)
         history = store.resume(best)
         soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
-        with Journal(folder if accelerator.is_main_process else None, history) as journal:
+        mine = folder if accelerator.is_main_process else None
+        with Journal(mine, history, QualityWords.of(run.task)) as journal:
             for epoch in range(len(history), run.schedule.epochs):
                 reseed(chosen.seed, chosen.drawn_epoch(epoch), accelerator.process_index)
                 set_epoch(train, chosen.drawn_epoch(epoch))

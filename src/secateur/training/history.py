@@ -12,6 +12,7 @@ from typing import Any
 
 from secateur.base.atomic_files import write_atomically
 from secateur.measuring.accuracy import Accuracy
+from secateur.measuring.quality_words import ACCURACY, QualityWords
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -43,8 +44,8 @@ def from_dict(words: dict[str, Any]) -> Epoch:
 class Journal:
     """Writes the history to `folder`/metrics.jsonl, and to TensorBoard's event files if it can be imported."""
 
-    def __init__(self, folder: Path | None, history: Sequence[Epoch] = ()) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, history: Sequence[Epoch] = (), quality: QualityWords = ACCURACY) -> None:
+        self._folder, self._quality = folder, quality
         self._board = None if folder is None else _tensorboard(folder, len(history))
         if history:
             self._write_lines(history)  # the run may have been killed between the checkpoint and this file
@@ -53,7 +54,7 @@ class Journal:
         """Write all epochs so far. The file is small, and rewriting it keeps it correct after a kill."""
         self._write_lines(history)
         if self._board is not None:
-            _show(self._board, history[-1])
+            _show(self._board, history[-1], self._quality)
 
     def _write_lines(self, history: Sequence[Epoch]) -> None:
         if self._folder is not None:
@@ -77,13 +78,14 @@ def _tensorboard(folder: Path, epochs_done: int) -> Any:
     return SummaryWriter(str(folder), purge_step=epochs_done + 1)
 
 
-def _show(board: Any, epoch: Epoch) -> None:
+def _show(board: Any, epoch: Epoch, quality: QualityWords) -> None:
     board.add_scalar("train/loss", epoch.loss, epoch.number)
     if epoch.accuracy is not None:
-        board.add_scalar("train/accuracy", epoch.accuracy, epoch.number)
+        board.add_scalar(f"train/{quality.name}", epoch.accuracy, epoch.number)
     board.add_scalar("train/lr", epoch.lr, epoch.number)
     if epoch.holdout is not None:
-        board.add_scalar("holdout/top1", epoch.holdout.top1, epoch.number)
+        name = "top1" if quality == ACCURACY else quality.name
+        board.add_scalar(f"holdout/{name}", epoch.holdout.top1, epoch.number)
         board.add_scalar("holdout/loss", epoch.holdout.loss, epoch.number)
 
 
