@@ -102,8 +102,7 @@ def fit(
         best = None if first is None else BestEpoch(run.result, first)
         history = store.resume(best)
         soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
-        mine = folder if accelerator.is_main_process else None
-        with Journal(mine, history, QualityWords.of(run.task)) as journal:
+        with Journal(folder if accelerator.is_main_process else None, history, QualityWords.of(run.task)) as journal:
             for epoch in range(len(history), run.schedule.epochs):
                 reseed(chosen.seed, chosen.drawn_epoch(epoch), accelerator.process_index)
                 set_epoch(train, chosen.drawn_epoch(epoch))
