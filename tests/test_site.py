@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import html
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 from typer.core import TyperGroup
 
 import secateur
 from docs_build.generated import REGISTRIES, verbs
 
 ROOT = Path(__file__).parents[1]
+LOOKED_AT = "looked-at-"  # copies of pages that other tests make for a moment
 ASSET = re.compile(
     r"<(?:script|img|link|iframe|source|video|audio|object|embed)\b[^>]*?\b(?:src|href|data)=\"([^\"]+)\""
 )
 STYLE = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` builds it."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(Path(secateur.__file__).parents[1])}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr  # a warning is an error: a broken link, a page in no menu
-    return folder
-
-
 def read(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
+def pages_of(site: Path) -> list[Path]:
+    return sorted(page for page in site.rglob("*.html") if not page.name.startswith(LOOKED_AT))
+
+
 def test_nothing_is_fetched_from_outside(site: Path) -> None:
-    pages = sorted(site.rglob("*.html"))
+    pages = pages_of(site)
     assert len(pages) >= 30
     assets = [(page.name, html.unescape(asset)) for page in pages for asset in ASSET.findall(read(page))]
     assert len(assets) > 100
@@ -51,7 +41,7 @@ def test_nothing_is_fetched_from_outside(site: Path) -> None:
 def test_every_asset_is_there(site: Path) -> None:
     """A link to another page is checked by the build; scripts, styles and pictures in plain HTML are not."""
     missing = []
-    for page in sorted(site.rglob("*.html")):
+    for page in pages_of(site):
         for asset in ASSET.findall(read(page)):
             if page.name != "404.html" and not asset.startswith("data:"):
                 path = page.parent / asset.partition("#")[0].partition("?")[0]
@@ -85,6 +75,13 @@ def test_every_public_name_is_described(site: Path) -> None:
     page = read(site / "reference" / "python.html")
     missing = [name for name in secateur.__all__ if f'id="secateur.{name}"' not in page]
     assert missing == []
+
+
+def test_every_example_is_shown(site: Path) -> None:
+    page = read(site / "examples.html")
+    scripts = [path.name for path in (ROOT / "examples").glob("*.py")]
+    assert len(scripts) >= 10
+    assert [name for name in scripts if f'">{name}<' not in page] == []
 
 
 def test_formulas_are_left_to_mathjax(site: Path) -> None:
