@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from secateur.report.comparing.comparison import compare
+from secateur.report.downloads import run_files
+from secateur.report.finished_run import read_run
 from secateur.report.run_page import write_report
 from secateur.report.study_page import write_study_report
 from tests.report.runs import read
@@ -43,6 +45,10 @@ seen.pictures = [...document.images].map((each) => [each.naturalWidth, each.getB
 const drawings = [...document.querySelectorAll(".plot svg")];
 seen.drawings = drawings.map((each) => [each.getBoundingClientRect().width, each.getBoundingClientRect().height]);
 seen.lettering = drawings.map((each) => getComputedStyle(each.querySelector("text")).stroke);
+seen.saved = [];
+URL.createObjectURL = (blob) => { seen.saved.push(blob.size); return "blob:x"; };
+HTMLAnchorElement.prototype.click = function () { seen.saved.push(this.download); };
+document.querySelectorAll("button.download").forEach((each) => each.click());
 seen.across = [document.documentElement.scrollWidth, document.documentElement.clientWidth];
 seen.paper = getComputedStyle(document.body).backgroundColor;
 dispatchEvent(new Event("beforeprint"));
@@ -93,6 +99,8 @@ def test_the_page_in_a_browser(page: str, compressed: Any, tmp_path: Path) -> No
     pictures = [wide for natural, wide in seen["pictures"] if natural > 100]
     assert len(pictures) == len(seen["pictures"]) == page.count("<img ") > 5
     assert all(120 < wide <= 304 for wide in pictures)
+    files = run_files(read_run(compressed.folder))
+    assert seen["saved"] == [each for name, text in files.items() for each in (len(text.encode()), name)]
     assert seen["folded"] == 0  # nothing stays folded on paper
     assert seen["paper"] == "rgb(255, 255, 255)"
 

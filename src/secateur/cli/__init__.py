@@ -13,6 +13,7 @@ VERBS = {
     "prune": "prune",
     "report": "report",
     "compare": "compare",
+    "watch": "watch",
     "score": "score",
     "sensitivity": "sensitivity",
     "show": "show",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from secateur.cli.from_settings import command_line, options_from_settings, sett
 from secateur.cli.model_argument import MODEL_HELP, ModelArgument, resolve
 from secateur.cli.options import DEFAULT_DATA, DeviceOptions, EverydayData, task_for
 from secateur.cli.own_data import OwnData
+from secateur.cli.watch import serving
 from secateur.errors import DataError, ModelError, RunError
 from secateur.running.settings import Settings, check_settings
 
@@ -53,6 +55,8 @@ class FolderOptions:
     resume: Path | None = option(
         None, "Continue the run in this folder", group="Output", everyday=True, valid=early_checks.folder
     )
+    watch: bool = option(False, "Show the run in the browser while it is at work", group="Output", everyday=True)
+    port: int = option(0, "Port of --watch; a free one by default", group="Output", least=0, most=65535)
 
 
 @friendly
@@ -91,7 +95,7 @@ def command(
 
         secateur prune nets:unet --task segmentation --data nets:loaders
 
-        secateur prune --resume runs/prune-resnet56-cifar10
+        secateur prune --resume runs/prune-resnet56-cifar10 --watch
 
         secateur prune vgg16 --weights w.safetensors --paper --target 0.8
     """
@@ -110,7 +114,7 @@ def command(
     if asked.get("paper") and folder.resume is None:
         asked |= paper_mode.as_in_the_paper(asked, PruneOptions().batch_size)
         _check(asked)
-    _prune(asked, out or _new_folder(resolve(asked["model"]), asked["data"]))
+    _prune(asked, replace(folder, out=out or _new_folder(resolve(asked["model"]), asked["data"])))
 
 
 def _check(asked: dict[str, Any]) -> None:
@@ -167,13 +171,15 @@ def _refuse_changes(context: typer.Context, before: dict[str, Any], asked: dict[
             )
 
 
-def _prune(asked: dict[str, Any], folder: Path) -> None:
+def _prune(asked: dict[str, Any], place: FolderOptions) -> None:
     from secateur.base.batches import device_of, labels_to
     from secateur.base.processes import leave, rank_and_world
     from secateur.report.run_page import write_report
     from secateur.running.compress import compress
     from secateur.running.folder import RunFolder
 
+    folder = place.out
+    assert folder is not None  # the caller has named one
     refuse_others(folder, PRUNING)
     options, device = settings_from(PruneOptions, asked), settings_from(DeviceOptions, asked)
     settings, data = settings_from(Settings, asked), settings_from(EverydayData, asked)
@@ -189,7 +195,8 @@ def _prune(asked: dict[str, Any], folder: Path) -> None:
         paper_mode.say_cost(network, images, settings, asked)
     parts = _parts(images, options, settings.seed, rank, world)
     parts["example"] = labels_to(parts["example"], device_of(network))
-    with resumable(f"secateur prune --resume {folder}"):
+    watched = serving(folder, place.port) if place.watch and rank == 0 else nullcontext()
+    with resumable(f"secateur prune --resume {folder}"), watched:
         result = compress(
             network,
             **parts,
@@ -260,7 +267,7 @@ def say(result: Compressed, folder: Path, report: Path, before: tuple[Path, ...]
     titles = ["", "before", "after", ""]
     console.print(columns(titles, headline(result.summary), numbers=("before", "after", "")), highlight=False)
     for note in result.summary["notes"]:
-        console.print(f"note: {note}", soft_wrap=True)
+        console.print(f"note: {note}")
     seconds = dict(result.summary["seconds"])
     whole = seconds.pop("this_call")
     seconds["evaluation, timing and the rest"] = whole - sum(seconds.values())  # below 0 after an interruption

@@ -46,7 +46,8 @@ class Axes:
     ) -> Axes:
         """Axes that contain all values, with space for the numbers below and above the points."""
         low, high = min(values), max(values)
-        air = max(0.002 * quality.factor, 0.12 * (high - low))
+        whole = quality.factor if quality.unit == "%" else max(abs(low), abs(high)) or 1.0
+        air = max(0.002 * whole, 0.12 * (high - low))
         # An accuracy is between 0 and 100; a user's own measure may be anything.
         bottom = max(0.0, low - 2 * air) if low >= 0 else low - 2 * air
         top = min(100.0, high + air) if high <= 100 and quality.unit == "%" else high + air

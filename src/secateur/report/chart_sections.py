@@ -8,6 +8,7 @@ from secateur.report.finished_run import FinishedRun, Round
 from secateur.report.html import folded, key, paragraph, section
 from secateur.report.number_formats import count, duration
 from secateur.report.run_charts import cuts_chart, epochs_chart, rounds_chart, widths_chart
+from secateur.report.training_charts import losses_chart, rates_chart
 from secateur.report.unit_charts import lost_name, scores_chart, sensitivity_chart
 
 OPEN_ROUNDS = 2  # if there are more rounds, only the first one is unfolded
@@ -27,9 +28,20 @@ def over_rounds(run: FinishedRun) -> str:
         parts += [paragraph(words), both, f"<figure>{cuts}</figure>"]
     if epochs:
         parts += [paragraph(f"{run.quality.title} in each epoch of retraining:"), both, f"<figure>{epochs}</figure>"]
+    parts += _training(run)
     if run.undone > 0:
         parts.append(paragraph(f"Another round lost more {run.quality.name} than allowed and was undone."))
     return section(f"{run.quality.title} and MACs in each round", *parts, _time(run))
+
+
+def _training(run: FinishedRun) -> list[str]:
+    """Loss and learning rate over the epochs."""
+    losses, rates = losses_chart(run), rates_chart(run)
+    keys = key(("blue round", "training batches"), ("orange round", "held-out images"))
+    parts = [paragraph("Loss in each epoch of retraining:"), keys, f"<figure>{losses}</figure>"] if losses else []
+    if rates:
+        parts += [paragraph("Learning rate at the end of each epoch:"), f"<figure>{rates}</figure>"]
+    return parts
 
 
 def _time(run: FinishedRun) -> str:

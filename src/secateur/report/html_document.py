@@ -11,15 +11,16 @@ REPORT = "report.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def document(title: str, body: str) -> str:
-    """A complete page; `body` is HTML, `title` is plain text."""
+def document(title: str, body: str, refresh: int | None = None) -> str:
+    """A complete page; `body` is HTML, `title` is plain text. refresh: seconds until the browser loads it again."""
+    again = "" if refresh is None else f'<meta http-equiv="refresh" content="{refresh}">\n'
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">
-<title>{escape(title)}</title>
+{again}<title>{escape(title)}</title>
 <style>{CSS}</style>
 </head>
 <body>

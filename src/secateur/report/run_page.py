@@ -14,9 +14,11 @@ from secateur.report.channel_section import channels
 from secateur.report.chart_sections import over_rounds, scores, sensitivities, widths
 from secateur.report.class_section import classes
 from secateur.report.code_snippets import call, loading
+from secateur.report.downloads import downloads, run_files
 from secateur.report.finished_run import FinishedRun, read_run
 from secateur.report.html import paragraph, section
 from secateur.report.html_document import REPORT, document
+from secateur.report.latency_section import latencies
 from secateur.report.layer_times_section import layer_times
 from secateur.report.network_section import network
 from secateur.report.number_formats import big, change, count, milliseconds, percent, points
@@ -40,17 +42,9 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 def render(run: FinishedRun) -> str:
     """The page as HTML."""
     title = _title(run)
-    parts = [
-        _lead(run),
-        _cards(run),
-        what_was_asked(run),
-        layer_times(run),
-        over_rounds(run),
-        network(run),
-        widths(run),
-    ]
-    parts += [classes(run), repairs(run), sensitivities(run), scores(run), channels(run)]
-    parts += [_layers(run), _load(run), _again(run), _glossary()]
+    parts = [_lead(run), _cards(run), what_was_asked(run), latencies(run), layer_times(run), over_rounds(run)]
+    parts += [network(run), widths(run), classes(run), repairs(run), sensitivities(run), scores(run), channels(run)]
+    parts += [_layers(run), downloads(run_files(run)), _load(run), _again(run), _glossary()]
     body = "\n".join(part for part in parts if part)
     return document(title, body)
 

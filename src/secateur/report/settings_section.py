@@ -7,13 +7,14 @@ here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from html import escape
 from typing import Any
 
 from secateur.base.options import GROUPS, Option, default_of, options_of
 from secateur.base.registry import Registry
 from secateur.deciding.goal import Goal
+from secateur.deciding.settings import TimeSettings
 from secateur.measuring.quality_words import ACCURACY, QualityWords
 from secateur.report.finished_run import FinishedRun
 from secateur.report.html import folded, section
@@ -29,21 +30,24 @@ def what_was_asked(run: FinishedRun) -> str:
     if "data" in typed:
         rows["Data set"] = [str(typed["data"])]
     rows["Goal"] = [goal(run)]
-    for group, lines in chosen_settings(run.settings).items():
+    unused = () if run.settings.needs_times else [field.name for field in dataclasses.fields(TimeSettings)]
+    for group, lines in chosen_settings(run.settings, unused).items():
         rows[group] = rows.get(group, []) + lines
     listed = [f"<dt>{escape(title)}</dt><dd>{'<br>'.join(map(escape, lines))}</dd>" for title, lines in rows.items()]
     return section("What was asked", f"<dl>{''.join(listed)}</dl>")
 
 
-def chosen_settings(settings: Any) -> dict[str, list[str]]:
+def chosen_settings(settings: Any, without: Collection[str] = ()) -> dict[str, list[str]]:
     """Group -> lines of text about the settings that were chosen from a registry or differ from their defaults.
 
     A choice from a registry has a line of its own, with the registry's help; the others share a line. Goals are left
-    out, because the report has a sentence about them.
+    out, because the report has a sentence about them. without: others that decided nothing.
     """
     goals = {field.name for field in dataclasses.fields(Goal)}
     groups: dict[str, tuple[list[str], list[str]]] = {}  # group -> lines, settings that share a line
     for field, about in _by_group(settings):
+        if field.name in without:
+            continue
         value, name = getattr(settings, field.name), field.name.replace("_", " ")
         lines, shared = groups.setdefault(about.group, ([], []))
         if isinstance(about.choices, Registry) and value in about.choices:

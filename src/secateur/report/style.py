@@ -59,6 +59,7 @@ svg .grid { stroke: var(--rule); } svg .axis { stroke: var(--soft); }
 svg .curve { stroke: var(--blue); stroke-width: 2.5; }
 svg .regain { stroke: var(--orange); stroke-width: 1.5; stroke-dasharray: 3 4; }
 svg .goal { stroke: var(--ink); stroke-width: 1.2; stroke-dasharray: 6 4; }
+svg .second { stroke: var(--orange); stroke-width: 2; } svg .spread { stroke: var(--ink); stroke-width: 2; }
 svg .rail { stroke: var(--grey); stroke-width: 1.5; } svg .stream { stroke: var(--orange); stroke-width: 3; }
 svg .joint { fill: var(--paper); stroke: var(--ink); stroke-width: 1.5; } svg .end { fill: var(--ink); }
 svg .box { fill: var(--blue); stroke: var(--paper); stroke-width: 2; }
@@ -88,6 +89,10 @@ pre { background: var(--card); border-radius: .5rem; padding: .8rem; overflow-x:
 pre.wraps { white-space: pre-wrap; overflow-wrap: anywhere; }
 p code { white-space: nowrap; }
 code { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
+.progress { background: var(--pale); border-radius: .4rem; overflow: hidden; margin: .4rem 0; }
+.progress div { background: var(--blue); height: .8rem; }
+.download { font: inherit; font-size: .9rem; color: var(--ink); background: var(--card); cursor: pointer;
+  border: 1px solid var(--rule); border-radius: .4rem; padding: .3rem .7rem; margin: .15rem 0; }
 a { color: var(--link); }
 @media (max-width: 560px) {
   body { padding: .9rem; } h1 { font-size: 1.4rem; }
@@ -99,12 +104,13 @@ a { color: var(--link); }
 @media print {
   body { max-width: none; padding: 0; font-size: 11pt; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   h2, summary, .key { break-after: avoid; } dl, .key { break-inside: avoid; }
-  th button::after { content: ""; } pre { white-space: pre-wrap; }
+  th button::after { content: ""; } .download { display: none; } pre { white-space: pre-wrap; }
   .scroll { overflow: visible; }
   table { font-size: .75rem; } th, td { padding: .2rem .3rem; } }
 """
 
-# A click on a heading sorts the table, largest first; another click reverses it. In print everything is unfolded.
+# A click on a heading sorts the table, largest first; another click reverses it. A button saves a file
+# that the page contains. In print everything is unfolded.
 JAVASCRIPT = """
 for (const table of document.querySelectorAll("table.sorts")) {
   const heads = [...table.tHead.rows[0].cells];
@@ -119,6 +125,17 @@ for (const table of document.querySelectorAll("table.sorts")) {
     if (way === "descending") rows.reverse();
     table.tBodies[0].append(...rows);
   }));
+}
+const kept = document.getElementById("downloads");
+const files = kept === null ? {} : JSON.parse(kept.textContent);
+for (const button of document.querySelectorAll("button.download")) {
+  button.addEventListener("click", () => {
+    const name = button.dataset.file, link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([files[name]], { type: "text/plain" }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  });
 }
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
 """

@@ -11,7 +11,7 @@ from typing import Any
 from secateur.errors import FileError
 from secateur.measuring.accuracy import Accuracy
 from secateur.measuring.quality_words import ACCURACY, QualityWords
-from secateur.running.folder import BASE, CONFIG, ROUND, RunFolder
+from secateur.running.folder import BASE, CONFIG, PROGRESS, ROUND, RunFolder
 from secateur.running.rounds import Outcome
 from secateur.training.history import METRICS_FILE, Epoch, from_dict
 
@@ -27,6 +27,7 @@ class UnfinishedRun:
     quality: QualityWords
     rounds: tuple[Outcome, ...]
     epochs: tuple[Epoch, ...]  # of the round at work
+    doing: Mapping[str, Any] | None = None  # phase, steps and time of its last sign of life; None if there is none
 
     @property
     def command(self) -> Mapping[str, Any]:
@@ -50,6 +51,7 @@ def read_unfinished(folder: Path) -> UnfinishedRun:
         QualityWords(**base["quality"]) if "quality" in base else ACCURACY,
         tuple(rounds),
         _epochs(files.round(done + 1) / "checkpoint" / METRICS_FILE),
+        files.read(PROGRESS) if files.has(PROGRESS) else None,
     )
 
 

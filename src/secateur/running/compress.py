@@ -23,7 +23,7 @@ from secateur.base.distributed import all_or_none, processes
 from secateur.base.options import replaced
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.processes import rank_and_world
-from secateur.base.progress import PhaseProgress, phases, shown
+from secateur.base.progress import PhaseProgress
 from secateur.base.tables import short_table
 from secateur.channels.arguments import check_network
 from secateur.channels.graph import trace
@@ -38,6 +38,7 @@ from secateur.measuring.tasks import Task, task_of
 from secateur.running.data_identity import describe, refuse_other_data
 from secateur.running.defaults import fill_defaults, recovery
 from secateur.running.folder import ANSWERS, BASE, CONFIG, DATA, NETWORK, ROUND, SUMMARY, TABLE, RunFolder
+from secateur.running.heartbeat import reporting
 from secateur.running.layer_times import times_for, with_table_settings
 from secateur.running.network_identity import network_answers, refuse_other_network
 from secateur.running.network_shape import network_shape
@@ -108,7 +109,7 @@ def compress(
         if loader is not None or name in ("train", "holdout"):
             check_batches(loader, name)
     data = RunData(train, score_on if score_on is not None else train, holdout, test)
-    with _run_folder(folder) as place, generators_kept(), shown(progress, phases) as report:
+    with _run_folder(folder) as place, generators_kept(), reporting(progress, place) as report:
         result = _run(model, example, chosen, place, data, report)
     return result if folder is not None else replace(result, folder=None)
 
@@ -213,8 +214,7 @@ def check_base(before: Accuracy, classes: int | None) -> None:
         raise DataError("the held-out set has no labelled images, and decisions need some")
     if classes is None:
         return
-    words = too_good(before)
-    if words:
+    if words := too_good(before):
         logger.warning("%s", words)
     if before.top1 * classes < CHANCE:
         logger.warning(

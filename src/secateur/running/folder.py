@@ -3,6 +3,7 @@
     config.json                     the settings, and what network and data the run is of
     base.json                       accuracy of the original network
     network.json                    which layer feeds which, for a drawing
+    progress.json                   what the run is doing, while it is at work
     round-01/scores.{json,safetensors}, sensitivity.json, step-plan.json, plan.json, round.json, model.safetensors
     latency.json                    times of the network's layers, if the goal is in time
     round-01/speed.json             speed-ups that were measured, if the goal is in time
@@ -37,6 +38,7 @@ from secateur.errors import FileError, RunError, SecateurError
 
 CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
 SPEED, TABLE, CLASSES, NETWORK = "speed.json", "latency.json", "classes.json", "network.json"
+PROGRESS = "progress.json"
 DATA, ANSWERS = "data", "answers"  # keys in config.json, of facts that are compared with a tolerance
 COMMAND_LINE = "command_line"  # in config.json, if it was one
 

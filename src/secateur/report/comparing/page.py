@@ -10,6 +10,7 @@ from secateur.report.class_section import MOST_ROWS, OLD, confusions, left_out, 
 from secateur.report.comparing.charts import cost_chart, points_of
 from secateur.report.comparing.comparison import Comparison
 from secateur.report.comparing.entrants import Entrant, finished, qualities, sides
+from secateur.report.downloads import as_csv, as_json, downloads
 from secateur.report.finished_run import FinishedRun
 from secateur.report.html import folded, key, paragraph, section
 from secateur.report.html_document import document
@@ -29,8 +30,21 @@ def render(compared: Comparison) -> str:
     parts = [_notes(compared), *(_figures(compared, quality) for quality in qualities(compared.entrants))]
     parts += [_unfinished(compared)]
     parts += [_costs(compared, quality) for quality in qualities(compared.entrants)]
-    parts += [_settings(compared), _widths(compared), _classes(compared)]
+    parts += [_settings(compared), _widths(compared), _classes(compared), downloads(_files(compared))]
     return document(title, "\n".join(part for part in parts if part))
+
+
+def _files(compared: Comparison) -> dict[str, str]:
+    """The figures as JSON, and those of the finished runs as CSV."""
+    runs = [(entrant, run, sides(run)) for entrant, run in finished(compared.entrants)]
+    costs = list(dict.fromkeys(cost for _, _, (_, now) in runs for cost in now.costs))
+    headings = ["run", "name", "quality", "before", "after", *(f"{c} {w}" for c in costs for w in ("before", "after"))]
+    rows = [
+        [e.letter, e.name, run.quality.name, was.quality, now.quality]
+        + [side.costs.get(cost) for cost in costs for side in (was, now)]
+        for e, run, (was, now) in runs
+    ]
+    return {"compare.json": as_json(compared.to_dict()), "compare.csv": as_csv(headings, rows)}
 
 
 def _notes(compared: Comparison) -> str:
