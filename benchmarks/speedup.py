@@ -11,6 +11,7 @@ go on where an earlier run stopped.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -43,7 +44,7 @@ class Row:
     goal: dict[str, float] = field(default_factory=dict)  # ours
     theirs: tuple[str, bool, float, int] | None = None  # importance, one ranking, share of channels, rounded to
     repaired: bool = True
-    timed: tuple[tuple[str, int], ...] = (("onnxruntime", 64), ("onnxruntime", 1))
+    timed: tuple[tuple[str, int], ...] = (("onnxruntime", 64),)  # the first is that of a goal in time
 
 
 def rows() -> list[Row]:
@@ -89,12 +90,20 @@ class Bench:
         self.model, self.data = opened("resnet56", args)
         self.model.eval()
         self.out, self.networks = args.out, args.networks
-        versions = {name: version(name) for name in PACKAGES}
-        self.found = table_so_far(args.out, {"versions": versions, "base": None, "rows": {}})
         self.test = self.data.loader("test", 250)
         if self.found["base"] is None:
-            self.found["base"] = evaluate(self.model, self.test).top1
-            write(self.found, self.out)
+            write({**self.found, "base": evaluate(self.model, self.test).top1}, self.out)
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """The table in the file; several processes may add rows to it."""
+        versions = {name: version(name) for name in PACKAGES}
+        return table_so_far(self.out, {"versions": versions, "base": None, "rows": {}})
+
+    def add(self, title: str, row: dict[str, Any]) -> None:
+        """Write a row, or another one in its place."""
+        found = self.found
+        write({**found, "rows": {**found["rows"], title: row}}, self.out)
 
     def folder(self, row: Row) -> Path:
         """Where the network of a row is."""
@@ -108,15 +117,14 @@ class Bench:
         try:
             small, plan, more = self._theirs(row) if row.theirs else self._ours(row)
         except SecateurError as error:
-            self.found["rows"][row.title] = {"error": str(error)}
+            self.add(row.title, {"error": str(error)})
         else:
             sc.save(small, plan, self.folder(row))
             graph = sc.trace(self.model, EXAMPLE)
             left = round(graph.cost(plan).macs / graph.macs, 4)
             top1 = evaluate(small, self.test).top1
-            self.found["rows"][row.title] = {"top1": top1, "macs": left, "timed": {}, **more}
+            self.add(row.title, {"top1": top1, "macs": left, "timed": {}, **more})
             print(f"    {top1:.2%}, {left:.1%} of the MACs", flush=True)
-        write(self.found, self.out)
 
     def _ours(self, row: Row) -> tuple[nn.Module, sc.Plan, dict[str, Any]]:
         """The goal, no training, the closed-form repair."""
@@ -152,18 +160,27 @@ class Bench:
         """Time the networks of each engine and batch size, all in the same turns."""
         for engine, batch in dict.fromkeys(how for row in every for how in row.timed):
             key = f"{engine}, batch {batch}"
-            mine = [row for row in every if (engine, batch) in row.timed and self.folder(row).exists()]
-            if all(key in self.found["rows"][row.title]["timed"] for row in mine) and not again:
+            rows = self.found["rows"]
+            mine = [row for row in every if (engine, batch) in row.timed and "top1" in rows.get(row.title, ())]
+            if all(key in rows[row.title]["timed"] for row in mine) and not again:
                 continue
-            models = {"before": self.model, **{row.title: sc.load(self.folder(row), self.model) for row in mine}}
+            plans = {row.title: sc.Plan.load(self.folder(row) / "plan.json") for row in mine}
+            alike: dict[tuple[tuple[str, int], ...], list[Row]] = {}  # time depends on widths alone
+            for row in mine:
+                widths = tuple((unit, len(kept)) for unit, kept in sorted(plans[row.title].keep.items()))
+                alike.setdefault(widths, []).append(row)
+            small = {some[0].title: sc.load(self.folder(some[0]), self.model).eval() for some in alike.values()}
+            models = {"before": self.model, **small}
             before, *after = latency(
                 models, EXAMPLE, engine=engine, batch_sizes=(batch,), rounds=TURNS, threads=1, cpu_time=True
             )
-            for row, timing in zip(mine, after, strict=True):
+            for some, timing in zip(alike.values(), after, strict=True):
                 gain = speedup(before.seconds, timing.seconds)
-                self.found["rows"][row.title]["timed"][key] = {k: round(v, 4) for k, v in gain.__dict__.items()}
-                print(f"{key}: {gain} {self.found['rows'][row.title]['top1']:.2%} {row.title}", flush=True)
-            write(self.found, self.out)
+                timed = {key: {k: round(v, 4) for k, v in gain.__dict__.items()}}
+                for row in some:
+                    found = rows[row.title]
+                    self.add(row.title, {**found, "timed": {**found["timed"], **timed}})
+                    print(f"{key}: {gain} {found['top1']:.2%} {row.title}", flush=True)
 
 
 def kept_by(model: nn.Module, small: nn.Module) -> dict[str, list[int]]:
@@ -181,7 +198,7 @@ def main() -> None:
     """Make or time the rows whose title has the text."""
     parser = arguments(__doc__)
     parser.add_argument("step", choices=("make", "time"))
-    parser.add_argument("--only", default="", help="text in the titles of the rows to make")
+    parser.add_argument("--only", action="append", help="regular expression of the titles to make; repeat for several")
     parser.add_argument("--networks", type=Path, default=Path("runs/speedup"), help="folder for the networks")
     parser.add_argument("--again", action="store_true", help="time again what is in the file")
     args = parser.parse_args()
@@ -190,7 +207,7 @@ def main() -> None:
         bench.time(rows(), args.again)
     else:
         for row in rows():
-            if args.only in row.title:
+            if args.only is None or any(re.search(text, row.title) for text in args.only):
                 bench.make(row)
 
 

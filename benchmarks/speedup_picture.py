@@ -14,11 +14,12 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-SERIES = (
-    ("ours, by time", "C0", "o-", lambda title: title.startswith("ours by time, onnxruntime")),
+WHERE = "onnxruntime, batch 64"
+SERIES = (  # label, colour, style, whether a row belongs to it
+    ("ours, by time", "C0", "o-", lambda title: title.startswith(f"ours by time, {WHERE}")),
     ("ours, by MACs", "C1", "s-", lambda title: title.startswith("ours by MACs")),
-    ("torch-pruning, our repair", "C2", "^--", lambda title: title.startswith("torch") and "repair" in title),
-    ("torch-pruning, as cut", "C3", "v--", lambda title: title.startswith("torch") and "repair" not in title),
+    ("torch-pruning's channels, our repair", "C2", "^", lambda title: title.startswith("torch") and "repair" in title),
+    ("torch-pruning, as cut", "C3", "v", lambda title: title.startswith("torch") and "repair" not in title),
 )
 
 
@@ -27,11 +28,11 @@ def main() -> None:
     found = json.loads(Path(sys.argv[1]).read_text())
     figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
     for label, colour, style, belongs in SERIES:
-        rows = [row for title, row in found["rows"].items() if belongs(title) and "top1" in row]
-        points = sorted((row["speedup"]["ratio"], 100 * row["top1"]) for row in rows)
+        rows = [row for title, row in found["rows"].items() if belongs(title) and WHERE in row.get("timed", ())]
+        points = sorted((row["timed"][WHERE]["ratio"], 100 * row["top1"]) for row in rows)
         axes.plot([x for x, _ in points], [y for _, y in points], style, color=colour, label=label)
     axes.plot([1], [100 * found["base"]], "k*", markersize=10, label="original network")
-    axes.set(xlabel="measured speed-up, onnxruntime, batch 64, one thread", ylabel="test accuracy, %")
+    axes.set(xlabel=f"measured speed-up, {WHERE}, one thread", ylabel="test accuracy, %")
     axes.set_title("ResNet-56 on CIFAR-10 without any training")
     axes.grid(alpha=0.3)
     axes.legend()

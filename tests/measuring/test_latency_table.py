@@ -136,6 +136,10 @@ def test_a_table_of_another_network_is_refused() -> None:
     for other, message in (
         (replace(table, layers={k: v for k, v in table.layers.items() if k != "two"}), "it has no layer 'two'"),
         (
+            replace(table, layers={**table.layers, "three": ("Conv2d k1x1",)}),
+            "it has layers that this one does not have, such as 'three'",
+        ),
+        (
             replace(table, layers={**table.layers, "two": ("Conv2d k5x5",)}),
             "its layer 'two' is Conv2d k5x5, not Conv2d k1x1",
         ),

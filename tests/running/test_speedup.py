@@ -7,18 +7,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import secateur as sc
+from secateur.deciding.budget import Cutter
+from secateur.deciding.candidates import candidates
+from secateur.deciding.costs.latency import table_cost
+from secateur.deciding.reach import lowest_cost
+from secateur.deciding.splits.least_error import least_error
+from secateur.deciding.widths import WidthLimits
 from secateur.errors import DecideError, RunError
 from secateur.measuring.latency import Timing
 from secateur.measuring.latency_table import LatencyTable, kinds_of
 from secateur.measuring.layer_timing.layer_times import LayerTimes
 from secateur.measuring.layer_timing.machine import MeasuredWith, machine_of
+from secateur.measuring.layer_timing.measure import latency_table
 from secateur.report.run_page import write_report
 from secateur.running import layer_times, speed_check
+from secateur.scoring.scores import Scores
 from tests.running.toys import TRAIN, run, trained
 
 TICK = 1e-6  # seconds for each pair of an input and an output of a layer
@@ -161,3 +170,22 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(monkeypatch: pyt
     monkeypatch.setattr("secateur.measuring.engines.find_spec", lambda name: None)
     with pytest.raises(RunError, match=r"onnxruntime.*pip install 'secateur\[onnx\]'"):
         run(speedup=1.5, engine="onnxruntime")
+
+
+def test_depthwise_layers_with_times_that_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget in the middle between the least time and that of the whole network is kept, whatever the machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    layers = [nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Conv2d(16, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    graph = sc.trace(model, torch.zeros(1, 3, 16, 16))
+    times = latency_table(graph, "onnxruntime", batch=2, threads=1, progress=False)
+    assert graph.layers["2"].depthwise and len(times.times["2"].inputs) > 4 and times.times["2"].outputs == (16,)
+    cost, names = table_cost(graph, times), candidates(graph)
+    left = (lowest_cost(graph, names, cost) + times.whole) / 2
+    errors = {name: np.arange(1.0, unit.width + 1) for name, unit in graph.units.items()}
+    cutter = Cutter(graph, Scores("order", errors, 0), WidthLimits(known=times.widths(graph)))
+    plan = least_error(cutter, names, left, cost)
+    assert any(plan.removed().values()) and times.predict(graph, plan) <= left
+    small = sc.prune(graph, plan)
+    assert small[0].out_channels == small[2].groups == small[4].in_channels
+    assert pairs(small) < pairs(model)

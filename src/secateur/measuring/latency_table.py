@@ -101,6 +101,12 @@ class LatencyTable:
     def check(self, graph: ChannelGraph) -> None:
         """Raise RunError unless the layers of the network were timed."""
         kinds = kinds_of(graph)
+        more = [name for name in self.layers if name not in kinds]
+        if more:
+            raise RunError(
+                f"the latency table is of another network: it has layers that this one does not have, such as "
+                f"{more[0]!r}; {_REMEDY}"
+            )
         for name, kind in kinds.items():
             if name not in self.layers:
                 raise RunError(f"the latency table is of another network: it has no layer {name!r}; {_REMEDY}")
