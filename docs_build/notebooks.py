@@ -1,0 +1,96 @@
+"""The notebooks of docs/tutorials: run them, and show them as pages of the site.
+
+    python docs_build/notebooks.py                 # runs all of them and writes their outputs into them
+    python docs_build/notebooks.py --out FOLDER    # writes to another folder
+
+The site shows the outputs that are stored. A test runs the notebooks and compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
+SECONDS = 600  # for one cell; a busy machine is no error
+
+
+def run(notebook: Path, out: Path) -> None:
+    """Run a notebook in an empty folder, and write it with its outputs."""
+    content = nbformat.read(notebook, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        NotebookClient(
+            content, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}
+        ).execute()
+    for cell in content.cells:
+        cell.metadata.pop("execution", None)  # times, which differ from run to run
+    content.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(content, out / notebook.name)
+
+
+def as_markdown(notebook: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook with its outputs as Markdown, and its pictures by file name."""
+    pictures: dict[str, bytes] = {}
+    parts = []
+    about = ""
+    for cell in nbformat.read(notebook, as_version=4).cells:
+        if cell.cell_type == "markdown":
+            parts.append(re.sub(r"\(([\w-]+)\.ipynb\)", r"(\1.md)", cell.source))
+            about = _first_sentence(cell.source)
+            continue
+        parts.append(f"```python\n{cell.source}\n```")
+        for output in cell.outputs:
+            png = output.get("data", {}).get("image/png")
+            if png is None:
+                parts.append(_indented(output))
+            else:
+                name = f"{notebook.stem}-{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode(png)
+                parts.append(f"![{about}]({name})")
+    link = f'<a href="{notebook.name}" download>Download this page as a notebook</a>'
+    return "\n\n".join([*parts, link]) + "\n", pictures
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence below the headings, without marks: what a picture shows, for those who cannot see it."""
+    words = " ".join(line for line in text.splitlines() if not line.startswith("#")).strip()
+    return re.sub(r"[`*\[\]]", "", re.split(r"(?<=[.:?])\s", words)[0])
+
+
+def _indented(output: Any) -> str:
+    text = output["text"] if output.output_type == "stream" else output["data"]["text/plain"]
+    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """For MkDocs: a page and its pictures for each notebook."""
+    from mkdocs.structure.files import File
+
+    for notebook in sorted(TUTORIALS.glob("*.ipynb")):
+        page, pictures = as_markdown(notebook)
+        files.append(File.generated(config, f"tutorials/{notebook.stem}.md", content=page))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"tutorials/{name}", content=content))
+    return files
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="all of docs/tutorials by default")
+    parser.add_argument("--out", type=Path, default=TUTORIALS)
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for notebook in options.notebooks or sorted(TUTORIALS.glob("*.ipynb")):
+        run(notebook, options.out)
+
+
+if __name__ == "__main__":
+    main()
