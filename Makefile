@@ -6,7 +6,7 @@ OLDEST_TORCH := 2.10.0
 OLDEST_TORCHVISION := 0.25.0
 OLDEST := .venv-oldest/bin/python
 
-.PHONY: help setup demo test test-cpus test-oldest check docs docs-serve zoo bench wheel clean
+.PHONY: help setup demo test test-cpus test-oldest check docs docs-serve notebooks zoo bench wheel clean
 
 help:                ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -51,6 +51,9 @@ docs: .venv/.ready   ## the documentation, strictly -> build/site/index.html
 
 docs-serve: .venv/.ready  ## show the documentation while you write it, on 127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --dev-addr 127.0.0.1:8000
+
+notebooks: .venv/.ready  ## run the notebooks of docs/tutorials and store what they print and draw
+	$(PY) docs_build/notebooks.py
 
 .venv/.networks: .venv/.ready
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,networks]"

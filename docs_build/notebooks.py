@@ -1,4 +1,4 @@
-"""The notebooks of docs/tutorials: run them, and show them as pages of the site.
+"""Notebooks and examples as pages of the site; and a command that runs the notebooks.
 
     python docs_build/notebooks.py                 # runs all of them and writes their outputs into them
     python docs_build/notebooks.py --out FOLDER    # writes to another folder
@@ -19,7 +19,9 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
+ROOT = Path(__file__).parents[1]
+TUTORIALS = ROOT / "docs" / "tutorials"
+INDEX_ROW = re.compile(r"^\| \[(\w+)\.py\]\(\1\.py\) \| (.*) \|$", re.MULTILINE)
 SECONDS = 600  # for one cell; a busy machine is no error
 
 
@@ -32,6 +34,8 @@ def run(notebook: Path, out: Path) -> None:
         ).execute()
     for cell in content.cells:
         cell.metadata.pop("execution", None)  # times, which differ from run to run
+        if cell.cell_type == "code":  # progress and warnings depend on the machine and on what is installed
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     content.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(content, out / notebook.name)
 
@@ -70,10 +74,21 @@ def _indented(output: Any) -> str:
     return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
 
 
+def examples_page() -> str:
+    """The index of examples/, and every script in its order: what its docstring says, and the code."""
+    index = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    parts = [INDEX_ROW.sub(lambda row: f"| [{row[1]}.py](#{row[1]}) | {row[2]} |", index)]
+    for name, _ in INDEX_ROW.findall(index):
+        _, words, code = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8").split('"""', 2)
+        parts += [f"## {name}.py {{ #{name} }}", words, f"```python\n{code.strip()}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
 def on_files(files: Any, config: Any) -> Any:
-    """For MkDocs: a page and its pictures for each notebook."""
+    """For MkDocs: a page and its pictures for each notebook, and a page of examples."""
     from mkdocs.structure.files import File
 
+    files.append(File.generated(config, "tutorials/examples.md", content=examples_page()))
     for notebook in sorted(TUTORIALS.glob("*.ipynb")):
         page, pictures = as_markdown(notebook)
         files.append(File.generated(config, f"tutorials/{notebook.stem}.md", content=page))

@@ -8,6 +8,7 @@ temporarily, and the previous one is restored.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,7 +55,9 @@ def usable(device: torch.device | str) -> torch.device:
 @contextmanager
 def accelerating(device: torch.device | str | None, precision: Precision) -> Iterator[Accelerator]:
     """An Accelerator for `device` (None: the best available) and `precision`. Restores the global state afterwards."""
-    from accelerate import Accelerator
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, in a notebook without ipywidgets
+        from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
     if precision not in ("no", "bf16", "fp16"):

@@ -1,0 +1,71 @@
+"""The notebooks of docs/tutorials run, and print what is stored in them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from docs_build.notebooks import TUTORIALS, as_markdown
+from tests.processes import ROOT, python
+
+NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
+NUMBER = re.compile(r"[-+]?\d[\d.,]*( [KM]\b)?")
+CHANCE = re.compile(r"no measurable difference|# ?x \(# to #\)")  # time depends on the machine
+
+
+def cells(path: Path) -> list[Any]:
+    found = nbformat.read(path, as_version=4)
+    nbformat.validate(found)
+    return [cell for cell in found.cells if cell.cell_type == "code"]
+
+
+def words(cell: Any) -> list[str]:
+    """What a cell prints and draws, without the numbers."""
+    texts = [output.get("text") or output["data"]["text/plain"] for output in cell.outputs]
+    shapes = [CHANCE.sub("time", " ".join(NUMBER.sub("#", text).split())) for text in texts]
+    return [*shapes, *("picture" for output in cell.outputs if "image/png" in output.get("data", {}))]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_prints_what_is_stored(notebook: Path, tmp_path: Path) -> None:
+    python(ROOT / "docs_build" / "notebooks.py", notebook, "--out", tmp_path)
+    stored, now = cells(notebook), cells(tmp_path / notebook.name)
+    assert [cell.source for cell in stored] == [cell.source for cell in now]
+    assert [words(cell) for cell in stored] == [words(cell) for cell in now]
+    assert sum("image/png" in output.get("data", {}) for cell in now for output in cell.outputs) >= 3
+
+
+def test_the_notebooks_say_what_is_true() -> None:
+    """Claims in their text, as numbers that they printed."""
+    assert len(NOTEBOOKS) == 3
+    texts = {
+        path.stem: "\n".join(
+            output.get("text") or output["data"]["text/plain"] for cell in cells(path) for output in cell.outputs
+        )
+        for path in NOTEBOOKS
+    }
+    before, after = re.search(r"test accuracy +([\d.]+)% +([\d.]+)%", texts["quickstart"]).groups()  # type: ignore[union-attr]
+    assert float(before) > 95 and float(after) > float(before) - 3
+    assert re.search(r"MACs .* -50\.\d%", texts["quickstart"]) and texts["quickstart"].rstrip().endswith("True")
+    accuracy = dict(re.findall(r"^(before|as cut|repaired) +([\d.]+)%$", texts["choosing-what-to-cut"], re.MULTILINE))
+    assert float(accuracy["as cut"]) <= float(accuracy["repaired"]) <= float(accuracy["before"])
+
+
+def test_a_notebook_becomes_a_page(tmp_path: Path) -> None:
+    picture = base64.b64encode(b"png").decode()
+    code = nbformat.v4.new_code_cell("print(1)")
+    code.outputs = [
+        nbformat.v4.new_output("stream", name="stdout", text="1\n2\n"),
+        nbformat.v4.new_output("display_data", data={"image/png": picture, "text/plain": "<Figure>"}),
+    ]
+    text = nbformat.v4.new_markdown_cell("# Title\n\nA *bar* for each layer. More. [Next](other.ipynb)")
+    nbformat.write(nbformat.v4.new_notebook(cells=[text, code]), tmp_path / "mine.ipynb")
+    page, pictures = as_markdown(tmp_path / "mine.ipynb")
+    assert pictures == {"mine-1.png": b"png"}
+    assert "[Next](other.md)" in page and "```python\nprint(1)\n```\n\n    1\n    2\n" in page
+    assert "![A bar for each layer.](mine-1.png)" in page and '<a href="mine.ipynb" download>' in page
