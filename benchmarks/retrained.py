@@ -32,10 +32,11 @@ import secateur as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from benchmarks.peer import EXAMPLE, IMPORTANCES, at_target, cut, gradients, macs_of
 from benchmarks.schedule import BATCH
-from benchmarks.speedup import timed
+from secateur.measuring.speedup import speedup
 from secateur.training.rate_test import FirstBatches
 
 ROWS = ("macs", "peer", "paper", "time", "peer, time", "macs, 2", "macs, 4")
+TURNS = 15
 ASKED = ("network", "target", "speedup", "engine", "epochs", "lr", "views", "num_images")
 
 
@@ -118,7 +119,7 @@ class Bench:
         name, everywhere = self.importance()
         for share in range(10, 90, 2):
             small = cut(self.model, IMPORTANCES[name](), everywhere, share / 100)
-            if timed(self.model, small, self.args.engine, 64)["ratio"] >= self.args.speedup:
+            if timed(self.model, small, self.args.engine)["ratio"] >= self.args.speedup:
                 return small
         raise SystemExit(f"torch-pruning's network does not reach {self.args.speedup:g}x")
 
@@ -155,8 +156,15 @@ class Bench:
             "holdout": self.accuracy(found, "holdout"),
             "test": self.accuracy(found, "test"),
             "macs_removed": round(1 - macs_of(found) / macs_of(self.model), 4),
-            "speedup": timed(self.model, found, self.args.engine, 64),
+            "speedup": timed(self.model, found, self.args.engine),
         }
+
+
+def timed(model: nn.Module, small: nn.Module, engine: str) -> dict[str, float]:
+    """The speed-up at batch 64 on one thread, with its interval; processor time, in turns."""
+    both = {"before": model, "after": small}
+    before, after = sc.latency(both, EXAMPLE, engine=engine, batch_sizes=(64,), rounds=TURNS, threads=1, cpu_time=True)
+    return {key: round(value, 4) for key, value in vars(speedup(before.seconds, after.seconds)).items()}
 
 
 def means(rows: dict[str, Any]) -> dict[str, Any]:
