@@ -35,9 +35,20 @@ def run(notebook: Path, out: Path) -> None:
     for cell in content.cells:
         cell.metadata.pop("execution", None)  # times, which differ from run to run
         if cell.cell_type == "code":  # progress and warnings depend on the machine and on what is installed
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = _joined([output for output in cell.outputs if output.get("name") != "stderr"])
     content.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(content, out / notebook.name)
+
+
+def _joined(outputs: list[Any]) -> list[Any]:
+    """Printed text arrives in pieces, as the kernel sends it; one output for all that follows one another."""
+    whole: list[Any] = []
+    for output in outputs:
+        if whole and output.output_type == whole[-1].output_type == "stream":
+            whole[-1]["text"] += output["text"]
+        else:
+            whole.append(output)
+    return whole
 
 
 def as_markdown(notebook: Path) -> tuple[str, dict[str, bytes]]:
