@@ -70,7 +70,7 @@ def compress(**words: Any) -> None:
         (fit, {"train"}),
         (
             compress,
-            {"evaluate", "latency", "round 1: learning rate", "round 1: retrain"}
+            {"evaluate", "classes", "latency", "round 1: learning rate", "round 1: retrain"}
             | {"round 1: score", "round 1: sensitivity", "round 1: repair"},
         ),
     ],

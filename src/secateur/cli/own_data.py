@@ -50,7 +50,7 @@ class OwnData:
         import torch
 
         from secateur.base.preserve_state import generators_kept
-        from secateur.running.compress import first_image
+        from secateur.running.example_input import first_image
 
         if self.given is not None:
             return self.given

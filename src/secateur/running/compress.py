@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,15 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from torch import distributed as dist
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import nn
 
-from secateur.base.batches import Batches, call, check_batches, device_of, logits_of
+from secateur.base.batches import Batches, check_batches, device_of
 from secateur.base.distributed import all_or_none, processes
 from secateur.base.options import replaced
-from secateur.base.preserve_state import evaluating, generators_kept
+from secateur.base.preserve_state import generators_kept
 from secateur.base.processes import rank_and_world
 from secateur.base.progress import PhaseProgress
 from secateur.base.tables import short_table
@@ -33,19 +30,20 @@ from secateur.deciding.reach import check_reach
 from secateur.deciding.sensitivity import NothingToLoseError
 from secateur.errors import DataError, DecideError
 from secateur.measuring.accuracy import Accuracy, too_good
-from secateur.measuring.quality_sums import unpack_for
-from secateur.measuring.tasks import Task, task_of
+from secateur.measuring.tasks import task_of
 from secateur.running.data_identity import describe, refuse_other_data
 from secateur.running.defaults import fill_defaults, recovery
+from secateur.running.example_input import classes_of, first_image, pixels
 from secateur.running.folder import ANSWERS, BASE, CONFIG, DATA, NETWORK, ROUND, SUMMARY, TABLE, RunFolder
 from secateur.running.heartbeat import reporting
 from secateur.running.layer_times import times_for, with_table_settings
 from secateur.running.network_identity import network_answers, refuse_other_network
 from secateur.running.network_shape import network_shape
 from secateur.running.rounds import Outcome, run_round
-from secateur.running.run_context import RunContext, RunData
+from secateur.running.run_context import Reports, RunContext, RunData
 from secateur.running.settings import Settings, check_settings
 from secateur.running.summary import SUMMARY_FORMAT, headline, summarise
+from secateur.running.tracked_run import track_base, track_result, track_round, tracked
 from secateur.training.checkpoint import digest
 
 logger = logging.getLogger(__name__)
@@ -109,8 +107,13 @@ def compress(
         if loader is not None or name in ("train", "holdout"):
             check_batches(loader, name)
     data = RunData(train, score_on if score_on is not None else train, holdout, test)
-    with _run_folder(folder) as place, generators_kept(), reporting(progress, place) as report:
-        result = _run(model, example, chosen, place, data, report)
+    with (
+        _run_folder(folder) as place,
+        generators_kept(),
+        reporting(progress, place) as report,
+        tracked(chosen, place, kept=folder is not None) as track,
+    ):
+        result = _run(model, example, chosen, place, data, Reports(report, track))
     return result if folder is not None else replace(result, folder=None)
 
 
@@ -137,7 +140,7 @@ def _run(
     settings: Settings,
     folder: RunFolder,
     data: RunData,
-    progress: PhaseProgress,
+    reports: Reports,
 ) -> Compressed:
     started = time.perf_counter()
     original = copy.deepcopy(model)
@@ -147,12 +150,13 @@ def _run(
     settings = recovery(settings, folder.read(CONFIG).get("settings") if folder.has(CONFIG) else None)
     table = times_for(settings, graph, folder)
     settings = with_table_settings(settings, table)
-    settings = fill_defaults(settings, graph, _pixels(example), table)
-    context = RunContext(folder, original, graph, settings.budget(graph, table), settings, data, progress, table)
+    settings = fill_defaults(settings, graph, pixels(example), table)
+    context = RunContext(folder, original, graph, settings.budget(graph, table), settings, data, reports, table)
     check_reach(graph, context.budget, settings)
     _start(context)
     before = _base(context)
-    check_base(before, _classes(original, example) if context.measures_accuracy else None)
+    check_base(before, classes_of(original, example) if context.measures_accuracy else None)
+    track_base(context, before)
     rounds, current, plan = _rounds(context, before)
     if rounds and not _allowed(rounds[-1], before, context):
         rounds, current, plan = _step_back(context, rounds)
@@ -192,6 +196,7 @@ def _rounds(context: RunContext, before: Accuracy) -> tuple[list[Outcome], nn.Mo
             logger.info("every unit is at its floor: the run ends with round %d", len(rounds))
             break
         rounds.append(outcome)
+        track_round(context, outcome, plan)
     return rounds, current, plan
 
 
@@ -223,25 +228,6 @@ def check_base(before: Accuracy, classes: int | None) -> None:
             100 * before.top1,
             classes,
         )
-
-
-def _pixels(example: Any) -> int:
-    """Pixels of one image; of the largest of several inputs."""
-    return max((math.prod(x.shape[2:]) for x in tree_leaves(example) if isinstance(x, Tensor)), default=0)
-
-
-@torch.no_grad()
-def _classes(model: nn.Module, example: Any) -> int:
-    with evaluating(model):
-        return int(logits_of(call(model, copy.deepcopy(example))).shape[-1])
-
-
-def first_image(loader: Batches, device: torch.device, task: Task | None = None) -> Any:
-    """The first image of a loader, as a batch of one; of several inputs, the first row of each."""
-    for number, batch in enumerate(loader):
-        images, _ = unpack_for(task_of(task), batch, number, labelled=False)
-        return tree_map(lambda part: part[:1].to(device) if isinstance(part, Tensor) else part, images)
-    raise DataError("the loader gave no images")
 
 
 def _resume(context: RunContext) -> tuple[list[Outcome], nn.Module, Plan]:
@@ -291,6 +277,7 @@ def _summary(
         return folder.parse(SUMMARY, _checked_summary)
     summary = summarise(context, plan, current, before, rounds)
     folder.write(SUMMARY, summary)
+    track_result(context, summary)
     return summary
 
 

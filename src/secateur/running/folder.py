@@ -108,6 +108,11 @@ class RunFolder:
                 )
         return len(numbers)
 
+    def epochs_before(self, number: int) -> int:
+        """The number of epochs that the rounds before this one retrained."""
+        rounds = [self.read(f"{self.round(each).name}/{ROUND}") for each in range(1, number)]
+        return sum(len(words.get("retraining", ())) for words in rounds)
+
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of the run."""
         return read_object(self.path / name, f"; the run in {self.path} cannot continue without it")

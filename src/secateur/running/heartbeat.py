@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from secateur.base.progress import PhaseProgress, phases, shown
+from secateur.errors import FileError
 from secateur.running.folder import CONFIG, PROGRESS, RunFolder
 
 SECONDS = 1.0  # between two notes
@@ -21,7 +22,7 @@ def reporting(progress: PhaseProgress | bool | None, folder: RunFolder) -> Itera
 
 @contextmanager
 def _noting(folder: RunFolder, report: PhaseProgress) -> Iterator[PhaseProgress]:
-    """In the end the file is removed."""
+    """A note that cannot be written is left out: the run goes on. In the end the file is removed."""
     last = 0.0
 
     def note(phase: str, done: int, total: int, words: str) -> None:
@@ -30,10 +31,12 @@ def _noting(folder: RunFolder, report: PhaseProgress) -> Iterator[PhaseProgress]
         now = time.time()
         if folder.writes and now - last >= SECONDS and folder.has(CONFIG):
             last = now
-            folder.write(PROGRESS, {"phase": phase, "done": done, "total": total, "note": words, "time": now})
+            with suppress(FileError, OSError):
+                folder.write(PROGRESS, {"phase": phase, "done": done, "total": total, "note": words, "time": now})
 
     try:
         yield note
     finally:
-        if folder.writes:
-            (folder.path / PROGRESS).unlink(missing_ok=True)
+        if last:  # it is this run's own
+            with suppress(OSError):
+                (folder.path / PROGRESS).unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from secateur.training.history import Epoch
 from secateur.training.meter import steps_of_epochs
 from secateur.training.presets import DEFAULT_PRESET, Preset, preset_of
 from secateur.training.rate_test import best_rate, try_rates
+from secateur.training.trackers import epoch_figures
 
 RATE = "rate.json"
 
@@ -43,6 +44,7 @@ def retrain(context: RunContext, number: int, pruned: nn.Module, epochs: int | N
     if epochs == 0:
         return Retrained(pruned)
     schedule = _schedule(context, number, pruned, preset_of(settings.preset, epochs=epochs, lr=settings.lr))
+    done = context.folder.epochs_before(number)
     fitted = fit(
         pruned,
         data.train,
@@ -56,6 +58,7 @@ def retrain(context: RunContext, number: int, pruned: nn.Module, epochs: int | N
         checkpoint_dir=context.folder.round(number) / "checkpoint",
         evaluate=context.evaluate,
         progress=steps_of_epochs(context.say, f"round {number}: retrain"),
+        on_epoch=lambda epoch: context.track(epoch_figures(epoch, context.quality), done + epoch.number),
     )
     return Retrained(fitted.model, fitted.history, fitted.kept)
 

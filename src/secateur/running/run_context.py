@@ -26,6 +26,7 @@ from secateur.measuring.quality_words import QualityWords
 from secateur.measuring.tasks import Task, is_classification, task_of
 from secateur.running.folder import SPEED, RunFolder
 from secateur.running.settings import Settings
+from secateur.training.trackers import Log, nowhere
 
 Result = TypeVar("Result")
 
@@ -41,6 +42,14 @@ class RunData:
 
 
 @dataclass(frozen=True)
+class Reports:
+    """Whom a run tells what it does."""
+
+    progress: PhaseProgress
+    track: Log = nowhere
+
+
+@dataclass(frozen=True)
 class RunContext:
     """A run: its folder, the original network, the budget and the settings."""
 
@@ -50,7 +59,7 @@ class RunContext:
     budget: Budget
     settings: Settings
     data: RunData
-    progress: PhaseProgress
+    reports: Reports
     table: LatencyTable | None = None  # times of the original network's layers
 
     @cached_property
@@ -93,7 +102,11 @@ class RunContext:
 
     def say(self, phase: str, done: int, total: int | None, note: str = "") -> None:
         """Report how far a phase is."""
-        self.progress(phase, done, total or done, note)
+        self.reports.progress(phase, done, total or done, note)
+
+    def track(self, figures: Mapping[str, float | None], step: int) -> None:
+        """Send figures to the tracker, if there is one."""
+        self.reports.track(figures, step)
 
     def evaluate(self, model: nn.Module, loader: Batches) -> Accuracy:
         """The quality and loss by the user's own function or the task's."""

@@ -17,6 +17,7 @@ from secateur.repairing.methods import REPAIRS
 from secateur.scoring.metrics import METRICS
 from secateur.training.presets import DEFAULT_PRESET, preset_of
 from secateur.training.settings import FineTuning
+from secateur.training.trackers import TrackerSettings
 
 DEFAULT_REPAIR = "solve"
 # Whoever gives one of these asks for retraining:
@@ -24,9 +25,9 @@ RETRAINING = ("epochs", "last_epochs", "preset", "lr", "distill", "fit", *(field
 
 
 @dataclass(frozen=True)
-class Settings(FineTuning, SplitSettings, TimeSettings, Goal):
+class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     """How to prune: a goal (see `Goal`), where time is measured (`TimeSettings`), how the cut is split among units
-    (`SplitSettings`), how it is retrained (`FineTuning`), and the following.
+    (`SplitSettings`), how it is retrained (`FineTuning`), a tracker (`TrackerSettings`), and the following.
 
     metric: a name or your own function of `Channels`. None: the one that suits the split.
     repair: None is `solve`. epochs: None is 0 if a solve repairs and no setting of the retraining is given, otherwise
@@ -129,8 +130,8 @@ class Settings(FineTuning, SplitSettings, TimeSettings, Goal):
         return self.repair == "solve" and self.epochs == 0 and not self.last_epochs
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return plain(self)
+        """Plain values for JSON; without the tracker, which changes nothing: a run may continue with another."""
+        return {name: value for name, value in plain(self).items() if name != "tracker"}
 
 
 def check_settings(settings: Settings) -> None:

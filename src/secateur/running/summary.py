@@ -144,7 +144,7 @@ class _Times:
     """Seconds of a forward pass of both networks at each batch size, and the speed-ups."""
 
     median: dict[str, dict[str, float]] = field(default_factory=dict)
-    quartiles: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    quartiles: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     speedup: dict[str, Any] = field(default_factory=dict)
 
 
@@ -161,7 +161,7 @@ def _times(context: RunContext, original: nn.Module, pruned: nn.Module) -> _Time
     for timing in timings:
         size = str(timing.batch_size)
         found.median.setdefault(timing.name, {})[size] = timing.median
-        found.quartiles.setdefault(timing.name, {})[size] = timing.quartiles
+        found.quartiles.setdefault(timing.name, {})[size] = list(timing.quartiles)
     turns = {(timing.name, timing.batch_size): timing.seconds for timing in timings}
     for batch in BATCHES:
         found.speedup[str(batch)] = asdict(speedup(turns["before", batch], turns["after", batch]))

@@ -17,7 +17,7 @@ from torch import nn
 
 from secateur.base.atomic_files import check_writable
 from secateur.base.batches import Batches, call, count_images, labels_to, move
-from secateur.base.options import check, replaced
+from secateur.base.options import check, plain, replaced
 from secateur.base.preserve_state import generators_kept, reseed
 from secateur.base.processes import accelerating
 from secateur.base.progress import shown
@@ -44,6 +44,7 @@ from secateur.training.setup import (
     strides_unmentioned,
 )
 from secateur.training.soft_filters import SoftFilters
+from secateur.training.trackers import epoch_figures, tracking
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def fit(
     holdout: batches for `evaluate(model, holdout)`, which is called after each epoch; by default the task's quality.
     settings, changes: a `TrainingSettings`, or its fields by name: preset, epochs, lr, mixed_precision, channels_last,
         seed, sparsity, sparsity_by, soft_prune, keep_best, task, device, about, warmup, batch_norm, mixup, ema, views,
-        temperature, distill_weight, distill_features.
+        temperature, distill_weight, distill_features, tracker.
     teacher: the network to distil from, usually the unpruned one.
     checkpoint_dir: folder for the state after each epoch and for metrics.jsonl. The same call continues a killed run,
         and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run with other
@@ -102,7 +103,9 @@ def fit(
         best = None if first is None else BestEpoch(run.result, first)
         history = store.resume(best)
         soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
-        with Journal(folder if accelerator.is_main_process else None, history, QualityWords.of(run.task)) as journal:
+        first_process, words = accelerator.is_main_process, QualityWords.of(run.task)
+        journal = Journal(folder if first_process else None, history)
+        with tracking(chosen.tracker if first_process else None, folder, plain(chosen), len(history)) as track:
             for epoch in range(len(history), run.schedule.epochs):
                 reseed(chosen.seed, chosen.drawn_epoch(epoch), accelerator.process_index)
                 set_epoch(train, chosen.drawn_epoch(epoch))
@@ -115,6 +118,7 @@ def fit(
                     best.see(history)
                 store.save(history, best)
                 journal.write(history)
+                track(epoch_figures(history[-1], words), epoch + 1)
                 if on_epoch is not None:
                     on_epoch(history[-1])
         accelerator.wait_for_everyone()

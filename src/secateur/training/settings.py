@@ -11,6 +11,7 @@ from secateur.measuring.task_setting import task_option
 from secateur.measuring.tasks import Task
 from secateur.training.distillation import Distillation
 from secateur.training.presets import DEFAULT_PRESET, PRESETS, Preset, preset_of
+from secateur.training.trackers import TrackerSettings
 
 GROUP = "Fine-tuning"
 
@@ -69,7 +70,7 @@ class FineTuning:
 
 
 @dataclass(frozen=True)
-class TrainingSettings(FineTuning):
+class TrainingSettings(TrackerSettings, FineTuning):
     """How to train. `epochs` and `lr` replace those of the preset; `FineTuning` has the rest.
 
     keep_best: the network before the first epoch counts as epoch 0; of equal epochs the last is taken.

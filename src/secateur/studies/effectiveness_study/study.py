@@ -19,7 +19,7 @@ from secateur.channels.graph import trace
 from secateur.errors import DecideError
 from secateur.measuring.quality_words import QualityWords
 from secateur.measuring.tasks import is_classification, task_of
-from secateur.running.compress import first_image
+from secateur.running.example_input import first_image
 from secateur.scoring.evidence_sources import without_classes
 from secateur.scoring.metric_choice import ALL, choose_metrics
 from secateur.scoring.metrics import METRICS

@@ -20,7 +20,7 @@ from secateur.channels.files import load
 from secateur.channels.graph import trace
 from secateur.errors import DecideError
 from secateur.measuring.tasks import task_of
-from secateur.running.compress import first_image
+from secateur.running.example_input import first_image
 from secateur.running.run_context import RunData
 from secateur.studies.folder import CONFIG, Provenance, StudyFolder, StudyRow
 from secateur.studies.sensitivity_study.arms import SensitivityArms
