@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -103,9 +104,7 @@ def fit(
         best = None if first is None else BestEpoch(run.result, first)
         history = store.resume(best)
         soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
-        first_process, words = accelerator.is_main_process, QualityWords.of(run.task)
-        journal = Journal(folder if first_process else None, history)
-        with tracking(chosen.tracker if first_process else None, folder, plain(chosen), len(history)) as track:
+        with _journal(run, chosen, folder, history) as write:
             for epoch in range(len(history), run.schedule.epochs):
                 reseed(chosen.seed, chosen.drawn_epoch(epoch), accelerator.process_index)
                 set_epoch(train, chosen.drawn_epoch(epoch))
@@ -117,8 +116,7 @@ def fit(
                 if best is not None:
                     best.see(history)
                 store.save(history, best)
-                journal.write(history)
-                track(epoch_figures(history[-1], words), epoch + 1)
+                write()
                 if on_epoch is not None:
                     on_epoch(history[-1])
         accelerator.wait_for_everyone()
@@ -126,6 +124,22 @@ def fit(
     if best is not None:
         best.restore()
     return Fitted(returned_like(run, model), tuple(history), None if best is None else best.number)
+
+
+@contextmanager
+def _journal(
+    run: TrainingRun, settings: TrainingSettings, folder: Path | None, history: list[Epoch]
+) -> Iterator[Callable[[], None]]:
+    """A function that writes the last epoch to metrics.jsonl and to the tracker; in the main process alone it does."""
+    is_main, words = run.accelerator.is_main_process, QualityWords.of(run.task)
+    journal = Journal(folder if is_main else None, history)
+    with tracking(settings.tracker if is_main else None, folder, plain(settings), len(history)) as track:
+
+        def write() -> None:
+            journal.write(history)
+            track(epoch_figures(history[-1], words), history[-1].number)
+
+        yield write
 
 
 class _Store:
