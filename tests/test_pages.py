@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from secateur.scoring.metrics import METRICS
+from secateur.zoo import data
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PAGES = [DOCS / "quickstart.md", *sorted((DOCS / "guides").glob("*.md")), *sorted((DOCS / "explanation").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SAID = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
@@ -37,6 +40,24 @@ def test_the_code_of_a_page_runs(
     for words in SAID.findall(code):
         said = re.sub(r"^(True|False):.*", r"\1", words)
         assert any(line.startswith(said) for line in printed), f"{said!r} was not printed"  # in this order
+
+
+class MyNetwork(nn.Sequential):
+    """The network of a reader."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10))
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "index.md"], ids=lambda page: page.stem)
+def test_the_lines_that_everybody_sees_first(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    digits = data.load("digits")
+    given = {"model": MyNetwork(), "MyNetwork": MyNetwork}
+    given |= {f"{part}_loader": digits.loader(part, 64) for part in ("train", "holdout")}
+    exec(compile(code_of(page), str(page), "exec"), given)
+    assert sum(p.numel() for p in given["small"].parameters()) < sum(p.numel() for p in MyNetwork().parameters())
+    assert given["result"].summary["removed"]["macs"] >= 0.495
 
 
 def test_pages_with_code_and_what_they_print_are_found() -> None:
