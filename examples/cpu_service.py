@@ -4,6 +4,22 @@
 
 The goal is time, not MACs: 1.3 times as fast in onnxruntime on one thread, for requests of 16 images. Then both
 networks are exported, and a web server (standard library, 127.0.0.1 only) answers POST /original and POST /pruned.
+
+It printed, on one core of a quiet machine:
+
+    Compressed CifarResNet in 1 round(s)
+                                 before    after
+      held-out accuracy          99.31%    99.31%    +0.00 points
+      test accuracy              99.44%    98.89%    -0.56 points
+      MACs                       11.94 M   6.73 M    -43.7%
+      weights                    74.51 K   41.82 K   -43.9%
+      bytes on disk              301.98 K  170.56 K  -43.5%
+      ms, batch 1                0.87      0.69      1.26x (1.21 to 1.29)
+      ms, batch 64               23.43     16.32     1.44x (1.43 to 1.46)
+      ms, onnxruntime, batch 16  3.85      2.83      1.34x (1.33 to 1.39)
+    original  99.4% right, 4.6 ms a request (median)
+    pruned    98.9% right, 3.6 ms a request (median)
+    both give the same answer for 99.4% of the test images
 """
 
 import json
@@ -25,7 +41,7 @@ SMALL = "--small" in sys.argv
 BATCH = 16
 
 torch.manual_seed(0)
-digits = data.load("digits", size=16 if SMALL else 32)
+digits = data.load("digits", size=8 if SMALL else 32)
 train, holdout, test = (digits.loader(part, BATCH, shuffle=part == "train") for part in ("train", "holdout", "test"))
 model = models.create("resnet8", num_classes=10, in_channels=1)
 model = sc.fit(model, train, holdout, epochs=2 if SMALL else 6).model.eval()

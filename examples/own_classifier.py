@@ -1,6 +1,17 @@
 """Your own classifier: train it, remove half of its MACs without retraining, save it and load it again.
 
 python examples/own_classifier.py            # --small: a shorter training, for the tests
+
+It printed (and the time of a batch, which depends on the machine):
+
+    Compressed Classifier in 1 round(s)
+                         before    after
+      held-out accuracy  99.44%    99.44%    +0.00 points
+      test accuracy      99.72%    99.72%    +0.00 points
+      MACs               599.68 K  299.72 K  -50.0%
+      weights            23.82 K   8.12 K    -65.9%
+      bytes on disk      97.60 K   33.74 K   -65.4%
+    accuracy of the loaded network on test images: 0.9972144846796658
 """
 
 import sys

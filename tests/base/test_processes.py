@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from accelerate import Accelerator
@@ -9,6 +12,7 @@ from accelerate.state import AcceleratorState
 
 from secateur.base.processes import accelerating, best_device, rank_and_world, usable
 from secateur.errors import RunError
+from tests.processes import PATHS, python
 
 
 def test_two_precisions_one_after_the_other_and_nothing_is_left() -> None:
@@ -42,3 +46,27 @@ def test_what_cannot_be_had_is_said() -> None:
 def test_one_process_is_the_first_of_one() -> None:
     assert rank_and_world() == (0, 1)
     assert usable(best_device()) == best_device()
+
+
+LIKE_ACCELERATE = """
+import warnings
+import torch
+warnings.warn("IProgress not found. Please update jupyter and ipywidgets.")  # as tqdm says in a notebook
+class PartialState:
+    device, num_processes = torch.device("cpu"), 1
+    def __init__(self, **_): pass
+class Accelerator(PartialState): pass
+class AcceleratorState: _shared_state = {}
+class GradientState: _shared_state = {}
+"""
+
+
+def test_a_notebook_without_widgets_is_not_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "__init__.py").write_text(LIKE_ACCELERATE)
+    (tmp_path / "accelerate" / "state.py").write_text("from accelerate import AcceleratorState, GradientState")
+    use = (
+        "from secateur.base.processes import accelerating\nwith accelerating('cpu', 'no') as found: print(type(found))"
+    )
+    said = python("-W", "error::UserWarning", "-c", use, PYTHONPATH=os.pathsep.join([str(tmp_path), PATHS]))
+    assert "accelerate.Accelerator" in said
