@@ -25,6 +25,7 @@ from torch.nn import functional as F
 import secateur as sc
 
 TARGET, BATCH, EPOCHS, RETRAIN = 0.5, 32, 12, 6
+LEAST_ERROR = {"split": "least_error", "metric": "rebuilt"}
 Parts = tuple[list[Any], list[Any], list[Any]]  # train, holdout, test
 Example = Callable[[], tuple[nn.Module, Parts, Any]]
 
@@ -214,12 +215,16 @@ def measure(make: Example) -> dict[str, Any]:
         "cut": {"repair": "none", "epochs": 0, "metric": "reader_energy"},
         "repaired": {"repair": "solve", "epochs": 0},
         "retrained": {"repair": "solve", "epochs": RETRAIN, "rounds": 1},
+        # The same channels as those of "repaired", which the split of least error chooses.
+        "retrained_same_cut": {"repair": "solve", "epochs": RETRAIN, "rounds": 1, **LEAST_ERROR},
     }
     for name, way in ways.items():
         start = time.perf_counter()
         found = sc.compress(model, train, holdout, test=test, target=TARGET, task=task, progress=False, **way)
         words = found.summary
         row["before"], row[name] = words["before"]["test"]["top1"], words["after"]["test"]["top1"]
+        row[f"{name}_holdout"] = words["after"]["holdout"]["top1"]
+        row[f"{name}_start_holdout"] = found.rounds[-1].pruned.top1  # after the cut and the repair
         row[f"{name}_macs_removed"] = words["removed"]["macs"]
         row[f"{name}_seconds"] = round(time.perf_counter() - start, 1)
         row |= {"quality": words["quality"]["name"], "unit": words["quality"]["unit"], "macs": words["before"]["macs"]}
