@@ -90,11 +90,24 @@ class DataOptions:
 
         known, asked = self.known_for(model), resolve(model).asked
         if is_own_data(known.name):
+            known._check_nothing_else()
             return open_own_data(known.name, task_of(task))
         same = (asked.get("data"), asked.get("holdout")) == (known.data, known.holdout)
         size = input_size(model) if known.size is None else known.size
         mean, std = normalisation(model, known.mean, known.std)
         return replace(known, mean=mean, std=std).load(size, int(asked.get("seed", seed)) if same else seed, task)
+
+    def _check_nothing_else(self) -> None:
+        """DataError for options that loaders of the user's own cannot follow."""
+        usual = type(self)()
+        given = [
+            each.name
+            for each in fields(self)
+            if each.name != "data" and getattr(self, each.name) != getattr(usual, each.name)
+        ]
+        if given:
+            option = given[0].replace("_", "-")
+            raise DataError(f"--{option} does not apply to {self.name}, which prepares and divides its images itself")
 
     def open_classes(self, model: str, seed: int = 0) -> ImageData:
         """A data set with one class per image; DataError for any other."""
