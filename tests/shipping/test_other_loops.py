@@ -142,8 +142,8 @@ def test_yolo_in_the_trainer_of_ultralytics(tmp_path: Path, monkeypatch: pytest.
     # Boxes are trained only on levels that an object is given to (a few here); the weights of `dfl` are fixed.
     assert [name for name in still if not name.startswith(("model.22.cv2.", "model.22.dfl."))] == []
     with trainer.csv.open() as file:
-        rows = [{key.strip(): float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-    losses = [sum(row[f"train/{part}_loss"] for part in ("box", "cls", "dfl")) for row in rows]
+        rows = list(csv.DictReader(file, skipinitialspace=True))
+    losses = [sum(float(row[f"train/{part}_loss"]) for part in ("box", "cls", "dfl")) for row in rows]
     assert len(losses) == 2 and losses[1] < losses[0]
     state = small.state_dict()
     torch.save(state, tmp_path / "trained.pt")
