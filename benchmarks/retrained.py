@@ -72,26 +72,32 @@ class Bench:
         args = self.args
         return {"preset": "cosine", "epochs": max(1, args.epochs // rounds), "lr": args.lr, "views": args.views}
 
-    def compress(self, seed: int, **settings: Any) -> nn.Module:
-        """`compress` with the images of a seed."""
+    def folder(self, title: str, seed: int) -> Path:
+        """The folder of a row's work."""
+        return Path(self.args.work) / f"{title.replace(', ', '-')}-seed-{seed}"
+
+    def compress(self, seed: int, title: str, **settings: Any) -> nn.Module:
+        """`compress` with the images of a seed; kept in a folder, because timings would make another network again."""
         plain, held = self.data.loader("train", 250), self.data.loader("holdout", 250)
+        settings["folder"] = self.folder(title, seed) / "pruned"
         found = sc.compress(self.model, self.train(seed), held, score_on=plain, example=EXAMPLE, seed=seed, **settings)
         return found.model
 
-    def ours(self, seed: int, rounds: int = 1, **settings: Any) -> nn.Module:
-        """Split for the least error and repaired; not retrained unless settings say so."""
-        return self.compress(seed, split="least_error", repair="solve", **{"epochs": 0, "rounds": rounds, **settings})
+    def ours(self, seed: int, title: str, **settings: Any) -> nn.Module:
+        """Split for the least error and repaired, in one round without retraining unless settings say otherwise."""
+        fixed = {"split": "least_error", "repair": "solve", "epochs": 0, "rounds": 1}
+        return self.compress(seed, title, **{**fixed, **settings})
 
-    def in_rounds(self, seed: int, rounds: int) -> nn.Module:
+    def in_rounds(self, seed: int, title: str) -> nn.Module:
         """Ours, retrained in each of some rounds."""
-        folder = self.args.work / f"macs-{rounds}-seed-{seed}"
-        settings = {"target": self.args.target, "distill": True, "folder": folder, **self.teaching(rounds)}
-        return self.ours(seed, rounds, **settings)
+        rounds = int(title.rpartition(", ")[2])
+        settings = {"target": self.args.target, "rounds": rounds, "distill": True, **self.teaching(rounds)}
+        return self.ours(seed, title, **settings)
 
     def paper(self, seed: int) -> nn.Module:
         """The paper's metric and Algorithm 1, without a repair."""
         fixed = {"metric": "gsd", "split": "algorithm1", "exact": True, "repair": "none", "epochs": 0, "rounds": 1}
-        return self.compress(seed, target=self.args.target, **fixed)
+        return self.compress(seed, "paper", target=self.args.target, **fixed)
 
     def peer(self) -> nn.Module:
         """torch-pruning's network at the target, by the importance that is best as cut on held-out images."""
@@ -117,9 +123,12 @@ class Bench:
     def peer_in_time(self) -> nn.Module:
         """The same importance, by the smallest share of channels, in steps of 2%, that is as fast as asked for."""
         name, everywhere = self.importance()
-        for share in range(10, 90, 2):
+        for share in range(self.found.get("peer_share", 10), 90, 2):
             small = cut(self.model, IMPORTANCES[name](), everywhere, share / 100)
-            if timed(self.model, small, self.args.engine)["ratio"] >= self.args.speedup:
+            known = share == self.found.get("peer_share")  # timed once: another time it may seem slower
+            if known or timed(self.model, small, self.args.engine)["ratio"] >= self.args.speedup:
+                self.found["peer_share"] = share
+                self.write()
                 return small
         raise SystemExit(f"torch-pruning's network does not reach {self.args.speedup:g}x")
 
@@ -133,7 +142,7 @@ class Bench:
             teacher=self.model,
             seed=seed + 1,  # as in the first round of compress
             keep_best=True,
-            checkpoint_dir=self.args.work / f"{title.replace(', ', '-')}-seed-{seed}",
+            checkpoint_dir=self.folder(title, seed) / "retrained",
             **self.teaching(),
         ).model
 
@@ -141,8 +150,8 @@ class Bench:
         """One row: the network as it is before its retraining, and after."""
         starts: dict[str, Callable[[], nn.Module]] = {
             "paper": lambda: self.paper(seed),
-            "macs": lambda: self.ours(seed, target=self.args.target),
-            "time": lambda: self.ours(seed, speedup=self.args.speedup, engine=self.args.engine, threads=1),
+            "macs": lambda: self.ours(seed, "macs", target=self.args.target),
+            "time": lambda: self.ours(seed, "time", speedup=self.args.speedup, engine=self.args.engine, threads=1),
             "peer": self.peer,
             "peer, time": self.peer_in_time,
         }
@@ -150,7 +159,7 @@ class Bench:
             start = starts[title]()
             found, first = self.retrained(start, title, seed), {"start": self.accuracy(start, "holdout")}
         else:
-            found, first = self.in_rounds(seed, int(title.rpartition(", ")[2])), {}
+            found, first = self.in_rounds(seed, title), {}
         return {
             **first,
             "holdout": self.accuracy(found, "holdout"),
