@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,17 +96,6 @@ def root_file(name: str) -> str:
     return text
 
 
-def examples(_: str) -> str:
-    """Every script of the folder examples: its name, the first line of its docstring, and its code, folded."""
-    parts = []
-    for path in sorted((ROOT / "examples").glob("*.py")):
-        code = path.read_text(encoding="utf-8").strip()
-        about = (ast.get_docstring(ast.parse(code)) or "").partition("\n")[0]
-        block = "\n".join(["```python", code, "```"])
-        parts += [f"## {path.name}", about, '??? quote "The script"', textwrap.indent(block, "    ")]
-    return "\n\n".join(parts)
-
-
 def drawing(path: str, caption: str) -> str:
     """A drawing of docs/assets/drawings with its caption, as HTML."""
     svg = (ROOT / "docs" / path).read_text(encoding="utf-8").strip()
@@ -155,5 +142,4 @@ PARTS = {
     "names": names,
     "command_line": command_line,
     "file": root_file,
-    "examples": examples,
 }

@@ -16,6 +16,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 MARKER = re.compile(r"^<!-- secateur: (\w+)(?: (\S+))? -->$", re.MULTILINE)
+NOTEBOOK = re.compile(r"\]\(([\w./-]+)\.ipynb\)")
+EXAMPLES = re.compile(r"\]\(\.\./((?:\.\./)*)examples/README\.md\)")
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+(?:src|tests|benchmarks|recipes|examples)[^)]*)\)")
 DRAWING = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*(assets/drawings/\w+\.svg)\)$", re.MULTILINE)
 MATHJAX = "static/mathjax/tex-svg.js"
@@ -30,11 +32,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in the markers. Links to files of the repository that are not on the site become plain text.
 
-    Drawings become part of the page, so that they take the colours that the reader has chosen.
+    Links to notebooks and to the folder of examples lead to their pages on the site. Drawings become part of the page,
+    so that they take the colours that the reader has chosen.
     """
     filled = MARKER.sub(lambda found: generated.PARTS[found[1]](found[2] or ""), markdown)
     drawn = DRAWING.sub(lambda found: generated.drawing(found[2], found[1]), filled)
-    return OUTSIDE.sub(r"\1", drawn)
+    linked = EXAMPLES.sub(r"](\1tutorials/examples.md)", NOTEBOOK.sub(r"](\1.md)", drawn))
+    return OUTSIDE.sub(r"\1", linked)
 
 
 def _mathjax() -> Path:

@@ -78,7 +78,7 @@ def test_every_public_name_is_described(site: Path) -> None:
 
 
 def test_every_example_is_shown(site: Path) -> None:
-    page = read(site / "examples.html")
+    page = read(site / "tutorials" / "examples.html")
     scripts = [path.name for path in (ROOT / "examples").glob("*.py")]
     assert len(scripts) >= 10
     assert [name for name in scripts if f'">{name}<' not in page] == []
