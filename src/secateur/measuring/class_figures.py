@@ -35,8 +35,8 @@ class _Counts:
         self._total: Tensor | None = None
 
     def add(self, outputs: Any, labels: Any) -> None:
-        if outputs.shape[1] > MOST_CLASSES:
-            return
+        if not isinstance(outputs, Tensor) or outputs.ndim < 2 or outputs.shape[1] > MOST_CLASSES:
+            return  # a task of the user's own may be a changed copy of a built-in one
         counts = self._how.counts(outputs, labels)
         self._total = counts if self._total is None else self._total + counts
 
