@@ -4,6 +4,17 @@
 
 Any function fit(model, train, holdout) that returns the trained network can be given to `compress`. Here it uses Adam,
 label smoothing and a one-cycle schedule, none of which secateur's own loop has.
+
+It printed (and the time of a batch, which depends on the machine):
+
+    Compressed CifarResNet in 2 round(s)
+                         before    after
+      held-out accuracy  98.61%    98.61%    +0.00 points
+      test accuracy      98.05%    97.49%    -0.56 points
+      test top-5         99.72%    100.00%   +0.28 points
+      MACs               747.14 K  294.40 K  -60.6%
+      weights            74.51 K   35.20 K   -52.8%
+      bytes on disk      301.98 K  143.74 K  -52.4%
 """
 
 import sys

@@ -3,6 +3,23 @@
     python examples/time_series.py               # --small: a shorter training, for the tests
 
 One training epoch after the cut (epochs=1) beside no training at all: which is better is measured, not assumed.
+
+It printed (and the time of a batch, which depends on the machine):
+
+    repaired only: Compressed SignalNet in 1 round(s)
+                         before    after
+      held-out accuracy  98.05%    97.97%    -0.08 points
+      test accuracy      98.63%    98.52%    -0.12 points
+      MACs               3.95 M    1.97 M    -50.0%
+      weights            61.79 K   30.95 K   -49.9%
+      bytes on disk      252.35 K  127.41 K  -49.5%
+    one epoch of training as well: Compressed SignalNet in 1 round(s)
+                         before    after
+      held-out accuracy  98.05%    97.93%    -0.12 points
+      test accuracy      98.63%    98.40%    -0.23 points
+      MACs               3.95 M    1.96 M    -50.3%
+      weights            61.79 K   30.75 K   -50.2%
+      bytes on disk      252.35 K  126.64 K  -49.8%
 """
 
 import sys

@@ -109,7 +109,7 @@ def test_time_series(run: Run) -> None:
 def test_fit_pytorch(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     names = run("fit_pytorch")
     check(names["result"], 0.6, learned=0.8, points=10)
-    assert capsys.readouterr().out.count("epoch 1:") == 1 + len(names["result"].rounds) == 3
+    assert capsys.readouterr().out.count("epoch 1:") == 1 + len(names["result"].rounds) > 2
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:`isinstance:FutureWarning", "ignore::DeprecationWarning")
