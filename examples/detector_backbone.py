@@ -5,6 +5,19 @@
 Like the detectors of torchvision, this one takes (images, targets) in training and returns losses, and in eval mode
 returns a list of boxes for each image, as many as it finds. Such a forward has no fixed graph. The backbone has one:
 images in, feature maps out. Its output keeps its channels, so that the heads fit as before.
+
+It printed (and the time of a batch, which depends on the machine):
+
+    Compressed Sequential in 1 round(s)
+                     before    after
+      held-out F1    99.06%    98.46%    -0.60 points
+      test F1        98.76%    98.39%    -0.38 points
+      MACs           7.52 M    3.76 M    -50.0%
+      weights        60.05 K   34.86 K   -42.0%
+      bytes on disk  244.07 K  142.45 K  -41.6%
+    the first test image: [{'cells': tensor([[4, 1],
+            [4, 6],
+            [6, 1]]), 'digits': tensor([9, 1, 0])}]
 """
 
 import copy

@@ -5,6 +5,19 @@
 
 Secateur prunes the network inside the LightningModule. `fit` wraps the pruned network in the same LightningModule,
 trains it and returns it.
+
+It printed (and the time of a batch, which depends on the machine):
+
+    Lightning, after 16 epochs: 97.2% held-out accuracy
+    Lightning, after 8 epochs: 97.2% held-out accuracy
+    Compressed CifarResNet in 1 round(s)
+                         before    after
+      held-out accuracy  97.22%    97.22%    +0.00 points
+      held-out top-5     99.31%    99.31%    +0.00 points
+      test accuracy      98.61%    97.21%    -1.39 points
+      MACs               747.14 K  296.99 K  -60.2%
+      weights            74.51 K   20.73 K   -72.2%
+      bytes on disk      301.98 K  85.86 K   -71.6%
 """
 
 import sys

@@ -5,6 +5,17 @@
 
 Batches are the dicts that such networks take (pixel_values, labels). `save_pretrained` would lose the new widths,
 because the config says the old ones: save with `sc.save`, and load into a network made from the same config.
+
+It printed (and the time of a batch, which depends on the machine):
+
+    Compressed ResNetForImageClassification in 1 round(s)
+                         before    after
+      held-out accuracy  98.67%    98.33%    -0.33 points
+      test accuracy      99.24%    99.50%    +0.25 points
+      MACs               725.31 K  362.05 K  -50.1%
+      weights            20.05 K   5.98 K    -70.2%
+      bytes on disk      82.58 K   25.77 K   -68.8%
+    accuracy of the loaded network on test images: 0.9949622166246851
 """
 
 import sys
