@@ -70,12 +70,18 @@ def _figures(run: FinishedRun) -> dict[str, Any]:
         **sides,
         "speedup": {size: vars(found) for size, found in run.speedup.items()},
         "notes": run.notes,
-        "rounds": [done.outcome.to_dict() for done in run.rounds],
+        "rounds": [_round(run, done.outcome.to_dict()) for done in run.rounds],
         "units": {name: vars(unit) for name, unit in run.units.items()},
         "layers": {name: vars(layer) for name, layer in run.layers.items()},
         "seconds": run.seconds,
         "versions": run.versions,
     }
+
+
+def _round(run: FinishedRun, words: dict[str, Any]) -> dict[str, Any]:
+    """A round, in which the quality over training batches has its own name."""
+    epochs = [{run.quality.name if key == "accuracy" else key: v for key, v in e.items()} for e in words["retraining"]]
+    return {**words, "retraining": epochs}
 
 
 def _layers(run: FinishedRun) -> str:
