@@ -23,7 +23,7 @@ REFUSED = {
     "train lenet5 --data folder:no": "no: this folder of images does not exist",
     "train lenet5 --data digits --preset cosin": "did you mean cosine",
     "train lenet5 --data digits --weights no.pt": "does not exist",
-    "train lenet5 --data digits --temperature -1": "temperature > 0",
+    "train lenet5 --data digits --temperature -1": "temperature must be above 0",
     "train lenet5 --data digits --teacher resnet201": "did you mean resnet20",
     "evaluate lenett5 --data digits": "did you mean lenet5",
     "evaluate lenet5 --data digits --part tset": "did you mean test",
