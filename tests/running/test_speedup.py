@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import secateur as sc
 from secateur.deciding.budget import Cutter
 from secateur.deciding.candidates import candidates
 from secateur.deciding.costs.latency import table_cost
+from secateur.deciding.goal import Budget
 from secateur.deciding.reach import lowest_cost
 from secateur.deciding.splits.least_error import least_error
 from secateur.deciding.widths import WidthLimits
@@ -25,6 +27,7 @@ from secateur.measuring.latency_table import LatencyTable, kinds_of
 from secateur.measuring.layer_timing.layer_times import LayerTimes
 from secateur.measuring.layer_timing.machine import MeasuredWith, machine_of
 from secateur.measuring.layer_timing.measure import latency_table
+from secateur.measuring.speedup import Speedup
 from secateur.report.run_page import write_report
 from secateur.running import layer_times, speed_check
 from secateur.scoring.scores import Scores
@@ -91,6 +94,25 @@ def test_the_measured_speed_counts_not_the_predicted_one(stopwatch: Stopwatch, t
     assert "ms, eager, batch 8" in repr(done)
     page = write_report(tmp_path / "run").read_text()
     assert "Time of each layer" in page and "Make it 1.5 times as fast" in page and "Reached in eager" in page
+
+
+def test_a_table_that_is_wrong_about_one_width_does_not_lead_too_far() -> None:
+    """Between a plan that is too slow and one that is much too fast, budgets are halved until another plan is found."""
+    plans = {name: SimpleNamespace(keep=name) for name in ("slow", "right", "fast")}
+    measured = {"slow": (0.20, 1.0), "right": (0.11, 1.52), "fast": (0.05, 3.2)}  # predicted seconds of 0.3, speed-up
+    timed = []
+
+    def split(budget: Budget, aligned: int) -> Any:
+        left = budget.left or 0.0
+        return plans["slow" if left >= 0.115 else "right" if left >= 0.105 else "fast"]
+
+    def measure(plan: Any, left: float, aligned: int) -> speed_check.Check:
+        timed.append(plan.keep)
+        spent, ratio = measured[plan.keep]
+        return speed_check.Check(left, spent, aligned, 0.0, 0.3 / spent, Speedup(ratio, ratio, ratio))
+
+    speed_check._search(Budget("latency", 0.2, 0.3), 1, 6, split, measure, 1.5)
+    assert timed == ["slow", "fast", "right"]
 
 
 def test_a_killed_run_makes_the_same_plan_without_timing_again(stopwatch: Stopwatch, tmp_path: Path) -> None:

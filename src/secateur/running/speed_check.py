@@ -28,7 +28,8 @@ from secateur.scoring.scores import Scores
 
 logger = logging.getLogger(__name__)
 
-TRIES = 3  # splits at most, with aligned widths and with any
+TRIES = 6  # networks to time at most; half of them with aligned widths
+SPLITS = 16  # splits at most in each search; one that is known already is not timed again
 ALIGNED = 16  # channels that kernels handle at a time, at most
 CLOSE = 1.02  # a network up to this much faster than asked is good enough
 LEAST_GAIN = 1.02  # a smaller speed-up says little about the next budget
@@ -132,33 +133,48 @@ def plan_in_time(
         folder.write(name, {"checks": [c.to_dict() for c, _ in tried]})
         return check
 
-    for aligned in dict.fromkeys((math.lcm(step, ALIGNED), step)):
-        _search(budget, aligned, split, measure, context.settings.speedup or 1.0)
-    return _chosen(tried, context.settings.speedup or 1.0)
+    asked = context.settings.speedup or 1.0
+    aligned = math.lcm(step, ALIGNED)
+    if aligned != step:
+        _search(budget, aligned, TRIES // 2, split, measure, asked)
+    _search(budget, step, TRIES - len(tried), split, measure, asked)
+    return _chosen(tried, asked)
 
 
 def _search(
     budget: Budget,
     aligned: int,
+    tries: int,
     split: Decide,
     measure: Callable[[Plan, float, int], Check],
     asked: float,
 ) -> None:
-    """Measure plans of some widths until one is as fast as asked and hardly faster, or no better budget is known."""
+    """Measure plans of some widths until one is as fast as asked and hardly faster, or no better budget is known.
+
+    A budget that leads to a plan that is known already says where not to look: the next one is halfway between the
+    budgets that are too small and too large.
+    """
     checks: list[Check] = []
     plans: list[Plan] = []
-    while len(checks) < TRIES:
+    fast, slow = 0.0, math.inf  # the largest budget that is fast enough, the smallest that is not
+    for _ in range(SPLITS):
         try:
             plan = split(budget, aligned)
         except DecideError:  # out of reach
             return
-        if any(plan.keep == before.keep for before in plans):
+        left = budget.left or 0.0
+        known = next((check for check, one in zip(checks, plans, strict=True) if one.keep == plan.keep), None)
+        check = known or measure(plan, left, aligned)
+        if known is None:
+            checks.append(check)
+            plans.append(plan)
+        enough = check.measured.ratio >= asked
+        fast, slow = (max(fast, left), slow) if enough else (fast, min(slow, left))
+        if (enough and check.measured.ratio <= CLOSE * asked) or len(checks) == tries:
             return
-        plans.append(plan)
-        checks.append(measure(plan, budget.left or 0.0, aligned))
-        if asked <= checks[-1].measured.ratio <= CLOSE * asked:
+        if known is not None and not 0 < fast < slow < math.inf:
             return
-        budget = replace(budget, left=_next_left(checks, asked))
+        budget = replace(budget, left=_next_left(checks, asked) if known is None else (fast + slow) / 2)
 
 
 def plan_error(graph: ChannelGraph, scores: Scores, plan: Plan) -> float:
