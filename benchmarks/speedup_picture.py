@@ -26,7 +26,7 @@ SERIES = (  # label, colour, style, whether a row belongs to it
 def main() -> None:
     """Draw the rows of a file."""
     found = json.loads(Path(sys.argv[1]).read_text())
-    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
     for label, colour, style, belongs in SERIES:
         rows = [row for title, row in found["rows"].items() if belongs(title) and WHERE in row.get("timed", ())]
         points = sorted((row["timed"][WHERE]["ratio"], 100 * row["top1"]) for row in rows)
@@ -35,7 +35,7 @@ def main() -> None:
     axes.set(xlabel=f"measured speed-up, {WHERE}, one thread", ylabel="test accuracy, %")
     axes.set_title("ResNet-56 on CIFAR-10 without any training")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(sys.argv[2], dpi=110)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,6 +193,18 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(monkeypatch: pyt
     monkeypatch.setattr("secateur.measuring.engines.find_spec", lambda name: None)
     with pytest.raises(RunError, match=r"onnxruntime.*pip install 'secateur\[onnx\]'"):
         run(speedup=1.5, engine="onnxruntime")
+
+
+def test_layers_that_are_slower_alone_than_in_the_network_do_not_lead_to_the_floor() -> None:
+    """The whole network takes 0.7 of the sum of its layers; a budget of 2/3 is met, and hardly more than that."""
+    graph = sc.trace(trained(), TRAIN[0][0][:1])
+    alone = table(graph)
+    times = replace(alone, whole=0.7 * alone.whole, remainder=-0.3 * alone.whole)
+    errors = {name: np.arange(1.0, unit.width + 1) for name, unit in graph.units.items()}
+    cutter = Cutter(graph, Scores("order", errors, 0), WidthLimits(known=times.widths(graph)))
+    plan = least_error(cutter, candidates(graph), times.whole / 1.5, table_cost(graph, times))
+    assert 1.5 <= times.whole / times.predict(graph, plan) < 1.6
+    assert times.predict(graph, plan) == pytest.approx(0.7 * sum(alone.by_layer(graph, plan).values()))
 
 
 def test_depthwise_layers_with_times_that_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,11 @@ class LatencyTable:
         now = sum(size * min(cost[name].outputs, self.times[name].outputs[-1]) for name, size in self.outside.items())
         return self.remainder * (now / before if before else 1.0)
 
+    @property
+    def inside_scale(self) -> float:
+        """Seconds of a layer inside the network for each second alone, if layers are faster there; otherwise 1."""
+        return self.whole / (self.whole - self.remainder) if self.remainder < 0 else 1.0
+
     def widths(self, graph: ChannelGraph) -> dict[str, tuple[int, ...]]:
         """Unit -> the numbers of kept channels at which all its readers and writers were timed, ascending."""
         found: dict[str, tuple[int, ...]] = {}

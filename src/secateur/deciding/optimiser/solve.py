@@ -12,7 +12,8 @@ from secateur.deciding.optimiser.hubs import find_hubs, search_hubs
 from secateur.deciding.optimiser.moves import cheapest_by_moves, solve_by_moves
 from secateur.deciding.optimiser.problem import Ints, Problem
 
-CORRECTIONS = 5  # of the room, where the problem's cost differs from the network's
+CORRECTIONS = 8  # of the room, where the problem's cost differs from the network's
+AIM = 0.998  # of the budget, after a correction: the room may approach the right one from above
 
 
 def solve(problem: Problem, room: float) -> Ints | None:
@@ -63,7 +64,7 @@ def _keep_within(cutter: Cutter, problem: Problem, cost: CostOf, left: float) ->
         true, error = cost(keep), problem.error(picks)
         if true <= left and error < least:
             best, least = keep, error
-        room, before = left - (true - problem.cost(picks)), room
+        room, before = (left if true <= left else AIM * left) - (true - problem.cost(picks)), room
         if abs(room - before) <= 1e-6 * abs(left):
             break
     if best is None:
