@@ -3,6 +3,16 @@
     python examples/segmentation_unet.py         # --small: a shorter training, for the tests
 
 The decoder concatenates the encoder's maps. Secateur follows the channels through the concatenation.
+
+It printed (and the time of a batch, which depends on the machine):
+
+    Compressed UNet in 1 round(s)
+                         before    after
+      held-out mean IoU  80.17%    80.14%   -0.04 points
+      test mean IoU      80.34%    80.14%   -0.19 points
+      MACs               4.69 M    2.34 M   -50.0%
+      weights            25.63 K   13.98 K  -45.5%
+      bytes on disk      104.66 K  57.54 K  -45.0%
 """
 
 import sys
