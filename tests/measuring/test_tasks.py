@@ -177,3 +177,45 @@ def test_wrong_tasks_are_explained() -> None:
         sc.evaluate(Answers(), [(torch.randn(2, 3, 4), torch.zeros(2, 4))], task="segmentation")
     with pytest.raises(sc.ModelError, match="must return a tensor"):
         main_output({"boxes": [1]})
+
+
+def test_labels_of_any_structure_count_one_value_for_each_image() -> None:
+    """A list with the boxes of each image, whose numbers differ: the images are counted by the network's inputs."""
+    task = sc.Task(
+        loss=lambda outputs, labels: outputs.mean(),
+        quality=lambda outputs, labels: torch.tensor([float(len(image["boxes"])) for image in labels]),
+    )
+    parts = [
+        (torch.full((len(boxes), 1), value), [{"boxes": torch.zeros(n, 4)} for n in boxes])
+        for value, boxes in ((1.0, (1, 2, 3)), (5.0, (4,)))
+    ]
+    found = sc.evaluate(Answers(), parts, task=task)
+    assert (found.top1, found.loss, found.num_images) == (10 / 4, (3 * 1.0 + 5.0) / 4, 4)
+
+
+MEAN_QUALITY = lambda outputs, labels: -(outputs - labels).abs()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"quality": lambda x, y: (x - y).mean()[None]}, r"one value for each image, \[5\], and gave the shape \[1\]"),
+        ({"quality": lambda x, y: (x - y).repeat(2)}, r"one value for each image, \[5\], and gave the shape \[10\]"),
+        ({"quality": sc.Quality(lambda x, y: [1, 2], value=sum)}, "must return a tensor of sums.* got list"),
+        ({"quality": sc.Quality(lambda x, y: x, value=sum)}, r"got the shape \[3\]; the first batch gave .* \[5\]"),
+        ({"quality": lambda x, y: x.fill_(float("inf"))}, "is inf, and decisions cannot be based on it"),
+        ({"loss": lambda x, y: (x - y).square()}, r"loss= .* must return the mean .* it gave the shape \[5\]"),
+        ({"loss": lambda x, y: 1.0}, "loss= .* must return the mean of the batch.* it gave float"),
+        ({"inputs": lambda batch: batch[0]}, r"inputs= .* must return \(inputs of the network, labels\), and gave Ten"),
+    ],
+)
+def test_functions_of_a_task_that_return_something_else_are_explained(how: dict[str, Any], said: str) -> None:
+    task = sc.Task(**{"loss": F.mse_loss, "quality": MEAN_QUALITY, **how})
+    with pytest.raises(sc.RunError, match=said):
+        sc.evaluate(Answers(), batches(torch.arange(9.0), torch.zeros(9)), task=task)
+
+
+def test_numbers_that_are_missing_are_refused() -> None:
+    labels = torch.tensor([1.0, float("nan"), 2.0])
+    with pytest.raises(sc.DataError, match="some labels are NaN or infinite"):
+        sc.evaluate(Answers(), [(torch.ones(3), labels)], task="regression")

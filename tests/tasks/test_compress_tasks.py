@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import secateur as sc
+from secateur.deciding.partial_forward import Staged
 from secateur.report.run_page import write_report
 from tests.tasks.nets import Answer, Tagger, UNet, Wrapped, squares, sums, tags
 
@@ -139,6 +140,22 @@ def test_a_task_of_ones_own_races_and_retrains() -> None:
     result = sc.compress(model, batches, batches, example=example, target=0.2, **how)
     assert result.summary["settings"]["task"] == "counting"
     assert "minus error" in repr(result) and "people" in repr(result)
+
+
+def test_a_race_of_batches_in_parts_is_that_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = sc.Task(
+        loss=lambda out, y: F.mse_loss(out.logits[:, 0], y), quality=lambda out, y: -((out.logits[:, 0] - y) ** 2)
+    )
+    batches = sums(images=40)
+    graph = sc.trace(Wrapped().eval(), (torch.zeros(1, 1, 6, 6), torch.zeros(1, 1, 6, 6)))
+    scores = sc.score(graph, batches, metric="l1", task=task)
+    whole = sc.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
+    for images in (1, 3):
+        monkeypatch.setattr(Staged, "at_once", property(lambda _: images, lambda *_: None), raising=False)  # noqa: B023
+        parts = sc.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
+        assert parts.ranked() == whole.ranked()
+        for name, tried in whole.tried.items():
+            assert parts.tried[name].value == pytest.approx(tried.value, rel=1e-5)
 
 
 def test_images_alone_are_enough_to_score_and_repair(unet: nn.Module) -> None:

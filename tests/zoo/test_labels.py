@@ -122,6 +122,21 @@ def test_masks_that_cannot_be_used(tmp_path: Path) -> None:
         data.load("digits", labels="masks")
 
 
+def test_names_of_classes_that_cannot_be_used(tmp_path: Path) -> None:
+    several(tmp_path, 5)
+    names_file = tmp_path / "classes.txt"
+    names_file.write_text("road\nsky\nhouse\n", encoding="utf-8-sig")
+    assert data.load(f"folder:{tmp_path}", labels="masks", holdout="none").classes == ("road", "sky", "house")
+    for content, said in (
+        (b"road\nstra\xdfe\n", "classes.txt: cannot be read as text in UTF-8"),
+        (b"road\nsky\nroad\n", "at least 2 classes, one per line, all different"),
+        (b"\n", "at least 2 classes"),
+    ):
+        names_file.write_bytes(content)
+        with pytest.raises(DataError, match=said):
+            data.load(f"folder:{tmp_path}", labels="masks", holdout="none")
+
+
 def test_wrong_masks_are_said_alike_by_workers(tmp_path: Path) -> None:
     several(tmp_path, 5)
     (tmp_path / "classes.txt").write_text("a\nb\n")
@@ -160,6 +175,7 @@ def test_several_labels_from_a_table(tmp_path: Path) -> None:
         (["file,a,b", "0.png,1,0", "", "1.png,1,yes"], "line 4: b must be 0 or 1, got 'yes'"),
         (["file,a,b", "0.png,1,0", "9.png,1,0"], "line 3: there is no image '9.png' in"),
         (["file,a,b", "0.png,1,0", "0.png,1,0"], "line 3: 0.png is in line 2 already"),
+        (["file,a", "images/0.png,1", "images/../images/0.png,1"], "line 3: .* is in line 2 already"),
         (["file,a,a", "0.png,1,0"], "line 1: expected a header with different names"),
         (["0.png,1,0", "1.png,1,0"], "line 1: the header is missing"),
         (["file", "0.png"], "line 1: expected a header"),
@@ -169,6 +185,14 @@ def test_several_labels_from_a_table(tmp_path: Path) -> None:
 def test_tables_that_cannot_be_used(tmp_path: Path, lines: list[str], said: str) -> None:
     with pytest.raises(DataError, match=said):
         data.load(f"folder:{labelled(tmp_path, lines)}", labels="several")
+
+
+def test_spaces_and_quotes_of_a_table_do_not_count(tmp_path: Path) -> None:
+    lines = ['"file", "cat", "dog"', *(f'"{n}.png", "{n % 2}" , 1' for n in range(4))]
+    found = data.load(f"folder:{labelled(tmp_path, lines)}", labels="several", size=8, holdout="none")
+    assert found.classes == ("cat", "dog")
+    labels = torch.cat([labels for part in ("train", "test") for _, labels in found.loader(part, 8)])  # type: ignore[arg-type]
+    assert sorted(labels.tolist()) == [[0, 1], [0, 1], [1, 1], [1, 1]]
 
 
 def test_tables_of_training_and_test_images_share_nothing(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def evaluate_task_trials(
             return _race(runner, kept, rules, progress)
     sums = [QualitySums(task) for _ in range(len(trials) + 1)]
     for number, pair in enumerate(_pairs(task, holdout)):
-        for i, outputs, labels in runner.run(range(len(trials)), pair, number):
-            sums[i + 1].add(outputs, labels)
+        for i, outputs, labels, count in runner.run(range(len(trials)), pair, number):
+            sums[i + 1].add(outputs, labels, count)
             if progress is not None and i >= 0:
                 progress(number * len(trials) + i + 1, None)
     if not sums[0].num_images:
@@ -66,9 +66,9 @@ def _race(
 ) -> tuple[TrialResult, list[TrialResult]]:
     whole, base = QualitySums(runner.task), []
     for number, pair in enumerate(kept):
-        for _, outputs, labels in runner.run((), pair, number):
-            whole.add(outputs, labels)
-            base.append(image_values(runner.quality, outputs, labels).cpu().double().numpy())
+        for _, outputs, labels, count in runner.run((), pair, number):
+            whole.add(outputs, labels, count)
+            base.append(image_values(runner.quality, outputs, labels, count).cpu().double().numpy())
     if not whole.num_images:
         raise DataError("the held-out loader gave no images; pass at least one batch of (images, labels)")
     values = np.concatenate(base)
@@ -76,14 +76,14 @@ def _race(
     def ask(units: Sequence[int], images: Places) -> Floats:
         found = np.zeros((len(units), len(images)))
         place = {unit: row for row, unit in enumerate(units)}
-        start = 0
+        start = end = 0
         for number, pair in enumerate(_rows(kept, images)):
-            count = count_images(pair[0])
-            for i, outputs, labels in runner.run(units, pair, number):
-                if i >= 0:
-                    answers = image_values(runner.quality, outputs, labels).cpu().double().numpy()
-                    found[place[i], start : start + count] = answers
-            start += count
+            for i, outputs, labels, count in runner.run(units, pair, number):
+                if i < 0:  # the whole network is the first to see a part of a batch
+                    start, end = end, end + count
+                    continue
+                answers = image_values(runner.quality, outputs, labels, count).cpu().double().numpy()
+                found[place[i], start:end] = answers
             if progress is not None:
                 progress(number + 1, None)
         return add_up(torch.from_numpy(found)).numpy()
@@ -114,16 +114,17 @@ class _TaskTrials:
         rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
         return [i for place, i in enumerate(which) if place % world == rank]
 
-    def run(self, which: Iterable[int], pair: Pair, number: int) -> Iterator[tuple[int, Any, Any]]:
-        """(trial, outputs, labels) for the whole network, which is -1, and each trial, part by part of a batch."""
+    def run(self, which: Iterable[int], pair: Pair, number: int) -> Iterator[tuple[int, Any, Any, int]]:
+        """(trial, outputs, labels, number of images), part by part: the whole network, -1, then each trial."""
         for inputs, labels in self._parts(move(pair[0], self._device), labels_to(pair[1], self._device)):
             if not self._asked:
                 self._asked = True
                 self._staged.agrees(inputs)
-            yield -1, outputs_for(self.task, self._staged.whole(inputs), labels, number), labels
+            count = count_images(inputs)
+            yield -1, outputs_for(self.task, self._staged.whole(inputs), labels, number), labels, count
             for i in self.mine(which):
                 output = self._staged.without(self.trials[i].unit, self.trials[i].kept)
-                yield i, outputs_for(self.task, output, labels, number), labels
+                yield i, outputs_for(self.task, output, labels, number), labels, count
 
     def _parts(self, inputs: Any, labels: Any) -> Iterator[Pair]:
         """A batch in parts of which the kept values fit in memory; whole if its labels cannot be divided."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from secateur.base.batches import Batches, call, check_batches, device_of, labels_to, move
+from secateur.base.batches import Batches, call, check_batches, count_images, device_of, labels_to, move
 from secateur.base.preserve_state import evaluating, generators_kept
 from secateur.base.processes import usable
 from secateur.base.progress import Progress
@@ -23,6 +23,7 @@ from secateur.measuring.tasks import Task, is_classification, task_of
 TOP5_CLASSES = 10  # with fewer classes, five guesses say very little, and top5 is None
 PERFECT = 0.995  # a held-out accuracy of this or more, on PERFECT_IMAGES or more, is rarely an honest one
 PERFECT_IMAGES = 500
+See = Callable[[Any, Any, int], None]  # outputs, labels and number of images of a batch
 
 
 @dataclass(frozen=True)
@@ -65,16 +66,14 @@ def evaluate(
     return sums.accuracy()
 
 
-def each_answer(
-    model: nn.Module, loader: Batches, task: Task, see: Callable[[Any, Any], None], progress: Progress | None = None
-) -> None:
-    """Call `see(outputs, labels)` for each batch, in eval mode and without gradients, and restore everything."""
+def each_answer(model: nn.Module, loader: Batches, task: Task, see: See, progress: Progress | None = None) -> None:
+    """Call `see(outputs, labels, number of images)` for each batch, in eval mode, without gradients."""
     home, total = device_of(model), _length(loader)
     with evaluating(model), generators_kept(), torch.no_grad():
         for index, batch in enumerate(loader):
             images, labels = unpack_for(task, batch, index)
             outputs = outputs_for(task, call(model, move(images, home)), labels, index)
-            see(outputs, labels_to(labels, home))
+            see(outputs, labels_to(labels, home), count_images(images))
             if progress is not None:
                 progress(index + 1, total)
 
@@ -99,12 +98,12 @@ class _Sums:
     losses: list[Tensor] = field(default_factory=list)
     num_images: int = 0
 
-    def add(self, logits: Tensor, labels: Tensor) -> None:
+    def add(self, logits: Tensor, labels: Tensor, count: int) -> None:
         self.hits1.append((logits.argmax(1) == labels).sum())
         if self.want_top5 and logits.shape[1] >= TOP5_CLASSES:
             self.hits5.append((logits.topk(5, dim=1).indices == labels[:, None]).sum())  # [N, 5] -> 0-d
         self.losses.append(F.cross_entropy(at_least_float32(logits), labels, reduction="sum"))
-        self.num_images += len(labels)
+        self.num_images += count
 
     def accuracy(self) -> Accuracy:
         if self.num_images == 0:

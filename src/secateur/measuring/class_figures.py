@@ -63,8 +63,8 @@ def evaluate_by_class(model: nn.Module, loader: Batches, task: Task) -> tuple[Ac
     """The quality of all images, and of each class if the task has classes, in one pass."""
     sums, counts = sums_for(task), None if task.by_class is None else _Counts(task.by_class)
 
-    def see(outputs: Any, labels: Any) -> None:
-        sums.add(outputs, labels)
+    def see(outputs: Any, labels: Any, count: int) -> None:
+        sums.add(outputs, labels, count)
         if counts is not None:
             counts.add(outputs, labels)
 

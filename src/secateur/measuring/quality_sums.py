@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.base.batches import count_images, unpack, unpack_any
+from secateur.base.batches import unpack, unpack_any
 from secateur.errors import DataError, RunError
-from secateur.measuring.outputs import at_least_float32, tensors_of
+from secateur.measuring.outputs import at_least_float32
 from secateur.measuring.tasks import Quality, Task, is_classification
 
 
@@ -21,7 +21,7 @@ def unpack_for(task: Task, batch: Any, index: int, labelled: bool = True) -> tup
     labelled: a batch without labels is an error; otherwise its labels are None.
     """
     if task.inputs is not None:
-        return task.inputs(batch)
+        return _pair(task.inputs(batch), index)
     if is_classification(task) and labelled:
         return unpack(batch, index)
     images, labels = unpack_any(batch, index)
@@ -32,6 +32,13 @@ def unpack_for(task: Task, batch: Any, index: int, labelled: bool = True) -> tup
             "take evaluate= of your own"
         )
     return images, labels
+
+
+def _pair(made: Any, index: int) -> tuple[Any, Any]:
+    if not isinstance(made, list | tuple) or len(made) != 2:
+        got = f"{type(made).__name__} of {len(made)}" if isinstance(made, list | tuple) else type(made).__name__
+        raise RunError(f"batch {index}: inputs= of a task must return (inputs of the network, labels), and gave {got}")
+    return made[0], made[1]
 
 
 def inputs_alone(task: Task, batches: Iterable[Any]) -> list[tuple[Any]]:
@@ -47,14 +54,28 @@ def outputs_for(task: Task, output: Any, labels: Any, index: int) -> Any:
     return found
 
 
-def image_values(quality: Quality, outputs: Any, labels: Any) -> Tensor:
-    """The value of each image [N] of a quality that is a mean over images."""
-    values = quality.measure(outputs, labels)
-    if not isinstance(values, Tensor) or values.ndim != 1:
-        got = f"the shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+def _described(value: Any) -> str:
+    return f"the shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def mean_loss(task: Task, outputs: Any, labels: Any) -> Tensor:
+    """The loss of a batch, 0-d; RunError if the task's function gives anything but one number."""
+    loss = task.loss(outputs, labels)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise RunError(
-            f"{quality.name} must give one value for each image, [N], and gave {got}. For a quality that is no mean "
-            "over images, pass secateur.Quality(sums, value=...): sums that add up over batches, and their value"
+            f"loss= of a task must return the mean of the batch, a tensor with one number; it gave {_described(loss)}"
+        )
+    return loss.reshape(())
+
+
+def image_values(quality: Quality, outputs: Any, labels: Any, count: int) -> Tensor:
+    """The value of each of `count` images, [N], of a quality that is a mean over images."""
+    values = quality.measure(outputs, labels)
+    if not isinstance(values, Tensor) or list(values.shape) != [count]:
+        raise RunError(
+            f"{quality.name} must give one value for each image, [{count}], and gave {_described(values)}. For a "
+            "quality that is no mean over images, pass secateur.Quality(sums, value=...): sums that add up "
+            "over batches, and their value"
         )
     return at_least_float32(values.detach())
 
@@ -68,15 +89,24 @@ class QualitySums:
         self._parts: list[Tensor] = []
         self.num_images = 0
 
-    def add(self, outputs: Any, labels: Any) -> None:
-        """Add a batch."""
-        count = number_of(outputs, labels)
+    def add(self, outputs: Any, labels: Any, count: int) -> None:
+        """Add a batch of `count` images."""
         self.num_images += count
-        self._losses.append(self._task.loss(outputs, labels).detach() * count)
+        self._losses.append(mean_loss(self._task, outputs, labels).detach() * count)
         if self._quality.is_mean:
-            self._parts.append(image_values(self._quality, outputs, labels).sum())
+            self._parts.append(image_values(self._quality, outputs, labels, count).sum())
         else:
-            self._parts.append(self._quality.measure(outputs, labels).detach())
+            self._parts.append(self._sums_of_batch(outputs, labels))
+
+    def _sums_of_batch(self, outputs: Any, labels: Any) -> Tensor:
+        sums = self._quality.measure(outputs, labels)
+        if not isinstance(sums, Tensor) or (self._parts and sums.shape != self._parts[0].shape):
+            before = f"; the first batch gave the shape {list(self._parts[0].shape)}" if self._parts else ""
+            raise RunError(
+                f"{self._quality.name} has a value=, so its function must return a tensor of sums, of the same shape "
+                f"for each batch; got {_described(sums)}{before}"
+            )
+        return sums.detach()
 
     def value(self) -> float:
         """The quality of all images so far."""
@@ -100,14 +130,6 @@ class QualitySums:
 def value_of(quality: Quality, sums: Tensor, num_images: int) -> float:
     """The quality that sums over `num_images` images give."""
     value = float(sums) / num_images if quality.value is None else float(quality.value(sums))
-    if math.isnan(value):
-        raise RunError(f"{quality.name} is NaN, and decisions cannot be based on it: check outputs and labels")
+    if not math.isfinite(value):
+        raise RunError(f"{quality.name} is {value}, and decisions cannot be based on it: check outputs and labels")
     return value
-
-
-def number_of(outputs: Any, labels: Any) -> int:
-    """The number of images of a batch: the length of its first label, else of its first output."""
-    try:
-        return count_images(labels)
-    except DataError:
-        return len(next(tensors_of(outputs)))

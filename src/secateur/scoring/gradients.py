@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from secateur.base.batches import Batches, device_of, labels_to
+from secateur.base.batches import Batches, count_images, device_of, labels_to
 from secateur.base.distributed import add_up, all_or_none, check_even
 from secateur.base.preserve_state import nothing_compiled
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
-from secateur.measuring.quality_sums import number_of
+from secateur.measuring.quality_sums import mean_loss
 from secateur.measuring.tasks import Task, is_classification, task_of
 from secateur.scoring.data_pass import walk
 from secateur.scoring.evidence import Gradients
@@ -60,6 +60,7 @@ class _Effects:
     def __init__(self, graph: ChannelGraph, taps: Mapping[str, Tap], weights: dict[str, Tensor], task: Task) -> None:
         self._task = task
         self._graph, self._taps, self._weights = graph, taps, weights
+        self._count = 0  # images of the batch
         self._views: list[tuple[str, Tensor, int]] = []  # layer, its input and the version of it, for each call
         self.squares = {n: torch.zeros(unit.width, dtype=torch.float64) for n, unit in graph.units.items()}
         self.gradients = {n: torch.zeros_like(w, dtype=torch.float64, device="cpu") for n, w in weights.items()}
@@ -69,6 +70,7 @@ class _Effects:
         """Each reader gets a view of its input, whose gradient comes through that reader alone."""
         model = self._graph.model
         handles = [model.get_submodule(n).register_forward_pre_hook(partial(self._look, n)) for n in self._taps]
+        handles.append(model.register_forward_pre_hook(self._count_inputs, with_kwargs=True))
         try:
             with nothing_compiled():  # compiled code does not see new hooks
                 yield
@@ -76,6 +78,9 @@ class _Effects:
             self._views.clear()
             for handle in handles:
                 handle.remove()
+
+    def _count_inputs(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._count = count_images((args, kwargs))
 
     def _look(self, name: str, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         view = args[0].view_as(args[0])
@@ -97,7 +102,7 @@ class _Effects:
     def _summed_loss(self, outputs: Any, labels: Any) -> Tensor:
         if is_classification(self._task):
             return F.cross_entropy(outputs, labels, reduction="sum")
-        return self._task.loss(outputs, labels) * number_of(outputs, labels)
+        return mean_loss(self._task, outputs, labels) * self._count
 
     def _add_squares(
         self, views: Sequence[tuple[str, Tensor, int]], flows: Sequence[Tensor | None], batch: int

@@ -50,6 +50,7 @@ class Distillation:
     def mixed(self, task: Task, student: Any, teacher: Any, labels: Any) -> Tensor:
         """(1 - w) task.loss(student, labels) + w task.distil(student, teacher, T), for any task."""
         from secateur.measuring.outputs import squared_distance
+        from secateur.measuring.quality_sums import mean_loss
 
         soft = (task.distil or squared_distance)(student, teacher, self.temperature)
-        return (1 - self.weight) * task.loss(student, labels) + self.weight * soft
+        return (1 - self.weight) * mean_loss(task, student, labels) + self.weight * soft

@@ -66,7 +66,7 @@ class Meter:
         found = torch.zeros_like(loss)
         if self.measures:
             with torch.no_grad():
-                found = image_values(self._quality, outputs, labels).sum()
+                found = image_values(self._quality, outputs, labels, count).sum()
         self._sums += torch.stack((loss.detach() * count, found))
         self.num_images += count
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from secateur.errors import RunError
 from secateur.measuring.outputs import squared_distance
+from secateur.measuring.quality_sums import mean_loss
 from secateur.measuring.tasks import Task, is_classification
 from secateur.training.distillation import Distillation
 from secateur.training.feature_maps import FeatureMaps
@@ -18,7 +19,7 @@ from secateur.training.teacher import Teacher
 
 def plain_objective(task: Task) -> Objective:
     """The loss of the task alone."""
-    return lambda outputs, _images, labels: task.loss(outputs, labels)
+    return lambda outputs, _images, labels: mean_loss(task, outputs, labels)
 
 
 def distilled_objective(task: Task, teacher: Teacher, soft: Distillation, maps: FeatureMaps) -> Objective:

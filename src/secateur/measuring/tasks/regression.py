@@ -42,6 +42,8 @@ def check(outputs: Any, labels: Any, index: int) -> None:
     if not isinstance(labels, Tensor) or labels.numel() != outputs.numel() or len(labels) != len(outputs):
         got = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
         raise DataError(f"batch {index}: the network returns {list(outputs.shape)} numbers, and the labels are {got}")
+    if not bool(labels.isfinite().all()):
+        raise DataError(f"batch {index}: some labels are NaN or infinite; leave these images out")
 
 
 def distance(student: Tensor, teacher: Tensor, _temperature: float) -> Tensor:

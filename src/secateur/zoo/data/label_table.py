@@ -46,7 +46,7 @@ def read_table(path: Path) -> tuple[tuple[str, ...], FileImages]:
     """The names of the labels, and the images of a CSV. Files are relative to its folder or to images in it."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
+            reader = csv.reader(file, skipinitialspace=True)
             header = next(reader, [])
             rows = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -61,14 +61,16 @@ def read_table(path: Path) -> tuple[tuple[str, ...], FileImages]:
     if not rows:
         raise DataError(f"{path}: lists no images")
     seen: dict[Path, int] = {}
-    values = []
+    images, values = [], []
     for line, row in rows:
         image = _file(path, line, row[0].strip())
-        if image in seen:
-            raise DataError(f"{path}, line {line}: {row[0]} is in line {seen[image]} already; list each image once")
-        seen[image] = line
+        real = image.resolve()  # so that a/../b.png and a link are the image that they mean
+        if real in seen:
+            raise DataError(f"{path}, line {line}: {row[0]} is in line {seen[real]} already; list each image once")
+        seen[real] = line
+        images.append(str(image))
         values.append(_values(path, line, row, labels))
-    return labels, FileImages(tuple(map(str, seen)), np.array(values, dtype=np.int64))
+    return labels, FileImages(tuple(images), np.array(values, dtype=np.int64))
 
 
 def _file(path: Path, line: int, name: str) -> Path:

@@ -92,10 +92,7 @@ def _check_names(names: list[str], stems: list[str], by_stem: dict[str, str], im
 def _classes(path: Path, *parts: FileImages | None) -> tuple[str, ...]:
     """The names in classes.txt; without it, the numbers up to the largest one in any mask."""
     if (path / NAMES).is_file():
-        names = [line.strip() for line in (path / NAMES).read_text(encoding="utf-8").splitlines() if line.strip()]
-        if len(names) < 2:
-            raise DataError(f"{path / NAMES}: expected the names of at least 2 classes, one per line")
-        return tuple(names)
+        return _names(path / NAMES)
     files = [mask for part in parts if part is not None for mask in part.masks]
     largest = 0
     with shown(None, steps("masks")) as report:
@@ -108,6 +105,17 @@ def _classes(path: Path, *parts: FileImages | None) -> tuple[str, ...]:
             f"so on; in a mask of two colours replace {IGNORED} by 1"
         )
     return tuple(str(number) for number in range(largest + 1))
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as text in UTF-8: {error}") from error
+    names = [line.strip() for line in lines if line.strip()]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise DataError(f"{path}: expected the names of at least 2 classes, one per line, all different")
+    return tuple(names)
 
 
 def _largest(mask: str) -> int:
