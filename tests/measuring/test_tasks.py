@@ -219,3 +219,9 @@ def test_numbers_that_are_missing_are_refused() -> None:
     labels = torch.tensor([1.0, float("nan"), 2.0])
     with pytest.raises(sc.DataError, match="some labels are NaN or infinite"):
         sc.evaluate(Answers(), [(torch.ones(3), labels)], task="regression")
+
+
+@pytest.mark.parametrize("bins", [[], [0.5, 0.2], [1.0, 1.0], [float("nan")]])
+def test_bins_must_ascend(bins: list[float]) -> None:
+    with pytest.raises(sc.RunError, match="bins= must be ascending borders"):
+        sc.regression(bins=bins)

@@ -119,3 +119,33 @@ def test_collect_takes_a_sample() -> None:
     found = collect(graph, batches(60), num_images=20, seed=0)
     assert found.num_images == 20
     assert found.units["a:out"][0].moments.num_images.tolist() == [4] * 5
+
+
+def boxed(sizes: tuple[int, ...]) -> list[tuple[Tensor, list[dict[str, Tensor]]]]:
+    """Images with their number as pixels; each has its number of boxes, plus one, labelled by it."""
+    batches, start = [], 0
+    for size in sizes:
+        numbers = range(start, start + size)
+        images = torch.tensor(numbers, dtype=torch.float32).reshape(-1, 1, 1, 1)
+        batches.append((images, [{"boxes": torch.full((n + 1, 4), float(n))} for n in numbers]))
+        start += size
+    return batches
+
+
+def test_a_list_with_the_labels_of_each_image_is_sampled_with_its_images() -> None:
+    task = sc.Task(loss=lambda outputs, labels: outputs.mean(), quality=lambda outputs, labels: outputs)
+    seen = []
+    for images, labels in sampled(boxed((2, 5, 3)), 6, seed=0, task=task):
+        assert len(images) == len(labels)
+        for image, label in zip(images, labels, strict=True):
+            seen.append(int(image))
+            assert torch.equal(label["boxes"], torch.full((int(image) + 1, 4), float(image)))
+    assert len(set(seen)) == len(seen) == 6
+
+
+def test_batches_whose_labels_cannot_be_divided_stay_whole() -> None:
+    """As YOLO's: the boxes of all images in one tensor, and the image that each belongs to in another."""
+    batches = [{"images": torch.zeros(4, 1, 2, 2), "boxes": torch.zeros(7, 4), "of": torch.zeros(7)} for _ in range(2)]
+    task = sc.Task(inputs=lambda b: (b["images"], b), loss=lambda o, y: o.mean(), quality=lambda o, y: o)
+    found = list(sampled(batches, 4, seed=0, task=task))
+    assert found and all(batch["images"].shape[0] == 4 and len(batch["boxes"]) == 7 for batch in found)

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sc
+from secateur.scoring.evidence_sources import without_classes
+from secateur.scoring.metric_choice import choose_metrics
+from secateur.scoring.metrics import METRICS
+from secateur.scoring.settings import ScoreSettings
 from tests.tasks.nets import UNet, Wrapped, squares, sums, tags
 
 
@@ -122,3 +126,14 @@ def test_taylor_follows_the_loss_of_the_task() -> None:
     (gradient,) = torch.autograd.grad(loss, [model.one.weight])
     want = (gradient * model.one.weight).abs().flatten(1).sum(1).detach().numpy()
     assert found.values["one:out"] == pytest.approx(want, rel=1e-4)
+
+
+def test_the_reasons_why_metrics_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    every = choose_metrics(list(METRICS))
+    kept = {one.name for one in without_classes(every, ScoreSettings(task="segmentation"))}
+    assert set(METRICS) - kept == {"chip", "dcp", "di", "hrank", "mmd"}
+    assert "only for classification with one class per image: chip, dcp, di, hrank, mmd" in caplog.text
+    assert "no classes" not in caplog.text
+    kept -= {one.name for one in without_classes(every, ScoreSettings(task="regression"))}
+    assert "no classes that they could separate: abs_snr, fdr, gsd, gsd_reader, ttest" in caplog.text
+    assert kept == {"abs_snr", "fdr", "gsd", "gsd_reader", "ttest"}

@@ -25,6 +25,7 @@ from secateur.deciding.trial_evaluation import KEPT_BYTES, RaceRules, Trial, Tri
 from secateur.errors import DataError
 from secateur.measuring.quality_sums import QualitySums, image_values, outputs_for, unpack_for
 from secateur.measuring.tasks import Task
+from secateur.scoring.sampling import divisible
 
 Pair = tuple[Any, Any]  # inputs and labels of a batch
 
@@ -129,7 +130,7 @@ class _TaskTrials:
     def _parts(self, inputs: Any, labels: Any) -> Iterator[Pair]:
         """A batch in parts of which the kept values fit in memory; whole if its labels cannot be divided."""
         count, size = count_images(inputs), self._staged.at_once
-        if count <= size or not _divisible(labels, count):
+        if count <= size or not divisible(labels, count):
             yield inputs, labels
             return
         for start in range(0, count, size):
@@ -142,18 +143,13 @@ def _pairs(task: Task, loader: Iterable[Any]) -> Iterator[Pair]:
         yield unpack_for(task, batch, number)
 
 
-def _divisible(labels: Any, count: int) -> bool:
-    """Whether labels are tensors with one row for each image."""
-    return all(isinstance(x, Tensor) and x.ndim > 0 and len(x) == count for x in tree_leaves(labels))
-
-
 def _in_memory(task: Task, holdout: Batches) -> list[Pair] | None:
     """All batches, if they fit in memory and single images can be picked; a race reads them many times."""
     kept, size = [], 0
     for pair in _pairs(task, list(holdout) if iter(holdout) is holdout else holdout):
         kept.append(pair)
         size += sum(x.numel() * x.element_size() for x in tree_leaves(pair) if isinstance(x, Tensor))
-        if size > KEPT_BYTES or not _divisible(pair[1], count_images(pair[0])):
+        if size > KEPT_BYTES or not divisible(pair[1], count_images(pair[0])):
             return None
     return kept
 

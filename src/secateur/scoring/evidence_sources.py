@@ -31,6 +31,7 @@ from secateur.scoring.statistics import Statistics
 from secateur.scoring.weights import filters, reader_norms, scales
 
 log = logging.getLogger(__name__)
+CLASSIFICATION_ONLY = ("maps", "discrimination")  # what metrics need that no other task has
 
 Source = Batches | Statistics | HasSeenInputs  # what scores are computed from
 Part = tuple[str, Indices | None, Any]  # unit, which of its channels (None: all), the evidence on them
@@ -224,11 +225,16 @@ def without_classes(metrics: list[ChosenMetric], settings: ScoreSettings) -> lis
     kept = [
         one
         for one in metrics
-        if one.metric.needs not in ("maps", "discrimination")
+        if one.metric.needs not in CLASSIFICATION_ONLY
         and (one.metric.needs != "moments" or task.classes or not one.metric.needs_classes)
     ]
-    left_out = [one.name for one in metrics if one not in kept]
-    log.warning("%s are left out: the task has no classes that they could separate", ", ".join(left_out))
+    left_out = [one for one in metrics if one not in kept]
+    elsewhere = ", ".join(one.name for one in left_out if one.metric.needs in CLASSIFICATION_ONLY)
+    if elsewhere:
+        log.warning("left out, only for classification with one class per image: %s", elsewhere)
+    separating = ", ".join(one.name for one in left_out if one.metric.needs not in CLASSIFICATION_ONLY)
+    if separating:
+        log.warning("left out, because the task has no classes that they could separate: %s", separating)
     return kept
 
 

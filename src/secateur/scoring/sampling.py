@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Subset
 
 from secateur.base.batches import Batch, Batches, as_class_indices, count_images
@@ -128,7 +129,7 @@ class Picked:
                     wanted[label] -= 1
                 to_come[label : label + 1] -= 1
             if take:
-                yield _rows(batch, torch.tensor(take))
+                yield _some_images(batch, torch.tensor(take), len(labels))
             if not wanted.any():
                 return
 
@@ -207,12 +208,35 @@ def _plain_labels(batch: Batch, index: int, task: Task) -> Ints:
     return labels
 
 
-def _rows(value: Any, rows: Tensor) -> Any:
-    """Some rows of every tensor in a batch."""
-    if isinstance(value, Tensor):
+class _Indivisible(Exception):
+    """A batch has a tensor that does not hold one row for each image."""
+
+
+def _some_images(batch: Any, rows: Tensor, count: int) -> Any:
+    """The images at `rows` of a batch of `count`; all of it if its labels cannot be divided, such as those of YOLO."""
+    try:
+        if isinstance(batch, list | tuple):  # (images, labels), even if there are as many images as parts
+            return tuple(_rows(part, rows, count) for part in batch)
+        return _rows(batch, rows, count)
+    except _Indivisible:
+        return batch
+
+
+def _rows(value: Any, rows: Tensor, count: int) -> Any:
+    """Some rows of every tensor, and the items of a list that has one for each image, such as its boxes."""
+    if isinstance(value, Tensor) and value.ndim:
+        if len(value) != count:
+            raise _Indivisible
         return value[rows.to(value.device)]
     if isinstance(value, Mapping):
-        return {key: _rows(part, rows) for key, part in value.items()}
+        return {key: _rows(part, rows, count) for key, part in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_rows(part, rows) for part in value)
+        if len(value) == count and not divisible(value, count):
+            return [value[row] for row in rows.tolist()]
+        return tuple(_rows(part, rows, count) for part in value)
     return value
+
+
+def divisible(value: Any, count: int) -> bool:
+    """Whether all that a part of a batch holds are tensors with one row for each of its images."""
+    return all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == count for part in tree_leaves(value))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from secateur.errors import DataError
+from secateur.errors import DataError, RunError
 from secateur.measuring.outputs import at_least_float32, main_output
 from secateur.measuring.tasks import Quality, Task
 
@@ -60,6 +60,8 @@ def regression(bins: Sequence[float] | None = None) -> Task:
     if bins is None:
         return ENTRY
     borders = torch.tensor([float(border) for border in bins])
+    if not len(borders) or not bool((borders[1:] > borders[:-1]).all()) or not bool(borders.isfinite().all()):
+        raise RunError(f"bins= must be ascending borders between the classes, such as [0.2, 0.5]; got {list(bins)}")
 
     def classes(labels: Tensor) -> Tensor:
         return torch.bucketize(labels.reshape(len(labels), -1)[:, 0].float().cpu(), borders)
