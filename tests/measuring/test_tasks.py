@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import secateur as sc
 from secateur.base.batches import main_output, unpack_any
+from secateur.measuring.class_figures import evaluate_by_class
 from secateur.measuring.tasks import task_of
 
 SIZES = (5, 3, 1)
@@ -77,6 +78,21 @@ def test_another_ignore_index() -> None:
     counted = labels >= 0
     want = jaccard_score(labels[counted].numpy(), logits.argmax(1)[counted].numpy(), average="macro")
     assert found.top1 == pytest.approx(want)
+
+
+def test_a_class_that_is_ignored_does_not_count_in_the_mean() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(9, 3, 6, 5), torch.randint(0, 3, (9, 6, 5))
+    task = sc.segmentation(ignore_index=0)
+    there, got = (
+        labels[labels != 0].numpy(),
+        logits.argmax(1)[labels != 0].numpy(),
+    )  # 0 is found, though it never counts
+    each = jaccard_score(there, got, average=None, labels=[1, 2])
+    found, by_class = evaluate_by_class(Answers(), batches(logits, labels), task)
+    assert found.top1 == pytest.approx(each.mean())
+    assert by_class is not None and by_class.values[0] is None
+    assert by_class.values[1:] == pytest.approx(tuple(each))
 
 
 def test_f1_is_the_mean_over_labels() -> None:

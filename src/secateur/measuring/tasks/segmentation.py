@@ -26,11 +26,15 @@ def resized(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def overlaps(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    """[3, K]: pixels of each class in the prediction and the label at once, in the prediction, and in the label."""
+    """[3, K]: pixels of each class in the prediction and the label at once, in the prediction, and in the label.
+
+    If one of the classes is the ignored one, it has none, and does not count in the mean.
+    """
     classes, found = logits.shape[1], resized(logits, labels).argmax(1)
     counted = labels != ignored
     found, there = found[counted], labels[counted].long()
-    return torch.stack([torch.bincount(each, minlength=classes) for each in (there[found == there], found, there)])
+    sums = torch.stack([torch.bincount(each, minlength=classes) for each in (there[found == there], found, there)])
+    return sums.masked_fill(torch.arange(classes, device=sums.device) == ignored, 0)
 
 
 def mean_iou(sums: Tensor) -> float:
@@ -46,10 +50,11 @@ def pixel_confusion(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     return confusion(resized(logits, labels).argmax(1)[counted], labels[counted], logits.shape[1])
 
 
-def iou_of_classes(counts: Tensor) -> Tensor:
-    """Intersection over union of each class: [C], NaN for a class that is in neither prediction nor label."""
+def iou_of_classes(counts: Tensor, ignored: int) -> Tensor:
+    """Intersection over union of each class: [C], NaN for the ignored one and those in neither prediction nor label."""
     both = counts.diagonal()
-    return both / (counts.sum(0) + counts.sum(1) - both)
+    found = both / (counts.sum(0) + counts.sum(1) - both)
+    return found.masked_fill(torch.arange(len(found)) == ignored, torch.nan)
 
 
 def check(logits: Any, labels: Any, index: int, ignored: int = IGNORED) -> None:
@@ -92,7 +97,7 @@ def segmentation(ignore_index: int = IGNORED) -> Task:
         by_class=ByClass(
             "IoU",
             lambda logits, labels: pixel_confusion(logits, labels, ignore_index),
-            iou_of_classes,
+            lambda counts: iou_of_classes(counts, ignore_index),
             lambda counts: counts.sum(1),
             "pixels",
         ),
