@@ -62,6 +62,11 @@ def test_score_sensitivity_and_check(module: str, task: str) -> None:
     assert not any("accuracy" in words for words in (*found["problems"], *found["notes"]))
 
 
+def test_check_says_the_whole_name_of_a_quality(module: str) -> None:
+    said = [line for line in lines(secateur("check", *given(module, "own"))) if "held-out images" in line]
+    assert len(said) == 1 and said[0].split()[:3] == ["quality", "minus", "error"] and "metres" in said[0]
+
+
 @pytest.mark.parametrize("task", NAMES)
 def test_prune_and_go_on(module: str, task: str) -> None:
     how = ("--target", "0.3", "--epochs", "1", "--repair", "bn", "--no-augment", "--out", "run")

@@ -125,7 +125,8 @@ def _say(name: str, found: Checkup) -> None:
     if found.accuracy is not None:
         word = "of" if found.quality == ACCURACY else "on"
         shown = f"{found.quality.shown(found.accuracy.top1)} {word} {found.accuracy.num_images:,} held-out images"
-        _line(found.quality.name[:INDENT], shown)
+        name = found.quality.name
+        _line(name, shown) if len(name) <= INDENT else _line("quality", f"{name} {shown}")
     _say_cost(found)
     for note in found.notes:
         _line("note", note)

@@ -63,7 +63,9 @@ def _pairs(path: Path, part: str) -> FileImages:
         raise DataError(f"{images}: has no images")
     by_stem: dict[str, str] = {}
     for name in image_files(masks):
-        by_stem.setdefault(str(PurePosixPath(name).with_suffix("")), name)
+        other = by_stem.setdefault(str(PurePosixPath(name).with_suffix("")), name)
+        if other != name:
+            raise DataError(f"{masks}: {other} and {name} are masks of the same image: remove one of them")
     stems = [str(PurePosixPath(name).with_suffix("")) for name in names]
     _check_names(names, stems, by_stem, images, masks)
     return FileImages(
