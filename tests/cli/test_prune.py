@@ -195,7 +195,7 @@ def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
 
 def test_without_arguments_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[dict[str, Any], Path]] = []
-    monkeypatch.setattr(verb, "_prune", lambda asked, folder: heard.append((asked, folder)))
+    monkeypatch.setattr(verb, "_prune", lambda asked, folder: heard.append((asked, folder.out)))
     for words in ([], ["--epochs", "3"], ["--max-drop", "0"], ["--out", "here"]):
         lines(secateur("prune", *words))
     (demo, folder), (shorter, _), (other, _), (_, named) = heard
