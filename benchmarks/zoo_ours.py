@@ -66,8 +66,8 @@ def examine_mode(model: nn.Module, image: proof.Example, mode: str) -> dict[str,
     return {
         "error": max(proof.relative_error(proof.outputs(small, image), zeroed), proof.relative_error(zeroed, masked)),
         "changed": proof.relative_error(zeroed, whole),
-        "macs_right": graph.macs * batch == proof.counted_macs(model, image, in_layers=True)
-        and graph.cost(plan).macs * batch == proof.counted_macs(small, image, in_layers=True),
+        "macs_right": graph.macs * batch == proof.counted_macs(model, image, in_layers=graph.layers)
+        and graph.cost(plan).macs * batch == proof.counted_macs(small, image, in_layers=graph.layers),
         "removed": 1 - graph.cost(plan).macs / graph.macs,
         "units": len(graph.units),
         "prunable": prunable,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,18 +104,20 @@ def mask_of(positions: Tensor) -> Any:
     return hook
 
 
-def counted_macs(model: nn.Module, example: Example, in_layers: bool = False) -> int:
+def counted_macs(model: nn.Module, example: Example, in_layers: Collection[str] | None = None) -> int:
     """Multiply-adds of conv and linear ops in one forward of the real network: half of PyTorch's own flop count.
 
-    in_layers: only those of convolution and linear modules, not of code that calls the same operations on its own.
+    in_layers: only those of convolution and linear modules and of the modules of these names, not of code that calls
+        the same operations on its own.
     """
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(model, copy.deepcopy(example))
     counts = counter.get_flop_counts()
     modules = ["Global"]
-    if in_layers:
-        layers = (nn.modules.conv._ConvNd, nn.Linear)
-        modules = [f"{type(model).__name__}.{n}" for n, m in model.named_modules() if isinstance(m, layers)]
+    if in_layers is not None:
+        kinds = (nn.modules.conv._ConvNd, nn.Linear)
+        layers = [n for n, m in model.named_modules() if isinstance(m, kinds) or n in in_layers]
+        modules = [f"{type(model).__name__}.{name}" for name in layers]
     by_op = [item for module in modules for item in counts.get(module, {}).items()]
     flops = sum(count for op, count in by_op if str(op).split(".")[-1] in LAYER_OPS)
     assert flops % 2 == 0

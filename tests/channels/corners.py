@@ -320,6 +320,23 @@ def layer(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return lambda: Through(make())
 
 
+class GatedShuffle(nn.Module):
+    """A shuffle of three groups, gated by what was not shuffled, in front of three groups: nine blocks of three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.squeeze, self.gate = conv(3, 27), nn.Conv2d(27, 4, 1), nn.Conv2d(4, 27, 1)
+        self.spread, self.b, self.fc = (
+            nn.Conv2d(27, 27, 3, groups=27, padding=1),
+            nn.Conv2d(27, 6, 1, groups=3),
+            nn.Linear(6, 5),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.channel_shuffle(F.relu(self.a(x)), 3)
+        return self.fc(pooled(F.relu(self.b(self.spread(x) * torch.sigmoid(self.gate(self.squeeze(x)))))))
+
+
 CORNERS: dict[str, Callable[[], nn.Module]] = {
     "centred relu": layer(CentredReLU),
     "flipping identity": layer(FlippingIdentity),
@@ -419,6 +436,7 @@ CORNERS["three images"] = lambda: nn.Sequential(
     nn.Flatten(),
     nn.Linear(4, 3),
 )
+CORNERS["gated shuffle"] = GatedShuffle
 CORNERS["one layer"] = lambda: nn.Conv2d(3, 4, 1)
 CORNERS["list of layers"] = lambda: nn.Sequential(
     *[nn.Sequential(conv(3 if i == 0 else 5, 5), nn.ReLU(inplace=True)) for i in range(3)],

@@ -53,8 +53,8 @@ def _prove_on_labels(graph: ChannelGraph) -> ChannelGraph:
             return graph
         try:
             uneven = any(unit.granule > 1 for unit in graph.units.values())
-            for stagger in (0, 1) if uneven else (0,):
-                replay(graph, graph.balance({name: _half(unit, stagger) for name, unit in graph.units.items()}))
+            for half in (_half, _staggered_half, _scattered_half) if uneven else (_half,):
+                replay(graph, graph.balance({name: half(unit) for name, unit in graph.units.items()}))
         except Mismatch as error:
             graph = _hold(graph, error)
         else:
@@ -62,9 +62,21 @@ def _prove_on_labels(graph: ChannelGraph) -> ChannelGraph:
     raise PlanError("the channels of this network cannot be told apart")  # pragma: no cover
 
 
-def _half(unit: Unit, stagger: int) -> list[int]:
-    """Drop half of each block: the first half, which moves all later channels, or another half in each block."""
-    return _kept(unit, stagger, unit.width // unit.granule // 2)
+def _half(unit: Unit) -> list[int]:
+    """Drop the first half of each block, which moves all later channels."""
+    return _kept(unit, 0, unit.width // unit.granule // 2)
+
+
+def _staggered_half(unit: Unit) -> list[int]:
+    """Drop another half of each block."""
+    return _kept(unit, 1, unit.width // unit.granule // 2)
+
+
+def _scattered_half(unit: Unit) -> list[int]:
+    """Drop a random half of each block: shifts may agree where the blocks are few and small, chance does not."""
+    draw, dropped = np.random.default_rng(0), unit.width // unit.granule // 2
+    blocks = [draw.permutation(np.flatnonzero(unit.blocks == block)) for block in range(unit.granule)]
+    return sorted(channel for inside in blocks for channel in inside[dropped:].tolist())
 
 
 def _kept(unit: Unit, stagger: int, dropped: int) -> list[int]:
