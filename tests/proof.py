@@ -107,8 +107,8 @@ def mask_of(positions: Tensor) -> Any:
 def counted_macs(model: nn.Module, example: Example, in_layers: Collection[str] | None = None) -> int:
     """Multiply-adds of conv and linear ops in one forward of the real network: half of PyTorch's own flop count.
 
-    in_layers: only those of convolution and linear modules and of the modules of these names, not of code that calls
-        the same operations on its own.
+    in_layers: only those of convolution and linear modules and of the modules that own weights of these names, not of
+        other code that calls the same operations on its own.
     """
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(model, copy.deepcopy(example))
@@ -116,7 +116,8 @@ def counted_macs(model: nn.Module, example: Example, in_layers: Collection[str] 
     modules = ["Global"]
     if in_layers is not None:
         kinds = (nn.modules.conv._ConvNd, nn.Linear)
-        layers = [n for n, m in model.named_modules() if isinstance(m, kinds) or n in in_layers]
+        owners = {name.rpartition(".")[0] for name in set(in_layers) - set(dict(model.named_modules()))}
+        layers = [n for n, m in model.named_modules() if isinstance(m, kinds) or n in owners]
         modules = [f"{type(model).__name__}.{name}" for name in layers]
     by_op = [item for module in modules for item in counts.get(module, {}).items()]
     flops = sum(count for op, count in by_op if str(op).split(".")[-1] in LAYER_OPS)
