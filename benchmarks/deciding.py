@@ -31,13 +31,14 @@ from torch import nn
 
 import secateur as sc
 from benchmarks.ratios import Row, row, say
-from secateur.deciding import partial_forward, racing
+from secateur.deciding import racing
 from secateur.deciding import trial_evaluation as trials
 from secateur.deciding.amounts import amounts
 from secateur.deciding.budget import Cutter
 from secateur.deciding.candidates import candidates
 from secateur.deciding.costs import cost_function
 from secateur.deciding.widths import kept_after
+from secateur.measuring import partial_forward
 from secateur.measuring.accuracy import evaluate
 from secateur.scoring.scores import Scores
 from secateur.zoo.data import ImageData, load

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import secateur as sc
-from secateur.deciding import partial_forward, trial_evaluation
+from secateur.deciding import trial_evaluation
 from secateur.deciding.candidates import candidates
 from secateur.deciding.sensitivity import Sensitivity, sensitivity
 from secateur.errors import DataError, DecideError
+from secateur.measuring import partial_forward
 from secateur.scoring.scores import Scores
 from tests.deciding.test_algorithm_1 import Mixed
 from tests.deciding.toys import answered, batches, drawn, measured, random_scores, seeded, without_weakest

@@ -68,3 +68,30 @@ def test_changes_are_relative_to_each_output_and_the_layer_is_restored() -> None
     np.testing.assert_allclose(got, want, rtol=1e-9)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not model.second._forward_hooks
+
+
+@torch.no_grad()
+def test_only_what_comes_after_a_change_runs_again() -> None:
+    """Three batches of judges; the kept place moves on with the layers, and starts again for an earlier one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(True), nn.Conv2d(4, 4, 3), nn.ReLU(True), nn.Conv2d(4, 3, 1))
+    model.double().eval()
+    judges, before = Judges(sc.trace(model, images(1)), images(20)), model(images(20))
+
+    def changed(name: str) -> float:
+        layer = model.get_submodule(name)
+        return judges.change({name: (0.5 * rows_of_weight(layer), torch.zeros(1, len(layer.weight)))})
+
+    changed("4")
+    calls: list[str] = []
+    for name in "024":
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.append(name))
+    for name, expected in (("2", "024" * 3), ("4", "24" * 3), ("4", "4" * 3), ("0", "024" * 3)):
+        calls.clear()
+        got = changed(name)
+        assert sorted(calls) == sorted(expected)
+        layer = model.get_submodule(name)
+        layer.weight.mul_(0.5)
+        want = float((model(images(20)) - before).square().mean() / before.var(correction=0))
+        layer.weight.mul_(2)
+        np.testing.assert_allclose(got, want, rtol=1e-9)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import secateur as sc
-from secateur.deciding.partial_forward import Staged
+from secateur.measuring.partial_forward import Staged
 from secateur.report.run_page import write_report
 from tests.tasks.nets import Answer, Tagger, UNet, Wrapped, squares, sums, tags
 

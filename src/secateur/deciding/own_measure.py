@@ -10,9 +10,9 @@ from torch import nn
 from secateur.base.batches import Batches
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
-from secateur.deciding.partial_forward import Cut
 from secateur.deciding.trial_evaluation import Trial, TrialResult
 from secateur.errors import DecideError
+from secateur.measuring.partial_forward import Cut
 
 
 def by_own_measure(

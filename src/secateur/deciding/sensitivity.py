@@ -24,12 +24,12 @@ from secateur.deciding.budget import Cutter
 from secateur.deciding.candidates import candidates, check_patterns, scored
 from secateur.deciding.costs import CostOf, cost_function, name_of, widths_of
 from secateur.deciding.own_measure import by_own_measure
-from secateur.deciding.partial_forward import Cut, cut_by_zeroing
 from secateur.deciding.settings import RankSettings
 from secateur.deciding.task_trials import evaluate_task_trials
 from secateur.deciding.trial_evaluation import RaceRules, Trial, TrialResult, evaluate_trials, race_trials
 from secateur.deciding.widths import WidthLimits
 from secateur.errors import DecideError
+from secateur.measuring.partial_forward import Cut, cut_by_zeroing
 from secateur.measuring.tasks import is_classification, task_of
 from secateur.scoring.scores import Scores
 

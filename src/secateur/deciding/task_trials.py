@@ -19,10 +19,10 @@ from secateur.base.batches import Batches, count_images, device_of, labels_to, m
 from secateur.base.distributed import add_up
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
-from secateur.deciding.partial_forward import Cut, Staged
 from secateur.deciding.racing import Floats, Places, race
 from secateur.deciding.trial_evaluation import KEPT_BYTES, RaceRules, Trial, TrialResult
 from secateur.errors import DataError
+from secateur.measuring.partial_forward import Cut, Staged
 from secateur.measuring.quality_sums import QualitySums, image_values, outputs_for, unpack_for
 from secateur.measuring.tasks import Task
 from secateur.scoring.sampling import divisible

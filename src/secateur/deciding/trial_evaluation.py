@@ -20,9 +20,9 @@ from secateur.base.batches import Batches, call, check_range, device_of, logits_
 from secateur.base.distributed import add_up
 from secateur.base.progress import Progress
 from secateur.channels.graph import ChannelGraph
-from secateur.deciding.partial_forward import Cut, Staged
 from secateur.deciding.racing import Floats, Places, race
 from secateur.errors import DataError
+from secateur.measuring.partial_forward import Cut, Staged
 
 KEPT_BYTES = 2**30  # a race reads the images many times: up to this size they are kept in memory
 

@@ -5,8 +5,9 @@
     table.by_layer(graph, keep)    the same, layer by layer
     table.widths(graph)            unit -> numbers of channels at which its layers were timed
 
-A layer is timed with its batch norm and its activation, as the engine runs them. What is not a layer (additions,
-pooling, overhead) is the remainder: the measured time of the whole network minus the sum of its layers.
+A layer is timed with its batch norm and its activation, as the engine runs them, and scaled to its time inside the
+network (`secateur.measuring.layer_timing.calibration`). What is not a layer (additions, pooling, overhead) is the
+remainder: the measured time of the whole network minus the sum of its layers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from secateur.measuring.layer_timing.layer_times import LayerTimes
 from secateur.measuring.layer_timing.machine import MeasuredWith
 
 FORMAT = "secateur-latency-table"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +38,7 @@ class LatencyTable:
     layers: Mapping[str, tuple[str, ...]]  # layer -> its kind, once for each time that it is called
     times: Mapping[str, LayerTimes]  # layer -> seconds of all its calls together
     whole: float  # seconds of the whole network, unpruned
-    remainder: float  # whole - sum of the layers; what is not a layer
+    remainder: float  # whole - sum of the layers, at least 0; what is not a layer
     outside: Mapping[str, int]  # layer whose outputs are used outside of layers -> positions of a channel
 
     def __repr__(self) -> str:
@@ -68,22 +69,15 @@ class LatencyTable:
         return self.times[layer].at(inputs, outputs, selects=selects)
 
     def remainder_of(self, graph: ChannelGraph, keep: Plan | Keep | None = None) -> float:
-        """Seconds of what is not a layer.
+        """Seconds of what is not a layer. They shrink with what layers write for others than layers."""
+        return self.remainder * self.outside_share(graph, keep)
 
-        It shrinks with the numbers that layers write for others than layers, such as additions and pooling. A negative
-        remainder means that layers are faster inside the network than alone; then it shrinks with their time.
-        """
-        if self.remainder < 0:
-            return self.remainder * sum(self.by_layer(graph, keep).values()) / (self.whole - self.remainder)
+    def outside_share(self, graph: ChannelGraph, keep: Plan | Keep | None = None) -> float:
+        """Numbers that layers write for others than layers, as a share of those of the unpruned network."""
         cost = graph.cost(keep).layers
         before = sum(size * self.times[name].outputs[-1] for name, size in self.outside.items())
         now = sum(size * min(cost[name].outputs, self.times[name].outputs[-1]) for name, size in self.outside.items())
-        return self.remainder * (now / before if before else 1.0)
-
-    @property
-    def inside_scale(self) -> float:
-        """Seconds of a layer inside the network for each second alone, if layers are faster there; otherwise 1."""
-        return self.whole / (self.whole - self.remainder) if self.remainder < 0 else 1.0
+        return now / before if before else 1.0
 
     def widths(self, graph: ChannelGraph) -> dict[str, tuple[int, ...]]:
         """Unit -> the numbers of kept channels at which all its readers and writers were timed, ascending."""

@@ -16,11 +16,11 @@ from secateur.deciding.candidates import candidates, scored
 from secateur.deciding.costs import CostOf
 from secateur.deciding.costs.latency import table_cost
 from secateur.deciding.goal import Budget
-from secateur.deciding.partial_forward import Cut
 from secateur.deciding.sensitivity import Sensitivity, sensitivity
 from secateur.deciding.settings import SplitSettings
 from secateur.deciding.splits import SPLITS, SplitTask
 from secateur.deciding.splits.uniform import uniform
+from secateur.measuring.partial_forward import Cut
 from secateur.running.folder import SENSITIVITY
 from secateur.running.run_context import RunContext, Stopwatch
 from secateur.running.speed_check import plan_in_time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -13,8 +13,11 @@ from torch.utils._pytree import tree_map
 
 from secateur.base.preserve_state import evaluating, generators_kept, nothing_compiled
 from secateur.channels.graph import ChannelGraph
+from secateur.channels.runner import GraphRunner
+from secateur.channels.suffix_runner import SuffixRunner
+from secateur.measuring.partial_forward import trace_agrees
 from secateur.scoring.layer_rows import weight_of_rows
-from secateur.scoring.output_stakes import BATCH, collect_stakes, float_outputs
+from secateur.scoring.output_stakes import BATCH, collect_stakes, float_outputs, floats_of
 from secateur.scoring.unlabelled_images import count_of
 
 NewLayer = tuple[Tensor, Tensor]  # weight [groups, o, n] and what is added to the outputs [groups, o]
@@ -30,8 +33,9 @@ class Judges:
 
     def change(self, layers: Mapping[str, NewLayer]) -> float:
         """Mean square change of the network's outputs, relative to their variances, with these layers changed."""
+        _ = self._before, self._suffixes  # of the unchanged network
         with _changed(self._graph.model, layers):
-            now = self._outputs()
+            now = self._outputs(layers)
         pairs = zip(now, self._before, self._scales, strict=True)
         return sum(float(((z - before) / scale).square().mean()) for z, before, scale in pairs)
 
@@ -47,11 +51,23 @@ class Judges:
     def _scales(self) -> list[Tensor]:
         return [z.std(correction=0).clamp(min=1e-12) for z in self._before]
 
+    @cached_property
+    def _suffixes(self) -> list[SuffixRunner]:
+        """One for each batch; none if the trace does not compute what the model computes."""
+        runner = GraphRunner(self._graph.found.traced)
+        if not all(trace_agrees(runner, images, floats_of) for images in (self._batches[-1], self._batches[0])):
+            return []
+        return [SuffixRunner(runner, images) for images in self._batches]
+
     @torch.no_grad()
-    def _outputs(self) -> list[Tensor]:
+    def _outputs(self, changed: Collection[str] = ()) -> list[Tensor]:
+        """The network's outputs. What comes before the changed layers is not computed again where that is possible."""
         model = self._graph.model
         with evaluating(model), generators_kept():
-            every = [float_outputs(model, images) for images in self._batches]
+            if changed and self._suffixes:
+                every = [floats_of(suffix.from_layers(changed)) for suffix in self._suffixes]
+            else:
+                every = [float_outputs(model, images) for images in self._batches]
         return [
             torch.cat([z.reshape(len(z), -1) if z.dim() else z.view(1, 1) for z in some])
             for some in zip(*every, strict=True)

@@ -27,8 +27,12 @@ BATCH = 8  # images of a backward pass: all activations are in memory
 
 def float_outputs(model: nn.Module, images: Any) -> list[Tensor]:
     """The tensors of floating point numbers that the network returns."""
-    found = call(model, tree_map(lambda t: t.clone(), images))  # the network may write into its input
-    return [t for t in tree_flatten(found)[0] if isinstance(t, Tensor) and t.is_floating_point()]
+    return floats_of(call(model, tree_map(lambda t: t.clone(), images)))  # the network may write into its input
+
+
+def floats_of(output: Any) -> list[Tensor]:
+    """The tensors of floating point numbers in a network's output."""
+    return [t for t in tree_flatten(output)[0] if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 def collect_stakes(

@@ -19,6 +19,7 @@ from secateur.measuring.engines import ENGINES
 from secateur.measuring.layer_timing import measure, onnx_blocks
 from secateur.measuring.layer_timing.blocks import find_blocks
 from secateur.measuring.layer_timing.cache import cache_file, cache_folder
+from secateur.measuring.layer_timing.calibration import half_of_channels, scale_inside
 from secateur.measuring.layer_timing.measure import latency_table
 from secateur.measuring.layer_timing.stopwatch import Stopwatch
 from tests.clock import Clock
@@ -111,14 +112,52 @@ def test_a_small_network_in_every_engine(engine: str) -> None:
 
 
 def test_compiled_layers_are_scaled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile takes seconds a layer, so layers are timed in eager mode: here the whole takes half as long."""
+    """torch.compile takes seconds a layer, so layers are timed in eager mode: here both networks take half as long."""
     graph = small_graph()
     eager = latency_table(graph, "eager", batch=2, threads=1)
+    halves = [eager.whole / 2, eager.predict(graph, half_of_channels(graph)) / 2]
     monkeypatch.setattr(measure, "_whole_run", lambda *_: None)
-    monkeypatch.setattr(measure.Stopwatch, "seconds", lambda *_: [eager.whole / 2])
+    monkeypatch.setattr(measure.Stopwatch, "seconds", lambda *_: halves)
     compiled = latency_table(graph, "compile", batch=2, threads=1)
     assert compiled.measured_with.engine == "compile" and compiled.whole == eager.whole / 2
-    assert compiled.seconds("one", 4, 8) == pytest.approx(eager.seconds("one", 4, 8) / 2)
+    assert compiled.predict(graph) == pytest.approx(eager.whole / 2)
+    assert compiled.seconds("one", 4, 8) <= eager.seconds("one", 4, 8)
+
+
+class Slower(nn.Sequential):
+    """Inside the network the layers take twice their time alone, and something else takes 1 ms."""
+
+    def __init__(self) -> None:
+        super().__init__(Paced(8, 8, 1), nn.ReLU(), Paced(8, 8, 1), nn.ReLU(), Paced(8, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = CLOCK.now
+        x = super().forward(x)
+        CLOCK.sleep(CLOCK.now - start + 1e-3 * (len(x) > 1))
+        return x
+
+
+def test_layers_are_scaled_to_their_time_inside_the_network(cache: Path, clock: Clock) -> None:
+    graph = sc.trace(seeded(Slower), torch.zeros(1, 8, 4, 4))
+    table = latency_table(graph, batch=2, threads=1)
+    assert table.seconds("0", 8, 8) == pytest.approx(2 * 16e-5, rel=1e-2)  # 2 images, 8 outputs, 1e-5 s each, twice
+    assert table.whole == pytest.approx(2 * 36e-5 + 1e-3, rel=1e-2) and table.remainder == pytest.approx(1e-3, rel=1e-2)
+    first, second = graph.units
+    assert table.predict(graph, {first: [0, 1], second: [3]}) == pytest.approx(2 * 10e-5 + 1e-3, rel=1e-2)
+
+
+def test_the_scale_solves_both_equations_within_bounds() -> None:
+    # 1.5 x 4 + 2 = 8 and 1.5 x 1 + 2 = 3.5; then 1.5 x 1 + half of 2
+    assert scale_inside((8.0, 3.5), (4.0, 1.0), 1.0) == pytest.approx(1.5)
+    assert scale_inside((8.0, 2.5), (4.0, 1.0), 0.5) == pytest.approx(1.5)
+    assert scale_inside((8.0, 1.0), (4.0, 1.0), 1.0) == 2.0  # 7/3 would leave less than nothing for the rest
+    assert scale_inside((8.0, 7.9), (4.0, 1.0), 1.0) == 0.5 and scale_inside((2.0, 1.9), (4.0, 1.0), 1.0) == 0.25
+    assert scale_inside((8.0, 7.0), (4.0, 3.9), 1.0) == 1.0 and scale_inside((2.0, 1.9), (4.0, 3.9), 1.0) == 0.5
+
+
+def test_the_smaller_network_has_half_of_the_inner_channels() -> None:
+    graph = small_graph()
+    assert half_of_channels(graph) == {units(graph)[0]: (0, 1, 2, 3)}
 
 
 @pytest.mark.parametrize("name", ["grouped", "depthwise", "transposed", "flattened", "sound", "volume"])

@@ -16,13 +16,12 @@ def table_cost(graph: ChannelGraph, table: LatencyTable) -> LayeredCost:
     """Predicted seconds per batch. Units keep numbers of channels at which their layers were timed."""
     selecting = {*graph.grouped.selecting.values()}
     seconds = functools.cache(table.seconds)
-    scale = table.inside_scale
 
     def layer(name: str, inputs: int, outputs: int) -> float:
         if name not in table.times:  # a function of the network's own: its time is part of the remainder
             return 0.0
         selects = name in selecting and inputs < graph.layers[name].inputs
-        return scale * seconds(name, int(inputs), int(outputs), selects=selects)
+        return seconds(name, int(inputs), int(outputs), selects=selects)
 
     return LayeredCost(
         lambda keep: table.predict(graph, keep),

@@ -6,22 +6,26 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from secateur.base.batches import device_of
 from secateur.base.preserve_state import generators_kept
 from secateur.base.progress import Progress, shown, steps
 from secateur.channels.graph import ChannelGraph
+from secateur.channels.plan import Plan
+from secateur.channels.surgery import prune
 from secateur.errors import RunError
 from secateur.measuring.engines import ENGINES, Engine
 from secateur.measuring.latency import placed, prepare, ready_to_time, repeated
 from secateur.measuring.latency_table import LatencyTable
 from secateur.measuring.layer_timing.blocks import Block, is_shared
 from secateur.measuring.layer_timing.cache import Timings, read_cache, write_cache
+from secateur.measuring.layer_timing.calibration import half_of_channels, scale_inside
 from secateur.measuring.layer_timing.completion import complete
 from secateur.measuring.layer_timing.grids import Grid, find_grids
 from secateur.measuring.layer_timing.layer_times import LayerTimes
@@ -38,6 +42,7 @@ ENOUGH = 0.01  # seconds that the rounds of a layer take together, unless they a
 LONGEST = 0.01  # longest run of a convolution in seconds; slower ones are timed on fewer images
 TOGETHER = 16  # runs that take turns
 LEAST = 1e-9  # seconds; a difference of two times can come out negative
+WHOLE = ("whole", "half")  # the two networks that are timed as a whole
 
 
 def latency_table(
@@ -64,9 +69,8 @@ def latency_table(
         grids = find_grids(graph)
         found = _measure(graph, grids, chosen, batch, progress)
         if chosen.times_layers:
-            return _table(grids, found, found.whole)
-        inside = _measure(graph, grids, ENGINES.find("eager"), batch, progress)
-        return _table(grids, inside, found.whole, found.setting)
+            return _table(graph, grids, found, found)
+        return _table(graph, grids, _measure(graph, grids, ENGINES.find("eager"), batch, progress), found)
 
 
 @dataclass(eq=False)
@@ -78,7 +82,7 @@ class _Measured:
     device: torch.device
     known: Timings
     own: Timings = field(default_factory=dict)  # of layers that no other network has; not kept
-    whole: float = math.nan
+    whole: tuple[float, float] = (math.nan, math.nan)  # of the unpruned network and of the smaller one
 
     def of(self, kind: str) -> dict[str, float]:
         """Timings of a kind: widths as text -> seconds."""
@@ -105,24 +109,23 @@ def _measure(
     found = _Measured(engine, setting, device, read_cache(setting))
     whole = found.of(_network_kind(graph, grids))
     jobs = list(_jobs(found, grids)) if engine.times_layers else []
-    if "whole" in whole and not jobs:
-        found.whole = whole["whole"]
-        return found
-    run = _whole_run(graph, engine, batch)
-    seconds = found.stopwatch.seconds([run], WHOLE_ROUNDS, 1)
-    with shown(progress, steps(f"timing layers in {engine.name}")) as report:
-        total = sum(len(job.sums) for job in jobs)
-        done = 0
-        report(done, total)
-        for job in jobs:
-            for part in job.measured(found):
-                found.of(job.kind).update(part)
-                done += len(part)
-                report(done, total)
-            seconds += found.stopwatch.seconds([run], 1, 1)
-            found.keep()
-    whole["whole"] = found.whole = statistics.median(seconds)
-    found.keep()
+    if jobs or not all(name in whole for name in WHOLE):
+        runs = [_whole_run(model, graph, engine, batch) for model in _whole_networks(graph)]
+        took = [found.stopwatch.seconds(runs, WHOLE_ROUNDS, 1)]
+        with shown(progress, steps(f"timing layers in {engine.name}")) as report:
+            total = sum(len(job.sums) for job in jobs)
+            done = 0
+            report(done, total)
+            for job in jobs:
+                for part in job.measured(found):
+                    found.of(job.kind).update(part)
+                    done += len(part)
+                    report(done, total)
+                took.append(found.stopwatch.seconds(runs, 1, 1))
+                found.keep()
+        whole.update(zip(WHOLE, map(statistics.median, zip(*took, strict=True)), strict=True))
+        found.keep()
+    found.whole = (whole[WHOLE[0]], whole[WHOLE[1]])
     return found
 
 
@@ -189,21 +192,24 @@ def _selection_kind(block: Block) -> str:
     return f"Select {area} of {block.widths[0]} {next(block.modules.parameters()).dtype}"
 
 
-def _table(grids: Sequence[Grid], found: _Measured, whole: float, setting: MeasuredWith | None = None) -> LatencyTable:
-    """The table of the times found. If they are of another engine, they are scaled to the whole network's time."""
-    scale = whole / found.whole
+def _table(graph: ChannelGraph, grids: Sequence[Grid], inside: _Measured, found: _Measured) -> LatencyTable:
+    """The table of the times of layers in `inside`, calibrated on the whole networks in `found`."""
     layers: dict[str, tuple[str, ...]] = {}
     times: dict[str, LayerTimes] = {}
     outside: dict[str, int] = {}
     for grid in grids:
         name = grid.block.layer
         layers[name] = (*layers.get(name, ()), grid.block.kind)
-        one = _layer_times(grid, found).mapped(lambda seconds: scale * seconds)
+        one = _layer_times(grid, inside)
         times[name] = one if name not in times else times[name].plus(one)
         if grid.outside:
             outside[name] = outside.get(name, 0) + grid.outside
-    inside = sum(one.seconds[-1][-1] for one in times.values())
-    return LatencyTable(setting or found.setting, layers, times, whole, whole - inside, outside)
+    alone = LatencyTable(found.setting, layers, times, found.whole[0], 0.0, outside)
+    half = half_of_channels(graph)
+    sums = (sum(alone.by_layer(graph).values()), sum(alone.by_layer(graph, half).values()))
+    scale = scale_inside(found.whole, sums, alone.outside_share(graph, half))
+    scaled = {name: one.mapped(lambda seconds: scale * seconds) for name, one in times.items()}
+    return replace(alone, times=scaled, remainder=max(0.0, found.whole[0] - scale * sums[0]))
 
 
 def _layer_times(grid: Grid, found: _Measured) -> LayerTimes:
@@ -214,8 +220,13 @@ def _layer_times(grid: Grid, found: _Measured) -> LayerTimes:
     return LayerTimes(grid.inputs, grid.outputs, seconds, selecting)
 
 
-def _whole_run(graph: ChannelGraph, engine: Engine, batch: int) -> Callable[[], Any]:
-    prepared = prepare(graph.model, engine.name, graph.example, [batch])
+def _whole_networks(graph: ChannelGraph) -> tuple[nn.Module, nn.Module]:
+    """The unpruned network and the smaller one."""
+    return graph.model, prune(graph, Plan.of(graph, half_of_channels(graph)), check=False)
+
+
+def _whole_run(model: nn.Module, graph: ChannelGraph, engine: Engine, batch: int) -> Callable[[], Any]:
+    prepared = prepare(model, engine.name, graph.example, [batch])
     return partial(prepared.run, placed(repeated(graph.example, batch), prepared.device))
 
 

@@ -56,18 +56,8 @@ class Staged:
         """Whether the trace computes what the model computes on these images. If not, the model itself runs from then
         on. Call this on the first batch.
         """
-        try:
-            self._runner.run_in_place_calls_on_copies(images)
-            got = list(tensors_of(self._outputs(self._runner.run(self._runner.bind(images)))))
-        except (InPlaceError, *_MISFITS):
-            got = []
-        want = list(tensors_of(self._by_the_model(images)))
-        same = len(got) == len(want) and all(
-            a.shape == b.shape and bool(torch.allclose(a, b, atol=1e-4, rtol=1e-3))
-            for a, b in zip(got, want, strict=True)
-        )
-        self._plain = not same
-        return same
+        self._plain = not trace_agrees(self._runner, images, self._outputs)
+        return not self._plain
 
     def whole(self, images: Any) -> Any:
         """Outputs of the whole network. The values that `without` needs are kept."""
@@ -102,6 +92,20 @@ class Staged:
         shapes = self.graph.found.traced.shapes.get(node.name)
         leaves = tree_leaves(shapes, is_leaf=lambda x: isinstance(x, torch.Size))
         return [size for size in leaves if isinstance(size, torch.Size)]
+
+
+def trace_agrees(runner: GraphRunner, images: Any, outputs: Callable[[Any], Any]) -> bool:
+    """Whether the trace computes what the model computes on these images. Calls that overwrite their input are found,
+    and the runner runs them on copies from then on."""
+    try:
+        runner.run_in_place_calls_on_copies(images)
+        got = list(tensors_of(outputs(runner.run(runner.bind(images)))))
+    except (InPlaceError, *_MISFITS):
+        return False
+    want = list(tensors_of(outputs(call(runner.traced.model, tree_map(copied, images)))))
+    return len(got) == len(want) and all(
+        a.shape == b.shape and bool(torch.allclose(a, b, atol=1e-4, rtol=1e-3)) for a, b in zip(got, want, strict=True)
+    )
 
 
 def _used_from_outside(parts: Iterable[list[fx.Node]]) -> set[fx.Node]:

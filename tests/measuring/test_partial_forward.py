@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import secateur as sc
-from secateur.deciding import partial_forward as staged_module
-from secateur.deciding.partial_forward import Staged
+from secateur.measuring import partial_forward as staged_module
+from secateur.measuring.partial_forward import Staged
 from secateur.zoo.models import create
 from tests.deciding.toys import drawn, seeded
 from tests.nets import NETS, Tiny, conv, pooled
