@@ -38,6 +38,7 @@ METRICS = ("rebuilt", "reader_energy", "gsd_reader", "gsd", "fdr", "act_variance
 SPREAD = 1.0  # standard deviation of the factors' logarithms
 IMAGES = 2000  # training images that score and repair
 LATE = "retrained"
+ASKED = ("network", "target", "plans", "epochs", "num_images", "lr", "precision", "seed")
 
 
 def plans(graph: sc.ChannelGraph, errors: sc.Scores, data: ImageData, args: Any) -> Iterator[tuple[str, sc.Plan]]:
@@ -71,6 +72,8 @@ def measured(graph: sc.ChannelGraph, plan: sc.Plan, data: ImageData, args: Any) 
             teacher=graph.model,
             epochs=args.epochs,
             lr=args.lr,
+            views=1,
+            mixed_precision=args.precision,
             seed=args.seed,
         ).model
     return {name: round(100 * sc.evaluate(model, held).top1, 2) for name, model in networks.items()}
@@ -96,12 +99,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--num-images", type=int, default=10_000, help="images in an epoch")
     parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--precision", default="no", help="of the training: bf16 is faster on some processors")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=100, help="plans to measure in this call")
     args = parser.parse_args()
     model, data = opened(args.network, args)
     graph = sc.trace(model, torch.zeros(1, *data.shape))
-    asked = {key: getattr(args, key) for key in ("network", "target", "plans", "epochs", "num_images", "lr", "seed")}
+    asked = {key: getattr(args, key) for key in ASKED}
     table = table_so_far(args.out, {"asked": asked, "rows": {}})
     if table["asked"] != asked:
         sys.exit(f"{args.out} is of another run: {table['asked']}, and this one is {asked}; give another --out")

@@ -37,7 +37,7 @@ from secateur.training.rate_test import FirstBatches
 
 ROWS = ("macs", "peer", "paper", "time", "peer, time", "macs, 2", "macs, 4")
 TURNS = 15
-ASKED = ("network", "target", "speedup", "engine", "epochs", "lr", "views", "num_images")
+ASKED = ("network", "target", "speedup", "engine", "epochs", "lr", "views", "precision", "num_images")
 
 
 class Bench:
@@ -70,7 +70,8 @@ class Bench:
     def teaching(self, rounds: int = 1) -> dict[str, Any]:
         """The schedule of a round."""
         args = self.args
-        return {"preset": "cosine", "epochs": max(1, args.epochs // rounds), "lr": args.lr, "views": args.views}
+        epochs, precision = max(1, args.epochs // rounds), args.precision
+        return {"preset": "cosine", "epochs": epochs, "lr": args.lr, "views": args.views, "mixed_precision": precision}
 
     def folder(self, title: str, seed: int) -> Path:
         """The folder of a row's work."""
@@ -198,6 +199,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--views", type=int, help="see `secateur train --help`")
+    parser.add_argument("--precision", default="no", help="of the training: bf16 is faster on some processors")
     parser.add_argument("--num-images", type=int, help="images in an epoch; all by default")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rows", default=";".join(ROWS), help="separated by semicolons")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -122,3 +124,28 @@ def test_bad_settings() -> None:
         latency({"a": nn.Identity()}, torch.zeros(1, 1), batch_sizes=(0,))
     with pytest.raises(DataError, match=r"\[0, 3\]"):
         latency({"a": nn.Identity()}, torch.zeros(0, 3))
+
+
+FAULTS = """
+import resource, torch
+from secateur.measuring.turns import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        several = [torch.ones(2**20) for _ in range(5)]  # 4 MiB each, all freed at the end of a round
+        several = []
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = faults()
+keep_freed_memory()
+torch.ones(6 * 2**20)
+print(before, faults())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep freed memory in other ways")
+def test_freed_memory_is_kept_so_that_large_images_do_not_cost_more() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert after < 20 * 1024, (before, after)  # pages: 5 blocks of 1,024 pages in 20 rounds would be 102,400

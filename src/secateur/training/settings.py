@@ -46,6 +46,9 @@ class FineTuning:
         group=GROUP,
         least=1,
     )
+    mixed_precision: Literal["no", "bf16", "fp16"] = option(
+        "no", "no, bf16 (faster on CPUs with AVX512-BF16) or fp16 (GPUs)", group=GROUP, choices=("no", "bf16", "fp16")
+    )
 
     @property
     def distillation(self) -> Distillation:
@@ -90,9 +93,6 @@ class TrainingSettings(TrackerSettings, FineTuning):
     )
     epochs: int | None = option(None, "Number of epochs, instead of the preset's", group="Training", least=1)
     lr: float | None = option(None, "Learning rate, instead of the preset's", group="Training", above=0)
-    mixed_precision: Literal["no", "bf16", "fp16"] = option(
-        "no", "no, bf16 or fp16", group="Training", choices=("no", "bf16", "fp16")
-    )
     channels_last: bool = option(True, "Memory layout that is faster for most convolutions", group="Training")
     seed: int = option(0, "Seed of initial weights, held-out images, order and augmentation", group="Training", least=0)
     sparsity: float = option(
