@@ -11,6 +11,7 @@ from secateur.scoring.metrics import Metric
 
 TINY = 1e-12
 MOST = 0.9  # shrinkage
+JITTER = 1e-9  # of the mean diagonal
 
 
 def rebuilt(inputs: ReaderInputs, ridge: float = 1e-2) -> Tensor:
@@ -94,9 +95,19 @@ def _weighed(group: ReaderGroup) -> Tensor:
     if group.stakes is None:
         products = weight.square() @ covariance if covariance.dim() == 1 else ((weight @ covariance) * weight).sum(1)
         return weight / products.clamp(min=TINY).sqrt()[:, None]
-    values, vectors = torch.linalg.eigh(group.stakes)
-    root: Tensor = values.clamp(min=0).sqrt()[:, None] * vectors.T
-    return root @ weight
+    return _root(group.stakes) @ weight
+
+
+def _root(stakes: Tensor) -> Tensor:
+    """R with R' R = G. A little is added to the diagonal, so that a Cholesky factor can be had, which is much faster
+    than the eigenvalues of a wide layer."""
+    shift = JITTER * stakes.diagonal().mean().clamp(min=TINY)
+    factor, failed = torch.linalg.cholesky_ex(stakes + shift * torch.eye(len(stakes), dtype=stakes.dtype))
+    root: Tensor = factor.T
+    if failed:
+        values, vectors = torch.linalg.eigh(stakes)
+        root = values.clamp(min=0).sqrt()[:, None] * vectors.T
+    return root
 
 
 def _shifted(covariance: Tensor, ridge: float) -> Tensor:
