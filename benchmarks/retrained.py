@@ -6,6 +6,7 @@
 Rows, for each seed:
     paper         G-SD and Algorithm 1 to the target in one round, all held-out images, no repair
     macs          the split of least error to the target, the repair solve
+    ranked        Algorithm 1 with the metric gsd_reader to the target in one round, the repair solve
     macs, R       the same in R rounds of epochs / R epochs each
     time          the split of least error to --speedup in --engine, the repair solve
     peer          torch-pruning's best importance by held-out accuracy as cut, to the target
@@ -35,9 +36,10 @@ from benchmarks.schedule import BATCH
 from secateur.measuring.speedup import speedup
 from secateur.training.rate_test import FirstBatches
 
-ROWS = ("macs", "peer", "paper", "time", "peer, time", "macs, 2", "macs, 4")
+ROWS = ("macs", "peer", "paper", "time", "peer, time", "ranked", "macs, 2", "macs, 4")
 TURNS = 15
-ASKED = ("network", "target", "speedup", "engine", "epochs", "lr", "views", "precision", "num_images")
+TEACHING = ("lr", "views", "temperature", "distill_weight")
+ASKED = ("network", "target", "speedup", "engine", "epochs", *TEACHING, "precision", "num_images")
 
 
 class Bench:
@@ -69,9 +71,9 @@ class Bench:
 
     def teaching(self, rounds: int = 1) -> dict[str, Any]:
         """The schedule of a round."""
-        args = self.args
-        epochs, precision = max(1, args.epochs // rounds), args.precision
-        return {"preset": "cosine", "epochs": epochs, "lr": args.lr, "views": args.views, "mixed_precision": precision}
+        shared = {name: getattr(self.args, name) for name in TEACHING}
+        epochs = max(1, self.args.epochs // rounds)
+        return {"preset": "cosine", "epochs": epochs, "mixed_precision": self.args.precision, **shared}
 
     def folder(self, title: str, seed: int) -> Path:
         """The folder of a row's work."""
@@ -99,6 +101,11 @@ class Bench:
         """The paper's metric and Algorithm 1, without a repair."""
         fixed = {"metric": "gsd", "split": "algorithm1", "exact": True, "repair": "none", "epochs": 0, "rounds": 1}
         return self.compress(seed, "paper", target=self.args.target, **fixed)
+
+    def ranked(self, seed: int) -> nn.Module:
+        """Units ranked by held-out accuracy, and the repair."""
+        fixed = {"metric": "gsd_reader", "split": "algorithm1", "repair": "solve", "epochs": 0, "rounds": 1}
+        return self.compress(seed, "ranked", target=self.args.target, **fixed)
 
     def peer(self) -> nn.Module:
         """torch-pruning's network at the target, by the importance that is best as cut on held-out images."""
@@ -151,6 +158,7 @@ class Bench:
         """One row: the network as it is before its retraining, and after."""
         starts: dict[str, Callable[[], nn.Module]] = {
             "paper": lambda: self.paper(seed),
+            "ranked": lambda: self.ranked(seed),
             "macs": lambda: self.ours(seed, "macs", target=self.args.target),
             "time": lambda: self.ours(seed, "time", speedup=self.args.speedup, engine=self.args.engine, threads=1),
             "peer": self.peer,
@@ -198,7 +206,9 @@ def main() -> None:
     parser.add_argument("--engine", default="onnxruntime")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--views", type=int, help="see `secateur train --help`")
+    parser.add_argument("--views", type=int, help="see `secateur train --help`, as for the next two")
+    parser.add_argument("--temperature", type=float, default=4.0)
+    parser.add_argument("--distill-weight", type=float, default=0.9)
     parser.add_argument("--precision", default="no", help="of the training: bf16 is faster on some processors")
     parser.add_argument("--num-images", type=int, help="images in an epoch; all by default")
     parser.add_argument("--seeds", default="0,1,2")

@@ -1,4 +1,4 @@
-"""Half of the MACs removed: how much faster is that, in which engine, and do widths matter?
+"""How much faster is a network without half of its MACs, in which engine, and do widths matter? And a goal in time?
 
     python benchmarks/shipping.py [--all] [--network NAME] [--weights RESNET56] [--data-root DATA] [--write FILE]
 
@@ -7,7 +7,8 @@ batch 64, in turns, one thread, in processor seconds. Speed does not depend on w
 ResNet-56 takes trained ones if they are given, and CIFAR-10 to decide on. Without, networks are fresh and decide on
 noise of no meaning.
 
-Without --all only the way that docs/shipping.md recommends is timed, in PyTorch and onnxruntime.
+Without --all only the goal in measured time that docs/shipping.md recommends is timed: ResNet-56 1.5 times as fast and
+VGG-16 twice as fast in onnxruntime.
 """
 
 from __future__ import annotations
@@ -33,22 +34,18 @@ from secateur.scoring.scores import Scores
 from secateur.zoo.data import load
 from secateur.zoo.models import create
 
-IMAGES, BATCH, TARGET = 128, 64, 0.5
-BOUNDS = {"resnet56": 1.5, "vgg16": 1.7}  # times as fast in the fastest engine
+IMAGES, BATCH, TARGET, ENGINE = 128, 64, 0.5, "onnxruntime"
+GOALS = {"resnet56": 1.5, "vgg16": 2.0}  # times as fast in onnxruntime
+CLOSE = 0.95  # a second measurement may come out this much lower
+BY_TIME = "a goal in time"
 WAYS: dict[str, dict[str, Any]] = {
     "every unit by one ratio": {"uniform": True},
     "Algorithm 1": {},
     "round_to=8": {"round_to": 8},
     "round_to=16": {"round_to": 16},
-    'cost="latency"': {"cost": "latency"},
-    'cost="latency", round_to=8': {"cost": "latency", "round_to": 8},
-    'cost="latency", spare': {"cost": "latency"},
     'streams="coupled"': {"streams": "coupled"},
     'streams="coupled", round_to=8': {"streams": "coupled", "round_to": 8},
 }
-# Kernels write 16 channels at a time: where a layer has just 16, fewer filters save MACs and hardly any time.
-SPARED = {"resnet56": ("layer1.*.conv1:out",), "vgg16": ()}
-RECOMMENDED = {"resnet56": 'cost="latency", spare', "vgg16": "round_to=16"}
 NORMAL = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
@@ -68,17 +65,22 @@ def batches(data_root: Path | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(images, torch.arange(len(images)) % 10) for images in torch.split(noise, BATCH)]
 
 
-def pruned(
-    model: nn.Module, images: list[Any], spared: tuple[str, ...] = (), uniform: bool = False, **way: Any
-) -> nn.Module:
+def by_time(model: nn.Module, images: list[Any], goal: float) -> nn.Module:
+    """As fast as asked for, without training."""
+    found = sc.compress(
+        model, images, images, example=images[0][0][:1], epochs=0, speedup=goal, engine=ENGINE, batch=BATCH, threads=1
+    )
+    return found.model
+
+
+def pruned(model: nn.Module, images: list[Any], uniform: bool = False, **way: Any) -> nn.Module:
     """Half of the MACs gone."""
     graph = sc.trace(model, images[0][0][:1], way.get("streams", "select"))
     scores = sc.score(graph, images, metric="reader_energy")
     if uniform:
         return sc.prune(graph, _by_ratio(graph, scores))
     options = {"round_to": way.get("round_to", 1)}
-    asked: dict[str, Any] = {"measure": "loss", "exact": True, "exclude": spared, **options}
-    found = sc.sensitivity(graph, scores, images, cost=way.get("cost", "macs"), **asked)
+    found = sc.sensitivity(graph, scores, images, measure="loss", exact=True, **options)
     return sc.prune(graph, sc.decide(graph, scores, found, target=TARGET, **options))
 
 
@@ -95,7 +97,7 @@ def measure(name: str, ways: list[str], engines: list[str], args: argparse.Names
     models, table = {"original": model}, dict[str, Any]()
     for way in ways:
         try:
-            models[way] = pruned(model, images, SPARED[name] if way.endswith("spare") else (), **WAYS[way])
+            models[way] = by_time(model, images, GOALS[name]) if way == BY_TIME else pruned(model, images, **WAYS[way])
         except DecideError as error:
             table[way] = {"out of reach": str(error)}
     options: dict[str, Any] = {"rounds": args.rounds, "cpu_time": True}
@@ -129,19 +131,13 @@ def show(name: str, table: dict[str, Any]) -> None:
         print(f"{way:32} {left}  {speeds}", flush=True)
 
 
-def best(line: dict[str, Any]) -> tuple[str, float]:
-    """The engine that runs the pruned network fastest, and how much faster than the original."""
-    engine = min(line["milliseconds"], key=line["milliseconds"].__getitem__)
-    return engine, line["speedup"][engine]
-
-
 def main(words: list[str] | None = None) -> list[Row]:
     """Time, print, write; the rows for `make bench`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="all ways, and torch.compile too")
+    parser.add_argument("--all", action="store_true", help="all ways, in PyTorch and torch.compile too")
     parser.add_argument("--weights", type=Path, help="trained weights of ResNet-56")
     parser.add_argument("--data-root", type=Path, help="folder with CIFAR-10")
-    parser.add_argument("--network", choices=list(BOUNDS), help="only this one")
+    parser.add_argument("--network", choices=list(GOALS), help="only this one")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--write", type=Path, help="JSON file for the results")
     args = parser.parse_args(words or [])
@@ -149,20 +145,17 @@ def main(words: list[str] | None = None) -> list[Row]:
     torch.set_num_threads(1)
     rows = []
     try:
-        for name, bound in BOUNDS.items():
+        for name, goal in GOALS.items():
             if args.network not in (None, name):
                 continue
-            way = RECOMMENDED[name]
-            engines = ["eager", "onnxruntime", "compile"] if args.all else ["eager", "onnxruntime"]
-            ways = [w for w in WAYS if SPARED[name] or not w.endswith("spare")] if args.all else [way]
-            table = measure(name, ways, engines, args)
+            engines = ["eager", ENGINE, "compile"] if args.all else [ENGINE]
+            table = measure(name, [BY_TIME, *WAYS] if args.all else [BY_TIME], engines, args)
             show(name, table)
             if args.write:
                 before = json.loads(args.write.read_text()) if args.write.exists() else {}
                 write_atomically(args.write, json.dumps(before | {name: table}, indent=1).encode())
-            engine, ratio = best(table[way])
-            about = f"speed of {name} without half of its MACs, {way}, {engine}"
-            rows.append(row(about, ratio, bound, "higher"))
+            ratio = table[BY_TIME]["speedup"][ENGINE]
+            rows.append(row(f"{name}: measured speed-up of {goal:g}x asked, {ENGINE}", ratio, CLOSE * goal, "higher"))
     finally:
         torch.set_num_threads(threads)
     return rows

@@ -1,4 +1,4 @@
-"""Discriminant information (Kung and Hou 2020)."""
+"""Discriminant information (Kung, Hou and Liu 2019)."""
 
 from __future__ import annotations
 
