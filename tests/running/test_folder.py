@@ -172,6 +172,17 @@ def test_another_runs_folder_is_refused(finished: dict[str, bytes], tmp_path: Pa
     assert contents(tmp_path) == finished
 
 
+def test_a_run_of_an_older_version_continues(finished: dict[str, bytes], tmp_path: Path) -> None:
+    """Settings that it did not have are at their defaults."""
+    put(finished, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["settings"]["mixed_precision"], config["settings"]["round_to"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match=r"holds another run: settings.round_to was 1 there and is 2 now"):
+        run(tmp_path, round_to=2)
+    assert run(tmp_path).plan.to_json() == (tmp_path / "plan.json").read_text()
+
+
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(RunError, match=r"is not empty and holds no run \(config.json is missing\); use a new folder"):

@@ -35,6 +35,7 @@ from secateur.base.folder_contents import PRUNING, STUDY, held_by
 from secateur.channels.files import MODEL_FILE, PLAN_FILE, load, save
 from secateur.channels.plan import Plan
 from secateur.errors import FileError, RunError, SecateurError
+from secateur.running.settings import Settings
 
 CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
 SPEED, TABLE, CLASSES, NETWORK = "speed.json", "latency.json", "classes.json", "network.json"
@@ -75,6 +76,8 @@ class RunFolder:
         if self.has(CONFIG):
             aside = dict.fromkeys((DATA, ANSWERS, COMMAND_LINE))
             found, wanted = (_flat({**words, **aside}) for words in (self.read(CONFIG), _plain(config)))
+            usual = _flat({"settings": _plain(Settings().to_dict())})  # where an older version had no such setting
+            found = {**{key: value for key, value in usual.items() if key in wanted}, **found}
             different = sorted(key for key in {**found, **wanted} if found.get(key) != wanted.get(key))
             if different:
                 key = different[0]

@@ -1,0 +1,76 @@
+"""Pictures of what schedule.py, retrained.py and predictors.py have found.
+
+    python benchmarks/retraining_pictures.py schedule docs/results/schedule.json docs/results
+    python benchmarks/retraining_pictures.py retrained docs/results/retrained.json docs/results
+    python benchmarks/retraining_pictures.py predictors docs/results/predictors.json docs/results
+
+The last word is the folder; files are called after the JSON file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from secateur.pictures.drawing import COLOURS, INK, PAGE, figure, save
+
+PLAIN = re.compile(r" (views|mixed_precision)=\w+")  # what all rows share
+WORDS = {"none": "as cut", "bn": "batch norms re-estimated", "solve": "after solve", "error": "minus the summed error"}
+
+
+def schedule(found: dict[str, Any]) -> Any:
+    """Held-out accuracy after the last epoch of each choice of settings."""
+    rows = sorted((row["holdout"][-1], PLAIN.sub("", title)) for title, row in found["rows"].items())
+    drawing, axes = figure(PAGE, 0.8 + 0.21 * len(rows))
+    places = range(len(rows))
+    axes.plot([best for best, _ in rows], places, "o", color=COLOURS[0])
+    axes.axvline(found["holdout"]["after"], color=COLOURS[3], linestyle="--", label="repaired, before the first epoch")
+    axes.set_yticks(places, [title for _, title in rows])
+    axes.set_xlabel("held-out accuracy after the last epoch, %")
+    axes.legend(loc="lower right")
+    return drawing
+
+
+def retrained(found: dict[str, Any]) -> Any:
+    """Test accuracy of each row: all seeds, and their mean."""
+    groups: dict[str, list[float]] = {}
+    for title, row in found["rows"].items():
+        groups.setdefault(title.rpartition(", seed ")[0], []).append(row["test"])
+    drawing, axes = figure(PAGE, 0.9 + 0.3 * len(groups))
+    for place, values in enumerate(groups.values()):
+        axes.plot(values, [place] * len(values), "o", color=COLOURS[0], alpha=0.5)
+        axes.plot([statistics.mean(values)], [place], "|", color=INK, markersize=14)
+    axes.set_yticks(range(len(groups)), list(groups))
+    axes.invert_yaxis()
+    axes.set_xlabel("test accuracy after retraining, %; a point for each seed, a bar for their mean")
+    return drawing
+
+
+def predictors(found: dict[str, Any]) -> Any:
+    """Retrained accuracy over each predictor."""
+    drawing, every = figure(PAGE, 2.4, 1, len(WORDS), sharey=True)
+    for axes, (name, words) in zip(every, WORDS.items(), strict=True):
+        sign = -1 if name == "error" else 1
+        points = [(sign * row[name], row["retrained"]) for row in found["rows"].values()]
+        axes.plot(*zip(*points, strict=True), "o", color=COLOURS[0], alpha=0.7)
+        axes.set_title(f"rank correlation {found['correlations'][name]:.2f}")
+        axes.set_xlabel(words)
+    every[0].set_ylabel("retrained, %")
+    return drawing
+
+
+def main() -> None:
+    """Draw one file."""
+    what, path, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    draw = {"schedule": schedule, "retrained": retrained, "predictors": predictors}[what]
+    save(draw(json.loads(path.read_text())), folder, path.stem)
+
+
+if __name__ == "__main__":
+    main()
