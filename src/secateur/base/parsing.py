@@ -1,8 +1,11 @@
-"""Values from the text of a command line option: lists separated by commas."""
+"""Values from text: lists separated by commas in an option of the command line, and JSON that secateur wrote."""
 
 from __future__ import annotations
 
-from secateur.errors import SecateurError
+import json
+from typing import Any
+
+from secateur.errors import FileError, SecateurError
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -16,3 +19,19 @@ def numbers(text: str) -> tuple[float, ...]:
         return tuple(float(word) for word in text.replace(",", " ").split())
     except ValueError as error:
         raise SecateurError(f"expected numbers separated by commas, such as 0.1,0.2; got {text!r}") from error
+
+
+def versioned_object(text: str, what: str, form: str, version: int) -> dict[str, Any]:
+    """The JSON object of a file with "format" and "version".
+
+    what: what the file should be, as in "not a plan".
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FileError(f"not a {what}: the JSON is broken or cut off ({error})") from error
+    if not isinstance(data, dict) or data.get("format") != form:
+        raise FileError(f'not a {what}: expected JSON with "format": "{form}"')
+    if data.get("version") != version:
+        raise FileError(f"the {what} has version {data.get('version')!r}; this secateur reads version {version}")
+    return data

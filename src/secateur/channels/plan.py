@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secateur.base.parsing import versioned_object
 from secateur.channels.kept_channels import checked_indices, checked_kept, some
 from secateur.channels.units import Keep
 from secateur.errors import FileError, PlanError
@@ -104,14 +105,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Read the text that `to_json` returns."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise FileError(f"not a plan: the JSON is broken or cut off ({error})") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise FileError(f'not a plan: expected JSON with "format": "{FORMAT}"')
-        if data.get("version") != VERSION:
-            raise FileError(f"the plan has version {data.get('version')!r}; this secateur reads version {VERSION}")
+        data = versioned_object(text, "plan", FORMAT, VERSION)
         try:
             units = data["units"]
             _check_fields(data)

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from secateur.base.atomic_files import write_atomically
+from secateur.base.parsing import versioned_object
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.channels.units import Keep
@@ -139,14 +140,7 @@ class LatencyTable:
     @classmethod
     def from_json(cls, text: str) -> LatencyTable:
         """Read the text that `to_json` returns."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise FileError(f"not a latency table: the JSON is broken or cut off ({error})") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise FileError(f'not a latency table: expected JSON with "format": "{FORMAT}"')
-        if data.get("version") != VERSION:
-            raise FileError(f"the table has version {data.get('version')!r}; this secateur reads version {VERSION}")
+        data = versioned_object(text, "latency table", FORMAT, VERSION)
         try:
             layers = data["layers"]
             return cls(
