@@ -98,7 +98,7 @@ def test_all_processes_train_at_the_rate_of_the_one_that_writes(
     rates = []
     monkeypatch.setattr(round_retrain, "fit", lambda *_, preset, **__: rates.append(preset.lr) or fitted)
     context: Any = SimpleNamespace(
-        settings=Settings(epochs=2),
+        settings=Settings(epochs=2, distill=False),
         folder=RunFolder(tmp_path),
         data=RunData(TRAIN, TRAIN, HOLDOUT),
         evaluate=None,
@@ -161,6 +161,22 @@ def test_fine_tuning_reaches_the_training(tmp_path: Path) -> None:
 def test_fine_tuning_asks_for_retraining_and_for_a_teacher() -> None:
     assert Settings().leaves_training_open and not Settings(mixup=0.2).leaves_training_open
     with pytest.raises(DecideError, match="temperature does nothing without a teacher: give distill"):
-        run(ratio=0.3, temperature=4.0)
+        run(ratio=0.3, temperature=3.0, repair="none")
+    with pytest.raises(DecideError, match="temperature does nothing without a teacher: give distill"):
+        run(ratio=0.3, temperature=3.0, distill=False)
     with pytest.raises(RunError, match="distill_features does nothing without a teacher"):
         fit(trained(), TRAIN, epochs=1, distill_features=1.0)
+
+
+def test_after_a_solve_the_unpruned_network_teaches_unless_told_not_to(tmp_path: Path) -> None:
+    for name, words, expected in (
+        ("solve", {"epochs": 1, "repair": "solve"}, True),
+        ("told", {"epochs": 1, "repair": "solve", "distill": False}, False),
+        ("none", {"epochs": 1, "repair": "none"}, False),
+        ("untrained", {"epochs": 0, "repair": "solve"}, False),
+    ):
+        run(tmp_path / name, ratio=0.3, **words)  # type: ignore[arg-type]
+        assert json.loads((tmp_path / name / "config.json").read_text())["settings"]["distill"] is expected
+    # A run of an older version, which had no teacher unless it was asked for one, continues as it began.
+    again = run(tmp_path / "told", ratio=0.3, epochs=1, repair="solve")
+    assert again.summary["settings"]["distill"] is False

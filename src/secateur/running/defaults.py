@@ -49,7 +49,7 @@ def fill_defaults(
 
 
 def recovery(settings: Settings, begun: Mapping[str, Any] | None = None) -> Settings:
-    """Settings with repair and epochs filled in: a solve, and retraining only if something is said about it.
+    """Settings with repair, epochs and teacher filled in: a solve, and retraining only if something is said about it.
 
     begun: the settings of the run that already is in the folder. Older ones have no repair unless they were asked for
     one, and retrain unless they were asked not to; they continue as they began.
@@ -58,9 +58,12 @@ def recovery(settings: Settings, begun: Mapping[str, Any] | None = None) -> Sett
     repair = settings.repair or ("none" if older else DEFAULT_REPAIR)
     settings = replace(settings, repair=repair)
     retrained = begun is not None and begun.get("epochs") is None
-    if repair != DEFAULT_REPAIR or not settings.leaves_training_open or retrained:
-        return settings
-    return replace(settings, epochs=0)
+    if settings.distill is None and begun is not None and begun.get("distill") is False:
+        settings = replace(settings, distill=False)  # an older version had no teacher unless it was asked for one
+    if repair == DEFAULT_REPAIR and settings.leaves_training_open and not retrained:
+        settings = replace(settings, epochs=0)
+    trained = settings.retrains or bool(settings.last_epochs)
+    return replace(settings, distill=settings.has_teacher and trained)
 
 
 def _usual_split(settings: Settings) -> str:

@@ -30,7 +30,7 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     (`SplitSettings`), how it is retrained (`FineTuning`), a tracker (`TrackerSettings`), and the following.
 
     metric: a name or your own function of `Channels`. None: the one that suits the split.
-    repair: None is `solve`. epochs: None is 0 if a solve repairs and no setting of the retraining is given, otherwise
+    repair: None is `solve`. distill: None is True after the repair `solve`. epochs: None is 0 if a solve repairs and no setting of the retraining is given, otherwise
     the preset's number.
     fit: your own retraining, fit(model, train, holdout) -> new model. evaluate: your own evaluation,
     evaluate(model, loader) -> Accuracy, whose top1 may be any figure where higher is better. Both decide everywhere,
@@ -92,7 +92,11 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         group="Retraining",
         above=0,
     )
-    distill: bool = option(False, "Use the unpruned network as a teacher when retraining", group="Retraining")
+    distill: bool | None = option(
+        None,
+        f"Use the unpruned network as a teacher when retraining; by default after the repair {DEFAULT_REPAIR}",
+        group="Retraining",
+    )
     fit: Callable[..., Any] | None = option(None, "Your own retraining", group="Retraining", hidden=True, own=True)
     evaluate: Callable[..., Any] | None = option(None, "Your own evaluation", group="Goal", hidden=True, own=True)
 
@@ -120,6 +124,12 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         return all(getattr(self, name) == value for name, value in mine.items())
 
     @property
+    def has_teacher(self) -> bool:
+        """Whether the unpruned network is the teacher of a retraining."""
+        repaired = (self.repair or DEFAULT_REPAIR) == DEFAULT_REPAIR
+        return self.fit is None and (repaired if self.distill is None else self.distill)
+
+    @property
     def retrains(self) -> bool:
         """Whether rounds before the last one retrain, with secateur's loop or the user's own."""
         return self.fit is not None or self.epochs != 0
@@ -142,7 +152,7 @@ def check_settings(settings: Settings) -> None:
         trouble = None if function is None else cannot_take(function, *arguments)
         if trouble:
             raise DecideError(f"your function {name} is called with ({', '.join(arguments)}), but: {trouble}")
-    if settings.idle_without_teacher and not settings.distill:
+    if settings.idle_without_teacher and not settings.has_teacher:
         raise DecideError(f"{settings.idle_without_teacher} does nothing without a teacher: give distill as well")
     check_split(settings, by_share=settings.ratio is not None)
     split = None if settings.split is None else SPLITS.find(settings.split)

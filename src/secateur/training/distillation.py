@@ -22,7 +22,7 @@ class Distillation:
     features: weight of the distance between feature maps, which is added to the loss.
     """
 
-    temperature: float = 2.0
+    temperature: float = 4.0
     weight: float = 0.5
     features: float = 0.0
 

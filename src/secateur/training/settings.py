@@ -37,7 +37,7 @@ class FineTuning:
     ema: float = option(
         0.0, "Return averaged weights; decay per step such as 0.999, 0 for none", group=GROUP, least=0, below=1
     )
-    temperature: float = option(2.0, "Temperature of the distillation", group=GROUP, above=0)
+    temperature: float = option(4.0, "Temperature of the distillation", group=GROUP, above=0)
     distill_weight: float = option(0.5, "Weight of the teacher in the loss", group=GROUP, least=0, most=1)
     distill_features: float = option(0.0, "Weight of the distance to the teacher's feature maps", group=GROUP, least=0)
     views: int | None = option(
