@@ -16,7 +16,7 @@ from secateur.errors import FileError
 from secateur.measuring.layer_timing.machine import MeasuredWith
 
 FORMAT = "secateur-latency-cache"
-VERSION = 1
+VERSION = 2  # timings of other versions are not read: their files have other names
 
 Timings = dict[str, dict[str, float]]  # kind -> widths as text ("16->32") -> seconds
 
@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 def cache_file(setting: MeasuredWith) -> Path:
     """The file for timings of this machine, engine, number of threads and batch size."""
-    text = json.dumps(asdict(setting), sort_keys=True)
+    text = json.dumps({**asdict(setting), "version": VERSION}, sort_keys=True)
     return cache_folder() / f"{setting.engine}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
