@@ -30,8 +30,8 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     (`SplitSettings`), how it is retrained (`FineTuning`), a tracker (`TrackerSettings`), and the following.
 
     metric: a name or your own function of `Channels`. None: the one that suits the split.
-    repair: None is `solve`. distill: None is True after the repair `solve`. epochs: None is 0 if a solve repairs and no setting of the retraining is given, otherwise
-    the preset's number.
+    repair: None is `solve`. epochs: None is 0 if a solve repairs and no setting of the retraining is given, otherwise
+    the preset's number. distill: None is True after a solve.
     fit: your own retraining, fit(model, train, holdout) -> new model. evaluate: your own evaluation,
     evaluate(model, loader) -> Accuracy, whose top1 may be any figure where higher is better. Both decide everywhere,
     whatever the task is.
