@@ -176,11 +176,19 @@ def test_a_run_of_an_older_version_continues(finished: dict[str, bytes], tmp_pat
     """Settings that it did not have are at their defaults."""
     put(finished, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["settings"]["mixed_precision"], config["settings"]["round_to"]
+    for name in (
+        "mixed_precision",
+        "round_to",
+        "metric",
+        "num_repair_images",
+    ):  # a plain default, and what is filled in
+        del config["settings"][name]
+    config["command"] = {"model": "toy", "distill": False}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(RunError, match=r"holds another run: settings.round_to was 1 there and is 2 now"):
-        run(tmp_path, round_to=2)
-    assert run(tmp_path).plan.to_json() == (tmp_path / "plan.json").read_text()
+        run(RunFolder(tmp_path, about={"command": config["command"]}), round_to=2)
+    about = {"command": {"model": "toy", "distill": None, "mixed_precision": "no"}}  # typed again, with a newer version
+    assert run(RunFolder(tmp_path, about=about)).plan.to_json() == (tmp_path / "plan.json").read_text()
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:

@@ -180,3 +180,10 @@ def test_after_a_solve_the_unpruned_network_teaches_unless_told_not_to(tmp_path:
     # A run of an older version, which had no teacher unless it was asked for one, continues as it began.
     again = run(tmp_path / "told", ratio=0.3, epochs=1, repair="solve")
     assert again.summary["settings"]["distill"] is False
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="fp16 needs a GPU, and here is one")
+def test_a_precision_that_cannot_be_had_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="fp16 needs a GPU; on the CPU use mixed_precision bf16 or no"):
+        run(tmp_path / "new", ratio=0.3, mixed_precision="fp16")
+    assert not (tmp_path / "new").exists() or not list((tmp_path / "new").iterdir())

@@ -95,3 +95,19 @@ def test_only_what_comes_after_a_change_runs_again() -> None:
         want = float((model(images(20)) - before).square().mean() / before.var(correction=0))
         layer.weight.mul_(2)
         np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+def test_a_network_in_training_mode_is_judged_as_in_use_and_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(4, 3, 1)
+    model = nn.Sequential(*layers).double()
+    found = []
+    for training in (False, True):
+        model.train(training)
+        judges = Judges(sc.trace(model, images(1)), images(20))
+        before, numbers = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+        rows = 0.5 * rows_of_weight(model[4])
+        found.append(judges.change({"4": (rows, torch.zeros(1, 3, dtype=torch.float64))}))
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert torch.equal(torch.get_rng_state(), numbers) and model.training is training
+    assert found[0] == found[1] > 0

@@ -21,10 +21,11 @@ def numbers(text: str) -> tuple[float, ...]:
         raise SecateurError(f"expected numbers separated by commas, such as 0.1,0.2; got {text!r}") from error
 
 
-def versioned_object(text: str, what: str, form: str, version: int) -> dict[str, Any]:
+def versioned_object(text: str, what: str, form: str, version: int, oldest: int | None = None) -> dict[str, Any]:
     """The JSON object of a file with "format" and "version".
 
     what: what the file should be, as in "not a plan".
+    oldest: the oldest version that is read; by default only `version` is.
     """
     try:
         data = json.loads(text)
@@ -32,6 +33,6 @@ def versioned_object(text: str, what: str, form: str, version: int) -> dict[str,
         raise FileError(f"not a {what}: the JSON is broken or cut off ({error})") from error
     if not isinstance(data, dict) or data.get("format") != form:
         raise FileError(f'not a {what}: expected JSON with "format": "{form}"')
-    if data.get("version") != version:
+    if data.get("version") not in range(oldest or version, version + 1):
         raise FileError(f"the {what} has version {data.get('version')!r}; this secateur reads version {version}")
     return data

@@ -52,6 +52,14 @@ def usable(device: torch.device | str) -> torch.device:
     return found
 
 
+def check_precision(precision: str, device: torch.device) -> None:
+    """RunError unless training on the device can have this precision."""
+    if precision not in ("no", "bf16", "fp16"):
+        raise RunError(f"mixed_precision should be no, bf16 or fp16, not {precision!r}")
+    if precision == "fp16" and device.type == "cpu":
+        raise RunError("fp16 needs a GPU; on the CPU use mixed_precision bf16 or no")
+
+
 @contextmanager
 def accelerating(device: torch.device | str | None, precision: Precision) -> Iterator[Accelerator]:
     """An Accelerator for `device` (None: the best available) and `precision`. Restores the global state afterwards."""
@@ -60,8 +68,6 @@ def accelerating(device: torch.device | str | None, precision: Precision) -> Ite
         from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
-    if precision not in ("no", "bf16", "fp16"):
-        raise RunError(f"mixed_precision should be no, bf16 or fp16, not {precision!r}")
     device = None if device is None else usable(device)
     processes = _partial_state(device)
     found_device = processes.device
@@ -72,8 +78,7 @@ def accelerating(device: torch.device | str | None, precision: Precision) -> Ite
     try:
         if device is not None and processes.num_processes == 1:
             processes.device = device
-        if precision == "fp16" and processes.device.type == "cpu":
-            raise RunError("fp16 needs a GPU; on the CPU use mixed_precision bf16 or no")
+        check_precision(precision, processes.device)
         yield Accelerator(mixed_precision=precision, cpu=processes.device.type == "cpu")
     finally:
         processes.device = found_device

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from secateur.base.atomic_files import write_atomically
@@ -140,10 +140,10 @@ class LatencyTable:
     @classmethod
     def from_json(cls, text: str) -> LatencyTable:
         """Read the text that `to_json` returns."""
-        data = versioned_object(text, "latency table", FORMAT, VERSION)
+        data = versioned_object(text, "latency table", FORMAT, VERSION, oldest=1)
         try:
             layers = data["layers"]
-            return cls(
+            found = cls(
                 MeasuredWith(**data["measured_with"]),
                 {name: tuple(map(str, layer["kinds"])) for name, layer in layers.items()},
                 {name: LayerTimes.from_dict(layer) for name, layer in layers.items()},
@@ -153,6 +153,15 @@ class LatencyTable:
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FileError(f"not a complete latency table: something in it is missing or wrong ({error})") from error
+        return found._calibrated()
+
+    def _calibrated(self) -> LatencyTable:
+        """The table with a remainder of at least 0. In version 1 it was negative where layers are slower alone."""
+        if self.remainder >= 0:
+            return self
+        scale = self.whole / (self.whole - self.remainder)
+        times = {name: one.mapped(lambda seconds: scale * seconds) for name, one in self.times.items()}
+        return replace(self, times=times, remainder=0.0)
 
     def save(self, path: str | Path) -> None:
         """Write the table to a file, whole or not at all."""

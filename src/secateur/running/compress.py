@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import distributed as dist
 from torch import nn
 
@@ -19,7 +20,7 @@ from secateur.base.batches import Batches, check_batches, device_of
 from secateur.base.distributed import all_or_none, processes
 from secateur.base.options import replaced
 from secateur.base.preserve_state import generators_kept
-from secateur.base.processes import rank_and_world
+from secateur.base.processes import check_precision, rank_and_world
 from secateur.base.progress import PhaseProgress
 from secateur.base.tables import short_table
 from secateur.channels.arguments import check_network
@@ -147,7 +148,10 @@ def _run(
     example = example if example is not None else first_image(data.train, device_of(model), task_of(settings.task))
     graph = trace(original, example, settings.streams)
     check_patterns(graph, settings.exclude, settings.only)
-    settings = recovery(settings, folder.read(CONFIG).get("settings") if folder.has(CONFIG) else None)
+    begun = folder.read(CONFIG).get("settings") if folder.has(CONFIG) else None
+    settings = recovery(settings, begun if isinstance(begun, dict) else None)
+    if settings.retrains or settings.last_epochs:
+        check_precision(settings.mixed_precision, torch.accelerator.current_accelerator() or torch.device("cpu"))
     table = times_for(settings, graph, folder)
     settings = with_table_settings(settings, table)
     settings = fill_defaults(settings, graph, pixels(example), table)

@@ -76,8 +76,7 @@ class RunFolder:
         if self.has(CONFIG):
             aside = dict.fromkeys((DATA, ANSWERS, COMMAND_LINE))
             found, wanted = (_flat({**words, **aside}) for words in (self.read(CONFIG), _plain(config)))
-            usual = _flat({"settings": _plain(Settings().to_dict())})  # where an older version had no such setting
-            found = {**{key: value for key, value in usual.items() if key in wanted}, **found}
+            found, wanted = _compared(found, wanted)
             different = sorted(key for key in {**found, **wanted} if found.get(key) != wanted.get(key))
             if different:
                 key = different[0]
@@ -196,6 +195,19 @@ def _half_written(path: Path) -> bool:
 def _plain(value: Any) -> Any:
     """Values as JSON returns them: tuples as lists, keys as text."""
     return json.loads(json.dumps(value, default=str))
+
+
+def _compared(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parts of two configurations that must be equal.
+
+    Settings that an older version did not know are at their defaults. A default of None is filled in when a run starts:
+    whatever is filled in now is taken. Settings of the command are settings of the run, and are compared there.
+    """
+    usual = _flat({"settings": _plain(Settings().to_dict())})
+    older = {key: wanted[key] if value is None else value for key, value in usual.items() if key in wanted}
+    twice = {f"command.{key.partition('.')[2]}" for key in usual}
+    now, begun = ({k: v for k, v in each.items() if k not in twice} for each in (wanted, {**older, **found}))
+    return begun, now
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -158,6 +158,46 @@ def test_the_scale_solves_both_equations_within_bounds() -> None:
 def test_the_smaller_network_has_half_of_the_inner_channels() -> None:
     graph = small_graph()
     assert half_of_channels(graph) == {units(graph)[0]: (0, 1, 2, 3)}
+    for name, halves in (("grouped", (4, 4, 2)), ("shuffle", (4, 4, 2))):  # of 8, 12 and 5; of 8, 8 and 5
+        graph = sc.trace(seeded(NETS[name].build), NETS[name].example())
+        kept = half_of_channels(graph)
+        assert tuple(len(kept[unit]) for unit in ("a:out", "g:out", "b:out")) == halves
+        for unit in graph.units.values():  # the same number of each block
+            assert len(set(np.bincount(unit.blocks[list(kept[unit.name])], minlength=unit.granule))) == 1
+
+
+class WithoutLayers(nn.Module):
+    """Nothing that is timed as a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.weight).mean((2, 3))
+
+
+def test_a_network_without_layers_is_all_remainder(cache: Path) -> None:
+    graph = sc.trace(seeded(WithoutLayers), torch.zeros(1, 3, 6, 6))
+    table = latency_table(graph, batch=2, threads=1)
+    assert table.remainder == table.whole == table.predict(graph) > 0
+
+
+def test_both_ways_of_streams_have_smaller_networks_of_their_own(cache: Path) -> None:
+    graphs = [sc.trace(seeded(OnlyAStream), torch.zeros(1, 3, 6, 6), way) for way in ("select", "coupled")]
+    kinds = {measure._network_kind(graph, measure.find_grids(graph)) for graph in graphs}
+    assert len(kinds) == 2
+
+
+class OnlyAStream(nn.Module):
+    """Two layers that are added: with selections the classifier reads a part, coupled both layers shrink."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.fc = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc((self.a(x) + self.b(x)).relu().mean((2, 3)))
 
 
 @pytest.mark.parametrize("name", ["grouped", "depthwise", "transposed", "flattened", "sound", "volume"])

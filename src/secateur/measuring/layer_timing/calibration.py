@@ -10,6 +10,8 @@ layers(n) is the sum of the times of the layers alone, outside(n) the share of w
 
 from __future__ import annotations
 
+import numpy as np
+
 from secateur.channels.graph import ChannelGraph
 from secateur.measuring.layer_timing.widths import widths_to_time
 
@@ -24,7 +26,8 @@ def half_of_channels(graph: ChannelGraph) -> dict[str, tuple[int, ...]]:
     for unit in inner or graph.units.values():
         steps = unit.width // unit.granule
         half = min(widths_to_time(steps), key=lambda count: abs(count - steps / 2))
-        keep[unit.name] = range(half * unit.granule)
+        blocks = [np.flatnonzero(unit.blocks == block)[:half] for block in np.unique(unit.blocks)]
+        keep[unit.name] = sorted(int(channel) for block in blocks for channel in block)
     return graph.balance(keep)
 
 
@@ -37,6 +40,8 @@ def scale_inside(whole: tuple[float, float], layers: tuple[float, float], outsid
     nothing remains for what is not a layer. Networks that hardly differ say nothing; then the scale is 1, or less if
     the layers alone take longer than the network.
     """
+    if not layers[0]:  # no layer was timed: all is remainder
+        return 1.0
     highest = whole[0] / layers[0]
     difference = outside * layers[0] - layers[1]
     if difference < LEAST_DIFFERENCE * layers[0]:

@@ -231,13 +231,18 @@ def _whole_run(model: nn.Module, graph: ChannelGraph, engine: Engine, batch: int
 
 
 def _network_kind(graph: ChannelGraph, grids: Sequence[Grid]) -> str:
-    """What the time of the whole network depends on: its calls and their shapes. Not kept if a layer is not shared."""
+    """What the times of the whole networks depend on: calls, shapes, and what the smaller one keeps.
+
+    They are not kept if a layer is not shared.
+    """
     traced = graph.found.traced
     calls = [
         (n.op, getattr(n.target, "__name__", str(n.target)), str(traced.shapes.get(n.name))) for n in traced.graph.nodes
     ]
     kinds = [(grid.block.layer, grid.block.kind) for grid in grids]
     modules = [(name, repr(module)) for name, module in traced.modules.items()]
-    mark = hashlib.sha256(repr((type(graph.model).__qualname__, calls, kinds, modules)).encode()).hexdigest()[:16]
+    half = {name: len(kept) for name, kept in half_of_channels(graph).items()}
+    about = (type(graph.model).__qualname__, calls, kinds, modules, half)
+    mark = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
     shared = all(is_shared(grid.block.kind) for grid in grids)
     return f"network {mark}" if shared else f"network {mark} layer {grids[0].block.layer}"
