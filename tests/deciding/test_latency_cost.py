@@ -13,12 +13,14 @@ from secateur.deciding.amounts import amounts
 from secateur.deciding.budget import Cutter
 from secateur.deciding.candidates import candidates
 from secateur.deciding.costs import cost_function
+from secateur.deciding.costs.latency import table_cost
 from secateur.deciding.sensitivity import sensitivity
 from secateur.deciding.widths import WidthLimits
 from secateur.measuring import turns
 from tests.clock import Clock
 from tests.deciding.test_algorithm_1 import Mixed
 from tests.deciding.toys import answered, batches, drawn, random_scores, seeded, without_weakest
+from tests.measuring.test_latency_table import made_up, small_graph
 
 EXAMPLE = torch.zeros(1, 3, 8, 8)
 CLOCK = Clock(tick=1e-9)
@@ -95,3 +97,15 @@ def test_latency_as_cost() -> None:
     found = sensitivity(graph, scores, pairs, cost="latency", exact=True)
     assert found.cost == "latency" and all(row.floss > 0 for row in found.tried.values())
     assert model.training is False
+
+
+@pytest.mark.parametrize("streams", ["select", "coupled"])
+def test_what_is_not_a_layer_counts_at_the_layers_that_write_it(streams: str) -> None:
+    """So the sum over layers, which splits minimise, is the predicted time of the network."""
+    graph = small_graph(streams)
+    table = made_up(graph, 10.0)
+    cost = table_cost(graph, table)
+    for keep in ({}, *({name: range(2)} for name in graph.units)):
+        layers = graph.cost(keep).layers
+        parts = [float(cost.layer(name, layers[name].inputs, layers[name].outputs)) for name in table.times]
+        assert sum(parts) == pytest.approx(table.predict(graph, keep))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from secateur.base.atomic_files import write_atomically
@@ -76,9 +77,16 @@ class LatencyTable:
     def outside_share(self, graph: ChannelGraph, keep: Plan | Keep | None = None) -> float:
         """Numbers that layers write for others than layers, as a share of those of the unpruned network."""
         cost = graph.cost(keep).layers
-        before = sum(size * self.times[name].outputs[-1] for name, size in self.outside.items())
-        now = sum(size * min(cost[name].outputs, self.times[name].outputs[-1]) for name, size in self.outside.items())
-        return now / before if before else 1.0
+        return sum(self.outside_part(name, cost[name].outputs) for name in self.outside) if self.outside else 1.0
+
+    def outside_part(self, layer: str, outputs: int) -> float:
+        """The part of `outside_share` that a layer with this number of outputs has."""
+        full = self.times[layer].outputs[-1]
+        return self.outside.get(layer, 0) * min(outputs, full) / self._written_outside
+
+    @cached_property
+    def _written_outside(self) -> int:
+        return sum(size * self.times[name].outputs[-1] for name, size in self.outside.items()) or 1
 
     def widths(self, graph: ChannelGraph) -> dict[str, tuple[int, ...]]:
         """Unit -> the numbers of kept channels at which all its readers and writers were timed, ascending."""

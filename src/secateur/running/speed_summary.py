@@ -70,5 +70,5 @@ def speed_notes(time: Mapping[str, Any] | None) -> list[str]:
         ]
     found = Speedup(**time["measured"])
     measured = f"{found.ratio:.2f}x ({found.low:.2f} to {found.high:.2f}) measured"
-    short = "" if found.ratio >= time["asked"] else " This is less than asked: no split that was tried is faster."
+    short = "" if found.high >= time["asked"] else " This is less than asked: no split that was tried is faster."
     return [f"Speed in {time['engine']}, batch {time['batch']}: {asked}, {predicted}, {measured}.{short}"]

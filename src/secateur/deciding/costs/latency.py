@@ -13,7 +13,10 @@ from secateur.measuring.layer_timing.measure import latency_table
 
 
 def table_cost(graph: ChannelGraph, table: LatencyTable) -> LayeredCost:
-    """Predicted seconds per batch. Units keep numbers of channels at which their layers were timed."""
+    """Predicted seconds per batch. Units keep numbers of channels at which their layers were timed.
+
+    What is not a layer counts where its numbers are written: each layer has its part of the remainder.
+    """
     selecting = {*graph.grouped.selecting.values()}
     seconds = functools.cache(table.seconds)
 
@@ -21,7 +24,8 @@ def table_cost(graph: ChannelGraph, table: LatencyTable) -> LayeredCost:
         if name not in table.times:  # a function of the network's own: its time is part of the remainder
             return 0.0
         selects = name in selecting and inputs < graph.layers[name].inputs
-        return seconds(name, int(inputs), int(outputs), selects=selects)
+        rest = table.remainder * table.outside_part(name, int(outputs))
+        return seconds(name, int(inputs), int(outputs), selects=selects) + rest
 
     return LayeredCost(
         lambda keep: table.predict(graph, keep),
