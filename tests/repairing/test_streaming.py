@@ -96,6 +96,21 @@ def test_half_precision_is_used_where_it_can_hold_the_values(capacity: int) -> N
     store.close()
 
 
+def test_two_stores_together_hold_no_more_than_one_may() -> None:
+    """One is emptied while the other is filled with values of twice the size."""
+    first = ValueStore(400)
+    for number in range(4):
+        first.add(torch.full((25,), float(number)))  # 100 bytes each
+    second = ValueStore(400, beside=first)
+    assert first.held == 400
+    for number in range(4):
+        second.add(first.take(number).repeat(2))
+        assert first.held + second.held <= 400
+    assert second.held == 400 and [second.take(n)[0].item() for n in range(4)] == [0, 1, 2, 3]
+    first.close()
+    second.close()
+
+
 @pytest.mark.parametrize("how", ["solve", "bn"])
 @pytest.mark.parametrize("inplace, enough", [(False, 10**6), (True, 10**6), (True, 20)])
 def test_values_that_do_not_fit_are_kept_elsewhere_or_computed_again(

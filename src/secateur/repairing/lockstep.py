@@ -134,7 +134,7 @@ class Walk:
         stop = self._route.stops.index(node)
         keep = self._kept[stop]
         ends = self._place[node] + self._route.ahead, self._place[node]
-        kept = ValueStore(self._capacity, self._constant, self._half)
+        kept = ValueStore(self._capacity, self._constant, self._half, beside=self._store)
         with ExitStack() as unfinished:
             unfinished.callback(kept.close)
             for turn in range(self._chunks[stop]):

@@ -54,10 +54,21 @@ class _Packed:
 class ValueStore:
     """The values of every chunk, in order."""
 
-    def __init__(self, capacity: float, constant: Collection[int] = (), half: bool = False) -> None:
-        """capacity: bytes to hold in memory. constant: addresses of memory that is not copied (weights, buffers)."""
+    def __init__(
+        self,
+        capacity: float,
+        constant: Collection[int] = (),
+        half: bool = False,
+        beside: ValueStore | None = None,
+    ) -> None:
+        """capacity: bytes to hold in memory. constant: addresses of memory that is not copied (weights, buffers).
+
+        beside: another store that shares the capacity, and is emptied while this one is filled.
+        """
         self._capacity, self._constant, self._half = capacity, frozenset(constant), half
+        self._beside = beside
         self._entries: list[Any] = []
+        self._sizes: list[int] = []  # bytes of each entry in memory
         self._file: IO[bytes] | None = None
 
     def __len__(self) -> int:
@@ -67,11 +78,15 @@ class ValueStore:
         """Keep the values of the next chunk."""
         kept = _pack(values, self._constant, half=True) if self._half else values
         size = sum(len(b.data) for b in kept.blocks) if isinstance(kept, _Packed) else bytes_of(values)
-        if size <= self._capacity:
-            self._capacity -= size
-        else:
-            kept = self._written(kept if isinstance(kept, _Packed) else _pack(values, self._constant))
+        if self.held + size + (0 if self._beside is None else self._beside.held) > self._capacity:
+            kept, size = self._written(kept if isinstance(kept, _Packed) else _pack(values, self._constant)), 0
         self._entries.append(kept)
+        self._sizes.append(size)
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory."""
+        return sum(self._sizes)
 
     def read(self, chunk: int) -> Any:
         """The values of a chunk, which stay here. The caller must not overwrite them."""
@@ -86,12 +101,12 @@ class ValueStore:
     def take(self, chunk: int) -> Any:
         """The values of a chunk for the last time. The caller may overwrite them."""
         values = self.read(chunk)
-        self._entries[chunk] = None
+        self._entries[chunk], self._sizes[chunk] = None, 0
         return values
 
     def close(self) -> None:
         """Forget everything."""
-        self._entries = []
+        self._entries, self._sizes, self._beside = [], [], None
         if self._file is not None:
             self._file.close()
 
