@@ -62,9 +62,11 @@ def test_a_run_tells_what_the_repair_brought_back(tmp_path: Path) -> None:
     "given, repair, epochs, split",
     [
         ({}, "solve", 0, "least_error"),
-        ({"epochs": 2}, "solve", 2, "algorithm1"),
-        ({"lr": 0.01}, "solve", None, "algorithm1"),  # whoever gives a rate wants to train
-        ({"distill": True}, "solve", None, "algorithm1"),
+        ({"epochs": 2}, "solve", 2, "least_error"),
+        ({"epochs": 2, "metric": "gsd"}, "solve", 2, "algorithm1"),  # its scores are no errors
+        ({"epochs": 2, "rounds": 2}, "solve", 2, "algorithm1"),
+        ({"lr": 0.01}, "solve", None, "least_error"),  # whoever gives a rate wants to train
+        ({"distill": True}, "solve", None, "least_error"),
         ({"repair": "none"}, "none", None, "algorithm1"),
         ({"repair": "bn"}, "bn", None, "algorithm1"),
     ],
@@ -87,8 +89,11 @@ def test_compress_repairs_and_does_not_train_by_default(tmp_path: Path) -> None:
 def test_settings_of_an_earlier_version_stay_as_they_were(repair: str) -> None:
     """Such a run trained unless told not to: with "epochs": null in its config.json also after a solve."""
     given = Settings(target=0.3, repair=None if repair == "none" else repair)
-    found = recovery(given, {"repair": repair, "epochs": None})
-    assert (found.repair, found.epochs) == (repair, None)
+    begun = {"repair": repair, "epochs": None, "distill": False, "split": "algorithm1", "metric": "gsd_reader"}
+    found = recovery(given, begun)
+    assert (found.repair, found.epochs, found.distill) == (repair, None, False)
+    assert (found.split, found.metric) == ("algorithm1", "gsd_reader")
+    assert recovery(given, {**begun, "metric": "l1"}).split is None  # that was asked for, and must be again
 
 
 def test_a_run_of_an_earlier_version_continues_as_it_began(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def compress(
         engine=, batch=, threads=, macs=, params=, max_drop=, ratio=, task=, metric=, split=, alpha=, k=, rounds=,
         repair=, epochs=, fit=, evaluate=, ...
         By default the repair is "solve", and the network is retrained only if epochs= or another setting of the
-        retraining is given. The metric is "gsd_reader", or "rebuilt" if the repair "solve" is all that follows.
+        retraining is given. After this repair the split is "least_error" with the metric "rebuilt".
     folder: the run's folder. Called again with the same arguments, an interrupted run continues and ends as an
         uninterrupted one would have. Without it, a temporary folder is used.
     progress: False shows nothing; your own function is called with phase, steps done, steps in all and a note. By

@@ -26,8 +26,8 @@ def fill_defaults(
 ) -> Settings:
     """Settings with split, metric, trials and number of repair images filled in, after `recovery` (docs/repair.md).
 
-    If accuracy is recovered by a solve alone, channels are removed by the error that it cannot repair, units are ranked
-    after their repair, and the repair sees more images if they are small.
+    If a solve repairs, the cut is split by the errors that it cannot undo. If nothing follows it, units that are ranked
+    are ranked after their repair, and the repair sees more images if they are small.
 
     A goal in time is split for the least error.
 
@@ -51,19 +51,28 @@ def fill_defaults(
 def recovery(settings: Settings, begun: Mapping[str, Any] | None = None) -> Settings:
     """Settings with repair, epochs and teacher filled in: a solve, and retraining only if something is said about it.
 
-    begun: the settings of the run that already is in the folder. Older ones have no repair unless they were asked for
-    one, and retrain unless they were asked not to; they continue as they began.
+    begun: the settings of the run that already is in the folder. Runs of other versions continue as they began.
     """
-    older = begun is not None and begun.get("repair") == "none"
-    repair = settings.repair or ("none" if older else DEFAULT_REPAIR)
-    settings = replace(settings, repair=repair)
-    retrained = begun is not None and begun.get("epochs") is None
-    if settings.distill is None and begun is not None and begun.get("distill") is False:
-        settings = replace(settings, distill=False)  # an older version had no teacher unless it was asked for one
-    if repair == DEFAULT_REPAIR and settings.leaves_training_open and not retrained:
+    begun = begun or {}
+    open_before = settings.leaves_training_open
+    settings = _as_begun(settings, begun)
+    settings = replace(settings, repair=settings.repair or DEFAULT_REPAIR)
+    retrained = "epochs" in begun and begun["epochs"] is None
+    if settings.repair == DEFAULT_REPAIR and open_before and not retrained:
         settings = replace(settings, epochs=0)
     trained = settings.retrains or bool(settings.last_epochs)
     return replace(settings, distill=settings.has_teacher and trained)
+
+
+def _as_begun(settings: Settings, begun: Mapping[str, Any]) -> Settings:
+    """What is left open stays as an older version filled it in: no repair, no teacher, Algorithm 1 if it retrains."""
+    older: dict[str, Any] = {"repair": "none", "distill": False}
+    ranked = {"split": "algorithm1", "metric": suited_metric(SPLITS["algorithm1"].metric, settings.task)}
+    if all(begun.get(name) == value for name, value in ranked.items()):
+        older |= ranked
+    return replace(
+        settings, **{n: v for n, v in older.items() if getattr(settings, n) is None and begun.get(n, "") == v}
+    )
 
 
 def _usual_split(settings: Settings) -> str:
@@ -81,23 +90,26 @@ def _with_alpha(settings: Settings, graph: ChannelGraph, table: LatencyTable | N
 
 
 def split_for_solve(settings: Settings, graph: ChannelGraph, table: LatencyTable | None = None) -> Settings:
-    """If a solve alone recovers the accuracy, split the cut so that the total error after repair is smallest.
+    """If a solve repairs, split the cut so that the total error after it is smallest, with and without retraining.
 
     Errors count by what they do to the network's outputs, so units inside blocks and readers of streams are comparable,
-    and both are pruned. A metric whose scores are not errors cannot compare them. Then private units lose the same
-    share, as long as they can meet the target: channels inside blocks can be rebuilt from their neighbours, channels
-    that readers of a stream drop, much less. Explicit choices of the user are respected.
+    and both are pruned. A metric whose scores are not errors cannot compare them. Then, if the solve is all that
+    follows, private units lose the same share, as long as they can meet the target: channels inside blocks can be
+    rebuilt from their neighbours, channels that readers of a stream drop, much less. Explicit choices of the user are
+    respected.
     """
     given = settings.only or settings.rounds or settings.ratio or settings.split
-    if not settings.solve_only or given or ranking_settings(settings):
+    if settings.repair != DEFAULT_REPAIR or given or ranking_settings(settings):
         return settings
     if settings.metric is None or (isinstance(settings.metric, str) and METRICS.find(settings.metric).adds_up):
         chosen = replace(settings, split="least_error")
-    else:
+    elif settings.solve_only:
         private = tuple(n for n in candidates(graph, settings.exclude) if graph.units[n].kind == "private")
         if not private:
             return settings
         chosen = replace(settings, only=private, split="uniform")
+    else:
+        return settings
     try:
         check_reach(graph, chosen.budget(graph, table), chosen)
     except DecideError:  # no such units, too few of them, or a goal without a target

@@ -201,11 +201,12 @@ def _compared(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[dict[str, 
     """The parts of two configurations that must be equal.
 
     Settings that an older version did not know are at their defaults. A default of None is filled in when a run starts:
-    whatever is filled in now is taken. Settings of the command are settings of the run, and are compared there.
+    whatever is filled in now is taken. Of the command, settings that it left open or did not know are not compared.
     """
     usual = _flat({"settings": _plain(Settings().to_dict())})
     older = {key: wanted[key] if value is None else value for key, value in usual.items() if key in wanted}
-    twice = {f"command.{key.partition('.')[2]}" for key in usual}
+    named = {f"command.{key.partition('.')[2]}" for key in usual}
+    twice = {key for key in named if key not in found or wanted.get(key) is None}
     now, begun = ({k: v for k, v in each.items() if k not in twice} for each in (wanted, {**older, **found}))
     return begun, now
 
