@@ -185,10 +185,13 @@ def test_the_first_batch_norm_is_compared_with_what_it_saw() -> None:
 
 
 def test_estimates_are_products() -> None:
-    found = estimate(Speed(0.001, 0.004, 128, None), train_images=12_800, held_out=200, units=10)
+    speed = Speed(0.001, 0.004, 128, None)
+    found = estimate(speed, train_images=12_800, held_out=200, units=10, teacher=False)
     assert (found.score, found.rank, found.epoch) == pytest.approx((12.8, 1.0, 51.4))  # half the network for a trial
     # 100 steps an epoch; the test of four rates takes ten steps each: 0.4 epochs
     assert found.run(rounds=2, epochs=3) == pytest.approx(2 * (12.8 + 1.0 + (0.4 + 3) * 51.4))
+    taught = estimate(speed, train_images=12_800, held_out=200, units=10)  # a forward pass more for every image
+    assert taught.epoch == pytest.approx(51.4 + 12.8)
 
 
 def test_memory_of_activations() -> None:

@@ -123,7 +123,7 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
     names = candidates(graph, settings.exclude, settings.only)
     plain = Scores("none", {name: np.arange(float(graph.units[name].width)) for name in names})
     step = settings.alpha * step_at_alpha_1(Cutter(graph, plain), names, settings.k, cost)
-    found = estimate(speed, train_images, held_out, len(names))
+    found = estimate(speed, train_images, held_out, len(names), teacher=False)
     score = found.score * min(1.0, (settings.num_images or train_images) / train_images)
     epochs = settings.epochs or 0
     rounds = None if budget.left is None else max(1, math.ceil((cost({}) - budget.left) / step - 1e-9))

@@ -65,12 +65,16 @@ def measure_speed(model: nn.Module, images: Any, task: Task | None = None) -> Sp
     return Speed(forward, train, size, memory)
 
 
-def estimate(speed: Speed, train_images: int, held_out: int, units: int) -> RoundEstimate:
-    """Time of a round, from the speed and the numbers of images and units."""
+def estimate(speed: Speed, train_images: int, held_out: int, units: int, *, teacher: bool = True) -> RoundEstimate:
+    """Time of a round, from the speed and the numbers of images and units.
+
+    teacher: whether the unpruned network teaches, with a forward pass in every step.
+    """
+    step = speed.train + speed.forward * teacher
     return RoundEstimate(
         score=speed.forward * train_images,
         rank=PARTIAL * speed.forward * held_out * units,
-        epoch=speed.train * train_images + speed.forward * held_out,
+        epoch=step * train_images + speed.forward * held_out,
         steps=max(1, train_images // BATCH),
     )
 
