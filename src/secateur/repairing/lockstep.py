@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 2**26  # bytes of values that are computed at a time on a CPU: more of them are slower, not faster
 IMAGES = 0.125  # share of the memory for the images themselves
+USED = 0.9  # share of the memory that is planned with: freed memory comes back in pieces
 GOLDEN = 0.618033988749895  # its multiples, modulo 1, are spread evenly
 Both = tuple[Values, Values]  # of the original network, of the pruned one
 
@@ -111,7 +112,7 @@ class Walk:
         """Decide where values are kept on this route."""
         self._route, self._free = route, last_uses(route.order)
         self._place = {node: i for i, node in enumerate(route.order)}
-        self._capacity = max(0, self._memory - used_memory() - route.reserve - 4 * AT_ONCE)
+        self._capacity = max(0, int(USED * self._memory) - used_memory() - route.reserve - 4 * AT_ONCE)
         self._chunks = self._chunks_needed(route)
         stops = self._tried(route)
         most = max((stops.bytes_at(k) for k in range(len(stops.sizes))), default=0.0)
