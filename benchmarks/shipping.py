@@ -155,7 +155,9 @@ def main(words: list[str] | None = None) -> list[Row]:
                 before = json.loads(args.write.read_text()) if args.write.exists() else {}
                 write_atomically(args.write, json.dumps(before | {name: table}, indent=1).encode())
             ratio = table[BY_TIME]["speedup"][ENGINE]
-            rows.append(row(f"{name}: measured speed-up of {goal:g}x asked, {ENGINE}", ratio, CLOSE * goal, "higher"))
+            rows.append(
+                row(f"{name}: measured speed-up of {goal:g}x asked, {ENGINE}", ratio, round(CLOSE * goal, 3), "higher")
+            )
     finally:
         torch.set_num_threads(threads)
     return rows
