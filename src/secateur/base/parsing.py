@@ -33,6 +33,8 @@ def versioned_object(text: str, what: str, form: str, version: int, oldest: int 
         raise FileError(f"not a {what}: the JSON is broken or cut off ({error})") from error
     if not isinstance(data, dict) or data.get("format") != form:
         raise FileError(f'not a {what}: expected JSON with "format": "{form}"')
-    if data.get("version") not in range(oldest or version, version + 1):
-        raise FileError(f"the {what} has version {data.get('version')!r}; this secateur reads version {version}")
+    oldest = oldest or version
+    if data.get("version") not in range(oldest, version + 1):
+        known = f"{version}" if oldest == version else f"{oldest} to {version}"
+        raise FileError(f"the {what} has version {data.get('version')!r}; this secateur reads version {known}")
     return data

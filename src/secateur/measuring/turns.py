@@ -49,8 +49,8 @@ def keep_freed_memory() -> None:
     """Make the C library keep freed memory for the next call, as it does in a program that has run for a while.
 
     glibc returns large blocks to the system until it has seen one of that size freed, or one on top of the heap. Each
-    call then waits for the system to clear the same memory again: MobileNetV2 took 27 ms instead of 19 in eager mode,
-    and a narrower network, with smaller blocks, did not. One large block, freed at once, settles it for all.
+    call then waits for the system to clear the same memory again, and a narrower network, with smaller blocks, may not.
+    One large block, freed at once, settles it for all.
     """
     torch.empty(LARGEST_KEPT, dtype=torch.uint8)
 
