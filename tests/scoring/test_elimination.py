@@ -51,6 +51,44 @@ def test_every_removal_adds_what_solving_from_scratch_says(
     assert bool(torch.isinf(fast.errors).all())
 
 
+def removed_one_by_one(weight: np.ndarray, moments: np.ndarray, columns: np.ndarray) -> tuple[list[int], list[float]]:
+    """The blocks in the order of their removal, and what each adds."""
+    fast = Elimination(*(torch.from_numpy(a) for a in (weight, moments, columns)))
+    order, added = [], []
+    for _ in columns:
+        order.append(int(fast.errors.argmin()))
+        added.append(float(fast.errors[order[-1]]))
+        fast.remove(order[-1])
+    return order, added
+
+
+def test_wide_layers_in_float32_give_the_same_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, moments, columns = problem(60, 4, 30, 5, seed=3)
+    moments += 0.01 * np.trace(moments) / len(moments) * np.eye(len(moments))  # the ridge of `rebuilt`
+    monkeypatch.setattr(elimination, "WIDE", len(moments) - 1)
+    order, added = removed_one_by_one(weight, moments, columns)
+    gone: list[int] = []
+    for block, error in zip(order, added, strict=True):  # from scratch, in float64
+        left = [[i for i in range(len(moments)) if i not in columns[some]] for some in (gone, [*gone, block])]
+        before, after = (least_error(weight, moments, each) for each in left)
+        assert error == pytest.approx(after - before, rel=1e-3)
+        assert error != pytest.approx(after - before, rel=1e-12) or len(gone) > 50  # it really is float32
+        gone.append(block)
+
+
+def test_a_wide_layer_without_a_ridge_stays_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two inputs are almost equal: in float32 the difference that is left would be noise."""
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(4000, 8))
+    rows[:, 7] = rows[:, 6] + 1e-4 * rows[:, 7]
+    moments = rows.T @ rows / len(rows)
+    want = removed_one_by_one(np.eye(8), moments, np.arange(8)[:, None])
+    monkeypatch.setattr(elimination, "WIDE", 4)
+    order, added = removed_one_by_one(np.eye(8), moments, np.arange(8)[:, None])
+    assert order == want[0]
+    np.testing.assert_allclose(added, want[1], rtol=1e-9)
+
+
 def test_moments_that_rounding_has_made_indefinite_are_shifted_a_little() -> None:
     moments = torch.ones(3, 3, dtype=torch.float64) - 1e-12 * torch.eye(3, dtype=torch.float64)
     found = Elimination(torch.ones(1, 3, dtype=torch.float64), moments, torch.arange(3)[:, None])

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import secateur as sc
 from secateur.errors import DataError, ScoreError
+from secateur.scoring import reader_inputs
 from secateur.scoring.metrics import METRICS
 from secateur.scoring.reader_inputs import collect_reader_inputs
 from secateur.scoring.regression_sums import GramSums, KeptRows
@@ -55,6 +56,20 @@ def test_rows_are_kept_until_there_are_as_many_as_inputs() -> None:
     assert isinstance(few.whole, KeptRows) and isinstance(many.whole, GramSums)
     want = np.cov(model[:5](pictures(19)).numpy().T, bias=True)
     np.testing.assert_allclose(few.whole.covariance(0), want, rtol=1e-9, atol=1e-12)
+
+
+@torch.no_grad()
+def test_few_large_images_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of 6 x 6 pixels fit here; what is gathered does not depend on it."""
+    model, images, sizes = network(), pictures(30), []
+    graph = sc.trace(model, images[:1])
+    want = collect_reader_inputs(graph, images).layers["2"]
+    monkeypatch.setattr(reader_inputs, "PIXELS", 2 * 3 * 6 * 6 + 1)
+    with model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0]))):
+        found = collect_reader_inputs(graph, images).layers["2"]
+    assert sizes == [2] * 15
+    np.testing.assert_allclose(found.fitted.covariance(0), want.fitted.covariance(0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.held.covariance(0), want.held.covariance(0), rtol=1e-9, atol=1e-12)
 
 
 def test_a_loader_and_a_repair_of_each_unit_give_the_same_scores() -> None:

@@ -8,7 +8,7 @@ adds the error
 
 Both updates are P -= u u' and W -= v u'. They are collected and carried out for many blocks at once, on the inputs
 that are left: one large product instead of many small ones. The errors need only the diagonal blocks of P and of W' W,
-which are kept up to date.
+which are kept up to date. Wide layers are computed in float32, which is twice as fast, where H has enough of a ridge.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch import Tensor
 from secateur.errors import ScoreError
 
 DELAYED = 128  # columns of u to collect before P and W are brought up to date
+WIDE = 512  # layers with more inputs are computed in float32
+LEAST = 1e-5  # of the largest diagonal: what the others must leave unexplained of every input, for float32 to be enough
 
 
 class Elimination:
@@ -33,11 +35,12 @@ class Elimination:
         order = columns.flatten()
         self._size = columns.shape[1]
         self._left = torch.arange(len(columns))  # the blocks in memory, by number
-        weight = weight[:, order]
+        factor = _factor(second_moments)
+        weight = weight[:, order].to(factor)
         # Only W' W matters, so a matrix with fewer rows can stand for W.
         self._weight = torch.linalg.qr(weight, mode="r").R if len(weight) > len(order) else weight
-        self._inverse = torch.cholesky_inverse(_factor(second_moments))[order][:, order]
-        self.errors = torch.zeros(len(columns), dtype=weight.dtype)  # what each block adds if it is removed next
+        self._inverse = _among(torch.cholesky_inverse(factor), order)
+        self.errors = torch.zeros(len(columns), dtype=torch.float64)  # what each block adds if it is removed next
         self._start_over()
 
     def remove(self, block: int) -> None:
@@ -68,10 +71,10 @@ class Elimination:
 
     def _catch_up(self) -> None:
         """Bring P and W up to date, without the inputs that are gone."""
-        stays = self._alive.repeat_interleave(self._size)
+        stays = self._alive.repeat_interleave(self._size).nonzero().flatten()
         u, v = self._u[stays, : self._done], self._v[:, : self._done]
-        self._inverse = self._inverse[stays][:, stays] - u @ u.T
-        self._weight = self._weight[:, stays] - v @ u.T
+        self._inverse = _among(self._inverse, stays).addmm_(u, u.T, alpha=-1)
+        self._weight = self._weight.index_select(1, stays).addmm_(v, u.T, alpha=-1)
         self._left = self._left[self._alive]
         self._start_over()
 
@@ -96,11 +99,21 @@ class Elimination:
         else:
             priced = torch.linalg.solve(corners, squares).diagonal(dim1=1, dim2=2).sum(1)
         self.errors.fill_(torch.inf)
-        self.errors[self._left[alive]] = priced
+        self.errors[self._left[alive]] = priced.double()
+
+
+def _among(matrix: Tensor, places: Tensor) -> Tensor:
+    """The rows and columns at these places."""
+    return matrix.index_select(0, places).index_select(1, places)
 
 
 def _factor(matrix: Tensor) -> Tensor:
-    """The Cholesky factor; of a matrix with a larger diagonal where rounding has made it indefinite."""
+    """The Cholesky factor, of a wide matrix in float32 if that is precise enough; of a matrix with a larger diagonal
+    where rounding has made it indefinite."""
+    if len(matrix) > WIDE:
+        factor, failed = torch.linalg.cholesky_ex(matrix.float())
+        if not int(failed) and float(factor.diagonal().square().min()) > LEAST * float(matrix.diagonal().max()):
+            return torch.as_tensor(factor)
     eye = torch.eye(len(matrix), dtype=matrix.dtype)
     scale = matrix.diagonal().mean().clamp(min=torch.finfo(matrix.dtype).tiny)
     for shift in (0.0, *(10.0**power for power in range(-8, 3))):

@@ -14,9 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from secateur.base.batches import call
+from secateur.base.batches import call, device_of
 from secateur.base.preserve_state import evaluating, generators_kept, nothing_compiled
 from secateur.channels.graph import ChannelGraph
 from secateur.channels.units import Reader
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 SHOWN = 5  # layers in a warning
 POSITIONS = 64  # output positions per image and layer, drawn at random
 JUDGES = 32  # held-out images on which the effect of a cut on the network's outputs is measured
+PIXELS = 8 * 3 * 224 * 224  # numbers in the images that run through the network at a time
 WIDEST = 5000  # inputs of a wider reader are treated as uncorrelated: their covariance would be too large to invert
 
 Place = tuple[str, int]  # a layer and one of its groups
@@ -130,8 +131,9 @@ def collect_reader_inputs(
     pass_ = _Pass(graph, positions, seed)
     with evaluating(graph.model), generators_kept(), pass_.hooked():
         for chunk in chunks(graph, images):
-            call(graph.model, tree_map(lambda t: t.clone(), chunk))  # the network may write into its input
-            pass_.next_chunk(chunk)
+            for few in _few_at_once(graph, chunk):
+                call(graph.model, tree_map(lambda t: t.clone(), few))  # the network may write into its input
+                pass_.next_chunk(few)
     return SeenInputs(graph, pass_.result(), pass_.num_images, pass_.judges())
 
 
@@ -210,6 +212,15 @@ class _Pass:
         if isinstance(fitted, GramSums) or isinstance(held, GramSums) or fitted.rows + held.rows < rows.shape[3]:
             return parts
         return fitted.summed(), held.summed()  # from here on the sums are smaller than the rows
+
+
+def _few_at_once(graph: ChannelGraph, chunk: Any) -> Iterator[Any]:
+    """The images of a chunk, on a CPU so many at a time that their activations stay in its caches."""
+    count, numbers = count_of(chunk), sum(t.numel() for t in tree_leaves(chunk) if isinstance(t, Tensor))
+    fits = device_of(graph.model).type != "cpu" or bool(graph.found.traced.guards)
+    at_once = count if fits else max(1, min(count, PIXELS * count // max(numbers, 1)))
+    for start in range(0, count, at_once):
+        yield tree_map(lambda t, i=start: t[i : i + at_once], chunk)
 
 
 def _joined(parts: list[Any]) -> Any:

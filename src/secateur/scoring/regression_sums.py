@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor, arange, cat, cov, float32, float64, stack, zeros
+from torch import Tensor, arange, cat, float32, float64, stack, zeros
 
 AT_ONCE = 4096  # rows that are multiplied at once; fewer if they are wide
 NUMBERS = 2**24  # of all inputs of these rows
@@ -185,8 +185,12 @@ class KeptRows:
 
     def covariance(self, group: int) -> Tensor:
         """Covariance of x in one group: [n, n]."""
-        x = cat([x[:, group] for x, _ in self._parts]).double()  # [rows, n]
-        return cov(x.T, correction=0).reshape(x.shape[1], -1)
+        x = cat([x[:, group] for x, _ in self._parts])  # [rows, n]
+        x = (x - x.mean(0)).unsqueeze(0)
+        products = zeros(1, x.shape[2], x.shape[2], dtype=float64, device=x.device)
+        _add_gram(products, x)
+        rest = x[0].sum(0).double() / x.shape[1]  # what rounding has left of the mean
+        return products[0] / x.shape[1] - rest[:, None] * rest
 
     def variances(self, group: int) -> Tensor:
         """Variances of x in one group: [n]."""

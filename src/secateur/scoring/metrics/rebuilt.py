@@ -11,7 +11,7 @@ from secateur.scoring.metrics import Metric
 
 TINY = 1e-12
 MOST = 0.9  # shrinkage
-JITTER = 1e-9  # of the mean diagonal
+JITTER = (1e-9, 1e-8, 1e-7)  # of the mean diagonal; the products in G are no more precise than the last
 
 
 def rebuilt(inputs: ReaderInputs, ridge: float = 1e-2) -> Tensor:
@@ -101,13 +101,13 @@ def _weighed(group: ReaderGroup) -> Tensor:
 def _root(stakes: Tensor) -> Tensor:
     """R with R' R = G. A little is added to the diagonal, so that a Cholesky factor can be had, which is much faster
     than the eigenvalues of a wide layer."""
-    shift = JITTER * stakes.diagonal().mean().clamp(min=TINY)
-    factor, failed = torch.linalg.cholesky_ex(stakes + shift * torch.eye(len(stakes), dtype=stakes.dtype))
-    root: Tensor = factor.T
-    if failed:
-        values, vectors = torch.linalg.eigh(stakes)
-        root = values.clamp(min=0).sqrt()[:, None] * vectors.T
-    return root
+    scale, eye = stakes.diagonal().mean().clamp(min=TINY), torch.eye(len(stakes), dtype=stakes.dtype)
+    for jitter in JITTER:
+        factor, failed = torch.linalg.cholesky_ex(stakes + jitter * scale * eye)
+        if not int(failed):
+            return torch.as_tensor(factor.T)
+    values, vectors = torch.linalg.eigh(stakes)
+    return torch.as_tensor(values.clamp(min=0).sqrt()[:, None] * vectors.T)
 
 
 def _shifted(covariance: Tensor, ridge: float) -> Tensor:
