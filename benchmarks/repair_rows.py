@@ -37,6 +37,22 @@ def outputs(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.cat([F.log_softmax(model(images), 1) for images, _ in batches])
 
 
+class Beside:
+    """The answers of the unpruned network for labelled batches, to set another network's beside them."""
+
+    def __init__(self, model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
+        self._batches = batches
+        self._labels, self._before = torch.cat([labels for _, labels in batches]), outputs(model, batches)
+
+    def row(self, small: nn.Module) -> dict[str, float]:
+        """Accuracy in per cent, and the mean divergence from the unpruned network."""
+        after = outputs(small, self._batches)
+        return {
+            "accuracy": round(100 * float((after.argmax(1) == self._labels).float().mean()), 2),
+            "kl": round(float(F.kl_div(after, self._before, reduction="batchmean", log_target=True)), 4),
+        }
+
+
 def main() -> None:
     """Fill the table."""
     parser = arguments(__doc__)
@@ -44,8 +60,7 @@ def main() -> None:
     args = parser.parse_args()
     model, data = opened(args.network, args)
     images = torch.cat([images for images, _ in data.loader("train", 250, limit=2000)])
-    held = list(data.loader("holdout", 250))
-    labels, before = torch.cat([labels for _, labels in held]), outputs(model, held)
+    held = Beside(model, list(data.loader("holdout", 250)))
     table = table_so_far(args.out, {})
     graph = sc.trace(model, images[:1])
     scores = sc.score(graph, sc.repair_each(graph, images[:UNIT_IMAGES]), "rebuilt")
@@ -55,12 +70,7 @@ def main() -> None:
             spent = time.process_time()
             small = sc.repair(graph, plan, images)
             spent = time.process_time() - spent
-            after = outputs(small, held)
-            row = {
-                "accuracy": round(100 * float((after.argmax(1) == labels).float().mean()), 2),
-                "kl": round(float(F.kl_div(after, before, reduction="batchmean", log_target=True)), 4),
-                "core_seconds": round(spent, 1),
-            }
+            row = {**held.row(small), "core_seconds": round(spent, 1)}
             rows = "all" if layer_solve.ENOUGH >= 10**9 else f"{layer_solve.ENOUGH} rows for each weight"
             table[f"{args.network}, {target:.0%} of MACs removed, {rows}"] = row
             write(table, args.out)
