@@ -4,8 +4,8 @@
         --network resnet56 --num-images 10240
 
 G-SD, from 31% to 56% of the MACs removed in five iterations, a third of the units in each, one epoch after each cut
-(cosine from 0.01). Half of the test images decide, and the other half is reported. --out is the folder of the study; the
-same call goes on where it stopped.
+(cosine from 0.01). Half of the test images decide, and the other half is reported. --out is the folder of the study;
+the same call goes on where it stopped.
 """
 
 from __future__ import annotations
