@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import secateur as sc
 from secateur.errors import ScoreError
 from secateur.scoring.discrimination import DECAY, divide
-from secateur.scoring.evidence import Maps
+from secateur.scoring.evidence import Contributions, Maps
 from secateur.scoring.importance import infinite_feature_selection
 from secateur.scoring.metrics import METRICS
 from tests.repairing.test_layer_solve import chain
@@ -77,6 +77,18 @@ def test_cp_scores_by_the_penalty_that_a_channel_survives() -> None:
         middle = (low + high) / 2
         assert set(np.flatnonzero(lasso(parts, norms, middle))) == set(np.flatnonzero(scores > middle))
     assert not lasso(parts, norms, order[-1] * 1.001).any()
+
+
+def test_cp_tells_the_channels_of_a_wide_layer_apart() -> None:
+    """The path of 700 channels has over 500 steps.
+
+    Contributions that are orthogonal are chosen one by one: with d = |X_i W_i|^2 and weights of norm w, the coefficient
+    of channel i is (d / w - penalty) / (d / w^2), as long as this is above 0.
+    """
+    energies = torch.from_numpy(np.random.default_rng(0).uniform(0.5, 2.0, 700))
+    norms = torch.linspace(0.5, 1.5, 700, dtype=torch.float64)
+    found = METRICS["cp"].score(Contributions("u", torch.diag(energies), norms))
+    np.testing.assert_allclose(found, energies / norms, rtol=1e-6)
 
 
 def test_a_channel_that_does_nothing_goes_first_by_both() -> None:

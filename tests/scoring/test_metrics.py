@@ -68,7 +68,7 @@ def test_ttest_without_ridge_is_welch_on_image_counts() -> None:
         for k in range(3):
             mine, rest = x[labels == k, c].numpy(), x[labels != k, c].numpy()
             n, m = len(mine), len(rest)
-            # scipy divides std^2 by n: fed population deviations, it gives the paper's Eqn. 3.
+            # scipy divides std^2 by n: fed population deviations, it gives the paper's Eqn. 6.
             welch = scipy.stats.ttest_ind_from_stats(
                 mine.mean(), mine.std(), n, rest.mean(), rest.std(), m, equal_var=False
             )

@@ -6,6 +6,8 @@ from torch import Tensor
 from secateur.scoring.evidence import Contributions
 from secateur.scoring.metrics import Metric
 
+STEPS = 8  # of the path for each channel, at most: a channel may leave the path and come back
+
 
 def cp(contributions: Contributions) -> Tensor:
     """The largest penalty at which the channel still has a coefficient other than 0.
@@ -28,7 +30,13 @@ def cp(contributions: Contributions) -> Tensor:
     unit = float(target.abs().max())
     gram.diagonal().add_(1e-10 * gram.diagonal().mean())  # channels that are copies of each other stay apart
     penalties, _, path = lars_path_gram(
-        (target / unit).numpy(), (gram / unit).numpy(), n_samples=1, method="lasso", copy_X=True, copy_Gram=True
+        (target / unit).numpy(),
+        (gram / unit).numpy(),
+        n_samples=1,
+        method="lasso",
+        copy_X=True,
+        copy_Gram=True,
+        max_iter=STEPS * len(gram),
     )
     used = torch.from_numpy(path != 0)  # [channels, knots], penalties falling; a coefficient grows after its knot
     first = torch.where(used.any(1), used.int().argmax(1) - 1, len(penalties) - 1)
