@@ -127,17 +127,39 @@ def test_a_network_that_a_table_trains_once_is_trained_alike_for_all(table: str,
 
 def test_shared_parts_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {
-        "a": 'like = ["b", "c"]\ntitle = "a"\nopen = ["of a"]\n[run]\nk = 1',
-        "b": 'title = "b"\nopen = ["of b"]\n[run]\nk = 2\nalpha = 2.0\nmodel = "m"',
+        "a": 'like = ["b", "c"]\ntitle = "a"\nopen = ["of a"]\ndeparts = ["a"]\n[run]\nk = 1',
+        "b": 'title = "b"\nopen = ["of b"]\ndeparts = ["b"]\n[run]\nk = 2\nalpha = 2.0\nmodel = "m"',
         "c": "[run]\nalpha = 3.0\n[budget.cpu.run]\nk = 4",
     }
     monkeypatch.setattr(recipes, "_text", texts.__getitem__)
     assert recipes._read("a") == {
         "title": "a",
         "open": ["of b", "of a"],
+        "departs": ["b", "a"],
         "run": {"k": 1, "alpha": 3.0, "model": "m"},
         "budget": {"cpu": {"run": {"k": 4}}},
     }
+
+
+def says(name: str, part: str, words: str) -> bool:
+    return any(words in text for text in getattr(load_recipe(name), part))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_recipe_names_what_is_not_the_papers(name: str) -> None:
+    recipe = load_recipe(name)
+    by_gsd = "gsd" in f"{recipe.run.get('metric')} {recipe.run.get('metrics')} {recipe.run.get('by')}"
+    assert says(name, "open", "a ridge of 0.05") == (by_gsd and recipe.command != "study timing")
+    retrained = recipe.command in ("prune", "study sensitivity")
+    for words in ("best held-out accuracy", "at least 2 channels and 10%", "one number of fine-tuning epochs"):
+        assert says(name, "open", words) == retrained
+    assert says(name, "departs", "random resized crop") == (name in PRUNING and "imagenet" in name)
+    bottlenecks = recipe.run["model"] in ("resnet50", "preresnet164") and recipe.command != "show channels"
+    assert says(name, "departs", "no selection here: it reads the stem") == bottlenecks
+    assert says(name, "departs", "alpha is not in [2, 4]") == (recipe.command == "study sensitivity")
+    for shortcut, model in (("shortcut:in", "preresnet164"), ("downsample.0:in", "resnet50")):
+        if any(shortcut in pattern for pattern in recipe.run.get("exclude", ())):
+            assert recipe.run["model"] == model and says(name, "open", "not pruned") and says(name, "open", "shortcut")
 
 
 def test_every_row_of_the_papers_own_has_a_recipe() -> None:
@@ -154,6 +176,7 @@ def test_figures() -> None:
     assert set(two["metrics"].split(",")) == {"gsd", "di", "mmd", "ttest", "abs_snr", "fdr", "random"}
     five = check(commands(load_recipe("fig5-resnet56-cifar10"), Path("runs"), weights=Path("w"))[0])
     assert (five["start"], five["iterations"], five["metric"], five["epochs"]) == ("0.31", 5, "gsd", 200)
+    assert five["exact"]  # Algorithm 1 as printed
     assert load_recipe("fig6-vgg16-imagenet").run["num_images"] == 3000
 
 

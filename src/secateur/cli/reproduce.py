@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,23 +136,29 @@ def _list() -> None:
 
 
 def _print_plan(asked: list[tuple[Recipe, list[Change]]], budget: str, steps: list[list[str]]) -> None:
-    told: set[str] = set()  # what is left open in several recipes is told once
+    told: set[str] = set()  # what is true of several recipes is told once
     for number, (recipe, changes) in enumerate(asked):
         console.print(f"{chr(10) if number else ''}{recipe.title} ({recipe.paper})", soft_wrap=True)
         _published(recipe)
-        for text in recipe.open:
-            if text not in told:
-                console.print(f"left open in the paper: {text}", soft_wrap=True)
-        told |= set(recipe.open)
+        _print_once(told, "left open in the paper", recipe.open)
+        _print_once(told, "different from the paper", recipe.departs)
         if changes:
             console.print(f"\ndifferent from the paper (budget {budget}):", soft_wrap=True)
             for change in changes:
                 console.print(f"  {change}", soft_wrap=True)
         else:
-            console.print(f"\nno setting is changed (budget {budget})")
+            console.print(f"\nno {'other ' if recipe.departs else ''}setting is changed (budget {budget})")
     console.print("\ncommands:")
     for words in steps:
         console.print(f"  {shlex.join(['secateur', *words])}", soft_wrap=True)
+
+
+def _print_once(told: set[str], title: str, sentences: Sequence[str]) -> None:
+    """Print the sentences that are not in `told` yet, and add them."""
+    for text in sentences:
+        if text not in told:
+            console.print(f"{title}: {text}", soft_wrap=True)
+    told |= set(sentences)
 
 
 def _published(recipe: Recipe) -> None:

@@ -1,8 +1,9 @@
 """The paper's experiments as recipe files: a command, its options, and how a budget changes them.
 
-like = ["shared/table1"]      other files, whose content comes first: tables are merged, lists of `open` are joined
+like = ["shared/table1"]      other files, whose content comes first: tables are merged, lists of sentences are joined
 title = "..."                 paper = "Table 1a, ..."          command = "prune"
 open = ["what the paper leaves open, and what is used here"]
+departs = ["what is different from the paper at every budget"]
 published = "G-SD-B"          the row of the paper's table to compare with
 [train]                       options of `secateur train`, to train the network unless weights are given
 [run]                         options of the command
@@ -28,6 +29,7 @@ from secateur.errors import FileError, RunError
 FOLDER = "files"
 BUDGETS = ("smoke", "cpu", "full")
 FULL = "full"  # the paper's own settings, unchanged
+SENTENCES = ("open", "departs")
 WEIGHTS, PATH = "WEIGHTS", "PATH"  # placeholders in printed commands for what the user must provide
 TABLE = ("study", "table")
 UNTRAINED = ("study timing", "study structure")  # commands that need no trained network
@@ -47,6 +49,7 @@ class Recipe:
     train: Options | None = None
     published: str | None = None  # name of the method in the paper's tables
     open: tuple[str, ...] = ()  # what the paper leaves open
+    departs: tuple[str, ...] = ()  # what is different from the paper at every budget
     budgets: Mapping[str, Mapping[str, Options]] = field(default_factory=dict)  # budget -> step -> options
 
 
@@ -111,14 +114,14 @@ def _text(name: str) -> str:
 
 
 def _on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, merged. `above` decides; only the sentences on what is left open are kept from both."""
+    """Both, merged. `above` decides; only lists of sentences are kept from both."""
     found = dict(below)
     for key, value in above.items():
         before = found.get(key)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
             found[key] = _on_top(before, value)
         else:
-            found[key] = [*(before or ()), *value] if key == "open" else value
+            found[key] = [*(before or ()), *value] if key in SENTENCES else value
     return found
 
 
@@ -130,7 +133,8 @@ def recipe_of(name: str, words: Mapping[str, Any]) -> Recipe:
     wrong += [f"{key}.{step}" for key, steps in budgets.items() for step in steps if step not in ("train", "run")]
     if wrong:
         raise KeyError(f"budget.{wrong[0]}; a budget is smoke or cpu, and changes train or run")
-    return Recipe(name, **{**rest, "open": tuple(rest.get("open", ()))}, budgets=budgets)
+    said = {key: tuple(rest.get(key, ())) for key in SENTENCES}
+    return Recipe(name, **{**rest, **said}, budgets=budgets)
 
 
 def at_budget(recipe: Recipe, budget: str) -> tuple[Recipe, tuple[Change, ...]]:
