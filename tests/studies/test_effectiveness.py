@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sc
+from secateur.base.options import options_of
 from secateur.errors import DecideError, RunError, ScoreError
 from secateur.scoring.metrics import METRICS
 from secateur.scoring.sampling import sampled
 from secateur.studies import read_study
 from secateur.studies.effectiveness_study import comparison
+from secateur.studies.effectiveness_study.settings import EffectivenessSettings
 from secateur.studies.fast_evaluate import accuracy_of, in_memory
 from secateur.studies.work_sharing import wait_until
 from tests.cli.command_line import lines, secateur
@@ -167,6 +169,14 @@ def test_one_pass_serves_all_moment_metrics_and_ratios(tmp_path: Path, monkeypat
         trained(), Counted(TRAIN), TEST, tmp_path, metrics=names, ratios=(0.1, 0.2, 0.3), example=TEST[0][0][:1]
     )
     assert len(seen) == 1
+
+
+def test_the_help_names_all_metrics_that_read_few_images() -> None:
+    help = {field.name: about.help for field, about in options_of(EffectivenessSettings)}["num_map_images"]
+    named = {name for name in METRICS if name in help.replace(",", " ").replace(")", " ").replace("(", " ").split()}
+    graph = sc.trace(trained(), TEST[0][0][:1])
+    found = sc.score(graph, TRAIN, "all", num_map_images=40, num_images=96, seed=0)
+    assert named == {name for name, scores in found.items() if scores.num_images == 40}
 
 
 def test_inner_leaves_the_stream_and_all_does_not(tmp_path: Path) -> None:

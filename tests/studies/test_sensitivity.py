@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 import secateur as sc
+from secateur.base.options import options_of
 from secateur.errors import DecideError, RunError
 from secateur.studies import read_study
 from secateur.studies.sensitivity_study import arms
 from secateur.studies.sensitivity_study.arms import ratio_for
+from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
 from tests.cli.command_line import lines, secateur
 from tests.proof import assert_accuracy
 from tests.running.toys import HOLDOUT, TEST, TRAIN, trained
@@ -120,11 +122,20 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
         ({"start": 0.6}, "0 < start < end < 1"),
         ({"iterations": 0}, "at least 1"),
         ({"target": 0.5}, "leave target out"),
+        ({"speedup": 1.5}, "leave speedup out"),
         ({"epoch": 1}, "no setting called 'epoch': did you mean epochs"),
     ):
         with pytest.raises(DecideError, match=message):
             compared(tmp_path, **words)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_goal_is_no_option_of_the_command_line() -> None:
+    """The study sets it. The engine may still be given: units can be compared at their time."""
+    offered = SensitivityStudySettings()
+    shown = {field.name for field, about in options_of(offered) if not about.hidden}
+    assert not shown & {"target", "speedup", "macs", "params", "max_drop", "ratio", "rounds", "split", "alpha"}
+    assert {"start", "end", "iterations", "cost", "engine"} <= shown
 
 
 def test_on_digits(lenet_run: Path, tmp_path: Path) -> None:

@@ -56,7 +56,11 @@ class EffectivenessSettings:
         None, "Number of training images to score on; all by default", group="Channels", least=1
     )
     num_map_images: int = option(
-        2000, "Number of images for metrics that need whole feature maps (di, mmd)", group="Channels", least=1
+        2000,
+        "At most this number of images for metrics that need whole feature maps (di, mmd, hrank, chip), the readers' "
+        "inputs (rebuilt, thinet, cp) or more than one pass (nisp, dcp)",
+        group="Channels",
+        least=1,
     )
     num_seeds: int = option(
         1, "Number of samples of images; with several, the table has standard deviations", group="Channels", least=1

@@ -15,7 +15,8 @@ from secateur.repairing.methods import REPAIRS
 from secateur.running.settings import Settings, check_settings
 from secateur.scoring.metrics import METRICS
 
-DECIDED = ("target", "max_drop", "macs", "params", "ratio", "rounds", "split")  # settings of a run that the study sets
+# Settings of a run that the study sets:
+DECIDED = ("target", "speedup", "max_drop", "macs", "params", "ratio", "rounds", "split")
 
 
 def share_or_folder(text: str) -> float | str:
@@ -62,6 +63,7 @@ class SensitivityStudySettings(Settings):
     )
     alpha: float = option(3.0, "Solved so that the iterations reach the end", hidden=True)
     target: float | None = _decided()
+    speedup: float | None = _decided()
     max_drop: float | None = _decided()
     macs: float | None = _decided()
     params: float | None = _decided()
