@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,41 @@ def test_paper_mode_says_what_it_costs_and_follows_the_paper(weights: Path, tmp_
     assert [one["alpha"] for one in rounds] == [4.0] * len(rounds)
     wrong = secateur(*quick(weights, out, "--paper", "--repair", "solve"))
     assert wrong.exit_code == 1 and "the paper has repair none, not solve" in wrong.output
+
+
+def test_a_metric_with_options(weights: Path, tmp_path: Path) -> None:
+    """Scores, folder, report and --resume have the metric as it was typed."""
+    out = tmp_path / "run"
+    words = ["--target", "0.2", "--metric", "gsd:ridge=0", "--epochs", "0", "--rounds", "1"]
+    lines(secateur(*quick(weights, out, *words)))
+    config = json.loads((out / "config.json").read_text())
+    assert config["settings"]["metric"] == config["command"]["metric"] == "gsd:ridge=0"
+    assert "--metric gsd:ridge=0" in config["command_line"]
+    about = json.loads((out / "round-01" / "scores.json").read_text())["metrics"]
+    assert about["gsd"]["options"]["ridge"] == 0.0 and about["gsd"]["num_images"] == 100
+    assert "metric gsd:ridge=0: Generalised symmetric divergence" in (out / "report.html").read_text()
+    shutil.rmtree(out / "round-01")
+    (out / "summary.json").unlink()
+    lines(secateur("prune", "--resume", out))
+    assert (out / "summary.json").exists()
+    other = secateur("prune", "--resume", out, "--metric", "gsd")
+    assert other.exit_code == 1 and "--metric gsd differs from the run" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("gds:ridge=0", "there is no metric called 'gds': did you mean gsd"),
+        ("gsd:rigde=0", "gsd has no option 'rigde' (did you mean ridge?)"),
+        ("gsd:ridge=-1", "ridge must be a number of at least 0, got -1.0"),
+        ("gsd:0", "an option of a metric must be NAME=VALUE, as in ridge=0.5, got '0'"),
+    ],
+)
+def test_wrong_options_of_a_metric(weights: Path, tmp_path: Path, metric: str, words: str) -> None:
+    result = secateur(*quick(weights, tmp_path / "run", "--metric", metric), columns=400)
+    assert result.exit_code == 1 and words in result.stderr and not (tmp_path / "run").exists()
+    study = secateur("study", "sensitivity", f"lenet5={weights}", "--data", "digits", "--metric", metric, columns=400)
+    assert study.exit_code == 1 and words in study.stderr
 
 
 def test_the_alpha_that_a_number_of_rounds_solves_is_written_down(weights: Path, tmp_path: Path) -> None:

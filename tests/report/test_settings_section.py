@@ -20,7 +20,7 @@ def own(model: Any) -> None:
 class Kitchen:
     seed: int = option(0, "Seed", group="Output")
     target: float | None = option(None, "A goal, which has a sentence of its own", group="Goal")
-    metric: str = option("l1", "Metric", group="Channels", choices=METRICS)
+    metric: str = option("l1", "Metric", group="Channels", choices=METRICS, with_options=True)
     only: tuple[str, ...] = option((), "Patterns", group="Layers")
     lr: float | None = option(None, "Learning <rate>", group="Retraining")
     distill: bool = option(False, "Teacher", group="Retraining")
@@ -40,6 +40,12 @@ def test_only_what_was_chosen_or_changed_is_told() -> None:
         "Spices": ["options ridge 0.5"],
     }
     assert list(chosen_settings(changed)) == ["Channels", "Layers", "Retraining", "Output", "Spices"]
+
+
+def test_a_metric_with_options_has_its_line_of_help() -> None:
+    assert chosen_settings(Kitchen(metric="gsd:ridge=0")) == {
+        "Channels": ["metric gsd:ridge=0: Generalised symmetric divergence, the paper's metric"]
+    }
 
 
 def test_the_table_has_every_setting() -> None:

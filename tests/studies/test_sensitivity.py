@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 import secateur as sc
-from secateur.base.options import options_of
-from secateur.errors import DecideError, RunError
+from secateur.base.options import check, options_of
+from secateur.cli.sensitivity import SensitivityOptions
+from secateur.errors import DecideError, RunError, ScoreError
+from secateur.pictures.settings import SeparationSettings
 from secateur.studies import read_study
 from secateur.studies.sensitivity_study import arms
 from secateur.studies.sensitivity_study.arms import ratio_for
@@ -136,6 +138,16 @@ def test_the_goal_is_no_option_of_the_command_line() -> None:
     shown = {field.name for field, about in options_of(offered) if not about.hidden}
     assert not shown & {"target", "speedup", "macs", "params", "max_drop", "ratio", "rounds", "split", "alpha"}
     assert {"start", "end", "iterations", "cost", "engine"} <= shown
+
+
+def test_a_metric_with_options_is_taken_as_by_prune() -> None:
+    chosen = SensitivityStudySettings(metric="gsd:ridge=0")
+    chosen.check()
+    assert chosen.to_dict()["metric"] == chosen.run_settings().metric == "gsd:ridge=0"
+    for other in (SensitivityOptions, SeparationSettings):
+        check(other(metric="gsd:ridge=0"), DecideError)
+        with pytest.raises(ScoreError, match="gsd has no option 'rigde'"):
+            check(other(metric="gsd:rigde=0"), DecideError)
 
 
 def test_on_digits(lenet_run: Path, tmp_path: Path) -> None:

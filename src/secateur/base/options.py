@@ -37,11 +37,16 @@ class Option:
     above: float | None = None  # values must be greater
     below: float | None = None  # values must be smaller
     choices: Sequence[str] | Registry[Any] | None = None
+    with_options: bool = False  # options may follow the choice, as in gsd:ridge=0
     parse: Callable[[str], Any] | None = None  # makes the value of the text typed on the command line, as 63M
     own: bool = False  # a function of the user's own is a valid value
     hidden: bool = False  # a setting that only Python can give
     valid: Callable[[Any], object] | None = None  # raises a SecateurError for a wrong value; called for each of a tuple
     several: bool = False  # a tuple of strings; a single string is a tuple of one
+
+    def choice_of(self, value: Any) -> Any:
+        """The choice in a value: gsd of gsd:ridge=0, if options may follow it."""
+        return value.partition(":")[0] if self.with_options and isinstance(value, str) else value
 
 
 def option(default: Any, help: str, **details: Any) -> Any:
@@ -81,7 +86,7 @@ def check(settings: Any, error: type[SecateurError]) -> None:
         if value is None or value == field.default or own:
             continue
         if about.choices is not None:
-            check_choice(field.name, value, about.choices, error)
+            check_choice(field.name, about.choice_of(value), about.choices, error)
         if about.several and not _are_strings(value):
             raise error(f"{field.name} must be a string or several strings, got {value!r}")
         bounds = _bounds(about)

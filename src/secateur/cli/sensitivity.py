@@ -18,7 +18,7 @@ from secateur.deciding.splits import SPLITS
 from secateur.measuring.quality_words import QualityWords
 from secateur.measuring.tasks import task_of
 from secateur.repairing.methods import REPAIRS
-from secateur.scoring.metrics import METRICS, suited_metric
+from secateur.scoring.metrics import metric_option, suited_metric
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,7 @@ class SensitivityOptions:
     """Options of this verb alone."""
 
     weights: Path | None = option(None, "Weight file of the trained network", group="Data", valid=early_checks.weights)
-    metric: str | None = option(
-        None, "Metric that scores channels; as in `secateur prune` by default", group="Channels", choices=METRICS
-    )
+    metric: str | None = metric_option(None, "Metric that scores channels; as in `secateur prune` by default")
     num_images: int | None = option(None, "Score on this number of images", group="Channels", least=1)
     streams: str = option(
         "select",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from secateur.base.options import check, option
 from secateur.base.parsing import names
 from secateur.errors import DataError
-from secateur.scoring.metrics import METRICS
+from secateur.scoring.metrics import METRICS, metric_option
 
 LAYER_HELP = "Unit or layer, as listed by `secateur inspect`; the second unit by default"
 
@@ -25,7 +25,7 @@ class FigureSettings:
 class SeparationSettings(FigureSettings):
     """Which two channels are compared, and on how many images."""
 
-    metric: str = option("gsd", "Metric that ranks the channels", group="Channels", choices=METRICS)
+    metric: str = metric_option("gsd", "Metric that ranks the channels")
     weak: int | None = option(None, "Use this channel as the weak one", group="Channels", least=0)
     strong: int | None = option(None, "Use this channel as the strong one", group="Channels", least=0)
     each: int = option(4, "Number of images of each class that are shown with their maps", group="Images", least=1)

@@ -50,8 +50,8 @@ def chosen_settings(settings: Any, without: Collection[str] = ()) -> dict[str, l
             continue
         value, name = getattr(settings, field.name), field.name.replace("_", " ")
         lines, shared = groups.setdefault(about.group, ([], []))
-        if isinstance(about.choices, Registry) and value in about.choices:
-            lines.append(f"{name} {value}: {about.choices.help(value)}")
+        if isinstance(about.choices, Registry) and about.choice_of(value) in about.choices:
+            lines.append(f"{name} {value}: {about.choices.help(about.choice_of(value))}")
         elif field.name not in goals and value != default_of(field):
             shared.append(f"{name} {setting_text(value)}")
     joined = {group: [*lines, ", ".join(shared)] if shared else lines for group, (lines, shared) in groups.items()}

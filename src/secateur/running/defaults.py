@@ -15,7 +15,7 @@ from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
 from secateur.measuring.latency_table import LatencyTable
 from secateur.running.settings import DEFAULT_REPAIR, Settings
-from secateur.scoring.metrics import METRICS, suited_metric
+from secateur.scoring.metrics import metric_of, suited_metric
 
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
 SMALL = 64 * 64  # pixels of an image
@@ -76,7 +76,7 @@ def _as_begun(settings: Settings, begun: Mapping[str, Any]) -> Settings:
 
 
 def _usual_split(settings: Settings) -> str:
-    errors = not isinstance(settings.metric, str) or METRICS.find(settings.metric).adds_up
+    errors = not isinstance(settings.metric, str) or metric_of(settings.metric).adds_up
     if settings.speedup is not None and errors and not callable(settings.metric) and not ranking_settings(settings):
         return "least_error"
     return "algorithm1" if settings.ratio is None else "uniform"
@@ -101,7 +101,7 @@ def split_for_solve(settings: Settings, graph: ChannelGraph, table: LatencyTable
     given = settings.only or settings.rounds or settings.ratio or settings.split
     if settings.repair != DEFAULT_REPAIR or given or ranking_settings(settings):
         return settings
-    if settings.metric is None or (isinstance(settings.metric, str) and METRICS.find(settings.metric).adds_up):
+    if settings.metric is None or (isinstance(settings.metric, str) and metric_of(settings.metric).adds_up):
         chosen = replace(settings, split="least_error")
     elif settings.solve_only:
         private = tuple(n for n in candidates(graph, settings.exclude) if graph.units[n].kind == "private")

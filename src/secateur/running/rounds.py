@@ -20,7 +20,7 @@ from secateur.running.round_plan import plan_round
 from secateur.running.round_repair import cut_accuracy, repair_round, repair_units
 from secateur.running.round_retrain import retrain
 from secateur.running.run_context import RunContext, Stopwatch
-from secateur.scoring.metrics import METRICS
+from secateur.scoring.metrics import metric_of
 from secateur.scoring.score import score
 from secateur.scoring.scores import Scores, load_scores, save_scores
 from secateur.training.history import Epoch, from_dict
@@ -120,7 +120,7 @@ def _score(context: RunContext, number: int, graph: ChannelGraph, unit_repair: C
         return next(iter(load_scores(folder).values()))
     metric = settings.metric
     assert metric is not None  # filled in when the run starts
-    from_repair = isinstance(metric, str) and METRICS.find(metric).needs == "reader_inputs"
+    from_repair = isinstance(metric, str) and metric_of(metric).needs == "reader_inputs"
     with generators_kept(settings.seed + number):  # a loader that shuffles with them gives the same order again
         found: Scores = score(
             graph,

@@ -14,7 +14,7 @@ from secateur.deciding.settings import SplitSettings, TimeSettings, check_split
 from secateur.deciding.splits import SPLITS
 from secateur.errors import DecideError
 from secateur.repairing.methods import REPAIRS
-from secateur.scoring.metrics import METRICS
+from secateur.scoring.metrics import METRICS, metric_of, metric_option
 from secateur.training.presets import DEFAULT_PRESET, preset_of
 from secateur.training.settings import FineTuning
 from secateur.training.trackers import TrackerSettings
@@ -29,7 +29,8 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     """How to prune: a goal (see `Goal`), where time is measured (`TimeSettings`), how the cut is split among units
     (`SplitSettings`), how it is retrained (`FineTuning`), a tracker (`TrackerSettings`), and the following.
 
-    metric: a name or your own function of `Channels`. None: the one that suits the split.
+    metric: a name, with options if wanted ("gsd:ridge=0"), or your own function of `Channels`. None: the one that suits
+    the split.
     repair: None is `solve`. epochs: None is 0 if a solve repairs and no setting of the retraining is given, otherwise
     the preset's number. distill: None is True after a solve.
     fit: your own retraining, fit(model, train, holdout) -> new model. evaluate: your own evaluation,
@@ -37,12 +38,11 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     whatever the task is.
     """
 
-    metric: str | Callable[..., Any] | None = option(
+    metric: str | Callable[..., Any] | None = metric_option(
         None,
-        f"Metric that scores channels: {', '.join(METRICS)}; chosen to suit the split by default",
-        group="Channels",
+        f"Metric that scores channels: {', '.join(METRICS)}; chosen to suit the split by default. Options may follow: "
+        "gsd:ridge=0",
         everyday=True,
-        choices=METRICS,
         own=True,
     )
     metric_options: dict[str, Any] = option({}, "Options of the metric, such as ridge", group="Channels", hidden=True)
@@ -88,7 +88,7 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     preset: str = option(DEFAULT_PRESET, "Schedule of the retraining, as in `secateur train`", group="Retraining")
     lr: float | None = option(
         None,
-        "Learning rate instead of the preset's; by default a short test chooses up to that of cosine",
+        "Learning rate; by default a short test chooses: at most 0.05, after the repair solve at most 0.01",
         group="Retraining",
         above=0,
     )
@@ -158,7 +158,7 @@ def check_settings(settings: Settings) -> None:
     split = None if settings.split is None else SPLITS.find(settings.split)
     if split is not None and split.needs_errors and isinstance(settings.metric, str):
         adding = [name for name in METRICS if METRICS[name].adds_up]
-        if settings.metric not in adding:
+        if not metric_of(settings.metric).adds_up:
             raise DecideError(
                 f'split "{split.name}" needs scores that are errors, and {settings.metric} gives none: use '
                 f"{' or '.join(adding)}, or leave the metric out"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from secateur.base.options import option
 from secateur.base.registry import Entry, Registry
 from secateur.errors import ScoreError
 from secateur.measuring.tasks import task_of
@@ -55,6 +56,26 @@ class Metric(Entry):
     takes_scatter: bool = False  # needs="maps": a scatter is enough, where it is smaller than whole maps
     saturates: bool = False  # needs="maps": with fewer images than pixels all channels get nearly the same score
     adds_up: bool = False  # scores are errors that add up when channels are removed from the lowest score upwards
+
+
+def metric_of(metric: str) -> Metric:
+    """The metric of this name; options may follow it, as in gsd:ridge=0."""
+    return METRICS.find(metric.partition(":")[0])
+
+
+def check_metric_options(metric: Any) -> None:
+    """Raise ScoreError if the options behind a metric's name are wrong. Nothing is imported for a name alone."""
+    if isinstance(metric, str) and ":" in metric:
+        from secateur.scoring.metric_choice import choose_metrics
+
+        choose_metrics([metric])
+
+
+def metric_option(default: str | None, help: str, **details: Any) -> Any:
+    """A setting that is the name of a metric, with options if wanted."""
+    return option(
+        default, help, group="Channels", choices=METRICS, with_options=True, valid=check_metric_options, **details
+    )
 
 
 def suited_metric(metric: str, task: Any) -> str:

@@ -13,7 +13,7 @@ from secateur.measuring.quality_words import QualityWords
 from secateur.measuring.tasks import task_of
 from secateur.repairing.methods import REPAIRS
 from secateur.running.settings import Settings, check_settings
-from secateur.scoring.metrics import METRICS
+from secateur.scoring.metrics import METRICS, metric_option
 
 # Settings of a run that the study sets:
 DECIDED = ("target", "speedup", "max_drop", "macs", "params", "ratio", "rounds", "split")
@@ -50,12 +50,10 @@ class SensitivityStudySettings(Settings):
         0.56, "Fraction of MACs that both arms end without", group="Goal", everyday=True, above=0, below=1
     )
     iterations: int = option(5, "Number of iterations of pruning and retraining", group="Goal", everyday=True, least=1)
-    metric: str | Callable[..., Any] | None = option(
+    metric: str | Callable[..., Any] | None = metric_option(
         "gsd",
-        f"Metric that scores channels: {', '.join(METRICS)}",
-        group="Channels",
+        f"Metric that scores channels: {', '.join(METRICS)}. Options may follow: gsd:ridge=0",
         everyday=True,
-        choices=METRICS,
         own=True,
     )
     repair: str | None = option(
