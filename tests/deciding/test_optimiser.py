@@ -82,6 +82,16 @@ def test_chains_are_solved_exactly(links: list[tuple[list[int], list[int]]], see
         assert problem.error(picks) == pytest.approx(brute_force(problem, terms, room), rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_single_unit_loses_no_more_than_it_must(seed: int) -> None:
+    problem, terms = drawn([([], [0]), ([0], [])], 1, seed)
+    for share in (0.95, 0.8, 0.6):
+        room = share * problem.start
+        picks = solve(problem, room)
+        assert picks is not None and literal_cost(terms, tuple(picks)) <= room * (1 + 1e-9)
+        assert problem.error(picks) == pytest.approx(brute_force(problem, terms, room), rel=1e-9)
+
+
 @pytest.mark.parametrize("links", [COUPLED, RING, WIDE], ids=["coupled", "ring", "wide"])
 def test_other_couplings_come_close(links: list[tuple[list[int], list[int]]]) -> None:
     """Within 3% of the least error in the mean of 24 instances, and never beyond the room."""

@@ -87,10 +87,13 @@ def test_half_precision_is_used_where_it_can_hold_the_values(capacity: int) -> N
         torch.tensor([1.0, 1 / 3, -500.0]),
         torch.tensor([1.0, 70000.0]),
         torch.tensor([1 / 3], dtype=torch.float64),
+        torch.tensor([1e-8, -3e-7]),
+        torch.zeros(3),
     ]
     store = ValueStore(capacity, half=True)
     store.add(values)
-    small, large, exact = store.take(0)
+    small, large, exact, tiny, zero = store.take(0)
+    assert tiny.tolist() == values[3].tolist() and zero.tolist() == [0, 0, 0]
     assert small.dtype == torch.float32 and small.tolist() == [1.0, float(torch.tensor(1 / 3).half()), -500.0]
     assert large.tolist() == [1.0, 70000.0] and exact.tolist() == values[2].tolist()
     store.close()

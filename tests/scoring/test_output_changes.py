@@ -50,6 +50,42 @@ def test_stakes_are_those_of_all_outputs_by_their_spread_and_activations_in_plac
     np.testing.assert_allclose(found[0], rows.T @ rows, rtol=1e-6)
 
 
+class WithoutGradient(TwoOutputs):
+    """Another output comes first or last, which no gradient flows to."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__(False)
+        self.is_first = first
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y, pooled, _ = super().forward(x)
+        extra = 1000 * x.detach().mean((2, 3))
+        return (extra, y, pooled) if self.is_first else (y, pooled, extra)
+
+
+def test_an_output_without_a_gradient_does_not_take_the_scale_of_another() -> None:
+    found = []
+    for first in (True, False):
+        model = WithoutGradient(first).double()
+        found.append(Judges(sc.trace(model, images(1)), images(5)).stakes(["second"])["second"])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-9)
+
+
+def test_gradients_whose_squares_float32_cannot_hold() -> None:
+    """The first layer's outputs are tiny, and the second one undoes it: gradients of 1e25."""
+    found = []
+    for scale in (1.0, 1e-25):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 3, 1, bias=False))
+        with torch.no_grad():
+            for parameter in model[0].parameters():
+                parameter.mul_(scale)
+            model[1].weight.div_(scale)
+        judges = Judges(sc.trace(model, images(1).float()), images(5).float())
+        found.append(judges.stakes(["0"])["0"].numpy() * scale * scale)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+
+
 @torch.no_grad()
 def test_changes_are_relative_to_each_output_and_the_layer_is_restored() -> None:
     model = TwoOutputs(True).double()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import secateur as sc
+from secateur.errors import ScoreError
 from tests.repairing.test_layer_solve import chain
 from tests.repairing.test_repair import conv, pictures, seeded, twins
 
@@ -142,3 +143,72 @@ def test_the_log_names_the_layers_whose_errors_are_uncertain_and_no_others(caplo
     caplog.clear()
     sc.score(graph, sc.repair_each(graph, torch.randn(25, 3, 3, 3)), "rebuilt")  # 20 rows for 20 inputs
     assert "uncertain" not in caplog.text
+
+
+class Scaled(nn.Conv2d):
+    """A convolution that is no linear map with its own weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 0.5
+
+
+def small_network(reader: type[nn.Conv2d], scale: float = 1.0, width: int = 6) -> nn.Sequential:
+    """The activations between the layers are multiplied by `scale`, which the second layer undoes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, width, 3), nn.ReLU(), reader(width, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    )
+    with torch.no_grad():
+        for parameter in model[0].parameters():
+            parameter.mul_(scale)
+        model[2].weight.div_(scale)
+    return model.eval()
+
+
+def drawn(count: int) -> Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("width", "scale"), [(6, 1e-9), (6, 1e-20), (6, 1e15), (60, 1e-9), (60, 1e-20), (60, 1e15)])
+def test_scores_do_not_depend_on_the_unit_of_the_activations(width: int, scale: float) -> None:
+    """Also in float32: 60 channels are 540 inputs."""
+    found = []
+    for factor in (1.0, scale):
+        graph = sc.trace(small_network(nn.Conv2d, factor, width), drawn(1))
+        found.append(sc.score(graph, [drawn(40)], "rebuilt").values["0:out"])
+    np.testing.assert_allclose(found[0], found[1], rtol=2e-2)
+    assert (found[0] > 0).all()
+
+
+def test_units_that_cannot_be_scored_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    graph = sc.trace(small_network(Scaled), drawn(1))
+    found = sc.score(graph, [drawn(40)], "rebuilt")
+    assert list(found.values) == ["2:out"]  # the linear layer reads it
+    assert "no scores for 0:out, which stay as they are" in caplog.text
+
+
+def test_no_unit_that_can_be_scored_is_an_error_with_advice() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), Scaled(6, 4, 3)).eval()
+    graph = sc.trace(model, drawn(1))
+    with pytest.raises(ScoreError, match=r"no unit can be scored by its readers.*use a metric of activations"):
+        sc.score(graph, [drawn(40)], "rebuilt")
+
+
+def test_networks_in_bfloat16_are_scored_and_repaired() -> None:
+    model = small_network(nn.Conv2d).bfloat16()
+    images = drawn(40).bfloat16()
+    graph = sc.trace(model, images[:1])
+    assert set(sc.score(graph, [images], "rebuilt").values) == {"0:out", "2:out"}
+    plan = sc.Plan.of(graph, {"0:out": [0, 2, 4]})
+    with torch.no_grad():
+        before, cut, solved = (
+            m(images).float() for m in (model, sc.prune(graph, plan), sc.repair(graph, plan, images))
+        )
+    assert float((solved - before).norm()) < 0.8 * float((cut - before).norm())
+
+
+def test_four_images_are_weighed_as_forty_are() -> None:
+    """None of them is held out, so they judge themselves: the errors are changes of the network's outputs still."""
+    graph = sc.trace(small_network(nn.Conv2d), drawn(1))
+    few, many = (sc.score(graph, [drawn(count)], "rebuilt").values["0:out"].max() for count in (4, 40))
+    assert 0.05 < few / many < 20  # errors relative to the reader alone are thousands of times as large

@@ -20,6 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 SHARE_OF_DISK = 0.5  # of the free space in the folder for temporary files
 LARGEST = 6e4  # about the largest float16
+SMALLEST = 1e-3  # numbers that are all below this lose digits in float16
 
 
 @dataclass(frozen=True)
@@ -171,12 +172,14 @@ def _pack(values: Any, constant: frozenset[int], half: bool = False) -> _Packed:
 
 
 def _block(data: Tensor, half: bool) -> _Block:
-    """These bytes; as float16 if that is asked for and nothing in them is too large for it."""
+    """These bytes; as float16 if that is asked for and they are neither too large nor too small for it."""
     if not half or not len(data):
         return _Block(data, False)
     numbers = data.view(torch.float32)
     least, most = numbers.aminmax()
     if not bool((least > -LARGEST) & (most < LARGEST)):  # too large, or not a number
+        return _Block(data, False)
+    if 0 < max(float(most), -float(least)) < SMALLEST:
         return _Block(data, False)
     return _Block(numbers.half().view(torch.uint8), True)
 

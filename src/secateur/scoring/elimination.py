@@ -20,7 +20,7 @@ from secateur.errors import ScoreError
 
 DELAYED = 128  # columns of u to collect before P and W are brought up to date
 WIDE = 512  # layers with more inputs are computed in float32
-LEAST = 1e-5  # of the largest diagonal: what the others must leave unexplained of every input, for float32 to be enough
+LEAST = 1e-6  # of the trace: what the others must leave unexplained of every input, for float32 to be enough
 
 
 class Elimination:
@@ -35,6 +35,11 @@ class Elimination:
         order = columns.flatten()
         self._size = columns.shape[1]
         self._left = torch.arange(len(columns))  # the blocks in memory, by number
+        scale, largest = second_moments.diagonal().mean(), weight.abs().max()
+        self._unit = 1.0  # errors are counted in it, because squares may be too large or too small for float32
+        if bool(scale > 0) and bool(largest > 0):
+            second_moments, weight = second_moments / scale, weight / largest
+            self._unit = float(scale * largest * largest)
         factor = _factor(second_moments)
         weight = weight[:, order].to(factor)
         # Only W' W matters, so a matrix with fewer rows can stand for W.
@@ -49,7 +54,7 @@ class Elimination:
         mine = slice(at * t, at * t + t)
         u_so_far, v_so_far = self._u[:, : self._done], self._v[:, : self._done]
         rows = self._inverse[mine] - u_so_far[mine] @ u_so_far.T  # [t, n] of P
-        root = torch.linalg.cholesky(rows[:, mine])
+        root = _factor(rows[:, mine])
         u = torch.linalg.solve_triangular(root, rows, upper=False).T  # [n, t]
         here = self._weight[:, mine] - v_so_far @ u_so_far[mine].T  # [o, t] of W
         v = torch.linalg.solve_triangular(root, here.T, upper=False).T  # [o, t]
@@ -99,7 +104,7 @@ class Elimination:
         else:
             priced = torch.linalg.solve(corners, squares).diagonal(dim1=1, dim2=2).sum(1)
         self.errors.fill_(torch.inf)
-        self.errors[self._left[alive]] = priced.double()
+        self.errors[self._left[alive]] = self._unit * priced.double()
 
 
 def _among(matrix: Tensor, places: Tensor) -> Tensor:
@@ -112,7 +117,7 @@ def _factor(matrix: Tensor) -> Tensor:
     where rounding has made it indefinite."""
     if len(matrix) > WIDE:
         factor, failed = torch.linalg.cholesky_ex(matrix.float())
-        if not int(failed) and float(factor.diagonal().square().min()) > LEAST * float(matrix.diagonal().max()):
+        if not int(failed) and float(factor.diagonal().square().min()) > LEAST * float(matrix.trace()):
             return torch.as_tensor(factor)
     eye = torch.eye(len(matrix), dtype=matrix.dtype)
     scale = matrix.diagonal().mean().clamp(min=torch.finfo(matrix.dtype).tiny)

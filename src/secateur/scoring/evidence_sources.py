@@ -24,7 +24,7 @@ from secateur.scoring.importance import collect_importance
 from secateur.scoring.map_pass import MapRequest, collect_maps
 from secateur.scoring.metric_choice import ChosenMetric
 from secateur.scoring.metrics import METRICS, UNMERGED, Need
-from secateur.scoring.reader_inputs import HasSeenInputs, SeenInputs, collect_reader_inputs
+from secateur.scoring.reader_inputs import SHOWN, HasSeenInputs, SeenInputs, collect_reader_inputs
 from secateur.scoring.sampling import Sample
 from secateur.scoring.settings import GIB, ScoreSettings
 from secateur.scoring.statistics import Statistics
@@ -121,12 +121,25 @@ def _from_gradients(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> G
 
 def _from_reader_inputs(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
     seen = _seen(request, metrics)
-    return Gathered(((each.unit, None, each) for each in seen.evidence()), seen.num_images, list(seen.units()))
+    return Gathered(((each.unit, None, each) for each in seen.evidence()), seen.num_images, _units_of(seen))
 
 
 def _from_contributions(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
     seen = _seen(request, metrics)
-    return Gathered(((each.unit, None, each) for each in contributions(seen)), seen.num_images, list(seen.units()))
+    return Gathered(((each.unit, None, each) for each in contributions(seen)), seen.num_images, _units_of(seen))
+
+
+def _units_of(seen: SeenInputs) -> list[str]:
+    """The units whose readers were seen. The log names the others, which stay as they are."""
+    found = seen.units()
+    others = [name for name in seen.graph.units if name not in found]
+    why = "the layers that read them are called several times or by keyword, or are no linear map of their input"
+    if not found:
+        raise ScoreError(f"no unit can be scored by its readers: {why}; use a metric of activations or weights")
+    if others:
+        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        log.warning("no scores for %s%s, which stay as they are: %s", ", ".join(others[:SHOWN]), more, why)
+    return list(found)
 
 
 def _seen(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> SeenInputs:

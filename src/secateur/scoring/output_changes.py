@@ -49,7 +49,8 @@ class Judges:
 
     @cached_property
     def _scales(self) -> list[Tensor]:
-        return [z.std(correction=0).clamp(min=1e-12) for z in self._before]
+        spreads = [z.std(correction=0) for z in self._before]
+        return [torch.where(spread > 0, spread, 1.0) for spread in spreads]  # a constant has no spread
 
     @cached_property
     def _suffixes(self) -> list[SuffixRunner]:

@@ -45,13 +45,18 @@ def collect_stakes(
     """
     seen: dict[str, Tensor] = {}
     found: dict[str, Tensor] = {}
+    layers = list(layers)
+    if not layers:
+        return found
     model, draw = graph.model, torch.Generator().manual_seed(seed)
     handles = [model.get_submodule(name).register_forward_hook(partial(_keep, seen, name)) for name in layers]
     try:
         with evaluating(model), generators_kept(), nothing_compiled(), torch.enable_grad():
             for images in batches:
-                outputs = [z for z in float_outputs(model, images) if z.requires_grad]
-                pulls = [_drawn(z, draw) / scale.to(z) for z, scale in zip(outputs, scales, strict=False)]
+                pairs = zip(float_outputs(model, images), scales, strict=True)
+                scaled = [(z, scale) for z, scale in pairs if z.requires_grad]
+                outputs = [z for z, _ in scaled]
+                pulls = [_drawn(z, draw) / scale.to(z) for z, scale in scaled]
                 flows = torch.autograd.grad(outputs, list(seen.values()), pulls, allow_unused=True) if outputs else ()
                 for name, flow in zip(seen, flows, strict=False):
                     if flow is not None and bool(torch.isfinite(flow).all()):
@@ -77,4 +82,6 @@ def _products(layer: nn.Module, flow: Tensor) -> Tensor:
     """Sum over images and positions of g g': [o, o]."""
     last = flow if isinstance(layer, nn.Linear) else flow.movedim(1, -1)
     rows = last.reshape(-1, last.shape[-1])
-    return (rows.T @ rows).double().cpu()
+    largest = rows.abs().max()
+    rows = rows / largest if float(largest) > 0 else rows  # squares may be too large for float32
+    return (rows.T @ rows).double().cpu() * float(largest) ** 2

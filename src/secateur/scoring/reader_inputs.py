@@ -161,6 +161,7 @@ class _Pass:
         }
         self._parts: dict[str, Parts] = {}
         self._held: list[Any] = []
+        self._few: Any = None  # the first images, which judge if there are so few that none is held out
         self._chunk = self.num_images = 0
 
     @contextmanager
@@ -179,16 +180,22 @@ class _Pass:
         """A chunk of images is done."""
         order, fitted = held_apart(range(self.num_images, self.num_images + count_of(images)))
         self._held.append(tree_map(lambda t: t[order[fitted:].to(t.device)], images))
+        self._few = images if self._few is None else self._few
         self._chunk += 1
         self.num_images += count_of(images)
         if sum(map(count_of, self._held)) > JUDGES:
             self._held = [tree_map(lambda t: t[:JUDGES], _joined(self._held))]
 
     def judges(self) -> Judges | None:
-        """The first held-out images; None if there are none, or if the network takes one batch size only."""
+        """The first held-out images; None if the network takes one batch size only."""
+        if self._graph.found.traced.guards:
+            log.warning(
+                "the network's code depends on the batch size: errors of channels are weighed by the layers that read "
+                "them, and not by what they do to the network's outputs"
+            )
+            return None
         images = _joined(self._held)
-        guarded = bool(self._graph.found.traced.guards)
-        return Judges(self._graph, images) if count_of(images) and not guarded else None
+        return Judges(self._graph, images if count_of(images) else self._few)
 
     def result(self) -> dict[str, LayerInputs]:
         """What was seen, in the order of the calls."""

@@ -140,7 +140,8 @@ def _extend(chain: _Chain, price: float, room: float, known: float) -> Ints | No
     """The best picks by dynamic programming; None if the labels found nothing better than what is known."""
     ahead, cheapest = chain.ahead(price), chain.ahead(None)
     limit = known * (1 + 1e-12) + 1e-300
-    choices, cost, error = np.arange(len(chain.own[0])), chain.own[0], chain.errors[0]
+    choices = np.flatnonzero(chain.own[0] + cheapest[0] <= room)
+    cost, error = chain.own[0][choices], chain.errors[0][choices]
     parents: list[Ints] = []
     trail = [choices]
     for i in range(len(chain.own)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from secateur.errors import ScoreError
 from secateur.scoring.elimination import Elimination
 from secateur.scoring.evidence import ReaderGroup, ReaderInputs
 from secateur.scoring.metrics import Metric
@@ -75,7 +76,9 @@ class _Piece:
         before = self.errors
         for row in rows:
             self._elimination.remove(row)
-        self.errors = self._elimination.errors.nan_to_num(posinf=0.0)  # 0 for the channels that are gone
+        self.errors = self._elimination.errors.masked_fill(self._elimination.errors.isinf(), 0.0)  # 0: it is gone
+        if bool(self.errors.isnan().any()):
+            raise ScoreError("the errors of a layer are not finite: its weights or inputs are too large to be scored")
         return self.errors - before
 
     def solved_without(self, gone: list[int]) -> Tensor:
@@ -94,14 +97,14 @@ def _weighed(group: ReaderGroup) -> Tensor:
     weight, covariance = group.weight, group.covariance
     if group.stakes is None:
         products = weight.square() @ covariance if covariance.dim() == 1 else ((weight @ covariance) * weight).sum(1)
-        return weight / products.clamp(min=TINY).sqrt()[:, None]
+        return weight / _positive(products, 1.0).sqrt()[:, None]
     return _root(group.stakes) @ weight
 
 
 def _root(stakes: Tensor) -> Tensor:
     """R with R' R = G. A little is added to the diagonal, so that a Cholesky factor can be had, which is much faster
     than the eigenvalues of a wide layer."""
-    scale, eye = stakes.diagonal().mean().clamp(min=TINY), torch.eye(len(stakes), dtype=stakes.dtype)
+    scale, eye = _positive(stakes.diagonal().mean()), torch.eye(len(stakes), dtype=stakes.dtype)
     for jitter in JITTER:
         factor, failed = torch.linalg.cholesky_ex(stakes + jitter * scale * eye)
         if not int(failed):
@@ -113,8 +116,13 @@ def _root(stakes: Tensor) -> Tensor:
 def _shifted(covariance: Tensor, ridge: float) -> Tensor:
     """With ridge x mean variance added to the variances."""
     variances = covariance if covariance.dim() == 1 else covariance.diagonal()
-    shift = ridge * variances.mean().clamp(min=TINY)
+    shift = ridge * _positive(variances.mean())
     return covariance + (shift if covariance.dim() == 1 else shift * torch.eye(len(covariance), dtype=shift.dtype))
+
+
+def _positive(numbers: Tensor, otherwise: float = TINY) -> Tensor:
+    """The numbers, and another one where they are 0 or rounding has made them negative."""
+    return torch.where(numbers > 0, numbers, otherwise)
 
 
 def _shrinkage(group: ReaderGroup) -> float:
