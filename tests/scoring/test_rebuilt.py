@@ -207,8 +207,12 @@ def test_networks_in_bfloat16_are_scored_and_repaired() -> None:
     assert float((solved - before).norm()) < 0.8 * float((cut - before).norm())
 
 
-def test_four_images_are_weighed_as_forty_are() -> None:
-    """None of them is held out, so they judge themselves: the errors are changes of the network's outputs still."""
-    graph = sc.trace(small_network(nn.Conv2d), drawn(1))
-    few, many = (sc.score(graph, [drawn(count)], "rebuilt").values["0:out"].max() for count in (4, 40))
-    assert 0.05 < few / many < 20  # errors relative to the reader alone are thousands of times as large
+def test_four_images_judge_although_none_is_held_out() -> None:
+    """Nothing that the reader computes reaches the output, so no channel is worth anything; the reader's own error,
+    which says nothing of the network, would be far from 0."""
+    model = small_network(nn.Conv2d)
+    with torch.no_grad():
+        model[5].weight.zero_()
+    for count in (4, 40):
+        scores = sc.score(sc.trace(model, drawn(1)), [drawn(count)], "rebuilt")
+        assert scores.values["0:out"].max() < 1e-6

@@ -11,6 +11,7 @@ from secateur.base.preserve_state import generators_kept
 from secateur.channels.origin import same_origin
 from secateur.errors import RunError
 from secateur.running.run_context import RunContext
+from secateur.running.settings import DEFAULT_REPAIR
 from secateur.training.fit import fit
 from secateur.training.history import Epoch
 from secateur.training.meter import steps_of_epochs
@@ -19,6 +20,7 @@ from secateur.training.rate_test import best_rate, try_rates
 from secateur.training.trackers import epoch_figures
 
 RATE = "rate.json"
+AFTER_REPAIR = 0.01  # rate from which the test goes down after the repair solve: the best one in docs/training.md
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def _schedule(context: RunContext, number: int, pruned: nn.Module, schedule: Pre
     settings, folder = context.settings, context.folder
     if settings.lr is not None or settings.preset != DEFAULT_PRESET:
         return schedule
+    if settings.repair == DEFAULT_REPAIR:
+        schedule = preset_of(schedule, lr=AFTER_REPAIR)
     name = f"{folder.round(number).name}/{RATE}"
     if not folder.has(name):
         tries = try_rates(
