@@ -79,8 +79,9 @@ def test_a_loader_and_a_repair_of_each_unit_give_the_same_scores() -> None:
     by_loader = sc.score(graph, labelled(images, 32), "rebuilt")
     by_units = sc.score(graph, units, "rebuilt")
     assert by_units.num_images == by_loader.num_images == 90 and list(by_units.values) == list(graph.units)
+    by_tensor = sc.score(graph, images, "rebuilt")
     for unit, values in by_units.values.items():
-        assert np.array_equal(values, by_loader.values[unit])
+        assert np.array_equal(values, by_loader.values[unit]) and np.array_equal(values, by_tensor.values[unit])
 
 
 def test_scores_add_up_and_a_sample_is_taken() -> None:

@@ -67,14 +67,14 @@ def score(
 ) -> Scores | dict[str, Scores]:
     """Score every channel of every unit; higher means keep.
 
-    loader: batches of (images, labels), tuples or dicts, or of images alone where no labels are needed; or the
-        Statistics of an earlier `collect`; or, for "rebuilt", "thinet" and "cp", the result of `repair_each`, whose
+    loader: batches of (images, labels), tuples or dicts, or of images alone where no labels are needed, or a tensor of
+        all these images; or the Statistics of an earlier `collect`; or, for "rebuilt", "thinet" and "cp", the result of `repair_each`, whose
         pass is used again. Under torchrun each process passes its share of the images, and all get the merged scores.
         Metrics of the weights alone need no loader.
     metric: a name; a name with options, as in "gsd:ridge=0.5"; your own function of a `Channels`, which
         returns one number per channel. A list of these gives a dict of Scores by name, "all" that of all metrics;
         metrics that need the same pass over the images share it. If a unit is read at several places, its score is the
-        maximum over them. The default is that of `compress`, too.
+        maximum over them. The default is that of Algorithm 1 in `compress`, too.
     num_images: a new stratified sample of this many images instead of all images; `seed` makes it reproducible.
     tap: "reader" scores the tensor that enters the readers, "before_activation" the tensor in front of the activation
         before them; for metrics of activations.
@@ -88,6 +88,7 @@ def score(
     task = options.pop("task", None)
     settings = ScoreSettings(num_images, tap, num_map_images, memory_gib, seed, task)
     metrics = list(metric) if isinstance(metric, list | tuple) else [metric]
+    loader = [loader] if isinstance(loader, Tensor) else loader  # images alone, as one batch
     found = score_by(graph, loader, metrics, settings, progress=progress, **options)
     return found if isinstance(metric, list | tuple) or metric == ALL else next(iter(found.values()))
 
