@@ -68,8 +68,9 @@ def score(
     """Score every channel of every unit; higher means keep.
 
     loader: batches of (images, labels), tuples or dicts, or of images alone where no labels are needed, or a tensor of
-        all these images; or the Statistics of an earlier `collect`; or, for "rebuilt", "thinet" and "cp", the result of `repair_each`, whose
-        pass is used again. Under torchrun each process passes its share of the images, and all get the merged scores.
+        all these images; or the Statistics of an earlier `collect`; or, for "rebuilt", "thinet" and "cp", the result of
+        `repair_each`, whose pass is used again. Under torchrun each process passes its share of the images, and all get
+        the merged scores.
         Metrics of the weights alone need no loader.
     metric: a name; a name with options, as in "gsd:ridge=0.5"; your own function of a `Channels`, which
         returns one number per channel. A list of these gives a dict of Scores by name, "all" that of all metrics;
@@ -88,8 +89,8 @@ def score(
     task = options.pop("task", None)
     settings = ScoreSettings(num_images, tap, num_map_images, memory_gib, seed, task)
     metrics = list(metric) if isinstance(metric, list | tuple) else [metric]
-    loader = [loader] if isinstance(loader, Tensor) else loader  # images alone, as one batch
-    found = score_by(graph, loader, metrics, settings, progress=progress, **options)
+    source: Any = [loader] if isinstance(loader, Tensor) else loader  # images alone are one batch
+    found = score_by(graph, source, metrics, settings, progress=progress, **options)
     return found if isinstance(metric, list | tuple) or metric == ALL else next(iter(found.values()))
 
 
