@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from secateur.errors import RunError
+from secateur.running import compress as compress_module
 from tests.cli.command_line import lines, secateur
 
 SOURCE = """
@@ -27,6 +31,13 @@ def make_task():
         return (outputs["out"].argmax(1) == labels).float().mean((1, 2))
     loss = lambda outputs, labels: F.cross_entropy(outputs["out"], labels)
     return sc.Task(name="pixels", loss=loss, quality=sc.Quality(right, "pixel accuracy", "%"))
+
+class Stream:
+    def __iter__(self):
+        return iter(squares())
+
+def make_stream():
+    return squares(), Stream()
 
 def wrong():
     return {"training": []}
@@ -52,6 +63,24 @@ def test_any_network_on_any_data(module: str, task: str, tmp_path: Path) -> None
     assert found["removed"]["macs"] >= 0.295 and found["quality"]["name"] == name
     assert name in (tmp_path / "run" / "report.html").read_text()
     assert secateur("prune", "--resume", tmp_path / "run").exit_code == 0
+
+
+@pytest.mark.parametrize("loaders", ["make_data", "make_stream"])
+def test_paper_mode_speaks_of_data_of_your_own_too(
+    module: str, loaders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise RunError("stopped here")
+
+    monkeypatch.setattr(compress_module, "compress", stop)
+    words = ["--task", "segmentation", "--data", f"{module}:{loaders}", "--paper", "--epochs", "1", "--out", "run"]
+    text = secateur("prune", f"{module}:make_unet", *words, columns=400).stdout
+    assert text.startswith("the paper's settings: G-SD, Algorithm 1 on all held-out images, alpha 3,\n")
+    for line in ("epochs 200 -> 1", "task classification -> segmentation"):
+        assert f"different from the paper: {line}\n" in text
+    assert "left to your loaders: batch size and augmentation\n" in text and "batch_size" not in text
+    unknown = "what the run costs is not known: your loaders do not tell how many images they have" in text
+    assert unknown == (loaders == "make_stream") != bool(re.search(r"at least \d+ rounds of 1 epochs", text))
 
 
 def test_wrong_data_are_explained(module: str) -> None:

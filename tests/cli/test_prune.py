@@ -220,7 +220,11 @@ def test_paper_mode_says_what_it_costs_and_follows_the_paper(weights: Path, tmp_
     rounds = json.loads((out / "summary.json").read_text())["rounds"]
     assert [one["alpha"] for one in rounds] == [4.0] * len(rounds)
     wrong = secateur(*quick(weights, out, "--paper", "--repair", "solve"))
-    assert wrong.exit_code == 1 and "the paper has repair none, not solve" in wrong.output
+    words = "the paper has no repair: leave out --repair solve, or leave out --paper"
+    assert wrong.exit_code == 1 and words in " ".join(wrong.output.split())
+    for line in ("augmentation of the training images -> none", "num_images all -> 100"):
+        assert f"different from the paper: {line}" in text
+    assert "the paper does not prune this network: which layers are left alone is your choice (--exclude)" in text
 
 
 def test_a_metric_with_options(weights: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from secateur import Settings, trace
 from secateur.errors import DecideError
-from secateur.running.paper import departures, paper_cost
+from secateur.running.paper import FIXED, departures, left_open, paper_cost
 from secateur.running.run_estimate import Speed
 from secateur.zoo.models import create
 
@@ -29,22 +30,77 @@ def test_the_papers_settings_for_each_data_set() -> None:
     assert departures(shorter, "cifar10") == ["epochs 200 -> 2", "lr 0.01 -> 0.05"]
 
 
+def own(*_: Any) -> Any:
+    """A function of the user's own."""
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"metric": "l1"}, "the paper has metric gsd, not l1"),
-        ({"split": "uniform"}, "the paper has split algorithm1, not uniform"),
-        ({"repair": "solve"}, "the paper has repair none, not solve"),
-        ({"repair": "bn"}, "the paper has repair none, not bn"),
-        ({"distill": True}, "the paper has distill False, not True"),
-        ({"rounds": 3}, "the paper has rounds None, not 3"),
-        ({"mixup": 0.2}, "the paper has mixup 0.0, not 0.2"),
+        ({"metric": "l1"}, "the paper has the metric gsd: leave out --metric l1, or leave out --paper"),
+        ({"metric": "gsd:tap=before_activation"}, "the metric gsd: leave out --metric gsd:tap=before_activation, or"),
+        ({"metric": own}, "the metric gsd: leave out metric, or"),
+        ({"metric_options": {"tap": "reader"}}, "no option of G-SD but its ridge: leave out metric_options, or"),
+        ({"split": "uniform"}, "the split algorithm1: leave out --split uniform, or"),
+        ({"exact": False}, "a ranking on all held-out images: leave out --no-exact, or"),
+        ({"measure": "loss"}, "a ranking by accuracy: leave out --measure loss, or"),
+        ({"repair": "solve"}, "no repair: leave out --repair solve, or"),
+        ({"trials": "repaired"}, "no repair before the ranking: leave out --trials repaired, or"),
+        ({"distill": True}, "no distillation: leave out --distill, or"),
+        ({"temperature": 2.0}, "no distillation: leave out --temperature 2.0, or"),
+        ({"rounds": 3}, "no given number of rounds: leave out --rounds 3, or"),
+        ({"speedup": 1.5}, "no goal in time: leave out --speedup 1.5, or"),
+        ({"params": 1e6}, r"no goal in weights \(Algorithm 1 counts MACs\): leave out --params 1000000, or"),
+        ({"ratio": 0.5}, "no equal share of every layer: leave out --ratio 0.5, or"),
+        ({"round_to": 8}, "no multiples that widths are rounded to: leave out --round-to 8, or"),
+        ({"fit": own}, "a retraining of its own: leave out fit, or"),
+        ({"evaluate": own}, "no evaluation but accuracy: leave out evaluate, or"),
+        ({"mixup": 0.2}, "no mixup: leave out --mixup 0.2, or"),
+        ({"warmup": 0.1}, "no warm-up: leave out --warmup 0.1, or"),
         ({"alpha": 5.9}, r"the paper's alpha is in \[2, 4\], got 5.9"),
     ],
 )
 def test_what_is_not_the_papers_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(DecideError, match=words):
         Settings.paper(**changes)
+
+
+def test_no_refusal_says_none_true_or_false() -> None:
+    for name, fixed in FIXED.items():
+        assert not {"None", "True", "False"} & set(fixed.words.split()), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trials": "cut", "exact": True, "metric": "gsd", "repair": "none", "task": "classification"}, []),
+        ({"preset": "cosine"}, ["preset cifar -> cosine", "epochs 200 -> 30", "lr 0.01 -> 0.05"]),
+        ({"target": 0.5, "last_epochs": 3}, ["last_epochs as before -> 3"]),
+        ({"num_images": 100}, ["num_images all -> 100"]),
+        ({"k": 4}, []),  # of 13 units
+        ({"k": 9}, ["k a third of the units -> 9"]),
+        ({"only": ("a", "b")}, ["only all units -> a, b"]),
+        ({"exclude": "c"}, ["exclude conv1:out -> c"]),
+        ({"exclude": ()}, ["exclude conv1:out -> nothing"]),
+        ({"task": "multilabel"}, ["task classification -> multilabel"]),
+    ],
+)
+def test_what_may_differ_is_named(changes: dict[str, Any], words: list[str]) -> None:
+    settings = Settings.paper(**{"exclude": ("conv1:out",), **changes})
+    assert departures(settings, "cifar10", exclude=("conv1:out",), units=13) == words
+    unknown = departures(settings, "cifar10")  # a network that is not in the paper
+    assert unknown == ([f"k a third of the units -> {settings.k}"] if settings.k == 4 else []) + [
+        line for line in words if not line.startswith("exclude")
+    ]
+
+
+def test_the_ridge_of_gsd_may_be_given() -> None:
+    """The paper prints the formula without a ridge."""
+    assert left_open(Settings.paper())[0].startswith("denominators of G-SD have a ridge of 0.05")
+    for changes in ({"metric": "gsd:ridge=0"}, {"metric_options": {"ridge": 0}}):
+        assert not any("ridge" in words for words in left_open(Settings.paper(**changes)))  # type: ignore[arg-type]
+    other = Settings.paper(metric="gsd:ridge=0.5")
+    assert other.metric == "gsd:ridge=0.5" and left_open(other)[0] == "denominators of G-SD have a ridge of 0.5"
 
 
 def test_the_cost_of_a_run_on_vgg16() -> None:
@@ -66,5 +122,10 @@ def test_the_cost_of_a_run_on_vgg16() -> None:
     assert found.round_seconds == pytest.approx(per_round)
     assert f"at least {found.rounds} rounds of 200 epochs" in str(found)
     assert f"about {found.rounds * per_round / 3600:,.1f} hours" in str(found)
+    shorter = paper_cost(graph, replace(settings, last_epochs=50), speed, 45_000, 5_000)
+    epochs = 200 * (found.rounds - 1) + 50
+    seconds = found.rounds * per_round - 150 * (0.004 * 45_000 + 0.001 * 5_000)
+    assert f"rounds of 200 epochs (the last of 50), {epochs:,} epochs in all" in str(shorter)
+    assert f"about {seconds / 3600:,.1f} hours" in str(shorter)
     open_end = paper_cost(graph, Settings.paper(max_drop=1.0), speed, 45_000, 5_000)
     assert open_end.rounds is None and "a round" in str(open_end)

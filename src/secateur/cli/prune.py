@@ -112,7 +112,7 @@ def command(
     asked |= values_of(settings_from(EverydayData, asked).known_for(asked["model"]))
     asked["task"] = task_for(asked["model"], asked["task"])
     if asked.get("paper") and folder.resume is None:
-        asked |= paper_mode.as_in_the_paper(asked, PruneOptions().batch_size)
+        asked |= paper_mode.as_in_the_paper(asked, _given(context))
         _check(asked)
     _prune(asked, replace(folder, out=out or _new_folder(resolve(asked["model"]), asked["data"])))
 
@@ -136,11 +136,11 @@ def check_has_weights(asked: dict[str, Any]) -> None:
 
 
 def _demo(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """The built-in network and data, and settings that suit them unless the user gives others."""
+    """The built-in network and data, and settings that suit them unless the user or the paper gives others."""
     if asked["data"] not in (None, DEMO_DATA):
         raise ModelError(f"name the network to prune: secateur prune MODEL --weights FILE --data {asked['data']}")
     asked = {**asked, "model": DEMO_MODEL, "data": DEMO_DATA}
-    if settings.given:
+    if settings.given or asked["paper"]:
         return asked
     return asked | {key: value for key, value in DEMO.items() if asked[key] is None or isinstance(value, bool)}
 
@@ -153,13 +153,19 @@ def _asked_before(folder: Path) -> dict[str, Any]:
     return asked
 
 
+def _given(context: typer.Context) -> set[str]:
+    """The names of the options and arguments that were typed."""
+    names = [parameter.name or "" for parameter in context.command.params]
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return {name for name, source in sources.items() if source is not None and not source.name.startswith("DEFAULT")}
+
+
 def _refuse_changes(context: typer.Context, before: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
     """RunError for options next to --resume that differ from those of the run."""
     before = {**before, "out": str(folder)}
     for parameter in context.command.params:
         name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if name == "resume" or source is None or source.name.startswith("DEFAULT"):
+        if name == "resume" or name not in _given(context):
             continue
         was, now = (json.loads(json.dumps(words.get(name))) for words in (before, asked))
         if was != now:
@@ -191,8 +197,8 @@ def _prune(asked: dict[str, Any], place: FolderOptions) -> None:
     network = _network(asked, options.weights, images, settings.seed, rank)
     if world == 1:
         network = network.to(device.pick())
-    if asked.get("paper") and rank == 0 and not isinstance(images, OwnData):
-        paper_mode.say_cost(network, images, settings, asked)
+    if asked.get("paper") and rank == 0:
+        paper_mode.say(network, images, settings, asked)
     parts = _parts(images, options, settings.seed, rank, world)
     parts["example"] = labels_to(parts["example"], device_of(network))
     watched = serving(folder, place.port) if place.watch and rank == 0 else nullcontext()

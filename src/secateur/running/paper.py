@@ -7,11 +7,13 @@ round, no repair and no distillation (sections 3.2 and 4 of the paper).
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from secateur.base.options import default_of
 from secateur.errors import DecideError
+from secateur.measuring.tasks import DEFAULT_TASK
 from secateur.running.settings import Settings
 from secateur.training.presets import preset_of
 from secateur.training.settings import FineTuning
@@ -20,24 +22,55 @@ if TYPE_CHECKING:
     from secateur.channels.graph import ChannelGraph
     from secateur.running.run_estimate import Speed
 
-FIXED: dict[str, Any] = {
-    "metric": "gsd",
-    "split": "algorithm1",
-    "exact": True,
-    "measure": "accuracy",
-    "cost": "macs",
-    "streams": "select",
-    "repair": "none",
-    "distill": False,
-    **{field.name: default_of(field) for field in fields(FineTuning)},
-    "rounds": None,
-    "ratio": None,
-    "speedup": None,
+
+@dataclass(frozen=True)
+class Fixed:
+    """A setting that the paper fixes."""
+
+    value: Any
+    words: str  # what the paper has
+
+
+NO_TEACHER = "no distillation"
+FINE_TUNING = {  # in words; anything else is not in the paper either
+    "batch_norm": "live batch-norm statistics",
+    "warmup": "no warm-up",
+    "ema": "no averaged weights",
+    "temperature": NO_TEACHER,
+    "distill_weight": NO_TEACHER,
+    "distill_features": NO_TEACHER,
+    "views": "no epochs that repeat others",
+    "mixed_precision": "no mixed precision",
 }
+FIXED: dict[str, Fixed] = {
+    "metric": Fixed("gsd", "the metric gsd"),
+    "metric_options": Fixed({}, "no option of G-SD but its ridge"),
+    "split": Fixed("algorithm1", "the split algorithm1"),
+    "exact": Fixed(True, "a ranking on all held-out images"),
+    "measure": Fixed("accuracy", "a ranking by accuracy"),
+    "cost": Fixed("macs", "layers that are compared at their MACs"),
+    "streams": Fixed("select", "a selection of its own for each reader of a stream"),
+    "repair": Fixed("none", "no repair"),
+    "trials": Fixed(None, "no repair before the ranking"),
+    "distill": Fixed(False, NO_TEACHER),
+    **{
+        field.name: Fixed(default_of(field), FINE_TUNING.get(field.name, f"no {field.name}"))
+        for field in fields(FineTuning)
+    },
+    "fit": Fixed(None, "a retraining of its own"),
+    "evaluate": Fixed(None, "no evaluation but accuracy"),
+    "round_to": Fixed(1, "no multiples that widths are rounded to"),
+    "rounds": Fixed(None, "no given number of rounds"),
+    "ratio": Fixed(None, "no equal share of every layer"),
+    "speedup": Fixed(None, "no goal in time"),
+    "params": Fixed(None, "no goal in weights (Algorithm 1 counts MACs)"),
+}
+THE_SAME = {"trials": "cut"}  # another word for the paper's value
+OPTIONS = ("ridge",)  # of G-SD, that may be given: the paper prints none
 ALPHAS = (2.0, 4.0)
 IMAGENET_IMAGES = 10_000  # that score channels in each round; on CIFAR all training images do
-OPEN = (  # what the paper does not say, and what happens here
-    "denominators of G-SD have a ridge of 0.05, from the first author's later code",
+RIDGE = "denominators of G-SD have a ridge of 0.05, from the first author's later code"
+OPEN = (  # what else the paper does not say, and what happens here
     "the epoch with the best held-out accuracy is kept",
     "a unit keeps at least 2 channels and 10% of its channels",
 )
@@ -50,25 +83,28 @@ def schedule_for(data: str, model: str = "") -> str:
     return "imagenet-vgg16" if "vgg" in model else "imagenet-resnet50"
 
 
-def paper_settings(settings: Settings, data: str = "cifar10", model: str = "") -> Settings:
+def paper_settings(settings: Settings, data: str = "cifar10", model: str = "", given: Collection[str] = ()) -> Settings:
     """`settings` with everything that the paper fixes. Other values that were asked for in its place are refused.
 
     data, model: names, to choose the schedule and the number of images. epochs, lr, k, preset and num_images are the
-    paper's unless they are given.
+    paper's unless they are given. given: settings that the user gave, perhaps with the value of the default.
     """
     plain = {field.name: default_of(field) for field in fields(Settings)}
-    for name, value in FIXED.items():
-        asked = getattr(settings, name)
-        if asked not in (plain[name], value):
-            raise DecideError(f"the paper has {name} {value}, not {asked}: leave it out, or leave out --paper")
+    for name, fixed in FIXED.items():
+        asked = _asked(settings, name)
+        left_out = asked is None or (asked == plain[name] and name not in given)
+        if not (left_out or asked in (fixed.value, THE_SAME.get(name))):
+            raise DecideError(f"the paper has {fixed.words}: leave out {_typed(name, asked)}, or leave out --paper")
     if not ALPHAS[0] <= settings.alpha <= ALPHAS[1]:
         raise DecideError(f"the paper's alpha is in [2, 4], got {settings.alpha:g}")
-    name = settings.preset if settings.preset != plain["preset"] else schedule_for(data, model)
+    chosen = settings.preset != plain["preset"] or "preset" in given
+    name = settings.preset if chosen else schedule_for(data, model)
     preset = preset_of(name, epochs=settings.epochs or None, lr=settings.lr)
     some = IMAGENET_IMAGES if data.partition(":")[0] == "imagenet" else None
+    values = {name: fixed.value for name, fixed in FIXED.items() if name != "metric_options"}
     return replace(
         settings,
-        **FIXED,
+        **{**values, "metric": settings.metric or values["metric"]},
         preset=name,
         epochs=preset.epochs if settings.epochs is None else settings.epochs,
         lr=preset.lr,
@@ -76,15 +112,76 @@ def paper_settings(settings: Settings, data: str = "cifar10", model: str = "") -
     )
 
 
-def departures(settings: Settings, data: str, model: str = "") -> list[str]:
-    """What differs from the paper's schedule and number of images, in words."""
+def ridge_of(settings: Settings) -> float | None:
+    """The ridge that was given to the metric; None if it is the default."""
+    return _metric_options(settings).get("ridge")
+
+
+def left_open(settings: Settings) -> tuple[str, ...]:
+    """What the paper does not say, and what happens here. Its formula of G-SD has no ridge, so 0 needs no words."""
+    ridge = ridge_of(settings)
+    if ridge is None:
+        return (RIDGE, *OPEN)
+    return OPEN if ridge == 0 else (f"denominators of G-SD have a ridge of {ridge:g}", *OPEN)
+
+
+def departures(
+    settings: Settings, data: str, model: str = "", *, exclude: Sequence[str] | None = None, units: int | None = None
+) -> list[str]:
+    """What differs from the paper's schedule, images and layers, in words.
+
+    exclude: what the paper does not prune of this network; None if the network is not in the paper.
+    units: number of units that take part, to tell whether k is a third of them.
+    """
     wanted = paper_settings(Settings(), data, model)
-    names = ("preset", "epochs", "last_epochs", "lr", "num_images")
-    return [
-        f"{name} {getattr(wanted, name)} -> {getattr(settings, name)}"
-        for name in names
+    words = {"last_epochs": "as before", "num_images": "all"}
+    found = [
+        f"{name} {_shown(getattr(wanted, name), words.get(name))} -> {_shown(getattr(settings, name), words.get(name))}"
+        for name in ("preset", "epochs", "last_epochs", "lr", "num_images")
         if getattr(settings, name) != getattr(wanted, name)
     ]
+    if settings.k is not None and (units is None or settings.k != max(1, round(units / 3))):
+        found.append(f"k a third of the units -> {settings.k}")
+    if settings.only:
+        found.append(f"only all units -> {', '.join(settings.only)}")
+    elif exclude is not None and set(settings.exclude) != set(exclude):
+        found.append(f"exclude {', '.join(exclude) or 'nothing'} -> {', '.join(settings.exclude) or 'nothing'}")
+    task = settings.task if isinstance(settings.task, str | None) else settings.task.name or "of your own"
+    return found if task in (None, DEFAULT_TASK) else [*found, f"task {DEFAULT_TASK} -> {task}"]
+
+
+def _shown(value: Any, none: str | None) -> str:
+    return str(none if value is None else value)
+
+
+def _asked(settings: Settings, name: str) -> Any:
+    """The value of a setting; of the metric, without the options that may be given."""
+    value = getattr(settings, name)
+    if name == "metric_options":
+        return {option: given for option, given in value.items() if option not in OPTIONS}
+    if name == "metric" and isinstance(value, str) and set(_metric_options(settings)) <= set(OPTIONS):
+        return value.partition(":")[0]
+    return value
+
+
+def _metric_options(settings: Settings) -> dict[str, Any]:
+    parts = settings.metric.split(":")[1:] if isinstance(settings.metric, str) else []
+    if not parts:
+        return dict(settings.metric_options)
+    from secateur.scoring.metric_choice import parse_options
+
+    return {**settings.metric_options, **parse_options(parts)}
+
+
+def _typed(name: str, asked: Any) -> str:
+    """A setting as it is typed on the command line; its name alone if only Python can give it."""
+    if callable(asked) or isinstance(asked, dict):
+        return name
+    option = name.replace("_", "-")
+    if isinstance(asked, bool):
+        return f"--{option}" if asked else f"--no-{option}"
+    whole = isinstance(asked, float) and asked.is_integer() and asked >= 1000  # 63000000, not 63000000.0
+    return f"--{option} {asked:.0f}" if whole else f"--{option} {asked}"
 
 
 @dataclass(frozen=True)
@@ -92,19 +189,28 @@ class PaperCost:
     """What a run by the paper's settings costs on this machine."""
 
     rounds: int | None  # at least; None if max_drop alone ends the run
-    epochs: int  # of each round
-    share: float  # of the network's cost, removed by the first round
-    round_seconds: float  # at the speed of the unpruned network
+    epochs: int  # of each round but the last
+    last_epochs: int  # of the last round
+    share: float  # of the network's MACs, removed by the first round
+    ranking_seconds: float  # of a round without its epochs, at the speed of the unpruned network, as are the next
+    epoch_seconds: float
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds of a round that is not the last."""
+        return self.ranking_seconds + self.epochs * self.epoch_seconds
 
     def __str__(self) -> str:
         """Three short lines."""
         first = f"a round removes {self.share:.1%} of the network at first, and less as it shrinks"
         if self.rounds is None:
             return f"{first};\n{self.epochs:,} epochs and {_hours(self.round_seconds)} a round"
+        epochs = (self.rounds - 1) * self.epochs + self.last_epochs
+        seconds = self.rounds * self.ranking_seconds + epochs * self.epoch_seconds
+        last = "" if self.last_epochs == self.epochs else f" (the last of {self.last_epochs:,})"
         return (
-            f"{first}:\nat least {self.rounds} rounds of {self.epochs:,} epochs, {self.rounds * self.epochs:,} epochs "
-            f"in all,\nabout {_hours(self.rounds * self.round_seconds)} on this machine, at the speed of the unpruned "
-            "network"
+            f"{first}:\nat least {self.rounds} rounds of {self.epochs:,} epochs{last}, {epochs:,} epochs in all,\n"
+            f"about {_hours(seconds)} on this machine, at the speed of the unpruned network"
         )
 
 
@@ -126,8 +232,9 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
     found = estimate(speed, train_images, held_out, len(names), teacher=False)
     score = found.score * min(1.0, (settings.num_images or train_images) / train_images)
     epochs = settings.epochs or 0
+    last = epochs if settings.last_epochs is None else settings.last_epochs
     rounds = None if budget.left is None else max(1, math.ceil((cost({}) - budget.left) / step - 1e-9))
-    return PaperCost(rounds, epochs, step / cost({}), score + found.rank + epochs * found.epoch)
+    return PaperCost(rounds, epochs, last, step / cost({}), score + found.rank, found.epoch)
 
 
 def _hours(seconds: float) -> str:

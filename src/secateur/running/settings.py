@@ -105,7 +105,7 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         """The paper's settings for a data set and network, to the letter; see `secateur.running.paper`."""
         from secateur.running.paper import paper_settings
 
-        return paper_settings(cls(**changes), data, model)
+        return paper_settings(cls(**changes), data, model, given=changes.keys())
 
     @property
     def ranks(self) -> bool:

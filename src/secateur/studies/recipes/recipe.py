@@ -92,6 +92,12 @@ def places_of(recipe: Recipe) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kind + n for number, letter in numbers for n in (number, number + letter)))
 
 
+def recipe_for(model: str) -> Recipe | None:
+    """The first recipe that prunes this network; None if the paper does not."""
+    found = (recipe for recipe in map(load_recipe, recipe_names()) if recipe.command == "prune")
+    return next((recipe for recipe in found if recipe.run["model"] == model), None)
+
+
 def load_recipe(name: str) -> Recipe:
     """The recipe of this name. Raises FileError if its file has unknown keys."""
     try:
