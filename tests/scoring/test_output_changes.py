@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 import secateur as sc
 from secateur.scoring.layer_rows import rows_of_weight
 from secateur.scoring.output_changes import Judges
+from secateur.scoring.output_stakes import Stakes
 
 
 class TwoOutputs(nn.Module):
@@ -35,7 +37,7 @@ def test_stakes_are_those_of_all_outputs_by_their_spread_and_activations_in_plac
     for inplace in (False, True):
         model = TwoOutputs(inplace).double().requires_grad_(not inplace)
         graph = sc.trace(model, images(1))
-        found.append(Judges(graph, images(5)).stakes(["second"])["second"])
+        found.append(Judges(graph, images(5)).stakes(["second"])["second"].matrix())
         assert all(p.grad is None for p in model.parameters()) and not model.second._forward_hooks
     np.testing.assert_allclose(found[0], found[1])
     model = TwoOutputs(False).double()
@@ -67,8 +69,23 @@ def test_an_output_without_a_gradient_does_not_take_the_scale_of_another() -> No
     found = []
     for first in (True, False):
         model = WithoutGradient(first).double()
-        found.append(Judges(sc.trace(model, images(1)), images(5)).stakes(["second"])["second"])
+        found.append(Judges(sc.trace(model, images(1)), images(5)).stakes(["second"])["second"].matrix())
     np.testing.assert_allclose(found[0], found[1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_a_root_gives_the_stakes_back(rows: int) -> None:
+    """With fewer rows than outputs, and with more; all outputs and some of them."""
+    drawn = torch.randn(rows, 8, generator=torch.Generator().manual_seed(0))
+    stakes = Stakes()
+    for some in drawn.split(2):
+        stakes.add(some)
+    want = (drawn.double().T @ drawn.double()).numpy()
+    np.testing.assert_allclose(stakes.matrix(), want, rtol=1e-5, atol=1e-5)
+    for part in (slice(None), slice(2, 6)):
+        root = stakes.root(part).numpy()
+        np.testing.assert_allclose(root.T @ root, want[part, part], rtol=1e-5, atol=1e-5)
+    assert len(stakes.root()) == min(rows, 8)
 
 
 def test_gradients_whose_squares_float32_cannot_hold() -> None:
@@ -82,7 +99,7 @@ def test_gradients_whose_squares_float32_cannot_hold() -> None:
                 parameter.mul_(scale)
             model[1].weight.div_(scale)
         judges = Judges(sc.trace(model, images(1).float()), images(5).float())
-        found.append(judges.stakes(["0"])["0"].numpy() * scale * scale)
+        found.append(judges.stakes(["0"])["0"].matrix().numpy() * scale * scale)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
 
 

@@ -80,7 +80,7 @@ class ReaderGroup:
     weight: Tensor  # [o, n]
     covariance: Tensor  # [n, n] of its inputs; [n] only the variances if it is too wide
     rows: int  # that the covariance is made from
-    stakes: Tensor | None  # [o, o] what errors of its outputs do to the network's outputs (see `output_stakes`)
+    stakes: Tensor | None  # [m, o] R: errors e of its outputs change the network's by |R e|^2 (see `output_stakes`)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from secateur.channels.runner import GraphRunner
 from secateur.channels.suffix_runner import SuffixRunner
 from secateur.measuring.partial_forward import trace_agrees
 from secateur.scoring.layer_rows import weight_of_rows
-from secateur.scoring.output_stakes import BATCH, collect_stakes, float_outputs, floats_of
+from secateur.scoring.output_stakes import BATCH, Stakes, collect_stakes, float_outputs, floats_of
 from secateur.scoring.unlabelled_images import count_of
 
 NewLayer = tuple[Tensor, Tensor]  # weight [groups, o, n] and what is added to the outputs [groups, o]
@@ -39,8 +39,8 @@ class Judges:
         pairs = zip(now, self._before, self._scales, strict=True)
         return sum(float(((z - before) / scale).square().mean()) for z, before, scale in pairs)
 
-    def stakes(self, layers: list[str]) -> dict[str, Tensor]:
-        """Layer -> [o, o] what errors of its outputs do to the network's outputs (see `output_stakes`)."""
+    def stakes(self, layers: list[str]) -> dict[str, Stakes]:
+        """Layer -> what errors of its outputs do to the network's outputs (see `output_stakes`)."""
         return collect_stakes(self._graph, layers, self._batches, self._scales)
 
     @cached_property

@@ -23,6 +23,34 @@ from secateur.base.preserve_state import evaluating, generators_kept, nothing_co
 from secateur.channels.graph import ChannelGraph
 
 BATCH = 8  # images of a backward pass: all activations are in memory
+JITTER = (1e-9, 1e-8, 1e-7)  # of the mean diagonal; sums of products in float32 are no more precise than the last
+
+
+class Stakes:
+    """G of one layer. With fewer rows g than outputs they are kept themselves, which is smaller, exact and a root."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = []
+        self._products: Tensor | None = None  # [o, o]
+
+    def add(self, rows: Tensor) -> None:
+        """Add the rows g [m, o] of some images and positions."""
+        if self._products is not None:
+            self._products += _products(rows)
+            return
+        self._rows.append(rows.double().cpu())
+        if sum(map(len, self._rows)) > rows.shape[1]:
+            self._products, self._rows = _products(torch.cat(self._rows)), []
+
+    def matrix(self) -> Tensor:
+        """G: [o, o]."""
+        return _products(torch.cat(self._rows)) if self._products is None else self._products
+
+    def root(self, outputs: slice = slice(None)) -> Tensor:
+        """R [m, o] with R' R = G, of these outputs."""
+        if self._products is None:
+            return torch.cat(self._rows)[:, outputs]
+        return _root(self._products[outputs, outputs])
 
 
 def float_outputs(model: nn.Module, images: Any) -> list[Tensor]:
@@ -37,14 +65,14 @@ def floats_of(output: Any) -> list[Tensor]:
 
 def collect_stakes(
     graph: ChannelGraph, layers: Iterable[str], batches: Sequence[Any], scales: Sequence[Tensor], seed: int = 0
-) -> dict[str, Tensor]:
-    """Layer -> G [o, o]. Layers that no gradient reaches are left out.
+) -> dict[str, Stakes]:
+    """Layer -> G. Layers that no gradient reaches are left out.
 
     batches: of a few images each.
     scales: standard deviation of each of the network's outputs.
     """
     seen: dict[str, Tensor] = {}
-    found: dict[str, Tensor] = {}
+    found: dict[str, Stakes] = {}
     layers = list(layers)
     if not layers:
         return found
@@ -60,7 +88,7 @@ def collect_stakes(
                 flows = torch.autograd.grad(outputs, list(seen.values()), pulls, allow_unused=True) if outputs else ()
                 for name, flow in zip(seen, flows, strict=False):
                     if flow is not None and bool(torch.isfinite(flow).all()):
-                        found[name] = found.get(name, 0.0) + _products(model.get_submodule(name), flow)
+                        found.setdefault(name, Stakes()).add(_rows_of(model.get_submodule(name), flow))
                 seen.clear()
     finally:
         for handle in handles:
@@ -78,10 +106,26 @@ def _drawn(z: Tensor, draw: torch.Generator) -> Tensor:
     return torch.randn(z.shape, generator=draw).to(z)
 
 
-def _products(layer: nn.Module, flow: Tensor) -> Tensor:
-    """Sum over images and positions of g g': [o, o]."""
+def _rows_of(layer: nn.Module, flow: Tensor) -> Tensor:
+    """The gradients of all images and positions: [m, o]."""
     last = flow if isinstance(layer, nn.Linear) else flow.movedim(1, -1)
-    rows = last.reshape(-1, last.shape[-1])
-    largest = rows.abs().max()
-    rows = rows / largest if float(largest) > 0 else rows  # squares may be too large for float32
-    return (rows.T @ rows).double().cpu() * float(largest) ** 2
+    return last.reshape(-1, last.shape[-1])
+
+
+def _products(rows: Tensor) -> Tensor:
+    """The sum of g g' in float64: [o, o]."""
+    largest = float(rows.abs().max())
+    rows = rows / largest if largest > 0 else rows  # squares may be too large for float32
+    return (rows.T @ rows).double().cpu() * largest**2
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """R with R' R = G. A little is added to the diagonal, so that a Cholesky factor can be had, which is much faster
+    than the eigenvalues of a wide layer."""
+    mean, eye = matrix.diagonal().mean(), torch.eye(len(matrix), dtype=matrix.dtype)
+    for jitter in JITTER:
+        factor, failed = torch.linalg.cholesky_ex(matrix + jitter * torch.where(mean > 0, mean, 1.0) * eye)
+        if not int(failed):
+            return torch.as_tensor(factor.T)
+    values, vectors = torch.linalg.eigh(matrix)
+    return torch.as_tensor(values.clamp(min=0).sqrt()[:, None] * vectors.T)

@@ -24,6 +24,7 @@ from secateur.errors import ScoreError
 from secateur.scoring.evidence import ReaderGroup, ReaderInputs
 from secateur.scoring.layer_rows import PLAIN, acts_plainly, grid_of, inputs_at, rows_of_weight, spots_of
 from secateur.scoring.output_changes import Judges, NewLayer
+from secateur.scoring.output_stakes import Stakes
 from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, RegressionSums, add_apart, held_apart, together
 from secateur.scoring.unlabelled_images import Images, chunks, count_of
 
@@ -234,7 +235,7 @@ def _joined(parts: list[Any]) -> Any:
     return tree_map(lambda *some: torch.cat(some), *parts)
 
 
-def _groups(seen: LayerInputs, reader: Reader, stakes: Tensor | None) -> Iterator[tuple[int, ReaderGroup]]:
+def _groups(seen: LayerInputs, reader: Reader, stakes: Stakes | None) -> Iterator[tuple[int, ReaderGroup]]:
     """The reader's groups that read channels of the unit, by number."""
     weights = rows_of_weight(seen.layer).cpu()  # [groups, o, n]; many small steps, which a GPU does no faster
     taps = weights.shape[2] * len(weights) // input_width(seen.layer)
@@ -248,6 +249,6 @@ def _groups(seen: LayerInputs, reader: Reader, stakes: Tensor | None) -> Iterato
             covariance = sums.variances(group) if wide else sums.covariance(group)
             numbers = torch.from_numpy(reader.channels)[mine]
             part = slice(group * len(weight), (group + 1) * len(weight))
-            stake = None if stakes is None else stakes[part, part]
+            stake = None if stakes is None else stakes.root(part)
             found = ReaderGroup(numbers, columns[mine] % weight.shape[1], weight, covariance.cpu(), sums.rows, stake)
             yield group, found

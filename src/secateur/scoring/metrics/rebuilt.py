@@ -12,7 +12,6 @@ from secateur.scoring.metrics import Metric
 
 TINY = 1e-12
 MOST = 0.9  # shrinkage
-JITTER = (1e-9, 1e-8, 1e-7)  # of the mean diagonal; the products in G are no more precise than the last
 
 
 def rebuilt(inputs: ReaderInputs, ridge: float = 1e-2) -> Tensor:
@@ -98,19 +97,7 @@ def _weighed(group: ReaderGroup) -> Tensor:
     if group.stakes is None:
         products = weight.square() @ covariance if covariance.dim() == 1 else ((weight @ covariance) * weight).sum(1)
         return weight / _positive(products, 1.0).sqrt()[:, None]
-    return _root(group.stakes) @ weight
-
-
-def _root(stakes: Tensor) -> Tensor:
-    """R with R' R = G. A little is added to the diagonal, so that a Cholesky factor can be had, which is much faster
-    than the eigenvalues of a wide layer."""
-    scale, eye = _positive(stakes.diagonal().mean()), torch.eye(len(stakes), dtype=stakes.dtype)
-    for jitter in JITTER:
-        factor, failed = torch.linalg.cholesky_ex(stakes + jitter * scale * eye)
-        if not int(failed):
-            return torch.as_tensor(factor.T)
-    values, vectors = torch.linalg.eigh(stakes)
-    return torch.as_tensor(values.clamp(min=0).sqrt()[:, None] * vectors.T)
+    return group.stakes @ weight
 
 
 def _shifted(covariance: Tensor, ridge: float) -> Tensor:
