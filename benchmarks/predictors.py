@@ -72,7 +72,6 @@ def measured(graph: sc.ChannelGraph, plan: sc.Plan, data: ImageData, args: Any) 
             teacher=graph.model,
             epochs=args.epochs,
             lr=args.lr,
-            views=1,
             mixed_precision=args.precision,
             seed=args.seed,
         ).model
