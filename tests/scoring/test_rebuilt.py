@@ -216,3 +216,31 @@ def test_four_images_judge_although_none_is_held_out() -> None:
     for count in (4, 40):
         scores = sc.score(sc.trace(model, drawn(1)), [drawn(count)], "rebuilt")
         assert scores.values["0:out"].max() < 1e-6
+
+
+class Branches(nn.Sequential):
+    """Code that depends on sizes, and works for every number of images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] != 3 or len(x) > 10_000:
+            raise ValueError("three colours, please")
+        return super().forward(x)
+
+
+class OneSize(nn.Sequential):
+    """Code that is right for one number of images only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if len(x) > 2 else 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(("kind", "warned"), [(Branches, False), (OneSize, True)])
+def test_code_that_depends_on_sizes_is_judged_unless_it_takes_one_batch_size(
+    kind: type[nn.Sequential], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = small_network(nn.Conv2d)
+    model = kind(*plain).eval()
+    found = sc.score(sc.trace(model, drawn(1)), [drawn(64)], "rebuilt").values["0:out"]
+    want = sc.score(sc.trace(plain, drawn(1)), [drawn(64)], "rebuilt").values["0:out"]
+    assert ("the network's code depends on the batch size" in caplog.text) == warned
+    assert np.allclose(found, want, rtol=1e-4) != warned

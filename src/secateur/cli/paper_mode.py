@@ -59,7 +59,7 @@ def _say_settings(graph: ChannelGraph, settings: Settings, asked: dict[str, Any]
     )
     recipe = _recipe(asked)
     if recipe is None:
-        words = "the paper does not prune this network: which layers are left alone is your choice (--exclude)"
+        words = "no recipe has a network of this name: which layers are left alone is your choice (--exclude)"
         console.print(words, soft_wrap=True)
     elif settings.exclude and settings.exclude == _excluded(recipe):
         console.print(f"not pruned, as in the paper: {', '.join(settings.exclude)}", soft_wrap=True)
@@ -100,7 +100,9 @@ def _say_cost(graph: ChannelGraph, images: AnyData, settings: Settings) -> None:
 
     train, held_out = _images_in(images, "train"), _images_in(images, "holdout")
     if not train or not held_out:
-        console.print("what the run costs is not known: your loaders do not tell how many images they have\n")
+        own = "your loaders do not tell how many images they have"
+        why = own if isinstance(images, OwnData) else "there are no held-out images"
+        console.print(f"what the run costs is not known: {why}\n", soft_wrap=True)
         return
     some = images.example()
     if not isinstance(images, OwnData):

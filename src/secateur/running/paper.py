@@ -65,7 +65,7 @@ FIXED: dict[str, Fixed] = {
     "speedup": Fixed(None, "no goal in time"),
     "params": Fixed(None, "no goal in weights (Algorithm 1 counts MACs)"),
 }
-THE_SAME = {"trials": "cut"}  # another word for the paper's value
+THE_SAME: dict[str, Any] = {"trials": "cut", "warmup": 0.0}  # another word for the paper's value
 OPTIONS = ("ridge",)  # of G-SD, that may be given: the paper prints none
 ALPHAS = (2.0, 4.0)
 IMAGENET_IMAGES = 10_000  # that score channels in each round; on CIFAR all training images do
@@ -202,14 +202,15 @@ class PaperCost:
 
     def __str__(self) -> str:
         """Three short lines."""
-        first = f"a round removes {self.share:.1%} of the network at first, and less as it shrinks"
+        first = f"a round removes {min(self.share, 1.0):.1%} of the network at first, and less as it shrinks"
         if self.rounds is None:
-            return f"{first};\n{self.epochs:,} epochs and {_hours(self.round_seconds)} a round"
+            return f"{first};\n{_count(self.epochs, 'epoch')} and {_hours(self.round_seconds)} a round"
         epochs = (self.rounds - 1) * self.epochs + self.last_epochs
         seconds = self.rounds * self.ranking_seconds + epochs * self.epoch_seconds
         last = "" if self.last_epochs == self.epochs else f" (the last of {self.last_epochs:,})"
         return (
-            f"{first}:\nat least {self.rounds} rounds of {self.epochs:,} epochs{last}, {epochs:,} epochs in all,\n"
+            f"{first}:\nat least {_count(self.rounds, 'round')} of {_count(self.epochs, 'epoch')}{last}, "
+            f"{_count(epochs, 'epoch')} in all,\n"
             f"about {_hours(seconds)} on this machine, at the speed of the unpruned network"
         )
 
@@ -235,6 +236,10 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
     last = epochs if settings.last_epochs is None else settings.last_epochs
     rounds = None if budget.left is None else max(1, math.ceil((cost({}) - budget.left) / step - 1e-9))
     return PaperCost(rounds, epochs, last, step / cost({}), score + found.rank, found.epoch)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _hours(seconds: float) -> str:

@@ -20,7 +20,7 @@ from secateur.training.rate_test import best_rate, try_rates
 from secateur.training.trackers import epoch_figures
 
 RATE = "rate.json"
-AFTER_REPAIR = 0.01  # rate from which the test goes down after the repair solve: the best one in docs/training.md
+AFTER_REPAIR = 0.01  # highest rate of the test after the repair solve: from 0.03 on, the first epoch undoes the repair
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Elimination:
         if bool(scale > 0) and bool(largest > 0):
             second_moments, weight = second_moments / scale, weight / largest
             self._unit = float(scale * largest * largest)
-        factor = _factor(second_moments)
+        factor = _factor_of_moments(second_moments)
         weight = weight[:, order].to(factor)
         # Only W' W matters, so a matrix with fewer rows can stand for W.
         self._weight = torch.linalg.qr(weight, mode="r").R if len(weight) > len(order) else weight
@@ -112,13 +112,17 @@ def _among(matrix: Tensor, places: Tensor) -> Tensor:
     return matrix.index_select(0, places).index_select(1, places)
 
 
-def _factor(matrix: Tensor) -> Tensor:
-    """The Cholesky factor, of a wide matrix in float32 if that is precise enough; of a matrix with a larger diagonal
-    where rounding has made it indefinite."""
-    if len(matrix) > WIDE:
-        factor, failed = torch.linalg.cholesky_ex(matrix.float())
-        if not int(failed) and float(factor.diagonal().square().min()) > LEAST * float(matrix.trace()):
+def _factor_of_moments(moments: Tensor) -> Tensor:
+    """The Cholesky factor, of a wide layer in float32 if that is precise enough."""
+    if len(moments) > WIDE:
+        factor, failed = torch.linalg.cholesky_ex(moments.float())
+        if not int(failed) and float(factor.diagonal().square().min()) > LEAST * float(moments.trace()):
             return torch.as_tensor(factor)
+    return _factor(moments)
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    """The Cholesky factor; of a matrix with a larger diagonal where rounding has made it indefinite."""
     eye = torch.eye(len(matrix), dtype=matrix.dtype)
     scale = matrix.diagonal().mean().clamp(min=torch.finfo(matrix.dtype).tiny)
     for shift in (0.0, *(10.0**power for power in range(-8, 3))):

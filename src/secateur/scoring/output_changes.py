@@ -75,6 +75,21 @@ class Judges:
         ]
 
 
+@torch.no_grad()
+def takes_any_batch(model: nn.Module, images: Any) -> bool:
+    """Whether the network, whose code depends on sizes, gives one image the same outputs alone and among others."""
+    few = tree_map(lambda t: t[:BATCH], images)
+    alone = tree_map(lambda t: t[:1], images)
+    try:
+        with evaluating(model), generators_kept():
+            pairs = zip(float_outputs(model, few), float_outputs(model, alone), strict=True)
+            return all(
+                torch.allclose(many[:1], one, rtol=1e-3, atol=1e-3 * float(one.abs().max())) for many, one in pairs
+            )
+    except Exception:  # noqa: BLE001 - whatever the network's own code raises
+        return False
+
+
 @contextmanager
 def _changed(model: nn.Module, layers: Mapping[str, NewLayer]) -> Iterator[None]:
     """The layers have other weights inside the block."""

@@ -35,12 +35,14 @@ class Stakes:
 
     def add(self, rows: Tensor) -> None:
         """Add the rows g [m, o] of some images and positions."""
-        if self._products is not None:
-            self._products += _products(rows)
+        many = len(rows) > rows.shape[1]
+        if self._products is None and not many:
+            self._rows.append(rows.double().cpu())
+            if sum(map(len, self._rows)) > rows.shape[1]:
+                self._products, self._rows = _products(torch.cat(self._rows)), []
             return
-        self._rows.append(rows.double().cpu())
-        if sum(map(len, self._rows)) > rows.shape[1]:
-            self._products, self._rows = _products(torch.cat(self._rows)), []
+        earlier = self._products if self._rows == [] else _products(torch.cat(self._rows))
+        self._products, self._rows = _products(rows) if earlier is None else earlier + _products(rows), []
 
     def matrix(self) -> Tensor:
         """G: [o, o]."""

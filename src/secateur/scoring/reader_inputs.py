@@ -23,7 +23,7 @@ from secateur.channels.units import Reader
 from secateur.errors import ScoreError
 from secateur.scoring.evidence import ReaderGroup, ReaderInputs
 from secateur.scoring.layer_rows import PLAIN, acts_plainly, grid_of, inputs_at, rows_of_weight, spots_of
-from secateur.scoring.output_changes import Judges, NewLayer
+from secateur.scoring.output_changes import Judges, NewLayer, takes_any_batch
 from secateur.scoring.output_stakes import Stakes
 from secateur.scoring.regression_sums import GramSums, KeptRows, Parts, RegressionSums, add_apart, held_apart, together
 from secateur.scoring.unlabelled_images import Images, chunks, count_of
@@ -189,14 +189,15 @@ class _Pass:
 
     def judges(self) -> Judges | None:
         """The first held-out images; None if the network takes one batch size only."""
-        if self._graph.found.traced.guards:
-            log.warning(
-                "the network's code depends on the batch size: errors of channels are weighed by the layers that read "
-                "them, and not by what they do to the network's outputs"
-            )
-            return None
         images = _joined(self._held)
-        return Judges(self._graph, images if count_of(images) else self._few)
+        images = images if count_of(images) else self._few
+        if not self._graph.found.traced.guards or takes_any_batch(self._graph.model, images):
+            return Judges(self._graph, images)
+        log.warning(
+            "the network's code depends on the batch size: errors of channels are weighed by the layers that read "
+            "them, and not by what they do to the network's outputs"
+        )
+        return None
 
     def result(self) -> dict[str, LayerInputs]:
         """What was seen, in the order of the calls."""

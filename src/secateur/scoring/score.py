@@ -18,6 +18,7 @@ from secateur.scoring.metric_choice import ALL, AnyMetric, ChosenMetric, OwnMetr
 from secateur.scoring.metrics import DEFAULT_METRIC
 from secateur.scoring.scores import Scores, Vector, checked
 from secateur.scoring.settings import ScoreSettings, Where
+from secateur.scoring.unlabelled_images import CHUNK
 
 
 @overload
@@ -89,7 +90,9 @@ def score(
     task = options.pop("task", None)
     settings = ScoreSettings(num_images, tap, num_map_images, memory_gib, seed, task)
     metrics = list(metric) if isinstance(metric, list | tuple) else [metric]
-    source: Any = [loader] if isinstance(loader, Tensor) else loader  # images alone are one batch
+    source: Any = loader
+    if isinstance(loader, Tensor):
+        source = [loader[start : start + CHUNK] for start in range(0, len(loader), CHUNK)]
     found = score_by(graph, source, metrics, settings, progress=progress, **options)
     return found if isinstance(metric, list | tuple) or metric == ALL else next(iter(found.values()))
 

@@ -41,7 +41,7 @@ Need = Literal[
 # Evidence that several processes cannot merge.
 UNMERGED = ("maps", "reader_inputs", "contributions", "importance", "discrimination")
 
-# The default of `score`, `sensitivity` and `compress`: best in our tests on CIFAR-10 for small cuts (docs/results.md).
+# The default of `score`, `sensitivity` and Algorithm 1: best in our tests on CIFAR-10 for small cuts (docs/results.md).
 DEFAULT_METRIC = "gsd_reader"
 WITHOUT_CLASSES = "reader_energy"  # instead of it, for tasks whose labels are no classes
 
