@@ -224,7 +224,7 @@ def test_paper_mode_says_what_it_costs_and_follows_the_paper(weights: Path, tmp_
     assert wrong.exit_code == 1 and words in " ".join(wrong.output.split())
     for line in ("augmentation of the training images -> none", "num_images all -> 100"):
         assert f"different from the paper: {line}" in text
-    assert "the paper does not prune this network: which layers are left alone is your choice (--exclude)" in text
+    assert "no recipe has a network of this name: which layers are left alone is your choice (--exclude)" in text
 
 
 def test_a_metric_with_options(weights: Path, tmp_path: Path) -> None:
