@@ -69,7 +69,7 @@ def predictors(found: dict[str, Any]) -> Any:
         sign = -1 if name == "error" else 1
         points = [(sign * row[name], row["retrained"]) for row in found["rows"].values()]
         axes.plot(*zip(*points, strict=True), "o", color=COLOURS[0], alpha=0.7)
-        axes.set_title(f"rank correlation {found['correlations'][name]:.2f}")
+        axes.set_title(f"correlation {found['correlations'][name]:.2f}", fontsize="medium")
         axes.set_xlabel(words)
     every[0].set_ylabel("retrained, %")
     return drawing
