@@ -23,17 +23,6 @@ from secateur.training.rate_test import FirstBatches
 SCORED = 5000  # training images that score
 
 
-class OtherImages(FirstBatches):
-    """The first batches, of other images in every epoch of every iteration: an iteration has one epoch, number 0."""
-
-    passes = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Count the epochs of all iterations, which run one after the other."""
-        super().set_epoch(self.passes)
-        self.passes += 1
-
-
 def main() -> None:
     """Run the study and print its rows."""
     parser = arguments(__doc__)  # --out is a folder here
@@ -46,7 +35,7 @@ def main() -> None:
     whole = data.loader("train", BATCH, augment=True, shuffle=True, seed=args.seed)
     rows = sc.studies.sensitivity(
         model,
-        OtherImages(whole, args.num_images // BATCH),
+        FirstBatches(whole, args.num_images // BATCH),
         data.loader("holdout", 250),
         args.out,
         test=data.loader("test", 250),

@@ -75,6 +75,28 @@ def test_the_rate_is_tried_once_and_a_resumed_run_has_the_same_bits(tmp_path: Pa
     assert first.rounds[0].kept_epoch == second.rounds[0].kept_epoch
 
 
+def test_every_round_draws_other_epochs_than_the_rounds_before(tmp_path: Path) -> None:
+    """A loader's order and crops follow the number of the epoch alone, whatever the seed of the training."""
+
+    class Counting(list[Any]):
+        def __init__(self) -> None:
+            super().__init__(TRAIN)
+            self.epochs: list[int] = []
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    words: dict[str, Any] = {"target": 0.4, "rounds": 2, "epochs": 2, "lr": 0.02, "alpha": 1.0, "repair": "none"}
+    plain, again, tested = Counting(), Counting(), Counting()
+    result = compress(trained(), plain, HOLDOUT, folder=tmp_path, **words)
+    assert len(result.rounds) == 2
+    assert plain.epochs == [0, 1, 2, 3]
+    compress(trained(), again, HOLDOUT, views=1, **words)
+    assert again.epochs == [0, 0, 2, 2]
+    compress(trained(), tested, HOLDOUT, **{**words, "lr": None})
+    assert tested.epochs == [0] * 4 + [0, 1] + [2] * 4 + [2, 3]  # the test of four rates reads the epoch that follows
+
+
 def test_a_rate_or_preset_that_the_user_names_is_not_tested(tmp_path: Path) -> None:
     run(tmp_path / "rate", ratio=0.3, lr=0.02)
     run(tmp_path / "preset", ratio=0.3, lr=None, preset="cifar")

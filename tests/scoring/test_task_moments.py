@@ -128,11 +128,26 @@ def test_taylor_follows_the_loss_of_the_task() -> None:
     assert found.values["one:out"] == pytest.approx(want, rel=1e-4)
 
 
+def test_metrics_of_maps_without_classes_serve_every_task() -> None:
+    torch.manual_seed(4)
+    model, batches = UNet().eval(), squares()
+    graph = sc.trace(model, batches[0][0][:1])
+    found = sc.score(graph, batches, ["hrank", "chip"], task="segmentation", num_map_images=None)
+    maps, name = entering(model, "head", batches).numpy(), "up.0:out"
+    assert found["hrank"].values[name] == pytest.approx(np.linalg.matrix_rank(maps).mean(0))
+    rows = maps.astype(np.float64).reshape(*maps.shape[:2], -1)
+    first = np.delete(rows, 0, axis=1)
+    lost = [np.linalg.norm(a, "nuc") - np.linalg.norm(b, "nuc") for a, b in zip(rows, first, strict=True)]
+    assert found["chip"].values[name][0] == pytest.approx(np.mean(lost), rel=1e-5)
+    with pytest.raises(sc.ScoreError, match="mmd: only for classification"):
+        sc.score(graph, batches, ["hrank", "mmd"], task="segmentation")
+
+
 def test_the_reasons_why_metrics_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     every = choose_metrics(list(METRICS))
     kept = {one.name for one in without_classes(every, ScoreSettings(task="segmentation"))}
-    assert set(METRICS) - kept == {"chip", "dcp", "di", "hrank", "mmd"}
-    assert "only for classification with one class per image: chip, dcp, di, hrank, mmd" in caplog.text
+    assert set(METRICS) - kept == {"dcp", "di", "mmd"}
+    assert "only for classification with one class per image: dcp, di, mmd" in caplog.text
     assert "no classes" not in caplog.text
     kept -= {one.name for one in without_classes(every, ScoreSettings(task="regression"))}
     assert "no classes that they could separate: abs_snr, fdr, gsd, gsd_reader, ttest" in caplog.text

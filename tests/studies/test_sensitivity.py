@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,13 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
         with pytest.raises(DecideError, match=message):
             compared(tmp_path, **words)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_last_iteration_may_train_longer(tmp_path: Path) -> None:
+    compared(tmp_path, epochs=1, last_epochs=2)
+    for arm in ("flops", "ratio"):
+        rounds = [json.loads((tmp_path / arm / f"round-0{n}" / "round.json").read_text()) for n in (1, 2)]
+        assert [len(each["retraining"]) for each in rounds] == [1, 2]
 
 
 def test_the_goal_is_no_option_of_the_command_line() -> None:

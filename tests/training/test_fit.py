@@ -157,6 +157,8 @@ def test_loaders_are_told_the_epoch_and_dicts_do() -> None:
     loader = Loader()
     fitted = fit(network(), loader, preset=STEPS, epochs=3, channels_last=False)
     assert loader.epochs == [0, 1, 2]
+    fit(network(), loader, preset=STEPS, epochs=2, first_epoch=7)
+    assert loader.epochs == [0, 1, 2, 7, 8]
     assert same_tensors(
         state_of(fitted.model), state_of(fit(network(), batches(2), preset=STEPS, epochs=3, channels_last=False).model)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,22 +46,26 @@ def retrain(context: RunContext, number: int, pruned: nn.Module, epochs: int | N
             return Retrained(_own_fit(settings.fit(pruned, data.train, data.holdout), pruned))
     if epochs == 0:
         return Retrained(pruned)
-    schedule = _schedule(context, number, pruned, preset_of(settings.preset, epochs=epochs, lr=settings.lr))
     done = context.folder.epochs_before(number)
+    shared: dict[str, Any] = {
+        "teacher": context.original if settings.has_teacher else None,
+        "seed": settings.seed + number,
+        "first_epoch": done,  # a loader's order and crops follow the number of the epoch, not this seed
+        "task": settings.task,
+        **settings.fine_tuning,
+    }
+    named = preset_of(settings.preset, epochs=epochs, lr=settings.lr)
     fitted = fit(
         pruned,
         data.train,
         data.holdout,
-        preset=schedule,
-        teacher=context.original if settings.has_teacher else None,
-        seed=settings.seed + number,
+        preset=_schedule(context, number, pruned, named, shared),
         keep_best=True,
-        **settings.fine_tuning,
-        task=settings.task,
         checkpoint_dir=context.folder.round(number) / "checkpoint",
         evaluate=context.evaluate,
         progress=steps_of_epochs(context.say, f"round {number}: retrain"),
         on_epoch=lambda epoch: context.track(epoch_figures(epoch, context.quality), done + epoch.number),
+        **shared,
     )
     return Retrained(fitted.model, fitted.history, fitted.kept)
 
@@ -90,8 +95,13 @@ def _size(shape: Any) -> str:
     return "missing" if shape is None else str(list(shape))
 
 
-def _schedule(context: RunContext, number: int, pruned: nn.Module, schedule: Preset) -> Preset:
-    """The schedule with the rate that a short test chooses; a rate or preset that the user named is not changed."""
+def _schedule(
+    context: RunContext, number: int, pruned: nn.Module, schedule: Preset, shared: Mapping[str, Any]
+) -> Preset:
+    """The schedule with the rate that a short test chooses; a rate or preset that the user named is not changed.
+
+    shared: settings of `fit` for the test and the training alike.
+    """
     settings, folder = context.settings, context.folder
     if settings.lr is not None or settings.preset != DEFAULT_PRESET:
         return schedule
@@ -106,10 +116,7 @@ def _schedule(context: RunContext, number: int, pruned: nn.Module, schedule: Pre
             schedule,
             evaluate=context.evaluate,
             progress=lambda done, total: context.say(f"round {number}: learning rate", done, total),
-            teacher=context.original if settings.has_teacher else None,
-            seed=settings.seed + number,
-            task=settings.task,
-            **settings.fine_tuning,
+            **shared,
         )
         folder.write(name, {"lr": best_rate(tries), "tries": [asdict(one) for one in tries]})
         folder.wait_for_writer()

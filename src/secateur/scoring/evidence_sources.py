@@ -31,7 +31,7 @@ from secateur.scoring.statistics import Statistics
 from secateur.scoring.weights import filters, reader_norms, scales
 
 log = logging.getLogger(__name__)
-CLASSIFICATION_ONLY = ("maps", "discrimination")  # what metrics need that no other task has
+CLASSIFICATION_ONLY = ("maps", "discrimination")  # of metrics that need classes: one class per image
 
 Source = Batches | Statistics | HasSeenInputs  # what scores are computed from
 Part = tuple[str, Indices | None, Any]  # unit, which of its channels (None: all), the evidence on them
@@ -92,13 +92,17 @@ def _from_moments(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gat
 
 def _from_maps(request: ScoreRequest, metrics: Sequence[ChosenMetric]) -> Gathered:
     settings = request.settings
-    _refuse_other_tasks(request, metrics)
+    separating = [one for one in metrics if one.metric.needs_classes]
+    if separating:
+        _refuse_other_tasks(request, separating)
     wanted = MapRequest(
         settings.sample_size,
         int(settings.memory_gib * GIB),
         whole=not all(one.metric.takes_scatter for one in metrics),
         tap=metrics[0].tap,
         seed=settings.seed,
+        classes=bool(separating),
+        task=task_of(settings.task),
         progress=request.progress,
         saturating=tuple(one.name for one in metrics if one.metric.saturates),
     )
@@ -238,8 +242,8 @@ def without_classes(metrics: list[ChosenMetric], settings: ScoreSettings) -> lis
     kept = [
         one
         for one in metrics
-        if one.metric.needs not in CLASSIFICATION_ONLY
-        and (one.metric.needs != "moments" or task.classes or not one.metric.needs_classes)
+        if not one.metric.needs_classes
+        or (one.metric.needs not in CLASSIFICATION_ONLY and (one.metric.needs != "moments" or task.classes))
     ]
     left_out = [one for one in metrics if one not in kept]
     elsewhere = ", ".join(one.name for one in left_out if one.metric.needs in CLASSIFICATION_ONLY)

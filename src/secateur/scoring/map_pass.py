@@ -1,10 +1,11 @@
-"""Whole feature maps of a sample of images, for DI and MMD: as many units in one pass as fit into memory."""
+"""Whole feature maps of a sample of images, for the metrics that need them: as many units in a pass as memory holds."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from secateur.channels.graph import ChannelGraph
 from secateur.channels.traced import as_call
 from secateur.channels.units import Indices
 from secateur.errors import ScoreError
+from secateur.measuring.tasks import Task
 from secateur.scoring.data_pass import walk
 from secateur.scoring.evidence import Maps
 from secateur.scoring.map_accumulators import MapAccumulator, ScatterAccumulator, WholeMapAccumulator
@@ -37,6 +39,8 @@ class MapRequest:
     whole: bool = True  # False: scatters are enough, where they are smaller
     tap: Where = "reader"
     seed: int | None = None
+    classes: bool = True  # False: all images count as one class, and batches may be images alone
+    task: Task | None = None  # None: classification
     progress: Progress | None = field(default=None, repr=False)
     saturating: tuple[str, ...] = ()  # metrics that say nothing where there are fewer images than pixels
 
@@ -84,7 +88,7 @@ def collect_maps(graph: ChannelGraph, loader: Batches, request: MapRequest) -> t
     images, classes = int(sample.quotas.sum()), len(sample.quotas)
     sizes = [want.bytes(images, classes, request.whole) for want in wants]
     groups = list(_grouped(wants, sizes, request.memory))
-    kept = list(usable_classes(sample.quotas.tolist()))
+    kept = list(usable_classes(sample.quotas.tolist())) if request.classes else [0]
     _warn_of_few_images(wants, images, request.saturating)
     log.info("maps of %d images need %.2f GiB, in %d passes", images, sum(sizes) / GIB, len(groups))
 
@@ -118,19 +122,30 @@ def _gathered(
         kind = ScatterAccumulator if want.streams(images, request.whole) else WholeMapAccumulator
         accumulators.setdefault(want.tap, []).append(kind(want.tap, want.slot))
     seen: list[Tensor] = []
+    rows = 0  # images of the batch
 
     def see(name: str, x: Tensor) -> None:
+        nonlocal rows
+        rows = len(x)
         for accumulator in accumulators[name]:
             accumulator.see(x)
 
-    def after(batch: int, labels: Tensor, logits: Tensor) -> None:
-        mine = number[labels] >= 0
-        seen.append(number[labels][mine])
+    def after(batch: int, labels: Tensor, _: Any) -> None:
+        numbers = number[labels] if request.classes else torch.zeros(rows, dtype=torch.int64)
+        mine = numbers >= 0
+        seen.append(numbers[mine])
         for accumulator in (k for parts in accumulators.values() for k in parts):
             accumulator.add(batch, mine, seen[-1], len(kept))
 
     with watched(graph, places, see):
-        walk(graph, sample.batches(), after, progress=request.progress)
+        walk(
+            graph,
+            sample.batches(),
+            after,
+            labelled=request.classes,
+            progress=request.progress,
+            task=request.task,
+        )
     labels = torch.cat(seen)
     units: dict[str, list[MapsAt]] = {}
     for accumulator in (k for parts in accumulators.values() for k in parts):
@@ -171,7 +186,7 @@ def _by_unit(wants: Sequence[WantedMaps], sizes: Sequence[int]) -> list[tuple[li
 
 def _fitting(loader: Batches, wants: Sequence[WantedMaps], request: MapRequest) -> Sample:
     """The requested sample, or the largest one for which the maps of every single unit fit into memory."""
-    sample = Sample(loader, request.num_images, request.seed, balanced=True)
+    sample = Sample(loader, request.num_images, request.seed, balanced=True, task=request.task)
     asked = images = int(sample.quotas.sum())
     classes = len(sample.quotas)
 
@@ -183,13 +198,13 @@ def _fitting(loader: Batches, wants: Sequence[WantedMaps], request: MapRequest) 
         images = min(images - 1, int(images * max(0.5, request.memory / largest(images))))
     if images == asked:
         return sample
-    if images < 2 * int((sample.sizes > 1).sum()):
+    if request.classes and images < 2 * int((sample.sizes > 1).sum()):
         raise ScoreError(
             f"maps of two images per class need more than the {request.memory / GIB:.2f} GiB allowed for one unit; "
             "raise memory_gib, or use a metric that needs no maps, such as gsd"
         )
     log.warning("maps of %d images do not fit into %.2f GiB; using %d images", asked, request.memory / GIB, images)
-    return Sample(loader, images, request.seed, balanced=True)
+    return Sample(loader, images, request.seed, balanced=True, task=request.task)
 
 
 def _warn_of_few_images(wants: Sequence[WantedMaps], images: int, metrics: Sequence[str]) -> None:

@@ -81,8 +81,8 @@ def score(
     tap: "reader" scores the tensor that enters the readers, "before_activation" the tensor in front of the activation
         before them; for metrics of activations.
     num_map_images, memory_gib: number of images and GiB of memory for metrics that need whole feature maps, `di`,
-        `mmd`, `hrank` and `chip`. Their sample is class-balanced. `num_map_images` also limits the images of `rebuilt`,
-        `thinet`, `cp`, `nisp` and `dcp`.
+        `mmd`, `hrank` and `chip`. Their sample is class-balanced if there are labels. `num_map_images` also limits the
+        images of `rebuilt`, `thinet`, `cp`, `nisp` and `dcp`.
     progress: False shows nothing; your own function is called with the batches done and the number of batches.
     options: options of the metric, such as ridge=, rho=, sigma=; and task=, a `Task` or the name of one, if the
         network is no classifier (docs/tasks.md).

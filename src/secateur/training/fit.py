@@ -83,8 +83,8 @@ def fit(
 
     holdout: batches for `evaluate(model, holdout)`, which is called after each epoch; by default the task's quality.
     settings, changes: a `TrainingSettings`, or its fields by name: preset, epochs, lr, mixed_precision, channels_last,
-        seed, sparsity, sparsity_by, soft_prune, keep_best, task, device, about, warmup, batch_norm, mixup, ema, views,
-        temperature, distill_weight, distill_features, tracker.
+        seed, sparsity, sparsity_by, soft_prune, keep_best, first_epoch, task, device, about, warmup, batch_norm, mixup,
+        ema, views, temperature, distill_weight, distill_features, tracker.
     teacher: the network to distil from, usually the unpruned one.
     checkpoint_dir: folder for the state after each epoch and for metrics.jsonl. The same call continues a killed run,
         and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run with other

@@ -62,10 +62,6 @@ class FineTuning:
         names = ("temperature", "distill_weight", "distill_features")
         return next((name for name in names if getattr(self, name) != getattr(plain, name)), None)
 
-    def drawn_epoch(self, epoch: int) -> int:
-        """The epoch whose random numbers this one uses."""
-        return epoch if self.views is None else epoch % self.views
-
     @property
     def fine_tuning(self) -> dict[str, Any]:
         """These settings by name, without those that a class adds."""
@@ -77,6 +73,7 @@ class TrainingSettings(TrackerSettings, FineTuning):
     """How to train. `epochs` and `lr` replace those of the preset; `FineTuning` has the rest.
 
     keep_best: the network before the first epoch counts as epoch 0; of equal epochs the last is taken.
+    first_epoch: number of epochs that were trained before; this training draws other random numbers than they did.
     sparsity, sparsity_by: see `secateur.training.sparsity`. soft_prune: see `secateur.training.soft_filters`.
     task: what the network is for: a `Task` or the name of one; classification by default.
     device: None takes the best available.
@@ -107,6 +104,7 @@ class TrainingSettings(TrackerSettings, FineTuning):
     keep_best: bool = option(
         False, "Return the epoch with the best held-out quality, not the last one", group="Training", hidden=True
     )
+    first_epoch: int = option(0, "Number of epochs that were trained before", group="Training", least=0, hidden=True)
     task: str | Task | None = task_option()
     device: Any = None  # a torch.device or its name
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -115,3 +113,7 @@ class TrainingSettings(TrackerSettings, FineTuning):
     def schedule(self) -> Preset:
         """The preset, with epochs, learning rate and warm-up replaced if they are given."""
         return preset_of(self.preset, epochs=self.epochs, lr=self.lr).warmed_up(self.warmup)
+
+    def drawn_epoch(self, epoch: int) -> int:
+        """The epoch whose random numbers this one uses: order of images, augmentation, dropout."""
+        return self.first_epoch + (epoch if self.views is None else epoch % self.views)

@@ -52,7 +52,7 @@ class Metric(Entry):
 
     needs: Need
     score: Callable[..., Tensor]
-    needs_classes: bool = True  # needs="moments": of each class; False: of all images together
+    needs_classes: bool = True  # needs="moments" or "maps": of each class; False: of all images together
     takes_scatter: bool = False  # needs="maps": a scatter is enough, where it is smaller than whole maps
     saturates: bool = False  # needs="maps": with fewer images than pixels all channels get nearly the same score
     adds_up: bool = False  # scores are errors that add up when channels are removed from the lowest score upwards

@@ -40,4 +40,4 @@ def _nuclear_norm(products: Tensor) -> Tensor:
     return values.clamp(min=0).sqrt().sum(-1)
 
 
-ENTRY = Metric(needs="maps", score=chip)
+ENTRY = Metric(needs="maps", needs_classes=False, score=chip)

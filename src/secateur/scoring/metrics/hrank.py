@@ -29,4 +29,4 @@ def every_few(maps: Maps, images: float) -> Tensor:
     return maps.maps[torch.linspace(0, len(maps.maps) - 1, count).round().long()]
 
 
-ENTRY = Metric(needs="maps", score=hrank)
+ENTRY = Metric(needs="maps", needs_classes=False, score=hrank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class SensitivityStudySettings(Settings):
         if given:
             raise DecideError(f"both arms go to `end` in equal iterations, each with its split; leave {given[0]} out")
         check(self, DecideError)
-        check_settings(self.run_settings())
+        check_settings(replace(self.run_settings(), target=self.end))  # the arms have goals in MACs
         if isinstance(self.start, float | int) and not 0 < self.start < self.end:
             raise DecideError(
                 f"start and end are fractions of MACs removed, 0 < start < end < 1; got {self.start} and {self.end}"
