@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--distill", action="store_true")
+    parser.add_argument("--temperature", type=float, default=2.0, help="of the distillation")
     parser.add_argument("--checkpoints", type=Path, help="folder for checkpoints, to go on after a stop")
     args = parser.parse_args()
     model, data = opened("resnet56", args)
@@ -136,6 +137,7 @@ def main() -> None:
             holdout,
             preset=preset_of(args.preset, epochs=args.epochs, lr=args.lr),
             teacher=model if args.distill else None,
+            **({"temperature": args.temperature} if args.distill else {}),
             seed=1,
             checkpoint_dir=args.checkpoints or Path(spare),
             on_epoch=lambda epoch: print(epoch, flush=True),

@@ -38,6 +38,7 @@ METRICS = ("rebuilt", "reader_energy", "gsd_reader", "gsd", "fdr", "act_variance
 SPREAD = 1.0  # standard deviation of the factors' logarithms
 IMAGES = 2000  # training images that score and repair
 LATE = "retrained"
+SPLIT = "least error, split"
 ASKED = ("network", "target", "plans", "epochs", "num_images", "lr", "precision", "seed")
 
 
@@ -48,7 +49,7 @@ def plans(graph: sc.ChannelGraph, errors: sc.Scores, data: ImageData, args: Any)
     for number in range(count):
         factors = {name: np.exp(SPREAD * draw.normal() * (number > 0)) for name in errors.values}
         weighed = sc.Scores("rebuilt", {name: factors[name] * values for name, values in errors.values.items()})
-        yield f"least error, split {number}", least_error(Cutter(graph, weighed), names, left)
+        yield f"{SPLIT} {number}", least_error(Cutter(graph, weighed), names, left)
     for metric in METRICS[: args.plans - count]:
         scores = errors if metric == "rebuilt" else sc.score(graph, data.loader("train", 250, limit=IMAGES), metric)
         yield f"one share, {metric}", uniform_within(Cutter(graph, scores), names, left)
@@ -89,6 +90,12 @@ def correlations(rows: dict[str, Any], late: str) -> dict[str, float]:
     return found
 
 
+def all_correlations(rows: dict[str, Any], late: str) -> dict[str, dict[str, float]]:
+    """Over all plans, and over the splits alone, which differ in what each unit loses."""
+    splits = {name: row for name, row in rows.items() if name.startswith(SPLIT)}
+    return {"correlations": correlations(rows, late), "correlations of splits": correlations(splits, late)}
+
+
 def main() -> None:
     """Measure the plans that are missing, then correlate."""
     parser = arguments(__doc__)
@@ -117,10 +124,11 @@ def main() -> None:
         removed = round(1 - graph.cost(plan).macs / graph.macs, 4)
         row = {"removed": removed, "error": summed_error(plan, errors), **measured(graph, plan, data, args)}
         table["rows"][name], todo = row, todo - 1
-        table["correlations"] = correlations(table["rows"], LATE if args.epochs else "solve")
         write(table, args.out)
         print(name, row, flush=True)
-    print("rank correlation with the last figure:", table.get("correlations"))
+    table |= all_correlations(table["rows"], LATE if args.epochs else "solve")
+    write(table, args.out)
+    print("rank correlation with the last figure:", {key: table[key] for key in table if "correlations" in key})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ The last word is the folder; files are called after the JSON file.
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from secateur.pictures.drawing import COLOURS, INK, PAGE, figure, save
 
-PLAIN = re.compile(r" (views|mixed_precision)=\w+")  # what all rows share
 NAMES = {
     "time": "ours, by time",
     "peer, time": "torch-pruning, equally fast",
@@ -35,7 +33,7 @@ WORDS = {"none": "as cut", "bn": "batch norms re-estimated", "solve": "after sol
 
 def schedule(found: dict[str, Any]) -> Any:
     """Held-out accuracy after the last epoch of each choice of settings."""
-    rows = sorted((row["holdout"][-1], PLAIN.sub("", title)) for title, row in found["rows"].items())
+    rows = sorted((row["holdout"][-1], label(title)) for title, row in found["rows"].items())
     drawing, axes = figure(PAGE, 0.8 + 0.21 * len(rows))
     places = range(len(rows))
     axes.plot([best for best, _ in rows], places, "o", color=COLOURS[0])
@@ -44,6 +42,14 @@ def schedule(found: dict[str, Any]) -> Any:
     axes.set_xlabel("held-out accuracy after the last epoch, %")
     axes.legend(loc="lower right")
     return drawing
+
+
+def label(title: str) -> str:
+    """A row of schedule.py in words: without what most rows share, and with what these do not."""
+    others = {" views=1": ", new crops in each epoch", " mixed_precision=bf16": ", float32"}
+    for shared, other in others.items():
+        title = title.replace(shared, "") if shared in title else f"{title}{other}"
+    return title
 
 
 def retrained(found: dict[str, Any]) -> Any:
