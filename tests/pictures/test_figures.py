@@ -11,6 +11,7 @@ import torch
 import secateur as sc
 from secateur import studies
 from secateur.errors import ScoreError
+from secateur.pictures.metric_names import metric_name
 from tests.pictures.test_feature_maps import entering
 from tests.pictures.test_projections import same_up_to_sign
 from tests.running.toys import HOLDOUT, TRAIN, trained
@@ -76,3 +77,14 @@ def test_averages_are_over_the_strongest(gsd: Any) -> None:
         "These channels pass through no batch norm of their own: the filters' L2 norm is used instead.",
     )
     assert len(graph.units) == 4  # the view on one unit is not the caller's graph
+
+
+def test_metrics_of_the_averages_may_have_options() -> None:
+    graph = sc.trace(trained(), EXAMPLE)
+    words: dict[str, Any] = {"layer": "conv1", "top": 3, "num_images": None}
+    found = studies.channels_shown(graph, TRAIN, HOLDOUT, [0], by="gsd:ridge=0", metrics=("gsd:ridge=9", "l1"), **words)
+    scores = sc.score(graph, TRAIN, metric="gsd", ridge=9).values["conv1:out"]
+    assert found.strongest["gsd:ridge=9"] == tuple(np.argsort(scores)[::-1][:3])
+    assert metric_name("gsd:ridge=9") == "G-SD, ridge=9" and metric_name("act_variance") == "act variance"
+    with pytest.raises(ScoreError, match="no option 'rigde'"):
+        studies.channels_shown(graph, TRAIN, HOLDOUT, [0], metrics=("gsd:rigde=9",), **words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import time
@@ -38,6 +39,23 @@ def batches(count: int = 5) -> list[tuple[torch.Tensor, torch.Tensor]]:
 @pytest.fixture
 def graph() -> sc.ChannelGraph:
     return sc.trace(network(), torch.zeros(1, 1, 16, 16))
+
+
+def test_metrics_may_have_options(graph: sc.ChannelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    original = METRICS["gsd"].score
+
+    def spy(channels: object, ridge: float = 0.05) -> torch.Tensor:
+        given.append(ridge)
+        return original(channels, ridge=ridge)
+
+    monkeypatch.setitem(METRICS._loaded, "gsd", dataclasses.replace(METRICS["gsd"], score=spy))
+    found = timing(graph, batches(), metrics=("gsd:ridge=0.5", "hrank:images=3"), num_images=30)
+    assert [row["metric"] for row in found.rows] == ["gsd:ridge=0.5", "hrank:images=3"] * 2
+    assert set(given) == {0.5}
+    for metric, message in (("gsd:rigde=1", "no option 'rigde'"), ("gsd:tap=reader", "leave tap out")):
+        with pytest.raises(ScoreError, match=message):
+            timing(graph, batches(), metrics=(metric,))
 
 
 def test_every_layer_and_metric_has_a_row(graph: sc.ChannelGraph) -> None:

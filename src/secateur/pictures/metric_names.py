@@ -28,5 +28,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def metric_name(metric: str) -> str:
-    """The name of a metric in pictures."""
-    return NAMES.get(metric, metric.replace("_", " "))
+    """The name of a metric in pictures, and its options, if there are any."""
+    name, _, options = metric.partition(":")
+    shown = NAMES.get(name, name.replace("_", " "))
+    return f"{shown}, {options.replace(':', ', ')}" if options else shown

@@ -13,7 +13,7 @@ from secateur.channels.graph import ChannelGraph
 from secateur.scoring.channel_sums import image_sums
 from secateur.scoring.evidence import Bare, Channels, Filters, Maps
 from secateur.scoring.map_pass import MapsAt
-from secateur.scoring.metrics import METRICS, Metric
+from secateur.scoring.metric_choice import choose_metrics
 from secateur.scoring.moments import empty, update
 from secateur.scoring.weights import filters, reader_norms, scales
 
@@ -32,27 +32,34 @@ def layer_work(
             fits = inverse_bytes(pixels) <= part.maps.memory
             yield partial(di_by_inverse, part.maps, channels) if fits else None
         return
-    metric = METRICS[name]
-    if metric.needs == "filters":
-        yield lambda: metric.score(Filters(unit, filters(graph, found), scales(graph, found)))
-    elif metric.needs == "nothing":
-        yield lambda: metric.score(Bare(unit, found.width))
-    elif metric.needs == "maps":
-        yield from (partial(metric.score, part.maps) for part in parts)
+    (metric,) = choose_metrics([name])
+    needs, score = metric.metric.needs, partial(metric.metric.score, **metric.options)
+    if needs == "filters":
+        yield lambda: score(Filters(unit, filters(graph, found), scales(graph, found)))
+    elif needs == "nothing":
+        yield lambda: score(Bare(unit, found.width))
+    elif needs == "maps":
+        yield from (partial(score, part.maps) for part in parts)
     else:
-        yield from (partial(_by_moments, graph, unit, part, metric) for part in parts)
+        reads = metric.metric.name in READ_WEIGHTS
+        yield from (partial(_by_moments, graph, unit, part, score, reads) for part in parts)
 
 
-def _by_moments(graph: ChannelGraph, unit: str, part: MapsAt, metric: Metric) -> Tensor:
-    """The metric computed from the moments of the maps, as a scoring pass does batch by batch."""
+def _by_moments(
+    graph: ChannelGraph, unit: str, part: MapsAt, score: Callable[[Channels], Tensor], reads: bool
+) -> Tensor:
+    """A metric computed from the moments of the maps, as a scoring pass does batch by batch.
+
+    reads: it uses the readers' weights as well.
+    """
     maps, labels = part.maps.maps, part.maps.labels
     assert maps is not None
     moments = update(empty(int(labels.max()) + 1, maps.shape[1]), image_sums(maps), labels)
     norms = torch.zeros(maps.shape[1], dtype=torch.float64)
-    if metric.name in READ_WEIGHTS:
+    if reads:
         found = graph.units[unit]
         norms = reader_norms(graph, found.readers, found.width)[part.channels]
-    return metric.score(Channels(unit, moments, norms))
+    return score(Channels(unit, moments, norms))
 
 
 def di_by_inverse(maps: Maps, channels: int, rho: float = 1e-4) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 from secateur.base.options import check, option
 from secateur.base.parsing import names
 from secateur.errors import ScoreError
-from secateur.scoring.metrics import METRICS
+from secateur.scoring.metrics import check_metric_options, metric_of
 
 TIMED_BY_LAYER = (
     "moments",
@@ -23,7 +23,10 @@ class TimingSettings:
     """Which metrics are timed, on how many images, and how."""
 
     metrics: tuple[str, ...] = option(
-        ("gsd", "di"), "Metrics to time, separated by commas; gsd,di by default", group="Timing", parse=names
+        ("gsd", "di"),
+        "Metrics to time, separated by commas (gsd,gsd:ridge=0); gsd,di by default",
+        group="Timing",
+        parse=names,
     )
     num_images: int = option(200, "Number of images to score on; the paper used 3,000", group="Timing", least=1)
     memory_gib: float = option(
@@ -44,5 +47,8 @@ class TimingSettings:
         """Raise ScoreError for settings that cannot be timed."""
         check(self, ScoreError)
         for name in self.metrics:
-            if METRICS.find(name).needs not in TIMED_BY_LAYER:
+            if metric_of(name).needs not in TIMED_BY_LAYER:
                 raise ScoreError(f"{name} needs a pass through the whole network, so it has no time for a single layer")
+            check_metric_options(name)
+            if ":tap=" in name:
+                raise ScoreError(f"{name}: the maps that enter a layer's readers are timed; leave tap out")

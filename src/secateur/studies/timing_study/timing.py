@@ -14,7 +14,7 @@ from secateur.base.progress import Progress, shown, steps
 from secateur.channels.graph import ChannelGraph
 from secateur.errors import ScoreError
 from secateur.scoring.map_pass import MapRequest, MapsAt, collect_maps
-from secateur.scoring.metrics import METRICS
+from secateur.scoring.metrics import metric_of
 from secateur.scoring.sampling import Sample
 from secateur.scoring.settings import GIB
 from secateur.studies.folder import StudyFolder, StudyRow
@@ -94,7 +94,7 @@ def _time_missing(
 ) -> None:
     """Add the rows that are missing to `kept` and to the folder."""
     memory = int(settings.memory_gib * GIB)
-    request = MapRequest(settings.num_images, memory, True, "reader", settings.seed, progress)
+    request = MapRequest(settings.num_images, memory, seed=settings.seed, progress=progress)
     taken, units = collect_maps(graph, loader, request)
     sample = Sample(loader, taken, settings.seed, balanced=True)
     forward = map_seconds(graph, sample.batches(), settings.clock)
@@ -117,7 +117,7 @@ def _row(
     seconds = None
     if None not in work:
         seconds = sum(median_seconds(one, settings.clock) for one in work if one is not None) * width / timed
-    needs_maps = name == INVERSE or METRICS[name].needs in ("moments", "maps")
+    needs_maps = name == INVERSE or metric_of(name).needs in ("moments", "maps")
     before = forward if needs_maps else 0.0
     row = {
         "layer": unit,
