@@ -128,16 +128,16 @@ def left_open(settings: Settings) -> tuple[str, ...]:
 def departures(
     settings: Settings, data: str, model: str = "", *, exclude: Sequence[str] | None = None, units: int | None = None
 ) -> list[str]:
-    """What differs from the paper's schedule, images and layers, in words.
+    """What differs from the paper's schedule, images, layers and goal, in words.
 
     exclude: what the paper does not prune of this network; None if the network is not in the paper.
     units: number of units that take part, to tell whether k is a third of them.
     """
     wanted = paper_settings(Settings(), data, model)
-    words = {"last_epochs": "as before", "num_images": "all"}
+    words = {"last_epochs": "as before", "num_images": "all", "max_drop": "no limit"}
     found = [
         f"{name} {_shown(getattr(wanted, name), words.get(name))} -> {_shown(getattr(settings, name), words.get(name))}"
-        for name in ("preset", "epochs", "last_epochs", "lr", "num_images")
+        for name in ("preset", "epochs", "last_epochs", "lr", "num_images", "max_drop")
         if getattr(settings, name) != getattr(wanted, name)
     ]
     if settings.k is not None and (units is None or settings.k != max(1, round(units / 3))):
@@ -221,6 +221,7 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
 
     from secateur.deciding.budget import Cutter
     from secateur.deciding.candidates import candidates
+    from secateur.deciding.goal import TOLERANCE
     from secateur.deciding.ranked_plan import step_at_alpha_1
     from secateur.running.run_estimate import estimate
     from secateur.scoring.scores import Scores
@@ -234,7 +235,9 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
     score = found.score * min(1.0, (settings.num_images or train_images) / train_images)
     epochs = settings.epochs or 0
     last = epochs if settings.last_epochs is None else settings.last_epochs
-    rounds = None if budget.left is None else max(1, math.ceil((cost({}) - budget.left) / step - 1e-9))
+    rounds = None
+    if budget.left is not None:  # the run ends within a tolerance of it
+        rounds = max(1, math.ceil((cost({}) - budget.left - TOLERANCE * budget.whole) / step - 1e-9))
     return PaperCost(rounds, epochs, last, step / cost({}), score + found.rank, found.epoch)
 
 
