@@ -90,18 +90,49 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
     said = secateur(*words, *more, "--k", "54", columns=400).stdout.splitlines()
     assert said[0].startswith("the paper's settings: G-SD without a ridge, as printed, Algorithm 1 on all held-out")
     assert "not pruned, as in the paper: conv1:out, *.shortcut:in" in said
-    assert [line for line in said if line.startswith("different")] == ["different from the paper: batch_size 128 -> 64"]
-    assert len([line for line in said if line.startswith("left open in the paper: ")]) == 2
-    said = secateur(*words, "--k", "9", "--exclude", "conv1:out", "--out", tmp_path / "run").stdout.splitlines()
+    first_block = "The first block has no selection here: it reads the stem, which is no stream."
+    assert [line for line in said if line.startswith("different")] == [
+        f"different from the paper: {text}" for text in (first_block, "batch_size 128 -> 64")
+    ]
+    open_points = [line for line in said if line.startswith("left open in the paper: ")]
+    assert not any("ridge" in line for line in open_points)
+    assert open_points[-2].endswith("10% of the training images are held out here, and not used for training.")
+    assert open_points[-1].endswith("no schedule for digits: that of its CIFAR experiments is used here.")
+    more = ["--max-drop", "2", "--exclude", "conv1:out", "--out", tmp_path / "run"]
+    said = secateur(*words, "--k", "9", *more).stdout.splitlines()
+    assert "different from the paper: max_drop no limit -> 2.0" in said
     assert "different from the paper: k a third of the units -> 9" in said
     assert "different from the paper: exclude conv1:out, *.shortcut:in -> conv1:out" in said
     assert not any(line.startswith("not pruned, as in the paper") for line in said)
 
 
-def test_it_names_what_the_recipe_of_the_network_names() -> None:
-    asked = {"model": "preresnet164", "data": "cifar100", "batch_size": 128, "augment": True}
+@pytest.mark.parametrize("data", ["cifar100", "cifar10"])  # the recipe is for CIFAR-100
+def test_it_names_what_the_recipe_of_the_network_names(data: str) -> None:
+    asked = {"model": "preresnet164", "data": data, "batch_size": 128, "augment": True}
     graph = sc.trace(create("preresnet164", 100), torch.zeros(1, 3, 8, 8), check=False)
     recipe = load_recipe("resnet164-cifar100")
-    settings = sc.Settings.paper("cifar100", "preresnet164", exclude=("conv1:out", "*.shortcut:in"))
+    settings = sc.Settings.paper(data, "preresnet164", exclude=("conv1:out", "*.shortcut:in"))
     found = paper_mode._departures(graph, settings, asked, recipe, own=False)
     assert found == ["The first block has no selection here: it reads the stem, which is no stream."]
+
+
+def test_what_is_about_the_data_of_a_recipe_is_named_on_its_data_only() -> None:
+    graph = sc.trace(create("resnet50", 10), torch.zeros(1, 3, 64, 64), check=False)
+    settings = sc.Settings.paper("cifar10", "resnet50", exclude=("conv1:out", "*.downsample.0:in"))
+    asked = {"model": "resnet50", "data": "cifar10", "batch_size": 128, "augment": True}
+    recipe = load_recipe("resnet50-imagenet-a")
+    block = "ResBlock1_1 has no selection here: it reads the stem, which is no stream."
+    assert paper_mode._departures(graph, settings, asked, recipe, own=False) == [block]
+    assert len(recipe.departs) == 2 and recipe.departs[0].startswith("Augmentation") and recipe.departs[1] == block
+
+
+def test_it_prints_the_sentences_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside those about the unpruned network and its layers, which are the user's own."""
+    asked = {"model": "resnet56", "data": "cifar10", "batch_size": 128, "augment": True, "holdout": "train:0.1"}
+    graph = sc.trace(create("resnet56"), torch.zeros(1, 3, 8, 8), check=False)
+    said: list[str] = []
+    monkeypatch.setattr(paper_mode.console, "print", lambda text, **_: said.append(text))
+    paper_mode._say_settings(graph, sc.Settings.paper(), asked, own=False)
+    printed = {text.removeprefix("left open in the paper: ") for text in said if text.startswith("left open")}
+    left = set(load_recipe("resnet56-cifar10-a").left_open) - printed
+    assert len(printed) == 6 and {text.split(" ")[0] for text in left} == {"How", "The"} and len(left) == 2

@@ -51,6 +51,23 @@ def test_a_dry_run_prints_what_changes_and_runs_nothing(tmp_path: Path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_gsd_without_a_ridge_is_the_papers_formula() -> None:
+    words = ["reproduce", "resnet56-cifar10-a", "--dry-run", "--set"]
+    said = lines(secateur(*words, "metric=gsd:ridge=0", columns=400))
+    assert [line for line in said if "ridge" in line and not line.startswith("  secateur ")] == [
+        "as in the paper's formula, without a ridge: run: metric gsd -> gsd:ridge=0"
+    ]
+    assert "no other setting is changed (budget full)" in said
+    other = lines(secateur(*words, "metric=gsd:ridge=0.5", columns=400))
+    assert "  run: metric gsd -> gsd:ridge=0.5" in other and not any("0.05" in line for line in other)
+    assert any("its denominators have a ridge of 0.5. gsd:ridge=0 leaves it out." in line for line in other)
+
+
+def test_the_sentence_about_the_images_that_decide_follows_the_holdout() -> None:
+    words = ["reproduce", "resnet56-cifar10-a", "--dry-run", "--set", "holdout=test:0.5"]
+    assert any("50% of the test images decide here" in line for line in lines(secateur(*words, columns=400)))
+
+
 @pytest.mark.parametrize(
     "words, complaint",
     [

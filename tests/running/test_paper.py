@@ -11,7 +11,7 @@ import torch
 
 from secateur import Settings, trace
 from secateur.errors import DecideError
-from secateur.running.paper import FIXED, departures, left_open, paper_cost
+from secateur.running.paper import FIXED, departures, paper_cost
 from secateur.running.run_estimate import Speed
 from secateur.zoo.models import create
 
@@ -94,15 +94,6 @@ def test_what_may_differ_is_named(changes: dict[str, Any], words: list[str]) -> 
     assert unknown == ([f"k a third of the units -> {settings.k}"] if settings.k == 4 else []) + [
         line for line in words if not line.startswith("exclude")
     ]
-
-
-def test_the_ridge_of_gsd_may_be_given() -> None:
-    """The paper prints the formula without a ridge."""
-    assert left_open(Settings.paper())[0].startswith("denominators of G-SD have a ridge of 0.05")
-    for changes in ({"metric": "gsd:ridge=0"}, {"metric_options": {"ridge": 0}}):
-        assert not any("ridge" in words for words in left_open(Settings.paper(**changes)))  # type: ignore[arg-type]
-    other = Settings.paper(metric="gsd:ridge=0.5")
-    assert other.metric == "gsd:ridge=0.5" and left_open(other)[0] == "denominators of G-SD have a ridge of 0.5"
 
 
 def test_the_cost_of_a_run_on_vgg16() -> None:

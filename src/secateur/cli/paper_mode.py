@@ -49,7 +49,8 @@ def say(network: nn.Module, images: AnyData, settings: Settings, asked: dict[str
 
 def _say_settings(graph: ChannelGraph, settings: Settings, asked: dict[str, Any], *, own: bool) -> None:
     """own: batches come from loaders of the user's own."""
-    from secateur.running.paper import left_open, ridge_of
+    from secateur.running.paper import ridge_of
+    from secateur.running.paper_open import left_open
 
     ridge = " without a ridge, as printed" if ridge_of(settings) == 0 else ""
     console.print(
@@ -65,7 +66,7 @@ def _say_settings(graph: ChannelGraph, settings: Settings, asked: dict[str, Any]
         console.print(f"not pruned, as in the paper: {', '.join(settings.exclude)}", soft_wrap=True)
     for words in _departures(graph, settings, asked, recipe, own=own):
         console.print(f"different from the paper: {words}", soft_wrap=True)
-    for words in left_open(settings):
+    for words in left_open(settings, asked["data"], None if own else asked["holdout"]):
         console.print(f"left open in the paper: {words}", soft_wrap=True)
     if own:
         console.print("left to your loaders: batch size and augmentation")
@@ -83,8 +84,9 @@ def _departures(
     units = len(candidates(graph, settings.exclude, settings.only))
     excluded = None if recipe is None else _excluded(recipe)
     found = departures(settings, data, name, exclude=excluded, units=units)
-    if recipe is not None and data.partition(":")[0] == recipe.run["data"].partition(":")[0]:
-        found += recipe.departs
+    if recipe is not None:
+        is_its_data = data.partition(":")[0] == recipe.run["data"].partition(":")[0]
+        found += recipe.departs if is_its_data else recipe.layers
     if own:
         return found
     size = preset_of(schedule_for(data, name)).batch_size

@@ -140,17 +140,26 @@ def _print_plan(asked: list[tuple[Recipe, list[Change]]], budget: str, steps: li
     for number, (recipe, changes) in enumerate(asked):
         console.print(f"{chr(10) if number else ''}{recipe.title} ({recipe.paper})", soft_wrap=True)
         _published(recipe)
-        _print_once(told, "left open in the paper", recipe.open)
+        _print_once(told, "left open in the paper", recipe.left_open)
         _print_once(told, "different from the paper", recipe.departs)
-        if changes:
-            console.print(f"\ndifferent from the paper (budget {budget}):", soft_wrap=True)
-            for change in changes:
-                console.print(f"  {change}", soft_wrap=True)
-        else:
-            console.print(f"\nno {'other ' if recipe.departs else ''}setting is changed (budget {budget})")
+        _print_changes(changes, budget, is_other=bool(recipe.departs))
     console.print("\ncommands:")
     for words in steps:
         console.print(f"  {shlex.join(['secateur', *words])}", soft_wrap=True)
+
+
+def _print_changes(changes: list[Change], budget: str, *, is_other: bool) -> None:
+    """is_other: something that is different from the paper has been printed already."""
+    as_printed = [change for change in changes if change.is_the_papers]
+    for change in as_printed:
+        console.print(f"as in the paper's formula, without a ridge: {change}", soft_wrap=True)
+    if len(as_printed) == len(changes):
+        console.print(f"\nno {'other ' if is_other or as_printed else ''}setting is changed (budget {budget})")
+        return
+    console.print(f"\ndifferent from the paper (budget {budget}):", soft_wrap=True)
+    for change in changes:
+        if not change.is_the_papers:
+            console.print(f"  {change}", soft_wrap=True)
 
 
 def _print_once(told: set[str], title: str, sentences: Sequence[str]) -> None:

@@ -69,11 +69,6 @@ THE_SAME: dict[str, Any] = {"trials": "cut", "warmup": 0.0}  # another word for 
 OPTIONS = ("ridge",)  # of G-SD, that may be given: the paper prints none
 ALPHAS = (2.0, 4.0)
 IMAGENET_IMAGES = 10_000  # that score channels in each round; on CIFAR all training images do
-RIDGE = "denominators of G-SD have a ridge of 0.05, from the first author's later code"
-OPEN = (  # what else the paper does not say, and what happens here
-    "the epoch with the best held-out accuracy is kept",
-    "a unit keeps at least 2 channels and 10% of its channels",
-)
 
 
 def schedule_for(data: str, model: str = "") -> str:
@@ -115,14 +110,6 @@ def paper_settings(settings: Settings, data: str = "cifar10", model: str = "", g
 def ridge_of(settings: Settings) -> float | None:
     """The ridge that was given to the metric; None if it is the default."""
     return _metric_options(settings).get("ridge")
-
-
-def left_open(settings: Settings) -> tuple[str, ...]:
-    """What the paper does not say, and what happens here. Its formula of G-SD has no ridge, so 0 needs no words."""
-    ridge = ridge_of(settings)
-    if ridge is None:
-        return (RIDGE, *OPEN)
-    return OPEN if ridge == 0 else (f"denominators of G-SD have a ridge of {ridge:g}", *OPEN)
 
 
 def departures(

@@ -2,8 +2,9 @@
 
 like = ["shared/table1"]      other files, whose content comes first: tables are merged, lists of sentences are joined
 title = "..."                 paper = "Table 1a, ..."          command = "prune"
-open = ["what the paper leaves open, and what is used here"]
+open = ["what the paper leaves open, and what is used here"]; "{ridge}" is a sentence of `running/paper_open.py`
 departs = ["what is different from the paper at every budget"]
+layers = ["the same, if it is true of the network on any data set"]
 published = "G-SD-B"          the row of the paper's table to compare with
 [train]                       options of `secateur train`, to train the network unless weights are given
 [run]                         options of the command
@@ -25,11 +26,13 @@ from typing import Any
 from secateur.base.options import check_choice
 from secateur.base.registry import unknown
 from secateur.errors import FileError, RunError
+from secateur.running.paper_open import Choices, only_drops_ridge, open_points, ridges_in
 
 FOLDER = "files"
 BUDGETS = ("smoke", "cpu", "full")
 FULL = "full"  # the paper's own settings, unchanged
-SENTENCES = ("open", "departs")
+SENTENCES = ("open", "departs", "layers")
+METRICS = ("metric", "metrics", "by")  # options that name metrics
 WEIGHTS, PATH = "WEIGHTS", "PATH"  # placeholders in printed commands for what the user must provide
 TABLE = ("study", "table")
 UNTRAINED = ("study timing", "study structure")  # commands that need no trained network
@@ -48,9 +51,18 @@ class Recipe:
     run: Options
     train: Options | None = None
     published: str | None = None  # name of the method in the paper's tables
-    open: tuple[str, ...] = ()  # what the paper leaves open
-    departs: tuple[str, ...] = ()  # what is different from the paper at every budget
+    open: tuple[str, ...] = ()  # what the paper leaves open, as in the file
+    departs: tuple[str, ...] = ()  # what is different from the paper at every budget, `layers` among it
+    layers: tuple[str, ...] = ()  # what is different in the layers of the network, on any data set
     budgets: Mapping[str, Mapping[str, Options]] = field(default_factory=dict)  # budget -> step -> options
+
+    @property
+    def left_open(self) -> tuple[str, ...]:
+        """What the paper leaves open, and what is used here: sentences that follow the options."""
+        ridges = [ridge for key in METRICS for ridge in ridges_in(str(self.run.get(key, "")))]
+        data, holdout = str(self.run.get("data", "")), str(self.run.get("holdout", "none"))
+        points = open_points(Choices(ridges, self.run.get("alpha"), None, data, holdout))
+        return tuple(words for text in self.open if (words := text.format_map(points)))
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,11 @@ class Change:
     def __str__(self) -> str:
         was = "the default" if self.was is None else self.was
         return f"{self.step}: {self.key} {was} -> {self.now}"
+
+    @property
+    def is_the_papers(self) -> bool:
+        """Whether it only leaves out the ridge of G-SD, which the paper's formula does not have."""
+        return self.key in METRICS and only_drops_ridge(self.was, self.now)
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -140,6 +157,7 @@ def recipe_of(name: str, words: Mapping[str, Any]) -> Recipe:
     if wrong:
         raise KeyError(f"budget.{wrong[0]}; a budget is smoke or cpu, and changes train or run")
     said = {key: tuple(rest.get(key, ())) for key in SENTENCES}
+    said["departs"] += said["layers"]
     return Recipe(name, **{**rest, **said}, budgets=budgets)
 
 
