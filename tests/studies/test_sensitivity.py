@@ -58,6 +58,10 @@ def test_both_arms_have_all_points_and_one_start(study: tuple[Path, list[dict[st
         assert arm[1]["macs_removed"] == pytest.approx((flops[0]["macs_removed"] + 0.5) / 2, abs=0.03)
         assert arm[2]["macs_removed"] == pytest.approx(0.5, abs=0.02)
         assert all(row["units"] > 0 and row["channels"] > 0 for row in arm[1:])
+    for row in flops[1:]:  # as in the rounds of the arm's own run
+        words = json.loads((folder / "flops" / f"round-0{row['iteration']}" / "sensitivity.json").read_text())
+        assert row["alpha"] == words["alpha"] != 3.0
+    assert "alpha" not in read_study(folder)["asked"] and {row.get("alpha") for row in ratio} == {None}
 
 
 def test_figures_are_those_of_the_networks_in_the_folder(study: tuple[Path, list[dict[str, Any]]]) -> None:
@@ -138,6 +142,7 @@ def test_the_last_iteration_may_train_longer(tmp_path: Path) -> None:
     for arm in ("flops", "ratio"):
         rounds = [json.loads((tmp_path / arm / f"round-0{n}" / "round.json").read_text()) for n in (1, 2)]
         assert [len(each["retraining"]) for each in rounds] == [1, 2]
+    assert len(json.loads((tmp_path / "start" / "round-01" / "round.json").read_text())["retraining"]) == 1
 
 
 def test_the_goal_is_no_option_of_the_command_line() -> None:

@@ -69,6 +69,16 @@ def test_a_run_stands_at_its_place_by_macs_removed(run: Path, tmp_path: Path) ->
     assert any("mine: accuracy on 5,000 test images" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("typed", ["resnet56=w.safetensors", "runs/train-resnet56-cifar10"])
+def test_a_network_from_a_file_or_a_folder_goes_by_its_name(run: Path, tmp_path: Path, typed: str) -> None:
+    folder = as_if(run, tmp_path / "mine", typed, "cifar10")
+    config = json.loads((folder / "config.json").read_text())
+    config["start"] = {"network": "resnet56", "earlier": []}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = sc.studies.table([folder]).rows
+    assert len(rows) == 10 and {row["network"] for row in rows} == {"ResNet-56"}
+
+
 def test_where_the_paper_has_no_rows_the_run_stands_alone(run: Path) -> None:
     found = table([run])
     summary = json.loads((run / "summary.json").read_text())

@@ -55,7 +55,7 @@ class SensitivityArms:
         if rank == 0:
             ratio = ratio_for(self.graph, inner, share)
             unranked = {name: getattr(Settings(), name) for name in RANKING}  # a ratio ranks no units
-            self._compress("start", self.graph.model, ratio=ratio, only=tuple(inner), **unranked)
+            self._compress("start", self.graph.model, ratio=ratio, only=tuple(inner), last_epochs=None, **unranked)
         wait_until((folder / SUMMARY).exists)
         return load(folder, self.graph.model)
 
@@ -69,14 +69,14 @@ class SensitivityArms:
             removed = 1 - begin.macs / self.graph.macs
             raise DecideError(f"the start has already lost {removed:.1%} of the MACs; end must be above that")
         result = self._compress(method, first, target=target, rounds=self.settings.iterations, split=SPLITS[method])
-        found = self._scored(first)
+        found = {**self._scored(first), "alpha": None}
         self._keep(method, 0, begin.macs, begin.params, {"units": 0, "channels": 0, "cut": found["holdout"], **found})
         rounds = result.rounds[: self.settings.iterations]
         for number, outcome in enumerate(rounds, start=1):
             network, _ = RunFolder(self.place.path / method).load_model(first, number)
             lost = {"units": len(outcome.chosen), "channels": sum(outcome.chosen.values())}
             found = {"cut": self._shown(outcome.pruned), "holdout": self._shown(outcome.after)}
-            found["test"] = self._test(network)
+            found |= {"test": self._test(network), "alpha": outcome.alpha if method == "flops" else None}
             self._keep(method, number, outcome.macs, outcome.params, {**lost, **found})
         self.place.keep(method, {"iterations": len(rounds)})  # fewer than asked for if no channels are left to remove
 

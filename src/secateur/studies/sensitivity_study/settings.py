@@ -91,5 +91,6 @@ class SensitivityStudySettings(Settings):
         return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**plain(self), "start": self.start if isinstance(self.start, float | int) else str(self.start)}
+        """Plain values for JSON. alpha is left out: it is solved, and each row has its own."""
+        found = {**plain(self), "start": self.start if isinstance(self.start, float | int) else str(self.start)}
+        return {name: value for name, value in found.items() if name != "alpha"}

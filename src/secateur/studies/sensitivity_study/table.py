@@ -21,6 +21,7 @@ def columns(words: QualityWords) -> dict[str, str]:
         "cut": f"held-out {words.name} before retraining{unit}",
         "holdout": f"held-out {words.name}{unit}",
         "test": f"test {words.name}{unit}",
+        "alpha": "alpha of Eqn. 3, solved",
     }
 
 

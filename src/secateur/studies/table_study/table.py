@@ -87,8 +87,10 @@ def _own_row(folder: Path, model: str | None, data: str | None) -> tuple[str, st
         raise RunError(
             f"{folder} holds no finished run: {SUMMARY} is missing. Continue it with `secateur prune --resume {folder}`"
         )
-    asked = run.read(CONFIG).get("command") or {}
-    name, on = model or asked.get("model"), data or asked.get("data")
+    config = run.read(CONFIG)
+    asked = config.get("command") or {}
+    named = (config.get("start") or {}).get("network")  # where the command names a file or a folder
+    name, on = model or named or asked.get("model"), data or asked.get("data")
     if name is None or on is None:
         raise RunError(f"{folder} does not record its network and data set: pass --model and --data")
     on = str(on).partition(":")[0]
