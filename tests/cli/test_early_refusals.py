@@ -24,6 +24,8 @@ REFUSED = {
     "train lenet5 --data digits --preset cosin": "did you mean cosine",
     "train lenet5 --data digits --weights no.pt": "does not exist",
     "train lenet5 --data digits --temperature -1": "temperature must be above 0",
+    "train lenet5 --data digits --sparsity-by proximal": "give sparsity as well (--sparsity 1e-4)",
+    "train lenet5 --data digits --ema 0.9 --soft-prune 0.2": "ema and soft_prune cannot be combined",
     "train lenet5 --data digits --teacher resnet201": "did you mean resnet20",
     "evaluate lenett5 --data digits": "did you mean lenet5",
     "evaluate lenet5 --data digits --part tset": "did you mean test",

@@ -97,6 +97,11 @@ def test_a_run_that_stops_after_an_epoch_continues_to_the_same_bits(
     assert same_tensors(state_of(resumed.model), state_of(whole.model))
 
 
+def test_a_way_of_the_penalty_without_a_penalty_is_refused() -> None:
+    with pytest.raises(RunError, match="sparsity_by=proximal does nothing without sparsity: give sparsity as well"):
+        fit(network(), DATA, preset=FLAT, sparsity_by="proximal")
+
+
 def test_a_network_without_batch_norms_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 4))
     with pytest.raises(RunError, match="sparsity needs batch norms"):

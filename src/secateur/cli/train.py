@@ -19,7 +19,7 @@ from secateur.cli.own_data import OwnData
 from secateur.errors import RunError
 from secateur.measuring.quality_words import QualityWords
 from secateur.measuring.tasks import Task, is_classification, task_of
-from secateur.training.settings import TrainingSettings
+from secateur.training.settings import TrainingSettings, check_together
 
 if TYPE_CHECKING:
     from secateur.base.batches import Batches
@@ -61,6 +61,7 @@ def command(
 
         secateur train nets:unet --task segmentation --data folder:street
     """
+    check_together(settings)
     if teacher is None and teacher_weights is not None:
         raise RunError("--teacher-weights needs --teacher MODEL, the network that the weights are of")
     if teacher is not None and teacher_weights is None and not resolve(teacher).has_weights:

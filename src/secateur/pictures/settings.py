@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from secateur.base.options import check, option
 from secateur.base.parsing import names
 from secateur.errors import DataError
-from secateur.scoring.metrics import check_metric_options, metric_of, metric_option
+from secateur.scoring.metrics import METRICS, check_metric_options, metric_option
 
 LAYER_HELP = "Unit or layer, as listed by `secateur inspect`; the second unit by default"
 
@@ -58,5 +58,5 @@ class ChannelsFigureSettings(FigureSettings):
         """Raise DataError for settings that make no picture."""
         check(self, DataError)
         for name in (self.by, *self.metrics):
-            metric_of(name)
+            METRICS.check(name.partition(":")[0])
             check_metric_options(name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from secateur.base.options import option
+from secateur.errors import RunError
 from secateur.measuring.task_setting import task_option
 from secateur.measuring.tasks import Task
 from secateur.training.distillation import Distillation
@@ -117,3 +118,13 @@ class TrainingSettings(TrackerSettings, FineTuning):
     def drawn_epoch(self, epoch: int) -> int:
         """The epoch whose random numbers this one uses: order of images, augmentation, dropout."""
         return self.first_epoch + (epoch if self.views is None else epoch % self.views)
+
+
+def check_together(settings: TrainingSettings) -> None:
+    """Refuse settings that do nothing, or cannot work, beside each other."""
+    if settings.sparsity_by != "l1" and not settings.sparsity:
+        raise RunError(
+            f"sparsity_by={settings.sparsity_by} does nothing without sparsity: give sparsity as well (--sparsity 1e-4)"
+        )
+    if settings.ema and settings.soft_prune:
+        raise RunError("ema and soft_prune cannot be combined: filters that are zero now and then have no zero average")

@@ -25,7 +25,7 @@ from secateur.training.data_shares import steps_of, training_share
 from secateur.training.feature_maps import FeatureMaps, common_maps
 from secateur.training.objective import distilled_objective, plain_objective
 from secateur.training.presets import Preset
-from secateur.training.settings import TrainingSettings
+from secateur.training.settings import TrainingSettings, check_together
 from secateur.training.sparsity import Objective, ProximalSGD, batch_norm_scales, with_penalty
 from secateur.training.teacher import Teacher
 
@@ -107,8 +107,7 @@ def prepare(
         raise RunError(f"{type(model).__name__} has no parameter with requires_grad: there is nothing to train")
     if teacher is None and settings.idle_without_teacher:
         raise RunError(f"{settings.idle_without_teacher} does nothing without a teacher: pass one, or leave it out")
-    if settings.ema and settings.soft_prune:
-        raise RunError("ema and soft_prune cannot be combined: filters that are zero now and then have no zero average")
+    check_together(settings)
     schedule, student = settings.schedule, copy.deepcopy(model)
     if settings.channels_last:
         order_channels_last(student)
