@@ -8,8 +8,9 @@ import torch
 import secateur as sc
 from secateur.errors import DataError, ScoreError
 from secateur.pictures.image_choice import images_of, some_images, spread_classes
-from secateur.pictures.unit_choice import find_unit
+from secateur.pictures.unit_choice import find_unit, scores_of_unit
 from secateur.zoo.models import create
+from tests.running.toys import batches as bright_corners
 from tests.running.toys import trained
 
 EXAMPLE = torch.zeros(1, 3, 6, 6)
@@ -23,6 +24,13 @@ def test_which_unit_is_meant() -> None:
     assert find_unit(sc.trace(create("lenet5"), torch.zeros(1, 1, 32, 32))) == "conv2:out"
     with pytest.raises(ScoreError, match="'wide_out': did you mean wide:out"):
         find_unit(graph, "wide_out")
+
+
+@pytest.mark.parametrize(("asked", "used"), [(2100, 2100), (50, 50), (None, 2000)])
+def test_metrics_of_maps_use_as_many_images_as_were_asked_for(asked: int | None, used: int) -> None:
+    graph = sc.trace(trained(), EXAMPLE)
+    found = scores_of_unit(graph, "wide:out", bright_corners(11, 200, seed=0), ["di", "gsd"], asked, seed=0)
+    assert found["di"].num_images == used and found["gsd"].num_images == (2200 if asked is None else asked)
 
 
 def test_images_of_classes() -> None:

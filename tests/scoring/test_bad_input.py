@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 import torch
+import typer
 from torch import Tensor
 
 import secateur as sc
+from secateur.cli import build
 from secateur.errors import DataError, ScoreError, SecateurError
 from secateur.scoring.collect import collect
 from secateur.scoring.score import score
@@ -150,8 +154,35 @@ def test_di_warns_of_fewer_images_than_pixels(caplog: pytest.LogCaptureFixture) 
     np.testing.assert_allclose(few.values["a:out"], 4, atol=1e-3)
     assert (few.values["b:out"] < 3.9).all()
     assert "di: 30 images are too few for 1 of 2 units" in caplog.text and "(a:out: 64)" in caplog.text
-    assert "Use clearly more than 64 images (num_map_images, --num-map-images)" in caplog.text
+    assert "Use clearly more than 64 images (in Python num_map_images; --num-map-images of " in caplog.text
     caplog.clear()
     assert (score(graph, batches(200), "di", rho=1e-9).values["a:out"] < 3.9).all()
     score(graph, batches(30), "mmd")  # it does not saturate
     assert not caplog.text
+
+
+def test_the_verbs_have_the_options_that_the_warning_of_di_names(caplog: pytest.LogCaptureFixture) -> None:
+    score(graph_of(), batches(30), "di")
+    root: Any = typer.main.get_command(build())
+    named = re.findall(r"(--[a-z-]+) of `secateur ([a-z ]+)`(?: and `([a-z ]+)`)?", caplog.text)
+    assert len(named) == 2
+    for option, *verbs in named:
+        for verb in filter(None, verbs):
+            command = root
+            for word in verb.split():
+                command = command.get_command(click.Context(command), word)
+            assert option in [name for parameter in command.params for name in parameter.opts], (verb, option)
+
+
+@pytest.mark.parametrize("metric", ["gsd", "dcp", "di", "mmd"])
+@pytest.mark.parametrize("num_images", [None, 20])
+def test_metrics_of_classes_say_that_labels_are_missing(metric: str, num_images: int | None) -> None:
+    graph, pictures = graph_of(), torch.cat([x for x, _ in batches()])
+    pairs = r"batch 0 must be a pair \(images, labels\) or a dict with both, but is a Tensor of \d+"
+    with pytest.raises(DataError, match=pairs):
+        score(graph, pictures, metric, num_images)
+    with pytest.raises(DataError, match=r"batch 0 must be a pair .* but is a tuple of 1"):
+        score(graph, [(x,) for x, _ in batches()], metric, num_images)
+    with pytest.raises(DataError, match=r"batch 0 is a dict with the keys \['image'\], but none of them is label"):
+        score(graph, [{"image": x} for x, _ in batches()], metric, num_images)
+    assert hooks(graph) == 0

@@ -42,6 +42,8 @@ def test_all_stands_for_every_metric() -> None:
     [
         (["gds"], {}, "no metric called 'gds': did you mean gsd"),
         (["gsd:ridge"], {}, "must be NAME=VALUE, as in ridge=0.5, got 'ridge'"),
+        (["gsd:ridge=0:ridge=1"], {}, "the option ridge is given twice: '0' and '1'; give it once"),
+        (["gsd:tap=reader:tap=reader"], {}, "the option tap is given twice"),
         (["gsd:rho=1"], {}, "gsd has no option 'rho'; available: ridge, tap"),
         (["l1:tap=reader"], {}, "no option 'tap'; available: none"),
         (["gsd:tap=here"], {}, "tap must be reader or before_activation, got 'here'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 
 import torch
@@ -47,10 +48,16 @@ def find_unit(graph: ChannelGraph, name: str | None = None) -> str:
 def scores_of_unit(
     graph: ChannelGraph, unit: str, loader: Batches, metrics: Sequence[str], num_images: int | None, seed: int
 ) -> dict[str, Scores]:
-    """Scores of one unit by several metrics. Other units are not scored."""
+    """Scores of one unit by several metrics. Other units are not scored.
+
+    num_images: also of metrics that need whole feature maps; None: all, and the usual number for those metrics.
+    """
     alone = copy.copy(graph)
     alone.units = {unit: graph.units[unit]}
-    return score_by(alone, loader, metrics, ScoreSettings(num_images, seed=seed))
+    settings = ScoreSettings(num_images, seed=seed)
+    if num_images is not None:
+        settings = replace(settings, num_map_images=num_images)
+    return score_by(alone, loader, metrics, settings)
 
 
 def silent_channels(graph: ChannelGraph, images: Tensor, unit: str) -> tuple[int, ...]:

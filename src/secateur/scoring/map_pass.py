@@ -186,7 +186,8 @@ def _by_unit(wants: Sequence[WantedMaps], sizes: Sequence[int]) -> list[tuple[li
 
 def _fitting(loader: Batches, wants: Sequence[WantedMaps], request: MapRequest) -> Sample:
     """The requested sample, or the largest one for which the maps of every single unit fit into memory."""
-    sample = Sample(loader, request.num_images, request.seed, balanced=True, task=request.task)
+    how: dict[str, Any] = {"balanced": True, "labelled": request.classes, "task": request.task}
+    sample = Sample(loader, request.num_images, request.seed, **how)
     asked = images = int(sample.quotas.sum())
     classes = len(sample.quotas)
 
@@ -204,7 +205,7 @@ def _fitting(loader: Batches, wants: Sequence[WantedMaps], request: MapRequest) 
             "raise memory_gib, or use a metric that needs no maps, such as gsd"
         )
     log.warning("maps of %d images do not fit into %.2f GiB; using %d images", asked, request.memory / GIB, images)
-    return Sample(loader, images, request.seed, balanced=True, task=request.task)
+    return Sample(loader, images, request.seed, **how)
 
 
 def _warn_of_few_images(wants: Sequence[WantedMaps], images: int, metrics: Sequence[str]) -> None:
@@ -214,8 +215,9 @@ def _warn_of_few_images(wants: Sequence[WantedMaps], images: int, metrics: Seque
     most = max(few, key=lambda want: want.pixels)
     log.warning(
         "%s: %d images are too few for %d of %d units, whose maps have as many pixels or more (%s: %d). All of their "
-        "channels get nearly the same score. Use clearly more than %d images (num_map_images, --num-map-images), or a "
-        "metric that needs no maps, such as gsd",
+        "channels get nearly the same score. Use clearly more than %d images (in Python num_map_images; "
+        "--num-map-images of `secateur score` and `study effectiveness`; --num-images of `secateur show channels`), or "
+        "a metric that needs no maps, such as gsd",
         *(", ".join(metrics), images, len({want.slot.unit for want in few}), len({want.slot.unit for want in wants})),
         *(most.slot.unit, most.pixels, most.pixels),
     )

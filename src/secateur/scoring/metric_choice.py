@@ -81,12 +81,16 @@ def all_metrics() -> list[str]:
 
 
 def parse_options(parts: Sequence[str]) -> dict[str, Any]:
-    """['ridge=0.5', 'sigma=median'] as a dict; values that are numbers become numbers."""
+    """['ridge=0.5', 'sigma=median'] as a dict; values that are numbers become numbers. Each may come once."""
     options: dict[str, Any] = {}
+    typed: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals or not key.isidentifier():
             raise ScoreError(f"an option of a metric must be NAME=VALUE, as in ridge=0.5, got {part!r}")
+        if key in typed:
+            raise ScoreError(f"the option {key} is given twice: {typed[key]!r} and {value!r}; give it once")
+        typed[key] = value
         try:
             options[key] = float(value)
         except ValueError:

@@ -44,6 +44,7 @@ class Sample:
 
     balanced: choose the same number of every class instead of each class's share; small classes give all they have.
     seed: None draws a new sample; within one Sample every reading gives the same images.
+    labelled: a batch without labels is an error; otherwise all images are one class where there are none.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Sample:
         seed: int | None = None,
         *,
         balanced: bool = False,
+        labelled: bool = False,
         task: Task | None = None,
     ) -> None:
         if num_images is not None and num_images < 2:
@@ -65,7 +67,7 @@ class Sample:
         self._loader, self._all, self._task = loader, num_images is None, task_of(task)
         self._entropy = np.random.SeedSequence(seed).entropy
         self._places, self._labels = _places_and_labels(loader, self._task)
-        self.sizes = _count(loader, self._task) if self._labels is None else np.bincount(self._labels)
+        self.sizes = _count(loader, self._task, labelled) if self._labels is None else np.bincount(self._labels)
         if self.sizes.sum() == 0:
             raise DataError("there is nothing to sample from: the loader gave no images; check the part and limit")
         self.quotas = self.sizes if num_images is None else quotas(self.sizes, num_images, balanced)
@@ -143,11 +145,11 @@ def _draw(labels: Ints, wanted: Ints, random: np.random.Generator) -> Ints:
     return np.sort(by_class[rank < wanted[labels[by_class]]])
 
 
-def _count(loader: Batches, task: Task) -> Ints:
+def _count(loader: Batches, task: Task, labelled: bool) -> Ints:
     """Number of images of each class, by reading the loader once."""
     sizes = np.zeros(0, dtype=np.int64)
     for index, batch in enumerate(loader):
-        found = np.bincount(_plain_labels(batch, index, task), minlength=len(sizes))
+        found = np.bincount(_plain_labels(batch, index, task, labelled), minlength=len(sizes))
         found[: len(sizes)] += sizes
         sizes = found
     return sizes
@@ -198,8 +200,8 @@ def _only(loader: DataLoader[Any], places: Ints) -> DataLoader[Any]:
     )
 
 
-def _plain_labels(batch: Batch, index: int, task: Task) -> Ints:
-    images, found = unpack_for(task, batch, index, labelled=False)
+def _plain_labels(batch: Batch, index: int, task: Task, labelled: bool = False) -> Ints:
+    images, found = unpack_for(task, batch, index, labelled)
     if found is None or not is_classification(task):
         return np.zeros(count_images(images), dtype=np.int64)
     labels: Ints = as_class_indices(found, index).cpu().numpy()
