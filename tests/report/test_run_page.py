@@ -231,6 +231,25 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
     assert len(charts(page, "rounds")) == 1 and not charts(page, "sensitivity") and not charts(page, "cuts")
 
 
+@pytest.mark.parametrize(
+    ("metric", "options", "shown"),
+    [
+        ("gsd:ridge=0:tap=before_activation", {}, "gsd:ridge=0:tap=before_activation"),
+        ("gsd", {"ridge": 0.5}, "gsd:ridge=0.5"),
+        ("gsd:ridge=2", {"ridge": 0.5, "tap": "before_activation"}, "gsd:ridge=2:tap=before_activation"),
+        ("gsd", {}, "gsd"),
+        ("<own>", {}, "gsd"),  # a function of the user's own has no options in its name
+    ],
+)
+def test_scores_are_named_with_the_options_of_the_metric(
+    run: Path, metric: str, options: dict[str, Any], shown: str
+) -> None:
+    config = read(run / "config.json")
+    config["settings"] |= {"metric": metric, "metric_options": options}
+    (run / "config.json").write_text(json.dumps(config))
+    assert f"Each channel has a score ({shown}); higher is better." in Page(write_report(run).read_text()).text
+
+
 def test_a_round_that_was_taken_back(run: Path) -> None:
     summary = read(run / "summary.json")
     (run / "summary.json").write_text(json.dumps({**summary, "rounds": summary["rounds"][:1]}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Any
 
 from secateur.report.finished_run import FinishedRun, Round
 from secateur.report.html import folded, key, paragraph, section
@@ -103,7 +104,17 @@ def scores(run: FinishedRun) -> str:
     if not folds:
         return ""
     words = (
-        f"Each channel has a score ({run.rounds[0].scores.metric}); higher is better. The bars count channels by their "
-        "score. Channels to the left of the cut were removed."
+        f"Each channel has a score ({_metric(run)}); higher is better. The bars count channels by their score. "
+        "Channels to the left of the cut were removed."
     )
     return section("Scores and the cut", paragraph(words), key(("orange", "removed"), ("blue", "kept")), *folds)
+
+
+def _metric(run: FinishedRun) -> str:
+    """The metric with its options, as in gsd:ridge=0; those in its name come before `metric_options`."""
+    given: Any = run.settings.metric
+    name, *parts = given.split(":") if isinstance(given, str) else [""]
+    scored_by = run.rounds[0].scores.metric
+    in_name = dict(part.partition("=")[::2] for part in parts) if name == scored_by else {}
+    options = {**run.settings.metric_options, **in_name}
+    return ":".join([scored_by, *(f"{key}={value}" for key, value in options.items())])
