@@ -184,6 +184,17 @@ def test_figures() -> None:
     assert load_recipe("fig6-vgg16-imagenet").run["num_images"] == 3000
 
 
+@pytest.mark.parametrize("budget", ["cpu", "full"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("fig2", "fig3", "fig4"))])
+def test_di_has_more_images_than_pixels_or_the_recipe_says_so(name: str, budget: str) -> None:
+    """The largest maps: 32 x 32 on CIFAR; on ImageNet 224 x 224 in VGG-16 and 56 x 56 in ResNet-50's first stage."""
+    run = at_budget(load_recipe(name), budget)[0].run
+    if "di" in run["metrics"].split(","):
+        pixels = 32**2 if "cifar" in name else 224**2 if "vgg" in name else 56**2
+        images = run["num_images"] if name.startswith("fig3") else run.get("num_map_images", 2000)
+        assert (images > pixels) != says(name, "open", f"{pixels:,} pixels")
+
+
 def test_the_wheel_has_every_file_that_is_no_code() -> None:
     """What lies in the package beside Python files is named in pyproject.toml, or an installed secateur lacks it."""
     package = Path(sc.__file__).parent
