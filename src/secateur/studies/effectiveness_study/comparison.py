@@ -132,7 +132,11 @@ class MetricComparison:
             self.images.train,
             group,
             ScoreSettings(
-                settings.num_images, num_map_images=settings.num_map_images, seed=first.seed, task=self.settings.task
+                settings.num_images,
+                num_map_images=settings.num_map_images,
+                memory_gib=settings.memory_gib,
+                seed=first.seed,
+                task=settings.task,
             ),
             progress=lambda done, total: self._say(phase, done, total or done),
         )

@@ -62,6 +62,7 @@ class EffectivenessSettings:
         group="Channels",
         least=1,
     )
+    memory_gib: float = option(2.0, "Memory for whole feature maps in GiB", group="Channels", above=0)
     num_seeds: int = option(
         1, "Number of samples of images; with several, the table has standard deviations", group="Channels", least=1
     )
