@@ -37,6 +37,16 @@ def compared(folder: Path, **words: Any) -> list[dict[str, Any]]:
     )
 
 
+def test_less_memory_means_fewer_maps(tmp_path: Path) -> None:
+    """conv1 and wide: 24 maps of 6 x 6 pixels and 16 of 4 x 4, in float32; MMD needs them whole."""
+    images = 60
+    least = 24 * 36 * 4 * images / 2**30
+    for memory, number in ((1.01 * least, images), (0.5 * least, images // 2)):
+        words: dict[str, Any] = {"metrics": ["mmd"], "ratios": (0.5,), "num_map_images": images, "memory_gib": memory}
+        rows = compared(tmp_path / str(number), **words)
+        assert rows[1]["images"] == pytest.approx(number, abs=4)  # the same number of each of four classes
+
+
 def test_accuracy_is_that_of_weights_zeroed_by_hand(tmp_path: Path) -> None:
     rows = compared(tmp_path, metrics=["l1"], ratios=(0.5,))
     network = copy.deepcopy(trained())
