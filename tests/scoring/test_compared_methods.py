@@ -21,7 +21,7 @@ from secateur.scoring.importance import infinite_feature_selection
 from secateur.scoring.metrics import METRICS
 from tests.repairing.test_layer_solve import chain
 from tests.repairing.test_repair import pictures
-from tests.scoring.toys import CLASSES, batches, settled
+from tests.scoring.toys import CLASSES, batches, entering, settled
 
 # ------------------------------------------------------------------------------ ThiNet and CP: the next layer's output
 
@@ -159,13 +159,7 @@ def test_nisp_multiplies_importance_with_absolute_weights_from_the_classifier_ba
     images = batches(shape=(2, 8, 8))
     graph = sc.trace(model, images[0][0][:1])
     found = sc.score(graph, images, "nisp").values
-    seen: list[Tensor] = []
-    handle = model.fc.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    with torch.no_grad():
-        for some, _ in images:
-            model(some)
-    handle.remove()
-    final = naive_inf_fs(torch.cat(seen).numpy())  # [3 x 2 x 2]
+    final = naive_inf_fs(entering(model, "fc", images).numpy())  # [3 x 2 x 2]
     # average pooling: each of four pixels gets a quarter
     after = np.kron(final.reshape(3, 2, 2), np.full((1, 2, 2), 0.25)).ravel()  # [3 x 4 x 4]
     inner = np.abs(matrix_of(model.second, 4)).T @ after  # [4 x 4 x 4]
@@ -267,13 +261,7 @@ def test_maps_of_a_network_keep_their_height() -> None:
     images = batches(shape=(2, 8, 8), images=10)
     graph = sc.trace(model, images[0][0][:1])
     found = sc.score(graph, images, "hrank", num_map_images=None).values
-    seen: list[Tensor] = []
-    handle = model.second.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    with torch.no_grad():
-        for some, _ in images:
-            model(some)
-    handle.remove()
-    ranks = np.linalg.matrix_rank(torch.cat(seen).float().numpy())
+    ranks = np.linalg.matrix_rank(entering(model, "second", images).float().numpy())
     np.testing.assert_allclose(found["first:out"], ranks.mean(0))
     alone = sc.score(graph, [some for some, _ in images], "hrank", num_map_images=None).values  # without labels
     np.testing.assert_array_equal(alone["first:out"], found["first:out"])

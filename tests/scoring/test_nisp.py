@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import secateur as sc
 from tests.scoring.test_compared_methods import naive_inf_fs
-from tests.scoring.toys import CLASSES, batches, settled
+from tests.scoring.toys import CLASSES, batches, entering, settled
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,13 +58,7 @@ def test_importance_passes_batch_norm_max_pooling_and_the_sum_at_a_shortcut() ->
     model = settled(Deep(), (2, 9, 9))
     images = batches(shape=(2, 9, 9))
     found = sc.score(sc.trace(model, images[0][0][:1]), images, "nisp").values
-    seen: list[Tensor] = []
-    handle = model.fc.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    with torch.no_grad():
-        for some, _ in images:
-            model(some)
-    handle.remove()
-    final = naive_inf_fs(torch.cat(seen).numpy())  # [3]
+    final = naive_inf_fs(entering(model, "fc", images).numpy())  # [3]
     after = np.repeat(final / 16, 16).reshape(3, 4, 4)  # the mean: each of 16 pixels gets a sixteenth
     inner = back_through_convolution(after, model.second)
     into = back_through_convolution(inner, model.first)

@@ -5,25 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import secateur as sc
 from secateur.scoring.evidence_sources import without_classes
 from secateur.scoring.metric_choice import choose_metrics
 from secateur.scoring.metrics import METRICS
 from secateur.scoring.settings import ScoreSettings
+from tests.scoring.toys import entering
 from tests.tasks.nets import UNet, Wrapped, squares, sums, tags
-
-
-def entering(model: nn.Module, layer: str, batches: list) -> Tensor:
-    """The tensor that enters a layer, for all images."""
-    seen: list[Tensor] = []
-    hook = model.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
-    with torch.no_grad():
-        for x, _ in batches:
-            model(x)
-    hook.remove()
-    return torch.cat(seen)
 
 
 def naive_gsd(samples: list[np.ndarray], ridge: float = 0.05) -> float:

@@ -56,3 +56,14 @@ def batches(
     pictures = noise * (0.5 + 0.3 * labels.double().view(-1, *extra)) + 0.4 * labels.double().view(-1, *extra)
     pictures = pictures.to(dtype)
     return [(pictures[i : i + batch], labels[i : i + batch]) for i in range(0, images, batch)]
+
+
+def entering(model: nn.Module, layer: str, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The tensor that enters a layer, for all images."""
+    seen: list[Tensor] = []
+    hook = model.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    with torch.no_grad():
+        for images, _ in batches:
+            model(images)
+    hook.remove()
+    return torch.cat(seen)
