@@ -11,7 +11,7 @@ import torch
 
 from secateur import Settings, trace
 from secateur.errors import DecideError
-from secateur.running.paper import FIXED, departures, paper_cost
+from secateur.running.paper import FIXED, PaperCost, departures, paper_cost
 from secateur.running.run_estimate import Speed
 from secateur.zoo.models import create
 
@@ -125,3 +125,11 @@ def test_the_cost_of_a_run_on_vgg16() -> None:
     assert f"about {seconds / 3600:,.1f} hours" in str(shorter)
     open_end = paper_cost(graph, Settings.paper(max_drop=1.0), speed, 45_000, 5_000)
     assert open_end.rounds is None and "a round" in str(open_end)
+
+
+@pytest.mark.parametrize(
+    ("epoch_seconds", "words"), [(0.1, "1 second "), (2.0, "5 seconds"), (90.0, "3.0 minutes"), (7200.0, "4.0 hours")]
+)
+def test_the_time_is_in_a_unit_that_suits_it(epoch_seconds: float, words: str) -> None:
+    cost = PaperCost(2, 1, 1, share=0.1, ranking_seconds=0.5, epoch_seconds=epoch_seconds)  # 1 s and two epochs
+    assert f"about {words}" in str(cost)

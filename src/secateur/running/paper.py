@@ -233,4 +233,6 @@ def _count(number: int, what: str) -> str:
 
 
 def _hours(seconds: float) -> str:
+    if seconds < 60:
+        return _count(max(1, round(seconds)), "second")
     return f"{seconds / 3600:,.1f} hours" if seconds >= 360 else f"{seconds / 60:,.1f} minutes"
