@@ -135,4 +135,6 @@ def test_it_prints_the_sentences_of_the_recipe(monkeypatch: pytest.MonkeyPatch) 
     paper_mode._say_settings(graph, sc.Settings.paper(), asked, own=False)
     printed = {text.removeprefix("left open in the paper: ") for text in said if text.startswith("left open")}
     left = set(load_recipe("resnet56-cifar10-a").left_open) - printed
-    assert len(printed) == 6 and {text.split(" ")[0] for text in left} == {"How", "The"} and len(left) == 2
+    assert len(printed) == 6 and {text.split(" ")[0] for text in left} == {"How", "The", "k"} and len(left) == 3
+    third = next(text for text in left if text.startswith("k "))
+    assert third.replace("k = 18", "a third of the units") in printed  # of 54

@@ -8,7 +8,7 @@ import pytest
 
 from secateur import Settings
 from secateur.errors import DataError
-from secateur.running.paper_open import left_open, only_drops_ridge, ridges_in
+from secateur.running.paper_open import Choices, left_open, only_drops_ridge, open_points, ridges_in
 
 
 def said(data: str = "cifar10", holdout: str | None = "train:0.1", **changes: Any) -> list[str]:
@@ -37,6 +37,13 @@ def test_the_ridge_of_gsd_may_be_given() -> None:
 def test_k_and_alpha_are_those_of_the_run() -> None:
     assert ": a third of the units and alpha 3 here," in said()[4]
     assert ": k = 7 and alpha 2.5 here," in said(k=7, alpha=2.5)[4]
+    given = open_points(Choices([], 3.0, 2, "cifar10", "train:0.1", rounds=4))["k_and_alpha"]
+    assert given.endswith(": k = 2 here, and the alpha with which 4 rounds reach the goal.")
+
+
+def test_without_retraining_nothing_is_said_about_epochs() -> None:
+    found = said(epochs=0)
+    assert len(found) == 4 and not any("epoch" in words for words in found)
 
 
 @pytest.mark.parametrize(

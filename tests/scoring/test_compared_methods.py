@@ -266,8 +266,10 @@ def test_maps_of_a_network_keep_their_height() -> None:
     alone = sc.score(graph, [some for some, _ in images], "hrank", num_map_images=None).values  # without labels
     np.testing.assert_array_equal(alone["first:out"], found["first:out"])
     one_class = [(some, torch.zeros(len(some), dtype=torch.int64)) for some, _ in images]
-    np.testing.assert_array_equal(
+    np.testing.assert_allclose(
         sc.score(graph, one_class, "hrank", num_map_images=None).values["first:out"], ranks.mean(0)
     )
     with pytest.raises(ScoreError, match="two classes"):
         sc.score(graph, one_class, ["hrank", "mmd"])
+    with pytest.raises(ScoreError, match=r"maps of two images need more than .* raise memory_gib"):
+        sc.score(graph, images, "hrank", memory_gib=1e-9)

@@ -124,7 +124,8 @@ def test_metrics_of_maps_without_classes_serve_every_task() -> None:
     graph = sc.trace(model, batches[0][0][:1])
     found = sc.score(graph, batches, ["hrank", "chip"], task="segmentation", num_map_images=None)
     maps, name = entering(model, "head", batches).numpy(), "up.0:out"
-    assert found["hrank"].values[name] == pytest.approx(np.linalg.matrix_rank(maps).mean(0))
+    # one of 48 images may be on the border of a rank on another processor
+    assert found["hrank"].values[name] == pytest.approx(np.linalg.matrix_rank(maps).mean(0), abs=1.01 / len(maps))
     rows = maps.astype(np.float64).reshape(*maps.shape[:2], -1)
     first = np.delete(rows, 0, axis=1)
     lost = [np.linalg.norm(a, "nuc") - np.linalg.norm(b, "nuc") for a, b in zip(rows, first, strict=True)]

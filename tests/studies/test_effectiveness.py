@@ -45,6 +45,8 @@ def test_less_memory_means_fewer_maps(tmp_path: Path) -> None:
         words: dict[str, Any] = {"metrics": ["mmd"], "ratios": (0.5,), "num_map_images": images, "memory_gib": memory}
         rows = compared(tmp_path / str(number), **words)
         assert rows[1]["images"] == pytest.approx(number, abs=4)  # the same number of each of four classes
+    with pytest.raises(RunError, match="memory_gib was"):  # its scores are there, and would be used again
+        compared(tmp_path / str(images), **{**words, "memory_gib": 3 * least})
 
 
 def test_accuracy_is_that_of_weights_zeroed_by_hand(tmp_path: Path) -> None:

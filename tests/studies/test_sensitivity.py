@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,21 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
         with pytest.raises(DecideError, match=message):
             compared(tmp_path, **words)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_an_older_version_which_recorded_an_alpha_is_read(
+    study: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    shutil.copytree(study[0], tmp_path / "old")
+    config = json.loads((tmp_path / "old" / "config.json").read_text())
+    config["asked"]["alpha"] = 3.0
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    for path in (tmp_path / "old" / "rows").glob("*,?.json"):
+        row = json.loads(path.read_text())
+        del row["row"]["alpha"]
+        path.write_text(json.dumps(row))
+    rows = compared(tmp_path / "old")
+    assert rows == [{**row, "alpha": None} for row in study[1]]
 
 
 def test_the_last_iteration_may_train_longer(tmp_path: Path) -> None:

@@ -77,6 +77,9 @@ def test_a_network_from_a_file_or_a_folder_goes_by_its_name(run: Path, tmp_path:
     (folder / "config.json").write_text(json.dumps(config))
     rows = sc.studies.table([folder]).rows
     assert len(rows) == 10 and {row["network"] for row in rows} == {"ResNet-56"}
+    config["start"]["earlier"] = ["first"]  # it was pruned before, so its shares are not of the whole network
+    (folder / "config.json").write_text(json.dumps(config))
+    assert [row["network"] for row in sc.studies.table([folder]).rows] == [typed]
 
 
 def test_where_the_paper_has_no_rows_the_run_stands_alone(run: Path) -> None:

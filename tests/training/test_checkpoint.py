@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -51,6 +52,17 @@ def test_a_broken_run_ends_as_an_unbroken_one(tmp_path: Path, stop_after: int) -
     assert [e.holdout for e in resumed.history] == [e.holdout for e in whole.history]
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_of_an_older_version_without_a_first_epoch_continues(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        run(tmp_path, 2)
+    with safe_open(tmp_path / NAME, framework="pt") as file:
+        metadata = file.metadata()
+    state = json.loads(metadata["state"])
+    assert state["identity"].pop("first_epoch") == 0
+    save_file(load_file(tmp_path / NAME), tmp_path / NAME, {**metadata, "state": json.dumps(state)})
+    assert [epoch.number for epoch in run(tmp_path, first_epoch=8).history] == [1, 2, 3, 4]
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
@@ -108,6 +120,7 @@ def test_tied_weights_are_saved_and_come_back(tmp_path: Path) -> None:
         ({"teacher": network()}, "distillation was None and is now"),
         ({"channels_last": False}, "channels_last was True and is now False"),
         ({"about": {"augment": True}}, "augment was None and is now True"),
+        ({"first_epoch": 3}, "first_epoch was 0 and is now 3"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -26,23 +26,28 @@ class Choices:
     k: int | None  # None: a third of the units
     data: str
     holdout: str | None  # as typed (train:0.1); None for loaders of the user's own
+    rounds: int | None = None  # None: as many as necessary
+    retrains: bool = True
 
 
 def open_points(choices: Choices) -> dict[str, str]:
     """The sentences by the names that recipe files call them by; empty where nothing is left open."""
     return {
         "ridge": _ridge(choices.ridges),
-        "epochs": EPOCHS,
-        "best_epoch": BEST,
+        "epochs": EPOCHS if choices.retrains else "",
+        "best_epoch": BEST if choices.retrains else "",
         "floor": FLOOR,
-        "k_and_alpha": _k_and_alpha(choices.k, choices.alpha),
+        "k_and_alpha": _k_and_alpha(choices),
         "images": _images(choices.data, choices.holdout),
     }
 
 
 def left_open(settings: Settings, data: str, holdout: str | None) -> tuple[str, ...]:
     """The sentences for a run by the paper's settings. holdout: as typed; None for loaders of the user's own."""
-    points = open_points(Choices([ridge_of(settings)], settings.alpha, settings.k, data, holdout))
+    retrains = settings.epochs != 0 or bool(settings.last_epochs)
+    points = open_points(
+        Choices([ridge_of(settings)], settings.alpha, settings.k, data, holdout, retrains=retrains),
+    )
     known = data.partition(":")[0] in PAPERS_DATA or settings.preset != schedule_for(data)
     schedule = "" if known else f"The paper has no schedule for {data}: that of its CIFAR experiments is used here."
     return tuple(words for words in (*points.values(), schedule) if words)
@@ -85,12 +90,13 @@ def _ridge(ridges: Sequence[Any]) -> str:
     )
 
 
-def _k_and_alpha(k: int | None, alpha: Any) -> str:
-    third = "a third of the units" if k is None else f"k = {k}"
-    return (
-        f"k is 'around one-third' of the layers and alpha in [2, 4]: {third} and alpha {_number(alpha)} here, with as "
-        "many rounds as necessary."
-    )
+def _k_and_alpha(choices: Choices) -> str:
+    """A given number of rounds has its alpha solved."""
+    third = "a third of the units" if choices.k is None else f"k = {choices.k}"
+    here = f"{third} and alpha {_number(choices.alpha)} here, with as many rounds as necessary."
+    if choices.rounds is not None:
+        here = f"{third} here, and the alpha with which {choices.rounds} rounds reach the goal."
+    return f"k is 'around one-third' of the layers and alpha in [2, 4]: {here}"
 
 
 def _images(data: str, holdout: str | None) -> str:

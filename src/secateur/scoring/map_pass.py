@@ -199,9 +199,11 @@ def _fitting(loader: Batches, wants: Sequence[WantedMaps], request: MapRequest) 
         images = min(images - 1, int(images * max(0.5, request.memory / largest(images))))
     if images == asked:
         return sample
-    if request.classes and images < 2 * int((sample.sizes > 1).sum()):
+    least = 2 * int((sample.sizes > 1).sum()) if request.classes else 2
+    if images < least:
+        each = " per class" if request.classes else ""
         raise ScoreError(
-            f"maps of two images per class need more than the {request.memory / GIB:.2f} GiB allowed for one unit; "
+            f"maps of two images{each} need more than the {request.memory / GIB:.2f} GiB allowed for one unit; "
             "raise memory_gib, or use a metric that needs no maps, such as gsd"
         )
     log.warning("maps of %d images do not fit into %.2f GiB; using %d images", asked, request.memory / GIB, images)

@@ -26,6 +26,9 @@ from secateur.errors import FileError, RunError
 
 NAME = "checkpoint.safetensors"
 FORMAT = "secateur training checkpoint 1"
+NEWER = (
+    "first_epoch",
+)  # parts of the identity that checkpoints of older versions do not have; any value continues them
 OTHERS = ("best", "average")  # state_dicts besides the model's own
 
 
@@ -114,6 +117,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], State]:
 
 def _same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps(wanted))  # tuples become lists, as they did in the file
+    found = {**{key: wanted.get(key) for key in NEWER}, **found}
     other = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
     if other:
         shown = [(key, _short(found.get(key)), _short(wanted.get(key))) for key in other]

@@ -198,7 +198,7 @@ def identity_of(
         "initial weights": digest(model),
         "teacher": digest(teacher),
         **({"keep_best": True} if settings.keep_best else {}),
-        **({"first_epoch": settings.first_epoch} if settings.first_epoch else {}),
+        "first_epoch": settings.first_epoch,
         **({"sparsity": settings.sparsity, "sparsity_by": settings.sparsity_by} if settings.sparsity else {}),
         **({"soft_prune": settings.soft_prune} if settings.soft_prune else {}),
         **settings.fine_tuning,

@@ -71,7 +71,8 @@ def effectiveness(
     asked = {**plain(chosen), "metrics": [one.name for one in compared]}
     if is_classification(task):  # as in folders of older versions
         del asked["task"]
-    del asked["memory_gib"]  # scores do not depend on it, unless a sample becomes smaller, which the rows tell
+    if chosen.memory_gib == EffectivenessSettings().memory_gib:  # likewise
+        del asked["memory_gib"]
     asked["networks"] = {name: digest(model) for name, model in named.items()}
     place = StudyFolder(folder, "effectiveness", asked, provenance, only_names_rows=("ratios", "num_seeds"))
     with processes_apart() as (rank, world), shown(progress, phases) as report:

@@ -61,7 +61,8 @@ class Recipe:
         """What the paper leaves open, and what is used here: sentences that follow the options."""
         ridges = [ridge for key in METRICS for ridge in ridges_in(str(self.run.get(key, "")))]
         data, holdout = str(self.run.get("data", "")), str(self.run.get("holdout", "none"))
-        points = open_points(Choices(ridges, self.run.get("alpha"), None, data, holdout))
+        given: dict[str, Any] = {name: self.run.get(name) for name in ("alpha", "k", "rounds")}
+        points = open_points(Choices(ridges, data=data, holdout=holdout, **given))
         return tuple(words for text in self.open if (words := text.format_map(points)))
 
 

@@ -88,7 +88,7 @@ class SensitivityArms:
         """All rows, one method after the other."""
         counts = {method: (self.place.row(method) or {}).get("iterations", 0) for method in METHODS}
         found = [self.place.row(f"{method},{n}") for method in METHODS for n in range(counts[method] + 1)]
-        return [row for row in found if row is not None]
+        return [{"alpha": None, **row} for row in found if row is not None]  # rows of older versions have no alpha
 
     def _keep(self, method: str, number: int, macs: int, params: int, found: StudyRow) -> None:
         row = {

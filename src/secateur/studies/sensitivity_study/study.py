@@ -58,7 +58,9 @@ def sensitivity(
     """
     chosen: SensitivityStudySettings = replaced(SensitivityStudySettings(), settings, DecideError)
     chosen.check()
-    place = StudyFolder(folder, "sensitivity", {**chosen.to_dict(), "network": digest(model)}, provenance)
+    asked = {**chosen.to_dict(), "network": digest(model)}
+    # alpha: folders of older versions have one, though it is solved
+    place = StudyFolder(folder, "sensitivity", asked, provenance, only_names_rows=("alpha",))
     images = RunData(train, score_on if score_on is not None else train, holdout, test)
     example = example if example is not None else first_image(train, device_of(model), task_of(chosen.task))
     graph = trace(model, example, chosen.streams)

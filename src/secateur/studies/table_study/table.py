@@ -89,7 +89,10 @@ def _own_row(folder: Path, model: str | None, data: str | None) -> tuple[str, st
         )
     config = run.read(CONFIG)
     asked = config.get("command") or {}
-    named = (config.get("start") or {}).get("network")  # where the command names a file or a folder
+    start = config.get("start") or {}  # where the command names a file or a folder
+    named = (
+        None if start.get("earlier") else start.get("network")
+    )  # cuts of a pruned network are not those of the whole
     name, on = model or named or asked.get("model"), data or asked.get("data")
     if name is None or on is None:
         raise RunError(f"{folder} does not record its network and data set: pass --model and --data")
