@@ -1,11 +1,11 @@
 """The paper's Fig. 5 with short epochs: `secateur study sensitivity` where an epoch is --num-images training images.
 
     python benchmarks/fig5.py --weights resnet56-cifar10.safetensors --data DIR --out runs/fig5-resnet56 \
-        --network resnet56 --num-images 10240
+        --network resnet56 --num-images 5120 --num-held-out 1000
 
 G-SD, from 31% to 56% of the MACs removed in five iterations, a third of the units in each, one epoch after each cut
-(cosine from 0.01). Half of the test images decide, and the other half is reported. --out is the folder of the study;
-the same call goes on where it stopped.
+(cosine from 0.01). Images of one half of the test images decide, and the other half is reported. --out is the folder of
+the study; the same call goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def main() -> None:
     parser = arguments(__doc__)  # --out is a folder here
     parser.add_argument("--network", default="resnet56")
     parser.add_argument("--num-images", type=int, default=10_240, help="images in an epoch, others each time")
+    parser.add_argument("--num-held-out", type=int, help="held-out images that decide; all 5,000 by default")
     parser.add_argument("--precision", default="bf16", help="of the training: bf16 is faster on some processors")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -36,7 +37,7 @@ def main() -> None:
     rows = sc.studies.sensitivity(
         model,
         FirstBatches(whole, args.num_images // BATCH),
-        data.loader("holdout", 250),
+        data.loader("holdout", 250, limit=args.num_held_out),
         args.out,
         test=data.loader("test", 250),
         score_on=data.loader("train", 250),
