@@ -11,7 +11,7 @@ OLDEST := .venv-oldest/bin/python
 help:                ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
-setup: .venv/.ready  ## make .venv and install secateur and its tools under constraints.txt
+setup: .venv/.ready  ## make .venv and install prunus and its tools under constraints.txt
 
 .venv/.ready: pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
@@ -24,7 +24,7 @@ setup: .venv/.ready  ## make .venv and install secateur and its tools under cons
 	touch $@
 
 demo: .venv/.demo    ## the main job: train, prune and retrain a small network on scikit-learn's digits
-	.venv/bin/secateur prune
+	.venv/bin/prunus prune
 
 test: .venv/.ready   ## the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not zoo" -n 2

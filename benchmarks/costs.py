@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import secateur as sc
-from secateur.base.atomic_files import write_atomically
-from secateur.scoring.metrics import METRICS
-from secateur.scoring.score import score_by
-from secateur.zoo.models import create, example
+import prunus as sc
+from prunus.score.metrics import METRICS
+from prunus.score.score import score_by
+from prunus.util.files import write_atomically
+from prunus.zoo.models import create, example
 
 NETWORKS = {"resnet56": 128, "resnet50": 16, "vgg16_imagenet": 8}  # images of a batch
 STEPS = ("loaded", "forward", "score", "sensitivity", "train")
@@ -82,7 +82,7 @@ def _carry_out(step: str, graph: sc.ChannelGraph, weakest: sc.Scores, loader: li
 
 
 def _train(model: torch.nn.Module, loader: list[tuple[Tensor, Tensor]]) -> None:
-    """Steps as `secateur.fit` does them."""
+    """Steps as `prunus.fit` does them."""
     model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, nesterov=True)
     for images, labels in loader:

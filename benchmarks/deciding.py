@@ -3,7 +3,7 @@
     python benchmarks/deciding.py --weights DIR --data DIR [--images 500] [--out docs/results/deciding.json]
 
 ResNet-56 and ResNet-20 with the public weights of akamaster/pytorch_resnet_cifar10 (resnet56-cifar10.safetensors and
-resnet20-cifar10.safetensors in DIR or $SECATEUR_WEIGHTS) on CIFAR-10 test images; one thread, CPU time.
+resnet20-cifar10.safetensors in DIR or $PRUNUS_WEIGHTS) on CIFAR-10 test images; one thread, CPU time.
 Plain: the model under `sc.zeroed`, batch by batch, for every ninth of the 54 units, times nine. The seeds draw other
 held-out images from a larger pool, on which every unit's answers are computed once; a race over a sample then asks the
 very same answers that it would have computed. Results are written as they come.
@@ -29,21 +29,19 @@ import numpy as np
 import torch
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.ratios import Row, row, say
-from secateur.deciding import racing
-from secateur.deciding import trial_evaluation as trials
-from secateur.deciding.amounts import amounts
-from secateur.deciding.budget import Cutter
-from secateur.deciding.candidates import candidates
-from secateur.deciding.costs import cost_function
-from secateur.deciding.widths import kept_after
-from secateur.measuring import partial_forward
-from secateur.measuring.accuracy import evaluate
-from secateur.scoring.scores import Scores
-from secateur.zoo.data import ImageData, load
-from secateur.zoo.models import create, load_weights
-from tests.deciding.toys import algorithm_1
+from prunus.decide import racing, trials
+from prunus.decide.amounts import Cutter, amounts
+from prunus.decide.candidates import candidates, kept_after
+from prunus.decide.costs import cost_function
+from prunus.score.scores import Scores
+from prunus.tasks import partial_forward
+from prunus.tasks.evaluate import evaluate
+from prunus.zoo.data import ImageData, load
+from prunus.zoo.models import create
+from prunus.zoo.weights import load_weights
+from tests.decide.toys import algorithm_1
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ALPHA, BATCH, EVERY = 3.0, 125, 9
@@ -76,9 +74,9 @@ class Options:
 def main(options: Options | None = None) -> list[Row]:
     """The rows; none where weights or data are not to be had."""
     options = options or Options()
-    folder = options.weights or Path(os.environ.get("SECATEUR_WEIGHTS", "weights"))
+    folder = options.weights or Path(os.environ.get("PRUNUS_WEIGHTS", "weights"))
     if not (folder / "resnet56-cifar10.safetensors").exists():
-        print(f"deciding: left out, no resnet56-cifar10.safetensors in {folder} ($SECATEUR_WEIGHTS says where)")
+        print(f"deciding: left out, no resnet56-cifar10.safetensors in {folder} ($PRUNUS_WEIGHTS says where)")
         return []
     data = load("cifar10", options.data, mean=MEAN, std=STD, holdout="none")
     threads = torch.get_num_threads()
@@ -230,7 +228,7 @@ class Spent:
     def watching(self) -> Iterator[None]:
         """Clocks around the functions concerned, taken off afterwards."""
         real: dict[tuple[Any, str], Any] = {
-            (importlib.import_module("secateur.deciding.sensitivity"), "amounts"): amounts,
+            (importlib.import_module("prunus.decide.sensitivity"), "amounts"): amounts,
             (racing._Race, "add"): racing._Race.add,
             (racing._Race, "settled"): racing._Race.settled,
             (partial_forward, "zeroed"): sc.zeroed,

@@ -1,4 +1,4 @@
-"""The paper's Fig. 5 with short epochs: `secateur study sensitivity` where an epoch is --num-images training images.
+"""The paper's Fig. 5 with short epochs: `prunus study sensitivity` where an epoch is --num-images training images.
 
     python benchmarks/fig5.py --weights resnet56-cifar10.safetensors --data DIR --out runs/fig5-resnet56 \
         --network resnet56 --num-images 5120 --num-held-out 1000
@@ -15,10 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened
 from benchmarks.schedule import BATCH
-from secateur.training.rate_test import FirstBatches
+from prunus.train.rate_test import FirstBatches
 
 SCORED = 5000  # training images that score
 

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor, nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.ratios import Row, row, say
-from secateur.zoo import models
+from prunus.zoo import models
 from tests import proof, zoo_nets
 
 ROUNDS = 7

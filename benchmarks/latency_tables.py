@@ -33,25 +33,22 @@ import numpy as np
 import torch
 from torch import nn
 
-import secateur as sc
-from secateur.base.atomic_files import write_atomically
-from secateur.channels.graph import ChannelGraph
-from secateur.deciding.budget import Cutter
-from secateur.deciding.candidates import candidates
-from secateur.deciding.costs.latency import table_cost
-from secateur.deciding.splits.least_error import least_error
-from secateur.deciding.widths import WidthLimits
-from secateur.measuring.latency import prepare as prepare_model
-from secateur.measuring.latency import ready_to_time, repeated
-from secateur.measuring.latency_table import LatencyTable
-from secateur.measuring.layer_timing.measure import latency_table
-from secateur.measuring.layer_timing.widths import widths_to_time
-from secateur.measuring.onnx_file import OnnxFile
-from secateur.measuring.speedup import speedup
-from secateur.measuring.turns import take_turns
-from secateur.scoring.scores import Scores
-from secateur.shipping.export import export
-from secateur.zoo.models import create
+import prunus as sc
+from prunus.decide.amounts import Cutter
+from prunus.decide.candidates import WidthLimits, candidates
+from prunus.decide.costs.latency import table_cost
+from prunus.decide.splits.least_error import least_error
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.score.scores import Scores
+from prunus.ship.export import export
+from prunus.timing.latency import prepare as prepare_model
+from prunus.timing.latency import ready_to_time, repeated, speedup
+from prunus.timing.latency_table import LatencyTable, widths_to_time
+from prunus.timing.layer_timing import latency_table
+from prunus.timing.onnx_export import OnnxFile
+from prunus.timing.turns import take_turns
+from prunus.util.files import write_atomically
+from prunus.zoo.models import create
 from tests.networks import from_torchvision
 
 NETWORKS = {  # image size, batch sizes

@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from secateur.base.atomic_files import write_atomically
-from secateur.zoo.data import ImageData, load
-from secateur.zoo.models import create, load_weights
+from prunus.util.files import write_atomically
+from prunus.zoo.data import ImageData, load
+from prunus.zoo.models import create
+from prunus.zoo.weights import load_weights
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

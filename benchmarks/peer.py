@@ -25,12 +25,12 @@ import torch_pruning as tp
 from torch import nn
 from torch.nn import functional as F
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.measuring.accuracy import evaluate
-from secateur.training.fit import fit
-from secateur.training.presets import preset_of
-from secateur.zoo.data import ImageData
+from prunus.tasks.evaluate import evaluate
+from prunus.train.fit import fit
+from prunus.train.settings import preset_of
+from prunus.zoo.data import ImageData
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
 IMPORTANCES: dict[str, Callable[[], Any]] = {
@@ -44,7 +44,7 @@ IMPORTANCES: dict[str, Callable[[], Any]] = {
 
 
 def macs_of(model: nn.Module) -> int:
-    """MACs of one image, by secateur's count."""
+    """MACs of one image, by prunus's count."""
     return sc.trace(model, EXAMPLE).macs
 
 
@@ -108,7 +108,7 @@ def main() -> None:
     asked = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     for name in ("weights", "data", "out", "checkpoints"):
         asked.pop(name)
-    versions = {name: version(name) for name in ("torch", "torch-pruning", "secateur")}
+    versions = {name: version(name) for name in ("torch", "torch-pruning", "prunus")}
     found = table_so_far(args.out, {"asked": asked, "versions": versions, "base": {}, "cut": {}})
     if found["asked"] != asked:
         sys.exit(f"{args.out} is of another run: {found['asked']}, and this one is {asked}; give another --out")

@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from benchmarks.schedule import BATCH
-from secateur.deciding.budget import Cutter
-from secateur.deciding.candidates import candidates
-from secateur.deciding.splits.least_error import least_error
-from secateur.deciding.splits.uniform import uniform_within
-from secateur.training.rate_test import FirstBatches
-from secateur.zoo.data import ImageData
+from prunus.decide.amounts import Cutter
+from prunus.decide.candidates import candidates
+from prunus.decide.splits.least_error import least_error
+from prunus.decide.splits.uniform import uniform_within
+from prunus.train.rate_test import FirstBatches
+from prunus.zoo.data import ImageData
 
 METRICS = ("rebuilt", "reader_energy", "gsd_reader", "gsd", "fdr", "act_variance", "l1", "l2", "fpgm", "random")
 SPREAD = 1.0  # standard deviation of the factors' logarithms

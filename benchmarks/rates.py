@@ -19,13 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import MEAN, STD, write
-from secateur.measuring.accuracy import evaluate
-from secateur.training.presets import preset_of
-from secateur.training.rate_test import best_rate, try_rates
-from secateur.zoo.data import ImageData, load
-from secateur.zoo.models import create, load_weights
+from prunus.tasks.evaluate import evaluate
+from prunus.train.rate_test import best_rate, try_rates
+from prunus.train.settings import preset_of
+from prunus.zoo.data import ImageData, load
+from prunus.zoo.models import create
+from prunus.zoo.weights import load_weights
 
 EPOCHS = 3
 LIMIT = 5000  # training images of CIFAR-10

@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.deciding.splits.uniform import uniform
-from secateur.measuring.accuracy import evaluate
-from secateur.scoring.score import score
-from secateur.scoring.scores import Scores
-from secateur.zoo.data import ImageData, Part
+from prunus.decide.splits.uniform import uniform
+from prunus.score.score import score
+from prunus.score.scores import Scores
+from prunus.tasks.evaluate import evaluate
+from prunus.zoo.data import ImageData, Part
 
 WAYS: dict[str, dict[str, Any]] = {
     "as cut": {},

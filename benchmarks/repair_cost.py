@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor, nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import table_so_far, write
-from secateur.scoring.reader_inputs import weights_per_filter
-from secateur.zoo.models import create
+from prunus.score.reader_inputs import weights_per_filter
+from prunus.zoo.models import create
 from tests.networks.from_torchvision import library
 
 BATCH = 50

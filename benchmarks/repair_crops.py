@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import opened, table_so_far, write
 from benchmarks.repair_rows import Beside
 from benchmarks.training_free import opened_lite
-from secateur.deciding.budget import Cutter
-from secateur.deciding.candidates import candidates
-from secateur.deciding.splits.least_error import least_error
-from secateur.running.round_repair import UNIT_IMAGES
+from prunus.decide.amounts import Cutter
+from prunus.decide.candidates import candidates
+from prunus.decide.splits.least_error import least_error
+from prunus.run.round import UNIT_IMAGES
 
 # Images, and crops of each besides itself
 SMALL = ((250, 0), (250, 1), (250, 3), (500, 0), (500, 1), (1000, 0))

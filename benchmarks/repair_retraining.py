@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.zoo.data import ImageData
+from prunus.zoo.data import ImageData
 
 RATES = (0.02, 0.002)
 STARTS = {"as cut": "tab:gray", "repaired": "tab:green"}  # and the colour in the picture

@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, write
-from secateur.repairing.layer_solve import SolveSettings, solve_layers
-from secateur.repairing.lockstep import Walk
-from secateur.zoo.data import ImageData
+from prunus.repair.lockstep import Walk
+from prunus.repair.solve import SolveSettings, solve_layers
+from prunus.zoo.data import ImageData
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
 SHARES = (0.125, 0.143, 0.167, 0.2)  # 16 -> 14 -> 12 -> 10 -> 8 channels, and so on

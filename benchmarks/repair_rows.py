@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.deciding.budget import Cutter
-from secateur.deciding.candidates import candidates
-from secateur.deciding.splits.least_error import least_error
-from secateur.repairing import layer_solve
-from secateur.running.round_repair import UNIT_IMAGES
+from prunus.decide.amounts import Cutter
+from prunus.decide.candidates import candidates
+from prunus.decide.splits.least_error import least_error
+from prunus.repair import solve as layer_solve
+from prunus.run.round import UNIT_IMAGES
 
 ROWS = (64, 128, 256, 10**9)
 TARGETS = (0.5, 0.7)

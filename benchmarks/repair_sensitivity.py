@@ -23,9 +23,9 @@ import torch
 from scipy.stats import spearmanr
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.zoo.data import ImageData
+from prunus.zoo.data import ImageData
 
 ALPHA, REPAIR_IMAGES, RETRAIN_IMAGES = 6.0, 200, 6_400
 WAYS = ("none", "bn", "solve")

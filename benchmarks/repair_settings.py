@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.deciding.budget import Cutter
-from secateur.deciding.candidates import candidates
-from secateur.deciding.splits.least_error import least_error
-from secateur.zoo.data import ImageData
+from prunus.decide.amounts import Cutter
+from prunus.decide.candidates import candidates
+from prunus.decide.splits.least_error import least_error
+from prunus.zoo.data import ImageData
 
 ALPHA, TARGET = 4.0, 0.5
 

@@ -29,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from benchmarks.peer import EXAMPLE, IMPORTANCES, at_target, cut, gradients, macs_of
 from benchmarks.schedule import BATCH
-from secateur.measuring.speedup import speedup
-from secateur.training.rate_test import FirstBatches
+from prunus.timing.latency import speedup
+from prunus.train.rate_test import FirstBatches
 
 ROWS = ("macs", "peer", "paper", "time", "peer, time", "ranked", "macs, 2", "macs, 4")
 TURNS = 15
@@ -48,7 +48,7 @@ class Bench:
     def __init__(self, args: Any) -> None:
         self.args, (self.model, self.data) = args, opened(args.network, args)
         asked = {name: getattr(args, name) for name in ASKED}
-        versions = {name: version(name) for name in ("torch", "torch-pruning", "secateur")}
+        versions = {name: version(name) for name in ("torch", "torch-pruning", "prunus")}
         self.found = table_so_far(args.out, {"asked": asked, "versions": versions, "before": {}, "rows": {}})
         if self.found["asked"] != asked:
             sys.exit(f"{args.out} is of another run: {self.found['asked']}, and this one is {asked}")
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--engine", default="onnxruntime")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--views", type=int, help="see `secateur train --help`, as for the next two")
+    parser.add_argument("--views", type=int, help="see `prunus train --help`, as for the next two")
     parser.add_argument("--temperature", type=float, default=4.0)
     parser.add_argument("--distill-weight", type=float, default=0.9)
     parser.add_argument("--precision", default="no", help="of the training: bf16 is faster on some processors")

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from secateur.pictures.drawing import COLOURS, INK, PAGE, figure, save
+from prunus.plots.style import COLOURS, INK, PAGE, figure, save
 
 NAMES = {
     "time": "ours, by time",

@@ -23,15 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.base.batches import Batches
-from secateur.channels.graph import ChannelGraph
-from secateur.scoring.score import score_by
-from secateur.scoring.scores import Scores, rank_correlation
-from secateur.scoring.settings import ScoreSettings
-from secateur.studies.effectiveness_study.comparison import units_to_prune
-from secateur.studies.fast_evaluate import BATCH, accuracy_of, in_memory
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.score.score import score_by
+from prunus.score.scores import Scores, ScoreSettings, rank_correlation
+from prunus.studies.effectiveness import units_to_prune
+from prunus.studies.folder import BATCH, accuracy_of, in_memory
+from prunus.util.batches import Batches
 
 IMAGES = 5000
 CHOSEN_AT = 0.3

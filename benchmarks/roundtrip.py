@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from secateur.base.atomic_files import write_atomically
-from secateur.zoo.models import names
-from tests.shipping.roundtrip import there
+from prunus.util.files import write_atomically
+from prunus.zoo.models import names
+from tests.ship.roundtrip import there
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,7 +33,7 @@ def round_trip(name: str) -> dict[str, Any]:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         row = there(name, Path(folder))
-        command = [sys.executable, "-m", "tests.shipping.roundtrip", folder, name]
+        command = [sys.executable, "-m", "tests.ship.roundtrip", folder, name]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             said = (done.stderr.strip().splitlines() or ["nothing"])[-1]

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from secateur.training.rate_test import FirstBatches
-from secateur.zoo.data import ImageData
+from prunus.train.rate_test import FirstBatches
+from prunus.zoo.data import ImageData
 
 BATCH = 128
 ROWS = (

@@ -18,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor, nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.ratios import Row, row, say, turn_about
-from secateur.scoring.evidence import Maps
-from secateur.scoring.metrics import METRICS
-from secateur.scoring.score import score_by
-from secateur.zoo.models import create, example
+from prunus.score.evidence import Maps
+from prunus.score.metrics import METRICS
+from prunus.score.score import score_by
+from prunus.zoo.models import create, example
 
 MOMENT = [name for name, metric in METRICS.items() if metric.needs == "moments"]
 PASSES = (("resnet56", 128, 8, 6), ("vgg16_imagenet", 8, 3, 5), ("resnet50", 8, 8, 5))  # batch, batches, rounds
@@ -34,7 +34,7 @@ def main() -> list[Row]:
     """The rows: each a name, a measured ratio, the bound it must keep, and whether it does."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    logging.getLogger("secateur").setLevel(logging.ERROR)  # most of the 1,000 classes have no image here
+    logging.getLogger("prunus").setLevel(logging.ERROR)  # most of the 1,000 classes have no image here
     torch.manual_seed(0)
     try:
         rows = [_pass(*setting) for setting in PASSES]
@@ -112,10 +112,10 @@ def _looped_mmd(maps: list[list[float]], labels: list[int]) -> float:
 
 MEASURE = """
 import resource, sys, torch
-import secateur as sc
+import prunus as sc
 from benchmarks.ratios import Row, row, say, turn_about
-from secateur.scoring.score import score
-from secateur.zoo.models import create, example
+from prunus.score.score import score
+from prunus.zoo.models import create, example
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

@@ -26,13 +26,13 @@ import torch
 from safetensors.torch import load_model
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.ratios import Row, row, say
-from secateur.base.atomic_files import write_atomically
-from secateur.errors import DecideError
-from secateur.scoring.scores import Scores
-from secateur.zoo.data import load
-from secateur.zoo.models import create
+from prunus.errors import DecideError
+from prunus.score.scores import Scores
+from prunus.util.files import write_atomically
+from prunus.zoo.data import load
+from prunus.zoo.models import create
 
 IMAGES, BATCH, TARGET, ENGINE = 128, 64, 0.5, "onnxruntime"
 GOALS = {"resnet56": 1.5, "vgg16": 2.0}  # times as fast in onnxruntime

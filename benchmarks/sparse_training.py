@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import table_so_far, write
-from secateur.deciding.budget import Cutter
-from secateur.deciding.splits.global_ranking import global_ranking
-from secateur.zoo.data import ImageData, load
-from secateur.zoo.models import create
+from prunus.decide.amounts import Cutter
+from prunus.decide.splits.global_ranking import global_ranking
+from prunus.zoo.data import ImageData, load
+from prunus.zoo.models import create
 
 SEEDS, SHARES = (0, 1, 2), (0.3, 0.5, 0.7)
 METHODS: dict[str, dict[str, Any]] = {

@@ -23,17 +23,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from benchmarks.peer import EXAMPLE, IMPORTANCES, cut, gradients
-from secateur.errors import SecateurError
-from secateur.measuring.accuracy import evaluate
-from secateur.measuring.latency import latency
-from secateur.measuring.speedup import speedup
+from prunus.errors import PrunusError
+from prunus.tasks.evaluate import evaluate
+from prunus.timing.latency import latency, speedup
 
 REPAIR_IMAGES = 2000  # what `prune` takes by default for such images
 TURNS = 15
-PACKAGES = ("torch", "onnxruntime", "openvino", "torch-pruning", "secateur")
+PACKAGES = ("torch", "onnxruntime", "openvino", "torch-pruning", "prunus")
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class Bench:
         print(row.title, flush=True)
         try:
             small, plan, more = self._theirs(row) if row.theirs else self._ours(row)
-        except SecateurError as error:
+        except PrunusError as error:
             self.add(row.title, {"error": str(error)})
         else:
             sc.save(small, plan, self.folder(row))

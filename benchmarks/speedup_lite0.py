@@ -16,10 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import table_so_far, write
 from benchmarks.training_free import answers, measured, opened_lite
-from secateur.measuring.layer_timing.measure import latency_table
+from prunus.timing.layer_timing import latency_table
 
 HOW = {"engine": "onnxruntime", "batch": 1, "threads": 1}
 

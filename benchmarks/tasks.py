@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import secateur as sc
+import prunus as sc
 
 TARGET, BATCH, EPOCHS, RETRAIN = 0.5, 32, 12, 6
 LEAST_ERROR = {"split": "least_error", "metric": "rebuilt"}

@@ -25,15 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import secateur as sc
+import prunus as sc
 from benchmarks.ratios import Row, row, say, turn_about
-from secateur.measuring.accuracy import evaluate
-from secateur.training.fit import fit
-from secateur.training.presets import Preset
-from secateur.zoo.data.augment import pad_crop_mirror
-from secateur.zoo.data.images import MemoryImages
-from secateur.zoo.data.loader import MemoryLoader, Order
-from secateur.zoo.models import create
+from prunus.tasks.evaluate import evaluate
+from prunus.train.fit import fit
+from prunus.train.settings import Preset
+from prunus.zoo.images import MemoryImages
+from prunus.zoo.loader import MemoryLoader, Order, pad_crop_mirror
+from prunus.zoo.models import create
 
 BATCH, STEPS, ROUNDS = 128, 2, 20
 DISTILLED, TURNS = 10, 4

@@ -29,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor, nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.on_cifar10 import opened, table_so_far, write
-from secateur.deciding.budget import Cutter
-from secateur.deciding.candidates import candidates
-from secateur.deciding.splits.least_error import least_error
-from secateur.running.round_repair import UNIT_IMAGES
+from prunus.decide.amounts import Cutter
+from prunus.decide.candidates import candidates
+from prunus.decide.splits.least_error import least_error
+from prunus.run.round import UNIT_IMAGES
 
 SIDES = {"lite0": 224, "lite1": 240, "lite2": 260}
 Labelled = list[tuple[Tensor, Tensor]]
@@ -158,7 +158,7 @@ def main() -> None:
     before, labels = answers(model, test)
     base = {"accuracy": round(100 * float((before == labels).float().mean()), 2), "images": len(labels)}
     table = table_so_far(args.out, {"network": args.network, "before": base, "rows": {}})
-    who = "torch-pruning" if args.peer else "secateur"
+    who = "torch-pruning" if args.peer else "prunus"
     todo = [t for t in map(float, args.targets.split(",")) if f"{who}, {t:.0%}" not in table["rows"]]
     example = next(iter(train))[0][:1]
     if args.peer:

@@ -75,7 +75,7 @@ def peer(name: str) -> Row:
 
 def stamps(library: str) -> tuple[str, str]:
     """Hashes of the code that our results and torch-pruning's depend on; other code starts over."""
-    tests, source = ROOT / "tests", ROOT / "src" / "secateur"
+    tests, source = ROOT / "tests", ROOT / "src" / "prunus"
     networks = [tests / "networks" / "__init__.py", tests / "networks" / f"from_{library}.py", tests / "zoo_nets.py"]
     ours = [*networks, tests / "proof.py", Path(zoo_ours.__file__)]
     ours += [file for room in ("base", "channels") for file in sorted((source / room).rglob("*.py"))]

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from benchmarks.zoo_peer import is_depthwise
-from secateur.errors import SecateurError
+from prunus.errors import PrunusError
 from tests import proof, zoo_nets
 from tests.exporting import onnx_error
 
@@ -38,7 +38,7 @@ def examine(name: str) -> dict[str, Any]:
     try:
         for mode in MODES:
             row["modes"][mode] = examine_mode(model, image, mode)
-    except SecateurError as error:
+    except PrunusError as error:
         return {"refused": " ".join(f"{type(error).__name__}: {error}".split())}
     if name in ONNX:
         graph = sc.trace(model, image)

@@ -13,8 +13,8 @@ from typing import Any
 import generated
 import griffe
 
-import secateur
-from secateur.base.options import Option, default_of, options_of
+import prunus
+from prunus.util.options import Option, default_of, options_of
 
 ARGUMENT = re.compile(r"^(?P<names>[a-z]\w*(?:, \w+)*(?: \([^)]*\))?): (?P<text>\S.*)$")
 PAGE = re.compile(r"\bdocs/(\w+)\.md")
@@ -60,7 +60,7 @@ def as_markdown(text: str, known: set[str]) -> str:
 
 def _fields(cls: griffe.Class) -> dict[str, tuple[str, str]]:
     """Field -> (default or type, what it is) of a public dataclass."""
-    if secateur._HOMES.get(cls.name) != cls.module.path:
+    if prunus._HOMES.get(cls.name) != cls.module.path:
         return {}
     kind = getattr(import_module(cls.module.path), cls.name)
     if not dataclasses.is_dataclass(kind):

@@ -10,15 +10,15 @@ from pathlib import Path
 import typer
 from typer.main import get_command
 
-import secateur
-from secateur.base.registry import Registry
-from secateur.cli import build
-from secateur.deciding.costs import COSTS
-from secateur.deciding.splits import SPLITS
-from secateur.measuring.engines import ENGINES
-from secateur.measuring.tasks import TASKS
-from secateur.repairing.methods import REPAIRS
-from secateur.scoring.metrics import METRICS
+import prunus
+from prunus.cli import build
+from prunus.decide.costs import COSTS
+from prunus.decide.splits import SPLITS
+from prunus.repair.methods import REPAIRS
+from prunus.score.metrics import METRICS
+from prunus.tasks import TASKS
+from prunus.timing.engines import ENGINES
+from prunus.util.registry import Registry
 
 ROOT = Path(__file__).parents[1]
 REGISTRIES = {
@@ -61,12 +61,12 @@ def registry(name: str) -> str:
 def names(_: str) -> str:
     """Every public name, as mkdocstrings asks for it, by room."""
     rooms: dict[str, list[str]] = {room: [] for room in ROOMS}
-    for name in secateur.__all__:
-        rooms.setdefault(secateur._HOMES[name].split(".")[1], []).append(name)
+    for name in prunus.__all__:
+        rooms.setdefault(prunus._HOMES[name].split(".")[1], []).append(name)
     parts = []
     for room, found in rooms.items():
         verbs_first = sorted(found, key=lambda name: (name[0].isupper(), name))
-        parts += [f"## {ROOMS.get(room, room)}", *(f"::: secateur.{name}" for name in verbs_first)] if found else []
+        parts += [f"## {ROOMS.get(room, room)}", *(f"::: prunus.{name}" for name in verbs_first)] if found else []
     return "\n\n".join(parts)
 
 
@@ -74,12 +74,12 @@ def command_line(_: str) -> str:
     """Every verb of the command line with its help, arguments and options."""
     parts = []
     for path, command in verbs():
-        parts += [f"## secateur {' '.join(path)}", _help(command), _parameters(command)]
+        parts += [f"## prunus {' '.join(path)}", _help(command), _parameters(command)]
     return "\n\n".join(part for part in parts if part)
 
 
 def verbs() -> Iterator[tuple[tuple[str, ...], typer.core.TyperCommand | typer.core.TyperGroup]]:
-    """The verbs and the groups of verbs, in the order of `secateur --help`."""
+    """The verbs and the groups of verbs, in the order of `prunus --help`."""
     whole = get_command(build())
     assert isinstance(whole, typer.core.TyperGroup)
     for name, command in whole.commands.items():

@@ -1,6 +1,6 @@
 """What MkDocs calls while it builds the site: markers become generated text, and MathJax is copied from its package.
 
-A page has a marker, `<!-- secateur: NAME argument -->`, where text is generated from the code, so that it cannot
+A page has a marker, `<!-- prunus: NAME argument -->`, where text is generated from the code, so that it cannot
 become stale. `docs_build/generated.py` has one function for each name.
 """
 
@@ -15,7 +15,7 @@ import generated
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-MARKER = re.compile(r"^<!-- secateur: (\w+)(?: (\S+))? -->$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- prunus: (\w+)(?: (\S+))? -->$", re.MULTILINE)
 NOTEBOOK = re.compile(r"\]\(([\w./-]+)\.ipynb\)")
 EXAMPLES = re.compile(r"\]\(\.\./((?:\.\./)*)examples/README\.md\)")
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+(?:src|tests|benchmarks|recipes|examples)[^)]*)\)")

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/cluster.py             # two processes on this machine
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint NODE:29500 examples/cluster.py
 
-The script is the same as for one process. Every process builds the same network and the same loaders; secateur gives
+The script is the same as for one process. Every process builds the same network and the same loaders; prunus gives
 each its share of the batches, averages the gradients, and divides the units of the sensitivity analysis among them. One
 process writes the folder. --small: fewer epochs, for the tests.
 """
@@ -13,8 +13,8 @@ import sys
 
 import torch
 
-import secateur as sc
-from secateur.zoo import data, models
+import prunus as sc
+from prunus.zoo import data, models
 
 SMALL = "--small" in sys.argv
 RANK = int(os.environ.get("RANK", 0))

@@ -34,8 +34,8 @@ import numpy as np
 import onnxruntime
 import torch
 
-import secateur as sc
-from secateur.zoo import data, models
+import prunus as sc
+from prunus.zoo import data, models
 
 SMALL = "--small" in sys.argv
 BATCH = 16

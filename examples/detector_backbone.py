@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-import secateur as sc
+import prunus as sc
 
 SMALL = "--small" in sys.argv
 

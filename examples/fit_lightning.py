@@ -3,7 +3,7 @@
     pip install lightning
     python examples/fit_lightning.py             # --small: fewer epochs, for the tests
 
-Secateur prunes the network inside the LightningModule. `fit` wraps the pruned network in the same LightningModule,
+Prunus prunes the network inside the LightningModule. `fit` wraps the pruned network in the same LightningModule,
 trains it and returns it.
 
 It printed (and the time of a batch, which depends on the machine):
@@ -26,8 +26,8 @@ import lightning
 import torch
 from torch.nn import functional as F
 
-import secateur as sc
-from secateur.zoo import data, models
+import prunus as sc
+from prunus.zoo import data, models
 
 EPOCHS = 2 if "--small" in sys.argv else 8
 

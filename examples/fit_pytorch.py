@@ -3,7 +3,7 @@
     python examples/fit_pytorch.py               # --small: fewer epochs, for the tests
 
 Any function fit(model, train, holdout) that returns the trained network can be given to `compress`. Here it uses Adam,
-label smoothing and a one-cycle schedule, none of which secateur's own loop has.
+label smoothing and a one-cycle schedule, none of which prunus's own loop has.
 
 It printed (and the time of a batch, which depends on the machine):
 
@@ -23,8 +23,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import secateur as sc
-from secateur.zoo import data, models
+import prunus as sc
+from prunus.zoo import data, models
 
 EPOCHS = 2 if "--small" in sys.argv else 8
 

@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, default_collate
 from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
 
-import secateur as sc
+import prunus as sc
 
 EPOCHS = 3 if "--small" in sys.argv else 10
 

@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import secateur as sc
+import prunus as sc
 
 
 def conv(inputs, outputs):

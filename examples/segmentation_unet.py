@@ -2,7 +2,7 @@
 
     python examples/segmentation_unet.py         # --small: a shorter training, for the tests
 
-The decoder concatenates the encoder's maps. Secateur follows the channels through the concatenation.
+The decoder concatenates the encoder's maps. Prunus follows the channels through the concatenation.
 
 It printed (and the time of a batch, which depends on the machine):
 
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import secateur as sc
+import prunus as sc
 
 SMALL = "--small" in sys.argv
 

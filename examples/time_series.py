@@ -27,7 +27,7 @@ import sys
 import torch
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 
 SMALL = "--small" in sys.argv
 

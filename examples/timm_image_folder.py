@@ -5,7 +5,7 @@
 
 The same on the command line, once the network has been trained:
 
-    secateur prune timm:resnet18 --weights own.safetensors --data folder:FOLDER --target 0.4
+    prunus prune timm:resnet18 --weights own.safetensors --data folder:FOLDER --target 0.4
 
 --small: a smaller network and fewer images, for the tests.
 """
@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-import secateur as sc
-from secateur.zoo import data, models
+import prunus as sc
+from prunus.zoo import data, models
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("folder", nargs="?", type=Path)

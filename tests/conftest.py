@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-import secateur
+import prunus
 
 TESTS = Path(__file__).parent
 # `make test-cpus` runs the tests of all other rooms under older instruction sets as well: they compute with networks.
-NOT_COMPUTING = {"base", "zoo", "report", "examples"}
+NOT_COMPUTING = {"util", "zoo", "report", "examples"}
 # In continuous integration the browser must be there: without it the tests fail, and are not left out.
 LEFT_OUT = shutil.which("chromium") is None and not os.environ.get("CI")
 BROWSING = ["report/test_browser.py", "test_site_browser.py"]
@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.getbasetemp() if alone else tmp_path_factory.getbasetemp().parent
     folder = base / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(Path(secateur.__file__).parents[1])}
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(Path(prunus.__file__).parents[1])}
     with FileLock(base / "site.lock"):
         if not (base / "site.built").exists():
             done = subprocess.run(

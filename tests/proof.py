@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import secateur as sc
+import prunus as sc
 
 Example = Any  # a tensor, a tuple of positional arguments or a dict of keyword arguments
 Keep = dict[str, list[int]]

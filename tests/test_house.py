@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import secateur
+import prunus
 
-SOURCE = Path(secateur.__file__).parent
+SOURCE = Path(prunus.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 # Each room may import the rooms before it (and itself): imports run downhill.
@@ -21,18 +21,18 @@ ZOO_GUESTS = {"running", "studies", "cli", "shipping", "report"}  # rooms that m
 
 
 def room_of(module: str) -> str:
-    """`secateur.channels.plan` -> `channels`; the package itself has no room."""
+    """`prunus.graph.plan` -> `channels`; the package itself has no room."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
 
 def module_name(path: Path) -> str:
-    parts = ["secateur", *path.relative_to(SOURCE).with_suffix("").parts]
+    parts = ["prunus", *path.relative_to(SOURCE).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imported(path: Path) -> set[str]:
-    """Modules of secateur that a file imports, at its top or inside a function."""
+    """Modules of prunus that a file imports, at its top or inside a function."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
     found: set[str] = set()
@@ -45,9 +45,9 @@ def imported(path: Path) -> set[str]:
                 climbed = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*climbed, base] if base else climbed)
             found.add(base)
-            if base == "secateur":
-                found |= {f"secateur.{alias.name}" for alias in node.names}
-    return {name for name in found if name == "secateur" or name.startswith("secateur.")}
+            if base == "prunus":
+                found |= {f"prunus.{alias.name}" for alias in node.names}
+    return {name for name in found if name == "prunus" or name.startswith("prunus.")}
 
 
 def is_downhill(importer: str, target: str) -> bool:
@@ -71,7 +71,7 @@ def test_imports_run_downhill(path: Path) -> None:
 
 def test_the_walk_sees_imports() -> None:
     """The check above would pass on anything if it saw nothing."""
-    assert "secateur.errors" in imported(SOURCE / "channels" / "plan.py")
+    assert "prunus.errors" in imported(SOURCE / "channels" / "plan.py")
     assert not is_downhill("channels", "scoring")
     assert not is_downhill("zoo", "channels")
     assert is_downhill("scoring", "channels")
@@ -83,27 +83,27 @@ def test_every_room_is_on_the_plan() -> None:
 
 
 def test_public_names_are_sorted_and_complete() -> None:
-    names = list(secateur.__all__)
-    assert sorted(names) == sorted(set(names)) == dir(secateur)  # ruff keeps the list itself in order
-    tree = ast.parse(Path(secateur.__file__).read_text(encoding="utf-8"))
+    names = list(prunus.__all__)
+    assert sorted(names) == sorted(set(names)) == dir(prunus)  # ruff keeps the list itself in order
+    tree = ast.parse(Path(prunus.__file__).read_text(encoding="utf-8"))
     declared = [a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names]
     assert set(names) == set(declared) - {"import_module", "TYPE_CHECKING", "Any"}  # what type checkers see
     for name in names:
-        found = getattr(secateur, name)
+        found = getattr(prunus, name)
         assert (
-            found.__name__ in ("secateur.channels.rules", "secateur.studies")
+            found.__name__ in ("prunus.graph.rules", "prunus.studies")
             if name in ("rules", "studies")
-            else found.__module__.startswith("secateur")
+            else found.__module__.startswith("prunus")
         )
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = secateur.nothing
+        _ = prunus.nothing
     with pytest.raises(AttributeError) as caught:
-        _ = secateur.compres
-    assert (caught.value.name, caught.value.obj) == ("compres", secateur)  # Python guesses the name with these
+        _ = prunus.compres
+    assert (caught.value.name, caught.value.obj) == ("compres", prunus)  # Python guesses the name with these
 
 
 def test_public_names_have_docstrings() -> None:
-    bare = [name for name in secateur.__all__ if not (getattr(secateur, name).__doc__ or "").strip()]
+    bare = [name for name in prunus.__all__ if not (getattr(prunus, name).__doc__ or "").strip()]
     assert not bare
 
 

@@ -26,7 +26,7 @@ def imported() -> dict[str, str]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 names = [node.module]
-            for module in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"secateur"}:
+            for module in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"prunus"}:
                 found.setdefault(DISTRIBUTIONS.get(module, module), str(path.relative_to(ROOT)))
     return found
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.scoring.metrics import METRICS
-from secateur.zoo import data
+from prunus.score.metrics import METRICS
+from prunus.zoo import data
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

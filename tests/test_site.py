@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typer.core import TyperGroup
 
-import secateur
+import prunus
 from docs_build.generated import REGISTRIES, verbs
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +55,7 @@ def test_every_verb_and_option_is_listed(site: Path) -> None:
     found = list(verbs())
     assert len(found) >= 20
     for path, command in found:
-        section = page.partition(f'id="secateur-{"-".join(path)}"')[2].partition("<h2")[0]
+        section = page.partition(f'id="prunus-{"-".join(path)}"')[2].partition("<h2")[0]
         assert section, path
         options = [name for parameter in command.params for name in parameter.opts if name.startswith("--")]
         missing = [name for name in options if f"<code>{name}</code>" not in section and name != "--help"]
@@ -73,7 +73,7 @@ def test_every_entry_of_a_registry_is_listed(site: Path) -> None:
 
 def test_every_public_name_is_described(site: Path) -> None:
     page = read(site / "reference" / "python.html")
-    missing = [name for name in secateur.__all__ if f'id="secateur.{name}"' not in page]
+    missing = [name for name in prunus.__all__ if f'id="prunus.{name}"' not in page]
     assert missing == []
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests import proof
 from tests.networks import Network, from_torchvision
 
-# `pip install "secateur[zoo]"` has the first two; `secateur[networks]` the others.
+# `pip install "prunus[zoo]"` has the first two; `prunus[networks]` the others.
 LIBRARIES = [
     "torchvision",
     "timm",

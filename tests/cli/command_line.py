@@ -1,4 +1,4 @@
-"""secateur's verbs as typed, within this process."""
+"""prunus's verbs as typed, within this process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from secateur.cli import build
+from prunus.cli import build
 
 
-def secateur(*words: str | Path, columns: int = 80) -> Result:
+def prunus(*words: str | Path, columns: int = 80) -> Result:
     """Run a command line; what goes wrong unexpectedly is raised."""
     return CliRunner(env={"COLUMNS": str(columns), "TERM": "dumb"}).invoke(
         build(), [str(word) for word in words], catch_exceptions=False

@@ -1,4 +1,4 @@
-"""A pruned network as `secateur prune` leaves it."""
+"""A pruned network as `prunus prune` leaves it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import secateur as sc
-from secateur.zoo.models import create
+import prunus as sc
+from prunus.zoo.models import create
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ SOURCE = """
 import torch
 from torch import nn
 from torch.nn import functional as F
-import secateur as sc
+import prunus as sc
 from tests.tasks.nets import Tagger, UNet, Wrapped, squares, sums
 
 def unet(num_classes=3):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command_line import secateur
+from tests.cli.command_line import prunus
 
 LENET = ["lenet5", "--data", "digits"]
 
@@ -18,7 +18,7 @@ LENET = ["lenet5", "--data", "digits"]
 def test_every_verb_refuses_them(tmp_path: Path, verb: str, option: str, value: str) -> None:
     if (verb, option) == ("sensitivity", "--batch-size"):
         return  # it has none
-    result = secateur(verb, *LENET, option, value, *([] if verb == "evaluate" else ["--out", tmp_path / "out"]))
+    result = prunus(verb, *LENET, option, value, *([] if verb == "evaluate" else ["--out", tmp_path / "out"]))
     assert result.exit_code != 0 and not (tmp_path / "out").exists()
     said = " ".join(result.stderr.split())
     assert option in said or option[2:].replace("-", "_") in said, said
@@ -28,5 +28,5 @@ def test_every_verb_refuses_them(tmp_path: Path, verb: str, option: str, value: 
 
 def test_the_settings_are_looked_at_before_the_data(tmp_path: Path) -> None:
     """A folder without images would be the next complaint."""
-    result = secateur("prune", "lenet5", "--data", f"folder:{tmp_path}", "--target", "2")
+    result = prunus("prune", "lenet5", "--data", f"folder:{tmp_path}", "--target", "2")
     assert result.exit_code == 1 and "target must be above 0 and below 1, got 2.0" in result.stderr

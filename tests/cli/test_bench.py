@@ -1,4 +1,4 @@
-"""`secateur bench` from the command line."""
+"""`prunus bench` from the command line."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command_line import lines, secateur
+from tests.cli.command_line import lines, prunus
 
 SHORT = "--engine", "eager", "--rounds", "1"
 
 
 def test_a_run_folder_beside_its_original(pruned_lenet: Path) -> None:
     words = "--batch", "1", "--batch", "2", *SHORT
-    result = json.loads("".join(lines(secateur("bench", pruned_lenet, *words, "--json", columns=10_000))))
+    result = json.loads("".join(lines(prunus("bench", pruned_lenet, *words, "--json", columns=10_000))))
     assert [(r["network"], r["batch"]) for r in result["rows"]] == [
         ("original", 1),
         ("small", 1),
@@ -27,7 +27,7 @@ def test_a_run_folder_beside_its_original(pruned_lenet: Path) -> None:
 
 
 def test_the_table(pruned_lenet: Path) -> None:
-    shown = "\n".join(lines(secateur("bench", "lenet5", pruned_lenet, "--batch", "1", "--threads", "1", *SHORT)))
+    shown = "\n".join(lines(prunus("bench", "lenet5", pruned_lenet, "--batch", "1", "--threads", "1", *SHORT)))
     assert "1.75x fewer" in shown  # 416,520 / 237,720
     assert "where the time goes" in shown
     assert "1 threads; ms is the median" in shown
@@ -43,6 +43,6 @@ def test_the_table(pruned_lenet: Path) -> None:
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(words: tuple[str, ...], message: str) -> None:
-    found = secateur("bench", *words)
+    found = prunus("bench", *words)
     assert found.exit_code == 1, found.output
     assert message in found.stderr

@@ -1,4 +1,4 @@
-"""`secateur check`: what can be pruned, what a run would take, and what looks wrong."""
+"""`prunus check`: what can be pruned, what a run would take, and what looks wrong."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from secateur.running import checkup
-from secateur.running.data_problems import batch_norm_problems, label_problems, pixel_problems
-from secateur.running.run_estimate import Speed, _saved_for_backward, estimate
-from secateur.training.fit import fit
-from secateur.zoo.data import ImageData, load
-from secateur.zoo.data.images import MemoryImages
-from secateur.zoo.models import create, load_weights
-from tests.cli.command_line import lines, secateur
+from prunus.run import checkup
+from prunus.run.checkup import Speed, _saved_for_backward, batch_norm_problems, estimate, label_problems, pixel_problems
+from prunus.train.fit import fit
+from prunus.zoo.data import ImageData, load
+from prunus.zoo.images import MemoryImages
+from prunus.zoo.models import create
+from prunus.zoo.weights import load_weights
+from tests.cli.command_line import lines, prunus
 from tests.proof import assert_accuracy
-from tests.running.test_speedup import table
+from tests.run.test_speedup import table
 
 WHOLE = 117_600 + 240_000 + 48_000 + 10_080 + 840  # MACs of LeNet-5, layer by layer
 FLOOR = 28 * 28 * 25 * 2 + 10 * 10 * 25 * 2 * 2 + 25 * 2 * 12 + 12 * 84 + 840  # 2, 2, 12 channels; fc1 is left alone
@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(*words: str | Path) -> tuple[int, dict[str, Any]]:
-    result = secateur("check", *words, "--device", "cpu", "--json")
+    result = prunus("check", *words, "--device", "cpu", "--json")
     return result.exit_code, json.loads(result.stdout)
 
 
@@ -68,13 +68,13 @@ def test_a_goal_at_the_reach_is_accepted_and_one_beyond_is_not(place: Path, tmp_
     base = ["prune", "lenet5", "--weights", str(place / "lenet5.safetensors"), "--data", "digits", "--device", "cpu"]
     quick = ["--epochs", "0", "--metric", "l2", "--split", "uniform"]
     reach = 1 - FLOOR / WHOLE
-    assert secateur(*base, *quick, "--target", f"{reach - 0.001}", "--out", tmp_path / "a").exit_code == 0
-    beyond = secateur(*base, *quick, "--target", f"{reach + 0.001}", "--out", tmp_path / "b")
+    assert prunus(*base, *quick, "--target", f"{reach - 0.001}", "--out", tmp_path / "a").exit_code == 0
+    beyond = prunus(*base, *quick, "--target", f"{reach + 0.001}", "--out", tmp_path / "b")
     assert beyond.exit_code == 1 and f"{100 * reach:.1f}% can be removed" in beyond.stderr
 
 
 def test_the_network_alone() -> None:
-    result = secateur("check", "resnet8", "--device", "cpu")
+    result = prunus("check", "resnet8", "--device", "cpu")
     told = lines(result)
     assert max(map(len, told)) <= 80 and told[-1].strip() == "nothing looks wrong"
     assert told[0].startswith("network     resnet8 on 3 x 32 x 32: 12.24 M MACs, ")
@@ -91,14 +91,14 @@ def test_the_fastest_speedup_in_an_engine(monkeypatch: pytest.MonkeyPatch) -> No
     told = found["speedup"]
     assert code == 0 and told["engine"] == "eager" and told["batch"] == 8
     assert told["fastest"] == pytest.approx((conv1 + conv2 + conv3 + fc1 + fc2) / least)
-    shown = lines(secateur("check", "lenet5", "--engine", "eager", "--device", "cpu"))
+    shown = lines(prunus("check", "lenet5", "--engine", "eager", "--device", "cpu"))
     assert any(f"up to {told['fastest']:.2f}x as fast (eager, batch 8, 1 thread" in line for line in shown)
 
 
 @pytest.mark.parametrize("engine, message", [("abacus", "no engine called 'abacus'"), ("openvino", "pip install")])
 def test_engines_that_are_unknown_or_not_installed(engine: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secateur.measuring.engines.find_spec", lambda name: None)
-    found = secateur("check", "lenet5", "--engine", engine)
+    monkeypatch.setattr("prunus.timing.engines.find_spec", lambda name: None)
+    found = prunus("check", "lenet5", "--engine", engine)
     assert found.exit_code == 1 and message in found.stderr
 
 
@@ -123,7 +123,7 @@ def test_wrong_normalisation(place: Path, words: list[str], complaint: str) -> N
 def test_accuracy_at_chance_and_too_few_outputs(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     save_file(create("lenet5").state_dict(), tmp_path / "random.safetensors")
-    result = secateur("check", f"lenet5={tmp_path / 'random.safetensors'}", "--data", "digits", "--device", "cpu")
+    result = prunus("check", f"lenet5={tmp_path / 'random.safetensors'}", "--data", "digits", "--device", "cpu")
     told = result.stdout.splitlines()
     assert result.exit_code == 1 and max(map(len, told)) <= 80
     assert "wrong?" in result.stdout and "about what guessing among 10 classes gives" in " ".join(result.stdout.split())

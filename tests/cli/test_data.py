@@ -1,4 +1,4 @@
-"""`secateur data`: exact lines and exit codes."""
+"""`prunus data`: exact lines and exit codes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from secateur.zoo.data import NAMES, download
-from tests.cli.command_line import lines, secateur
+from prunus.zoo import download
+from prunus.zoo.data import NAMES
+from tests.cli.command_line import lines, prunus
 from tests.zoo.formats import TinyCifar, write_tar
 from tests.zoo.test_download import tiny_source
 
@@ -15,7 +16,7 @@ from tests.zoo.test_download import tiny_source
 def test_data_list_says_what_is_here(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
     download.get(tiny_source(), tmp_path, archive)
-    said = lines(secateur("data", "list", "--root", tmp_path))
+    said = lines(prunus("data", "list", "--root", tmp_path))
     assert [line.split()[0] for line in said[1:7]] == list(NAMES)
     places = dict(line.split(": ") for line in said[8:12])
     assert places["digits"] == "available"
@@ -28,7 +29,7 @@ def test_data_list_says_what_is_here(tmp_path: Path) -> None:
 def test_data_get_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
     monkeypatch.setattr(download, "SOURCES", {"cifar10": tiny_source()})
-    done = secateur("data", "get", "cifar10", "--to", tmp_path / "there", "--from", archive)
+    done = prunus("data", "get", "cifar10", "--to", tmp_path / "there", "--from", archive)
     assert done.exit_code == 0, done.output
     path = tmp_path / "there" / "cifar10.safetensors"
     size = path.stat().st_size / 1e6
@@ -38,10 +39,10 @@ def test_data_get_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_data_get_with_a_wrong_checksum_or_name(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
-    done = secateur("data", "get", "cifar10", "--to", tmp_path, "--from", archive)
+    done = prunus("data", "get", "cifar10", "--to", tmp_path, "--from", archive)
     assert done.exit_code == 1
     assert f"error: {archive}: SHA-256 of the decoded images and labels should be" in done.stderr
     assert not (tmp_path / "cifar10.safetensors").exists()
-    done = secateur("data", "get", "roses")
+    done = prunus("data", "get", "roses")
     assert done.exit_code == 1
     assert done.stderr == "error: the data set must be one of cifar10, cifar100, mnist; got 'roses'\n"

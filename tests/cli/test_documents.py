@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from secateur.cli.reproduce import check
+from prunus.cli.reproduce import check
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-COMMAND = re.compile(r"^ {4,}(?:torchrun --nproc-per-node 2 -m )?(secateur [a-z].*)$", re.MULTILINE)
+COMMAND = re.compile(r"^ {4,}(?:torchrun --nproc-per-node 2 -m )?(prunus [a-z].*)$", re.MULTILINE)
 
 
 def commands(path: Path) -> list[str]:
@@ -41,7 +41,7 @@ def test_commands_can_be_parsed(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_and_files_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    modules = re.findall(r"`(secateur(?:\.[a-z_0-9]+)+)", text)
+    modules = re.findall(r"`(prunus(?:\.[a-z_0-9]+)+)", text)
     missing = [name for name in modules if not _is_module_or_name(name)]
     files = re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[\w/.-]+)`", text)
     missing += [name for name in files if not (ROOT / name).exists()]

@@ -71,7 +71,7 @@ SCRIPT = """
 import json, sys
 sys.modules["torch"] = None  # importing it raises ImportError
 from typer.testing import CliRunner
-from secateur.cli import build
+from prunus.cli import build
 found = {}
 for line in json.load(sys.stdin):
     result = CliRunner(env={"COLUMNS": "500", "TERM": "dumb"}).invoke(build(), line.split())

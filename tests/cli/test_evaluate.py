@@ -1,4 +1,4 @@
-"""`secateur evaluate`: what it measures, and its exit codes. `secateur train` and its agreement: tests/training."""
+"""`prunus evaluate`: what it measures, and its exit codes. `prunus train` and its agreement: tests/train."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from secateur import Plan, prune, save, trace
-from secateur.measuring.accuracy import evaluate
-from secateur.zoo.data import load
-from secateur.zoo.models import create
-from tests.cli.command_line import secateur
+from prunus import Plan, prune, save, trace
+from prunus.tasks.evaluate import evaluate
+from prunus.zoo.data import load
+from prunus.zoo.models import create
+from tests.cli.command_line import prunus
 
 
 def test_a_pruned_network_is_evaluated_from_its_folder(tmp_path: Path) -> None:
@@ -26,15 +26,15 @@ def test_a_pruned_network_is_evaluated_from_its_folder(tmp_path: Path) -> None:
     small = prune(graph, plan)
     save(small, plan, tmp_path)
     words = ["evaluate", "resnet20", "--data", "digits", "--limit", "50", "--json"]
-    found = json.loads(secateur(*words, "--pruned", tmp_path).stdout)
+    found = json.loads(prunus(*words, "--pruned", tmp_path).stdout)
     digits = load("digits", size=32).loader("test", 50, limit=50)
     assert found["loss"] == pytest.approx(evaluate(small, digits).loss, rel=1e-5)
-    both = secateur(*words, "--pruned", tmp_path, "--weights", tmp_path / "model.safetensors")
+    both = prunus(*words, "--pruned", tmp_path, "--weights", tmp_path / "model.safetensors")
     assert both.exit_code == 1 and "either --weights or --pruned" in both.stderr
 
 
 def test_an_untrained_network_is_pointed_out() -> None:
-    result = secateur("evaluate", "lenet5", "--data", "digits", "--limit", "20")
+    result = prunus("evaluate", "lenet5", "--data", "digits", "--limit", "20")
     assert result.exit_code == 0 and "no --weights were given" in result.stderr
 
 
@@ -52,6 +52,6 @@ def test_an_untrained_network_is_pointed_out() -> None:
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(words: list[str], complaint: str) -> None:
-    result = secateur("evaluate", "lenet5", *words)
+    result = prunus("evaluate", "lenet5", *words)
     assert result.exit_code == 1 and complaint in result.stderr and not result.stdout
     assert len(result.stderr.splitlines()) == 1

@@ -8,30 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from secateur.cli import demo, prune
-from tests.cli.command_line import lines, secateur
+from prunus.cli import inputs as demo
+from prunus.cli import prune
+from tests.cli.command_line import lines, prunus
 from tests.cli.test_documents import DOCUMENTS, commands
 from tests.cli.test_help import VERBS
 
 SHORTER = {"train": ["--epochs", "1", "--limit", "64"], "prune": ["--num-images", "64"]}  # the rest is as written
-# In this order: a report needs the run of `secateur prune`, an evaluation needs the weights of `secateur train`.
+# In this order: a report needs the run of `prunus prune`, an evaluation needs the weights of `prunus train`.
 RUNNABLE = [
-    "secateur train lenet5 --data digits",
-    "secateur evaluate lenet5 --data digits --weights runs/train-lenet5-digits/model.safetensors",
-    "secateur train resnet8 --data digits",
-    "secateur prune",
-    "secateur report runs/prune-resnet8-digits",
-    "secateur report runs/prune-resnet8-digits --out report.html",
-    "secateur report runs/prune-resnet8-digits --out somewhere/else.html",
-    "secateur prune runs/prune-resnet8-digits --target 0.3",
-    "secateur compare runs/prune-resnet8-digits runs/prune-resnet8-digits-2",
-    "secateur study structure lenet5 --widths 4,9,60,40",
-    "secateur train resnet8 --data digits --size 16 --no-augment --epochs 20 --out resnet8-digits",
-    "secateur show separation resnet8-digits --data digits --size 16 --layer layer2.0.conv1",
-    "secateur reproduce",
+    "prunus train lenet5 --data digits",
+    "prunus evaluate lenet5 --data digits --weights runs/train-lenet5-digits/model.safetensors",
+    "prunus train resnet8 --data digits",
+    "prunus prune",
+    "prunus report runs/prune-resnet8-digits",
+    "prunus report runs/prune-resnet8-digits --out report.html",
+    "prunus report runs/prune-resnet8-digits --out somewhere/else.html",
+    "prunus prune runs/prune-resnet8-digits --target 0.3",
+    "prunus compare runs/prune-resnet8-digits runs/prune-resnet8-digits-2",
+    "prunus study structure lenet5 --widths 4,9,60,40",
+    "prunus train resnet8 --data digits --size 16 --no-augment --epochs 20 --out resnet8-digits",
+    "prunus show separation resnet8-digits --data digits --size 16 --layer layer2.0.conv1",
+    "prunus reproduce",
 ]
 
-MEASUREMENT = "secateur study effectiveness resnet8="  # it takes minutes, and is parsed by test_documents.py alone
+MEASUREMENT = "prunus study effectiveness resnet8="  # it takes minutes, and is parsed by test_documents.py alone
 
 
 def examples() -> set[str]:
@@ -41,7 +42,7 @@ def examples() -> set[str]:
 
 def test_all_examples_on_digits_are_run() -> None:
     assert set(RUNNABLE) <= examples()
-    on_digits = {example for example in examples() if example.startswith("secateur") and "digits" in example}
+    on_digits = {example for example in examples() if example.startswith("prunus") and "digits" in example}
     assert {example for example in on_digits if not example.startswith(MEASUREMENT)} <= set(RUNNABLE)
 
 
@@ -51,6 +52,6 @@ def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prune, "DEMO", {**prune.DEMO, "epochs": 1, "rounds": 1})
     for example in RUNNABLE:
         words = shlex.split(example)[1:]
-        lines(secateur(*words, *SHORTER.get(words[0], [])))
+        lines(prunus(*words, *SHORTER.get(words[0], [])))
     assert Path("runs/comparison/compare.html").exists() and Path("runs/comparison/compare.json").exists()
     assert Path("report.html").exists() and Path("somewhere/else.html").exists()

@@ -1,4 +1,4 @@
-"""`secateur export` from the command line."""
+"""`prunus export` from the command line."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from tests.cli.command_line import lines, secateur
+from tests.cli.command_line import lines, prunus
 
 
 def test_a_run_folder(pruned_lenet: Path) -> None:
     out = pruned_lenet.parent / "small.pt2"
     words = "--fold-bn", "--data", "digits", "--num-images", "7"
-    shown = lines(secateur("export", pruned_lenet, out, *words, columns=200))
+    shown = lines(prunus("export", pruned_lenet, out, *words, columns=200))
     assert shown[0] == f"{out}: {out.stat().st_size:,} bytes, pt2"
     assert shown[1].startswith("compared with PyTorch on 8 images: largest difference ")  # all 7 at once, and 1
     model = torch.export.load(out).module()
@@ -21,7 +21,7 @@ def test_a_run_folder(pruned_lenet: Path) -> None:
 
 
 def test_a_fixed_number_of_random_images_and_no_weights(tmp_path: Path) -> None:
-    found = secateur("export", "lenet5", tmp_path / "two.pt2", "--fixed-batch", "2", columns=200)
+    found = prunus("export", "lenet5", tmp_path / "two.pt2", "--fixed-batch", "2", columns=200)
     assert "compared with PyTorch on 2 random images" in lines(found)[1]
     assert "no weights were given, so the network is not trained" in found.stderr
 
@@ -39,7 +39,7 @@ def test_mistakes_are_one_line_and_exit_code_1(pruned_lenet: Path, tmp_path: Pat
         (("no-such-network", out), "no-such-network"),
         ((pruned_lenet, out, "--model", "lenet5", "--classes", "7"), "another network"),
     ):
-        found = secateur("export", *words)
+        found = prunus("export", *words)
         assert found.exit_code == 1, (words, found.output)
         assert message in found.stderr
     assert not out.exists()
@@ -48,10 +48,10 @@ def test_mistakes_are_one_line_and_exit_code_1(pruned_lenet: Path, tmp_path: Pat
 def test_int8(pruned_lenet: Path) -> None:
     out = pruned_lenet.parent / "small.onnx"
     words = "--int8", "--data", "digits", "--num-calibration", "20", "--max-drop", "100"
-    shown = lines(secateur("export", pruned_lenet, out, *words))
+    shown = lines(prunus("export", pruned_lenet, out, *words))
     assert shown[0].endswith("bytes, onnx in 8-bit integers") and shown[1] == "calibrated on 20 training images"
     assert "held-out images" in shown[2] and "points" in shown[3]
-    timed = lines(secateur("bench", out, "--engine", "onnxruntime", "--batch", "1", "--rounds", "1"))
+    timed = lines(prunus("bench", out, "--engine", "onnxruntime", "--batch", "1", "--rounds", "1"))
     assert any("small" in line and "onnxruntime" in line for line in timed)
 
 
@@ -61,5 +61,5 @@ def test_mistakes_with_int8(tmp_path: Path) -> None:
         (("lenet5", tmp_path / "a.onnx", "--int8"), "give --data"),
         (("lenet5", tmp_path / "a.onnx", "--int8", "--data", "digits", "--opset", "18"), "neither --opset nor"),
     ):
-        found = secateur("export", *words)
+        found = prunus("export", *words)
         assert found.exit_code == 1 and message in found.stderr, found.output

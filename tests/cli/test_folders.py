@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from secateur.errors import FileError, RunError
-from secateur.running.folder import RunFolder
-from secateur.studies.folder import StudyFolder
-from tests.cli.command_line import lines, secateur
-from tests.running.toys import contents, run
+from prunus.errors import FileError, RunError
+from prunus.run.folder import RunFolder
+from prunus.studies.folder import StudyFolder
+from tests.cli.command_line import lines, prunus
+from tests.run.toys import contents, run
 
 SHORT = ["lenet5", "--data", "digits", "--epochs", "1", "--limit", "64", "--no-augment", "--device", "cpu"]
 
@@ -32,42 +32,40 @@ def refused(result: Result, *words: str) -> None:
 def test_no_verb_writes_into_a_pruning_run(pruning: Path) -> None:
     before = contents(pruning)
     quick = ["lenet5", "--data", "digits"]
-    refused(secateur("train", *SHORT, "--out", pruning), str(pruning), "holds a pruning run")
-    refused(secateur("score", *quick, "--metric", "l1", "--out", pruning), "holds a pruning run")
-    refused(secateur("sensitivity", *quick, "--out", pruning), "holds a pruning run")
-    refused(secateur("sensitivity", *quick, "--out", pruning / "round-01"), "holds a round of a pruning run")
-    refused(secateur("show", "channels", *quick, "--layer", "conv1:out", "--out", pruning), "holds a pruning run")
-    refused(secateur("export", "lenet5", pruning / "model.safetensors"), "belongs to a pruning run")
-    refused(secateur("report", pruning, "--out", pruning / "plan.json"), "belongs to a pruning run")
+    refused(prunus("train", *SHORT, "--out", pruning), str(pruning), "holds a pruning run")
+    refused(prunus("score", *quick, "--metric", "l1", "--out", pruning), "holds a pruning run")
+    refused(prunus("sensitivity", *quick, "--out", pruning), "holds a pruning run")
+    refused(prunus("sensitivity", *quick, "--out", pruning / "round-01"), "holds a round of a pruning run")
+    refused(prunus("show", "channels", *quick, "--layer", "conv1:out", "--out", pruning), "holds a pruning run")
+    refused(prunus("export", "lenet5", pruning / "model.safetensors"), "belongs to a pruning run")
+    refused(prunus("report", pruning, "--out", pruning / "plan.json"), "belongs to a pruning run")
     with pytest.raises(RunError, match="holds a pruning run, not a study"):
         StudyFolder(pruning, "timing", {}).start()
     assert contents(pruning) == before
 
 
 def test_nothing_is_pruned_into_another_folder(tmp_path: Path) -> None:
-    lines(secateur("train", *SHORT, "--out", tmp_path / "trained"))
+    lines(prunus("train", *SHORT, "--out", tmp_path / "trained"))
     before = contents(tmp_path / "trained")
     weights = tmp_path / "trained" / "model.safetensors"
     again = ["prune", "lenet5", "--weights", weights, "--data", "digits", "--out", tmp_path / "trained"]
-    refused(secateur(*again), "holds a training run")
+    refused(prunus(*again), "holds a training run")
     assert contents(tmp_path / "trained") == before
     StudyFolder(tmp_path / "study", "timing", {}).start()
     with pytest.raises(RunError, match="holds a study, not a pruning run"):
         RunFolder(tmp_path / "study").start({"settings": {}})
-    refused(secateur("train", *SHORT, "--out", tmp_path / "study"), "holds a study")
+    refused(prunus("train", *SHORT, "--out", tmp_path / "study"), "holds a study")
 
 
 def test_files_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("mine")
-    refused(
-        secateur("train", *SHORT, "--out", tmp_path), "holds model.safetensors, which is not that of a training run"
-    )
+    refused(prunus("train", *SHORT, "--out", tmp_path), "holds model.safetensors, which is not that of a training run")
     assert (tmp_path / "model.safetensors").read_text() == "mine"
-    refused(secateur("train", *SHORT, "--out", tmp_path / "model.safetensors"), "is a file")
+    refused(prunus("train", *SHORT, "--out", tmp_path / "model.safetensors"), "is a file")
 
 
 def test_a_summary_of_something_else_is_no_traceback(tmp_path: Path) -> None:
     run(tmp_path, epochs=0, rounds=1, target=0.3)
     (tmp_path / "summary.json").write_text(json.dumps({"model": "lenet5", "epochs": 2}))
-    with pytest.raises(FileError, match=r"summary\.json is not as secateur writes it: \"format\" is None"):
+    with pytest.raises(FileError, match=r"summary\.json is not as prunus writes it: \"format\" is None"):
         run(tmp_path, epochs=0, rounds=1, target=0.3)

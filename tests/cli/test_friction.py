@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from secateur.base.atomic_files import atomic
-from secateur.cli import prune
-from secateur.cli.columns import blocks, columns
-from secateur.cli.common import complaints, resumable
-from secateur.errors import FileError
-from secateur.zoo.models import create
-from tests.cli.command_line import lines, secateur
+from prunus.cli import prune
+from prunus.cli.console import blocks, columns, complaints, resumable
+from prunus.errors import FileError
+from prunus.util.files import atomic
+from prunus.zoo.models import create
+from tests.cli.command_line import lines, prunus
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,17 +25,17 @@ ROOT = Path(__file__).parents[2]
 def test_ctrl_c_says_how_to_continue(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(complaints, "print", lambda text, **_: said.append(text))
-    with pytest.raises(SystemExit) as end, resumable("secateur prune --resume runs/a"):
+    with pytest.raises(SystemExit) as end, resumable("prunus prune --resume runs/a"):
         raise KeyboardInterrupt
-    assert end.value.code == 130 and said == ["interrupted; to continue: secateur prune --resume runs/a"]
+    assert end.value.code == 130 and said == ["interrupted; to continue: prunus prune --resume runs/a"]
 
 
 def test_a_full_disk_says_how_to_continue(tmp_path: Path) -> None:
-    with pytest.raises(FileError) as end, resumable("secateur prune --resume runs/a"), atomic(tmp_path / "plan.json"):
+    with pytest.raises(FileError) as end, resumable("prunus prune --resume runs/a"), atomic(tmp_path / "plan.json"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    words = "plan.json cannot be written: No space left on device. Make room, then continue: secateur prune --resume"
+    words = "plan.json cannot be written: No space left on device. Make room, then continue: prunus prune --resume"
     assert words in str(end.value)
-    with pytest.raises(FileError) as end, resumable("secateur prune --resume runs/a"), atomic(tmp_path / "plan.json"):
+    with pytest.raises(FileError) as end, resumable("prunus prune --resume runs/a"), atomic(tmp_path / "plan.json"):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     assert "continue" not in str(end.value)
 
@@ -48,16 +47,16 @@ def _interrupt(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize(
     ("work", "words"),
     [
-        ("secateur.training.fit.fit", ("train", "lenet5", "--data", "digits")),
+        ("prunus.train.fit.fit", ("train", "lenet5", "--data", "digits")),
         (
-            "secateur.studies.effectiveness_study.study.effectiveness",
+            "prunus.studies.effectiveness.effectiveness",
             ("study", "effectiveness", "lenet5", "--data", "digits", "--weights", "w.safetensors"),
         ),
         (
-            "secateur.studies.sensitivity_study.study.sensitivity",
+            "prunus.studies.sensitivity.sensitivity",
             ("study", "sensitivity", "lenet5", "--data", "digits", "--weights", "w.safetensors"),
         ),
-        ("secateur.studies.timing_study.timing.timing", ("study", "timing", "lenet5", "--data", "digits")),
+        ("prunus.studies.timing.timing", ("study", "timing", "lenet5", "--data", "digits")),
     ],
     ids=lambda value: value.rpartition(".")[2] if isinstance(value, str) else " ".join(value[:2]),
 )
@@ -66,11 +65,11 @@ def test_ctrl_c_in_long_verbs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_file(create("lenet5").state_dict(), "w.safetensors")
-    monkeypatch.setattr("sys.argv", ["secateur", *words])
+    monkeypatch.setattr("sys.argv", ["prunus", *words])
     monkeypatch.setattr(work, _interrupt)
-    found = secateur(*words, columns=200)
+    found = prunus(*words, columns=200)
     assert found.exit_code == 130
-    assert f"interrupted; to continue: secateur {' '.join(words)}" in found.stderr
+    assert f"interrupted; to continue: prunus {' '.join(words)}" in found.stderr
 
 
 def test_the_last_column_wraps() -> None:
@@ -118,7 +117,7 @@ def test_many_columns_become_several_tables() -> None:
 )
 def test_lists_fit_80_columns(words: tuple[str, ...], pruned_lenet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(pruned_lenet)
-    shown = [line for line in lines(secateur(*words)) if not line.startswith("searched")]
+    shown = [line for line in lines(prunus(*words)) if not line.startswith("searched")]
     assert max(len(line) for line in shown) <= 80
     assert not [line for line in shown if "…" in line]  # nothing is cut
 
@@ -126,19 +125,19 @@ def test_lists_fit_80_columns(words: tuple[str, ...], pruned_lenet: Path, monkey
 def test_all_of_the_time_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(prune.console, "print", lambda text, **_: said.append(text))
-    monkeypatch.setattr("secateur.running.summary.headline", lambda _summary: [["", "", "", ""]])
+    monkeypatch.setattr("prunus.run.summary.headline", lambda _summary: [["", "", "", ""]])
     summary: dict[str, Any] = {"seconds": {"score": 6.0, "repair": 6.2, "this_call": 58.2}, "notes": ["slower"]}
     prune.say(SimpleNamespace(summary=summary, rounds=(1,)), Path("runs/a"), Path("runs/a/report.html"))  # type: ignore[arg-type]
     assert "\n1 round in 58 s: score 6 s, repair 6 s, evaluation, timing and the rest 46 s" in said
     assert "note: slower" in said
-    assert 'load it with: secateur.load("runs/a", original_model).eval()' in said
+    assert 'load it with: prunus.load("runs/a", original_model).eval()' in said
 
 
 @pytest.mark.parametrize(
     "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
 )
 def test_loaded_networks_are_put_in_eval_mode(path: Path) -> None:
-    loads = re.findall(r"^.*\b(?:sc|secateur)\.load\(.*$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    loads = re.findall(r"^.*\b(?:sc|prunus)\.load\(.*$", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert not [line for line in loads if ").eval()" not in line]
     assert loads or path.name != "README.md"
 

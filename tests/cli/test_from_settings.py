@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from secateur.base.options import option
-from secateur.cli.from_settings import options_from_settings
+from prunus.cli.options import options_from_settings
+from prunus.util.options import option
 
 
 def doubled(text: str) -> int:

@@ -12,10 +12,10 @@ import pytest
 import typer
 from typer.main import get_command
 
-import secateur as sc
-from secateur.cli import build
-from secateur.cli.reproduce import check
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.cli import build
+from prunus.cli.reproduce import check
+from tests.cli.command_line import lines, prunus
 from tests.processes import python
 
 
@@ -39,20 +39,20 @@ def test_all_verbs_are_looked_at() -> None:
 
 def test_the_version_is_that_of_the_project() -> None:
     written = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["version"]
-    assert lines(secateur("--version")) == [f"secateur {written}"]
+    assert lines(prunus("--version")) == [f"prunus {written}"]
     assert sc.__version__ == written
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_examples_are_there_and_could_be_typed(verb: tuple[str, ...]) -> None:
     command = VERBS[verb]
-    start = " ".join(["secateur", *verb])
+    start = " ".join(["prunus", *verb])
     told = inspect.cleandoc(command.help or "").splitlines()
     examples = [line.strip() for line in told if line.strip().startswith(start)]
     assert examples, f"{start} --help has no example"
     for example in examples:
         check(shlex.split(example)[1:])  # the real parser, which would exit with code 2
-    shown = lines(secateur(*verb, "--help"))
+    shown = lines(prunus(*verb, "--help"))
     assert max(map(len, shown)) <= 80
     assert set(examples) <= {line.strip() for line in shown}  # each whole, on one line: it can be copied
 
@@ -60,4 +60,4 @@ def test_examples_are_there_and_could_be_typed(verb: tuple[str, ...]) -> None:
 def test_help_needs_neither_torch_nor_numpy() -> None:
     """Importing them takes seconds, and nobody wants to wait for `--help`."""
     listed = "[name for name in ('torch', 'numpy') if name in sys.modules]"
-    assert python("-c", f"import sys; from secateur.cli import build; build(); print({listed})") == "[]\n"
+    assert python("-c", f"import sys; from prunus.cli import build; build(); print({listed})") == "[]\n"

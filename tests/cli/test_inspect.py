@@ -1,4 +1,4 @@
-"""`secateur inspect`: the paper's totals, what a plan takes, what stays and why."""
+"""`prunus inspect`: the paper's totals, what a plan takes, what stays and why."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import secateur as sc
-from secateur.zoo.models import create
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.zoo.models import create
+from tests.cli.command_line import lines, prunus
 from tests.proof import counted_macs
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
@@ -34,7 +34,7 @@ def build(num_classes: int = 5) -> nn.Module:
 
 
 def test_totals_of_resnet56() -> None:
-    said = lines(secateur("inspect", "resnet56", columns=200))
+    said = lines(prunus("inspect", "resnet56", columns=200))
     assert said[0].startswith("resnet56 on 3 x 32 x 32: 125.49 M MACs, ")
     assert "55 units" in said[0]  # 54, and the classifier's reading of the stream
     layers = [line.split() for line in said if line.startswith("layer1.0.conv1 ")]
@@ -42,7 +42,7 @@ def test_totals_of_resnet56() -> None:
 
 
 def test_as_json() -> None:
-    facts = json.loads(secateur("inspect", "resnet20", "--json").stdout)
+    facts = json.loads(prunus("inspect", "resnet20", "--json").stdout)
     assert facts["macs"] == counted_macs(create("resnet20").eval(), EXAMPLE)
     assert facts["params"] == sum(p.numel() for p in create("resnet20").parameters() if p.dim() > 1)
     assert facts["layers"]["linear"] == {"inputs": 64, "outputs": 10, "macs": 640, "params": 640, "depthwise": False}
@@ -54,7 +54,7 @@ def test_as_json() -> None:
         "readers": ["layer2.0.conv2"],
         "writers": ["layer2.0.conv1"],
     }
-    half = json.loads(secateur("inspect", "resnet20", "--json", "--size", "16", "--classes", "7").stdout)
+    half = json.loads(prunus("inspect", "resnet20", "--json", "--size", "16", "--classes", "7").stdout)
     assert half["layers"]["conv1"]["macs"] == facts["layers"]["conv1"]["macs"] // 4
     assert half["layers"]["linear"]["outputs"] == 7
 
@@ -64,9 +64,9 @@ def test_a_plan(tmp_path: Path) -> None:
     plan = sc.Plan.of(graph, {"layer1.0.conv1:out": range(4), "layer2.0.conv1:in": range(10)})
     (tmp_path / "plan.json").write_text(plan.to_json())
     left = counted_macs(sc.prune(graph, plan), EXAMPLE)
-    facts = json.loads(secateur("inspect", "resnet20", "--plan", tmp_path / "plan.json", "--json").stdout)
+    facts = json.loads(prunus("inspect", "resnet20", "--plan", tmp_path / "plan.json", "--json").stdout)
     assert facts["pruned"]["macs"] == left
-    said = lines(secateur("inspect", "resnet20", "--plan", tmp_path / "plan.json", columns=200))
+    said = lines(prunus("inspect", "resnet20", "--plan", tmp_path / "plan.json", columns=200))
     assert said[1].startswith(f"with the plan: {left / 1e6:.2f} M MACs ({100 * (1 - left / graph.macs):.1f}% removed)")
     assert any(line.startswith("layer1.0.conv1 ") and "⇒" in line and "75.0%" in line for line in said)
     units = {line.split()[0]: line.split()[-1] for line in said if ":" in line.split(" ")[0]}
@@ -74,10 +74,10 @@ def test_a_plan(tmp_path: Path) -> None:
 
 
 def test_what_stays_and_why() -> None:
-    said = lines(secateur("inspect", "tests.cli.test_inspect:build", "--size", "8", columns=200))
+    said = lines(prunus("inspect", "tests.cli.test_inspect:build", "--size", "8", columns=200))
     text = "\n".join(said[next(i for i, line in enumerate(said) if line.startswith("Frozen")) :])
     assert "b" in text.split(":")[1] and "fc" in text
-    facts = json.loads(secateur("inspect", "tests.cli.test_inspect:build", "--size", "8", "--json").stdout)
+    facts = json.loads(prunus("inspect", "tests.cli.test_inspect:build", "--size", "8", "--json").stdout)
     assert set(facts["units"]) == {"a:out"} and set(facts["frozen"]) == {"b", "fc"}
 
 
@@ -91,12 +91,12 @@ def test_what_stays_and_why() -> None:
     ],
 )
 def test_mistakes(words: list[str], complaint: str) -> None:
-    result = secateur("inspect", *words)
+    result = prunus("inspect", *words)
     assert result.exit_code == 1 and complaint in result.stderr
 
 
 def test_a_plan_of_another_network(tmp_path: Path) -> None:
     graph = sc.trace(create("resnet20").eval(), EXAMPLE)
     (tmp_path / "plan.json").write_text(sc.Plan.of(graph, {}).to_json())
-    result = secateur("inspect", "resnet8", "--plan", tmp_path / "plan.json")
+    result = prunus("inspect", "resnet8", "--plan", tmp_path / "plan.json")
     assert result.exit_code == 1 and "the plan is for another network" in result.stderr

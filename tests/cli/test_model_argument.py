@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import secateur as sc
-from secateur.cli.model_argument import ModelArgument, resolve
-from secateur.cli.options import DataOptions
-from secateur.errors import FileError, ModelError
-from secateur.zoo.data import load
-from secateur.zoo.models import create
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.cli.console import ModelArgument, resolve
+from prunus.cli.options import DataOptions
+from prunus.errors import FileError, ModelError
+from prunus.zoo.data import load
+from prunus.zoo.models import create
+from tests.cli.command_line import lines, prunus
 from tests.proof import assert_accuracy, counted_macs
 
 QUICK = ["--epochs", "0", "--metric", "l2", "--device", "cpu"]
@@ -32,9 +32,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(place)
         data = ["--data", "digits", "--holdout", "train:0.2", "--mean", "0.3"]
         more = ["--seed", "3", "--epochs", "3", "--batch-size", "32", "--lr", "0.02", "--device", "cpu"]
-        lines(secateur("train", "lenet5", *data, *more, "--out", "trained"))
-        lines(secateur("prune", "trained", "--ratio", "0.3", "--out", "first", *QUICK))
-        lines(secateur("prune", "first", "--target", "0.2", *QUICK))
+        lines(prunus("train", "lenet5", *data, *more, "--out", "trained"))
+        lines(prunus("prune", "trained", "--ratio", "0.3", "--out", "first", *QUICK))
+        lines(prunus("prune", "first", "--target", "0.2", *QUICK))
     return place
 
 
@@ -69,61 +69,61 @@ def test_a_run_goes_on_from_a_pruned_network(place: Path) -> None:
     assert_accuracy(summary["after"]["holdout"]["top1"], network("first", "runs/first-2"), data.loader("holdout", 256))
     assert summary["after"]["holdout"]["num_images"] == data.count("holdout")
     assert_accuracy(summary["before"]["holdout"]["top1"], network("first"), data.loader("holdout", 256))
-    found = secateur("evaluate", "runs/first-2", "--part", "holdout", "--device", "cpu", "--json")
+    found = prunus("evaluate", "runs/first-2", "--part", "holdout", "--device", "cpu", "--json")
     assert json.loads(found.stdout)["loss"] == pytest.approx(summary["after"]["holdout"]["loss"], rel=1e-4)
 
 
 def test_how_to_load_it_is_said_and_works(place: Path) -> None:
-    printed = lines(secateur("prune", "--resume", "runs/first-2"))[-1]
+    printed = lines(prunus("prune", "--resume", "runs/first-2"))[-1]
     code = printed.removeprefix("load it with: ")
-    assert code == 'secateur.load("runs/first-2", secateur.load("first", original_model)).eval()'
+    assert code == 'prunus.load("runs/first-2", prunus.load("first", original_model)).eval()'
     page = (place / "runs" / "first-2" / "report.html").read_text()
-    original = "secateur.load('first', create('lenet5', num_classes=10))"
-    assert f"secateur.load('runs/first-2', {original}).eval()" in html.unescape(page)
+    original = "prunus.load('first', create('lenet5', num_classes=10))"
+    assert f"prunus.load('runs/first-2', {original}).eval()" in html.unescape(page)
 
 
 @pytest.mark.parametrize("name, folders", [("first", ["first"]), ("runs/first-2", ["first", "runs/first-2"])])
 def test_every_verb_takes_a_run(place: Path, name: str, folders: list[str], tmp_path: Path) -> None:
     expected = network(*folders)
-    found = json.loads("\n".join(lines(secateur("evaluate", name, "--device", "cpu", "--json"))))
+    found = json.loads("\n".join(lines(prunus("evaluate", name, "--device", "cpu", "--json"))))
     data = load("digits", size=32, holdout="train:0.2", mean=(0.3,))
     assert found["num_images"] == data.count("test") and found["data"] == "digits"
     assert_accuracy(found["top1"], expected, data.loader("test", 256))
     macs = counted_macs(expected, EXAMPLE)
-    assert json.loads("\n".join(lines(secateur("inspect", name, "--json"))))["macs"] == macs
-    scored = secateur("score", name, "--metric", "l1", "--json", "--device", "cpu")
+    assert json.loads("\n".join(lines(prunus("inspect", name, "--json"))))["macs"] == macs
+    scored = prunus("score", name, "--metric", "l1", "--json", "--device", "cpu")
     weights = expected.state_dict()["conv2.weight"].abs().sum((1, 2, 3))
     (unit,) = [v for k, v in json.loads("\n".join(lines(scored)))["scores"]["l1"].items() if k == "conv2:out"]
     assert torch.tensor(unit).argsort().tolist() == weights.argsort().tolist()
     assert "untrained" not in scored.stderr and "no --data" not in scored.stderr
     few = ["--limit", "50", "--num-images", "50", "--metric", "l2"]
-    tried = lines(secateur("sensitivity", name, *few, "--out", tmp_path / "s"))
+    tried = lines(prunus("sensitivity", name, *few, "--out", tmp_path / "s"))
     assert any(line.startswith("conv1:out ") for line in tried)
-    lines(secateur("show", "channels", name, "--rows", "2", "--device", "cpu", "--out", tmp_path / "p"))
+    lines(prunus("show", "channels", name, "--rows", "2", "--device", "cpu", "--out", tmp_path / "p"))
     assert (tmp_path / "p" / "channels.png").exists()
-    lines(secateur("export", name, tmp_path / "small.safetensors"))
-    bench = secateur("bench", name, "--batch", "1", "--rounds", "1", "--engine", "eager", "--json")
+    lines(prunus("export", name, tmp_path / "small.safetensors"))
+    bench = prunus("bench", name, "--batch", "1", "--rounds", "1", "--engine", "eager", "--json")
     assert macs in [words["macs"] for words in json.loads(bench.stdout)["networks"].values()]
 
 
 def test_studies_take_runs(tmp_path: Path) -> None:
-    result = secateur(
+    result = prunus(
         "study", "effectiveness", "first", "--metrics", "l1", "--ratios", "0.3", "--limit", "50", "--device", "cpu",
         "--out", tmp_path / "study",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     study = json.loads((tmp_path / "study" / "config.json").read_text())
     assert "first" in json.dumps(study)
-    untrained = secateur("study", "effectiveness", "lenet5", "--data", "digits")
+    untrained = prunus("study", "effectiveness", "lenet5", "--data", "digits")
     assert untrained.exit_code == 1 and "give the weight file of lenet5 as lenet5=FILE" in untrained.stderr
 
 
 def test_weights_after_the_name(place: Path) -> None:
     save_file(create("lenet5").state_dict(), place / "w.safetensors")
     for verb in (["evaluate", "lenet5=w.safetensors"], ["evaluate", "lenet5", "--weights", "w.safetensors"]):
-        result = secateur(*verb, "--data", "digits", "--device", "cpu")
+        result = prunus(*verb, "--data", "digits", "--device", "cpu")
         assert result.exit_code == 0 and "untrained" not in result.stderr
-    result = secateur("evaluate", "lenet5=w.safetensors", "--weights", "w.safetensors", "--data", "digits")
+    result = prunus("evaluate", "lenet5=w.safetensors", "--weights", "w.safetensors", "--data", "digits")
     assert result.exit_code == 1 and "lenet5=w.safetensors has its own weights: leave out --weights" in result.stderr
 
 
@@ -134,7 +134,7 @@ def test_the_data_set_is_optional_in_every_verb(tmp_path: Path) -> None:
         ["sensitivity", "lenet5", "--limit", "20", "--metric", "l2", "--out", str(tmp_path / "s")],
         ["train", "lenet5", "--epochs", "1", "--limit", "64", "--out", str(tmp_path / "t")],
     ):
-        result = secateur(*words)
+        result = prunus(*words)
         assert result.exit_code == 0, result.output
         assert "note: no --data was given, so the data set is digits" in result.stderr
         if words[0] != "train":
@@ -170,7 +170,7 @@ def test_folders_that_are_no_networks(place: Path, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     shutil.copy(place / "first" / "config.json", unfinished)
-    with pytest.raises(FileError, match=f"is not finished; to continue it: secateur prune --resume {unfinished}"):
+    with pytest.raises(FileError, match=f"is not finished; to continue it: prunus prune --resume {unfinished}"):
         resolve(str(unfinished))
     moved = tmp_path / "moved"
     shutil.copytree(place / "runs" / "first-2", moved)
@@ -179,5 +179,5 @@ def test_folders_that_are_no_networks(place: Path, tmp_path: Path) -> None:
     (moved / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="was pruned from runs/gone, which cannot be opened: runs/gone: there is no"):
         resolve(str(moved))
-    result = secateur("train", "first")
+    result = prunus("train", "first")
     assert result.exit_code == 1 and "first holds a pruned network" in result.stderr

@@ -1,12 +1,12 @@
-"""`secateur models`: exact lines and exit codes."""
+"""`prunus models`: exact lines and exit codes."""
 
 from __future__ import annotations
 
-from tests.cli.command_line import lines, secateur
+from tests.cli.command_line import lines, prunus
 
 
 def test_models_are_listed_with_their_cost() -> None:
-    said = lines(secateur("models"))
+    said = lines(prunus("models"))
     assert said[0].split() == ["name", "input", "classes", "MACs", "weights", "params"]
     by_name = {line.split()[0]: line.split() for line in said}
     assert by_name["resnet56"][1:9] == ["3x32x32", "10", "125.49", "M", "0.85", "M", "0.85", "M"]
@@ -17,12 +17,12 @@ def test_models_are_listed_with_their_cost() -> None:
 
 
 def test_one_model_for_other_classes() -> None:
-    said = lines(secateur("models", "resnet20", "--classes", "100"))
+    said = lines(prunus("models", "resnet20", "--classes", "100"))
     assert said[1].split()[:5] == ["resnet20", "3x32x32", "100", "40.56", "M"]
 
 
 def test_an_unknown_model_is_one_line_and_exit_code_1() -> None:
-    done = secateur("models", "resnet21")
+    done = prunus("models", "resnet21")
     assert done.exit_code == 1
     assert done.stdout == ""
     assert (

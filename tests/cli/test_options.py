@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from secateur.cli.options import DataOptions, DeviceOptions, UndividedData
-from secateur.errors import DataError, RunError
+from prunus.cli.options import DataOptions, DeviceOptions, UndividedData
+from prunus.errors import DataError, RunError
 
 
 def test_images_have_the_size_that_the_model_takes() -> None:

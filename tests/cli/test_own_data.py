@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from secateur.errors import RunError
-from secateur.running import compress as compress_module
-from tests.cli.command_line import lines, secateur
+from prunus.errors import RunError
+from prunus.run import compress as compress_module
+from tests.cli.command_line import lines, prunus
 
 SOURCE = """
 import torch
 from torch.nn import functional as F
-import secateur as sc
+import prunus as sc
 from tests.tasks.nets import UNet, squares
 
 def make_unet():
@@ -56,13 +56,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_any_network_on_any_data(module: str, task: str, tmp_path: Path) -> None:
     given = f"{module}:make_task" if task == "own" else task
     how = ("--target", "0.3", "--epochs", "0", "--repair", "bn", "--out", tmp_path / "run")
-    said = lines(secateur("prune", f"{module}:make_unet", "--task", given, "--data", f"{module}:make_data", *how))
+    said = lines(prunus("prune", f"{module}:make_unet", "--task", given, "--data", f"{module}:make_data", *how))
     name = "pixel accuracy" if task == "own" else "mean IoU"
     assert any(f"held-out {name}" in line for line in said) and any(f"test {name}" in line for line in said)
     found = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert found["removed"]["macs"] >= 0.295 and found["quality"]["name"] == name
     assert name in (tmp_path / "run" / "report.html").read_text()
-    assert secateur("prune", "--resume", tmp_path / "run").exit_code == 0
+    assert prunus("prune", "--resume", tmp_path / "run").exit_code == 0
 
 
 @pytest.mark.parametrize("loaders", ["make_data", "make_stream"])
@@ -74,7 +74,7 @@ def test_paper_mode_speaks_of_data_of_your_own_too(
 
     monkeypatch.setattr(compress_module, "compress", stop)
     words = ["--task", "segmentation", "--data", f"{module}:{loaders}", "--paper", "--epochs", "1", "--out", "run"]
-    text = secateur("prune", f"{module}:make_unet", *words, columns=400).stdout
+    text = prunus("prune", f"{module}:make_unet", *words, columns=400).stdout
     assert text.startswith("the paper's settings: G-SD, Algorithm 1 on all held-out images, alpha 3,\n")
     for line in ("epochs 200 -> 1", "task classification -> segmentation"):
         assert f"different from the paper: {line}\n" in text
@@ -84,9 +84,9 @@ def test_paper_mode_speaks_of_data_of_your_own_too(
 
 
 def test_wrong_data_are_explained(module: str) -> None:
-    found = secateur("prune", f"{module}:make_unet", "--task", "segmentation", "--data", f"{module}:wrong")
+    found = prunus("prune", f"{module}:make_unet", "--task", "segmentation", "--data", f"{module}:wrong")
     assert found.exit_code != 0 and "must return loaders (train, holdout)" in " ".join(found.output.split())
-    found = secateur("prune", f"{module}:make_unet", "--task", "segmentation", "--data", f"{module}:nothing")
+    found = prunus("prune", f"{module}:make_unet", "--task", "segmentation", "--data", f"{module}:nothing")
     assert found.exit_code != 0 and "has no callable 'nothing'" in " ".join(found.output.split())
-    found = secateur("prune", f"{module}:make_unet", "--task", "segmentaton", "--data", f"{module}:make_data")
+    found = prunus("prune", f"{module}:make_unet", "--task", "segmentaton", "--data", f"{module}:make_data")
     assert found.exit_code != 0 and "did you mean segmentation" in " ".join(found.output.split())

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from secateur.cli.options import DataOptions
-from secateur.errors import ModelError
-from secateur.zoo.data import load
+from prunus.cli.options import DataOptions
+from prunus.errors import ModelError
+from prunus.zoo.data import load
 
 SOURCE = """
 from torch import nn

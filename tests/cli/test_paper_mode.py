@@ -1,4 +1,4 @@
-"""`secateur prune --paper`: which layers it leaves alone, and what it says before the run starts."""
+"""`prunus prune --paper`: which layers it leaves alone, and what it says before the run starts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import secateur as sc
-from secateur.cli import paper_mode
-from secateur.cli import prune as verb
-from secateur.errors import RunError
-from secateur.running import compress as compress_module
-from secateur.running import run_estimate
-from secateur.running.run_estimate import Speed
-from secateur.studies.recipes.recipe import load_recipe
-from secateur.zoo.models import create
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.cli import prune as paper_mode
+from prunus.cli import prune as verb
+from prunus.errors import RunError
+from prunus.run import checkup as run_estimate
+from prunus.run import compress as compress_module
+from prunus.run.checkup import Speed
+from prunus.studies.recipes import load_recipe
+from prunus.zoo.models import create
+from tests.cli.command_line import lines, prunus
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def heard_by(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> dict[str, A
     """The options that a run would start with."""
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(verb, "_prune", lambda asked, folder: heard.append(asked))
-    lines(secateur("prune", *words))
+    lines(prunus("prune", *words))
     return heard[0]
 
 
@@ -87,7 +87,7 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
     words = ["prune", "preresnet164", "--weights", file, "--data", "digits", "--size", "8", "--device", "cpu"]
     words += ["--paper"]
     more = ["--batch-size", "64", "--metric", "gsd:ridge=0", "--out", tmp_path / "run"]
-    said = secateur(*words, *more, "--k", "54", columns=400).stdout.splitlines()
+    said = prunus(*words, *more, "--k", "54", columns=400).stdout.splitlines()
     assert said[0].startswith("the paper's settings: G-SD without a ridge, as printed, Algorithm 1 on all held-out")
     assert "not pruned, as in the paper: conv1:out, *.shortcut:in" in said
     first_block = "The first block has no selection here: it reads the stem, which is no stream."
@@ -99,7 +99,7 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
     assert open_points[-2].endswith("10% of the training images are held out here, and not used for training.")
     assert open_points[-1].endswith("no schedule for digits: that of its CIFAR experiments is used here.")
     more = ["--max-drop", "2", "--exclude", "conv1:out", "--out", tmp_path / "run"]
-    said = secateur(*words, "--k", "9", *more).stdout.splitlines()
+    said = prunus(*words, "--k", "9", *more).stdout.splitlines()
     assert "different from the paper: max_drop no limit -> 2.0" in said
     assert "different from the paper: k a third of the units -> 9" in said
     assert "different from the paper: exclude conv1:out, *.shortcut:in -> conv1:out" in said

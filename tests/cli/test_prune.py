@@ -1,4 +1,4 @@
-"""`secateur prune`: a run from the command line, its goals, going on after an interruption, exit codes."""
+"""`prunus prune`: a run from the command line, its goals, going on after an interruption, exit codes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-import secateur as sc
-from secateur.cli import prune as verb
-from secateur.running import compress as compress_module
-from secateur.zoo.data import load
-from secateur.zoo.models import create
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.cli import prune as verb
+from prunus.run import compress as compress_module
+from prunus.zoo.data import load
+from prunus.zoo.models import create
+from tests.cli.command_line import lines, prunus
 from tests.proof import assert_accuracy, counted_macs
-from tests.running.toys import contents
+from tests.run.toys import contents
 
 EXAMPLE = torch.zeros(1, 1, 32, 32)
 
@@ -28,7 +28,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """LeNet-5, trained on the digits for three epochs."""
     folder = tmp_path_factory.mktemp("trained")
     words = ["lenet5", "--data", "digits", "--epochs", "3", "--no-augment", "--device", "cpu"]
-    lines(secateur("train", *words, "--lr", "0.05", "--batch-size", "32", "--out", folder))
+    lines(prunus("train", *words, "--lr", "0.05", "--batch-size", "32", "--out", folder))
     return folder / "model.safetensors"
 
 
@@ -48,7 +48,7 @@ WHOLE = counted_macs(create("lenet5").eval(), EXAMPLE)
 
 def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    said = lines(secateur(*quick(weights, out, "--target", "0.4", "--rounds", "2", "--epochs", "1")))
+    said = lines(prunus(*quick(weights, out, "--target", "0.4", "--rounds", "2", "--epochs", "1")))
     summary = json.loads((out / "summary.json").read_text())
     assert macs(out) == summary["after"]["macs"] <= 0.6 * WHOLE == 0.6 * summary["before"]["macs"]
     text = "\n".join(said)
@@ -60,22 +60,22 @@ def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
     faster = r"(?:[\d.]+x|no measurable difference)"  # so small a network may not be faster by much
     assert re.search(rf"ms, batch 1\s+[\d.]+\s+[\d.]+\s+{faster}", text) and "ms, batch 64" in text
     assert re.search(r"2 rounds in \d+ s", text) and f"results in {out}" in text
-    heard = lines(secateur("evaluate", "lenet5", "--data", "digits", "--pruned", out))
+    heard = lines(prunus("evaluate", "lenet5", "--data", "digits", "--pruned", out))
     found = re.fullmatch(r"top-1  ([\d.]+)%", heard[1])
     assert found is not None
     small, test = sc.load(out, create("lenet5")), load("digits", size=32).loader("test", 359)
     assert_accuracy(summary["after"]["test"]["top1"], small, test)
     assert_accuracy(float(found[1]) / 100, small, test, printed=1e-4)  # `evaluate` orders memory in another way
     # The same again is done at once and says the same accuracy.
-    again = lines(secateur(*quick(weights, out, "--target", "0.4", "--rounds", "2", "--epochs", "1")))
+    again = lines(prunus(*quick(weights, out, "--target", "0.4", "--rounds", "2", "--epochs", "1")))
     assert again[:6] == said[:6]
 
 
 def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
     """With a solve alone: the metric that knows of it, the split of least error, no sensitivity; and a report."""
     words = ["--data", "digits", "--device", "cpu", "--target", "0.5", "--num-repair-images", "200"]
-    said = lines(secateur("prune", "lenet5", "--weights", weights, *words, "--out", tmp_path / "solved"))
-    assert said[-1].startswith("to retrain as well, which may add accuracy: secateur prune lenet5")
+    said = lines(prunus("prune", "lenet5", "--weights", weights, *words, "--out", tmp_path / "solved"))
+    assert said[-1].startswith("to retrain as well, which may add accuracy: prunus prune lenet5")
     assert said[-1].endswith("--target 0.5 --num-repair-images 200 --epochs 3 --out NEW")
     summary = json.loads((tmp_path / "solved" / "summary.json").read_text())
     asked = summary["settings"]
@@ -85,7 +85,7 @@ def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "solved" / "round-01" / "sensitivity.json").exists()
     page = (tmp_path / "solved" / "report.html").read_text()
     assert "he total error after repair is smallest" in page and "rebuilt" in page
-    lines(secateur(*quick(weights, tmp_path / "cut", "--target", "0.5", "--epochs", "0", "--split", "uniform")))
+    lines(prunus(*quick(weights, tmp_path / "cut", "--target", "0.5", "--epochs", "0", "--split", "uniform")))
     assert "he same fraction of channels from every unit" in (tmp_path / "cut" / "report.html").read_text()
     cut = json.loads((tmp_path / "cut" / "summary.json").read_text())
     assert cut["settings"]["metric"] == "gsd_reader"
@@ -94,9 +94,9 @@ def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
 
 def test_errors_need_the_metric_that_gives_errors(weights: Path, tmp_path: Path) -> None:
     asked = quick(weights, tmp_path / "run", "--target", "0.5", "--epochs", "1", "--split", "least_error")
-    result = secateur(*asked, "--metric", "gsd")
+    result = prunus(*asked, "--metric", "gsd")
     assert result.exit_code == 1 and "needs scores that are errors, and gsd gives none: use rebuilt" in result.stderr
-    lines(secateur(*asked))
+    lines(prunus(*asked))
     settings = json.loads((tmp_path / "run" / "summary.json").read_text())["settings"]
     assert (settings["split"], settings["metric"]) == ("least_error", "rebuilt")
 
@@ -113,16 +113,16 @@ def test_errors_need_the_metric_that_gives_errors(weights: Path, tmp_path: Path)
     ],
 )
 def test_goals(weights: Path, tmp_path: Path, words: list[str], most: float, least: float) -> None:
-    lines(secateur(*quick(weights, tmp_path / "run", "--epochs", "0", *words)))
+    lines(prunus(*quick(weights, tmp_path / "run", "--epochs", "0", *words)))
     assert least <= macs(tmp_path / "run") <= most + 0.005 * WHOLE
 
 
 def test_params_and_points(weights: Path, tmp_path: Path) -> None:
-    lines(secateur(*quick(weights, tmp_path / "a", "--epochs", "0", "--params", "40K", "--only", "conv2:out")))
+    lines(prunus(*quick(weights, tmp_path / "a", "--epochs", "0", "--params", "40K", "--only", "conv2:out")))
     small = sc.load(tmp_path / "a", create("lenet5"))
     left = sum(p.numel() for p in small.parameters() if p.dim() > 1)
     assert 35_000 <= left <= 40_000 + 300
-    lines(secateur(*quick(weights, tmp_path / "b", "--epochs", "0", "--max-drop", "3")))
+    lines(prunus(*quick(weights, tmp_path / "b", "--epochs", "0", "--max-drop", "3")))
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert summary["settings"]["max_drop"] == 3
     assert summary["before"]["holdout"]["top1"] - summary["after"]["holdout"]["top1"] <= 0.03
@@ -130,7 +130,7 @@ def test_params_and_points(weights: Path, tmp_path: Path) -> None:
 
 def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--target", "0.4", "--rounds", "2", "--epochs", "1"]
-    lines(secateur(*quick(weights, tmp_path / "whole", *words)))
+    lines(prunus(*quick(weights, tmp_path / "whole", *words)))
     real = compress_module.run_round
 
     def interrupted(job: Any, number: int, *rest: Any) -> Any:
@@ -139,16 +139,16 @@ def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pyt
         return real(job, number, *rest)
 
     monkeypatch.setattr(compress_module, "run_round", interrupted)
-    result = secateur(*quick(weights, tmp_path / "broken", *words))
+    result = prunus(*quick(weights, tmp_path / "broken", *words))
     assert result.exit_code == 130 and "interrupted" in result.stderr
     assert not (tmp_path / "broken" / "summary.json").exists()
     monkeypatch.undo()
-    said = lines(secateur("prune", "--resume", tmp_path / "broken"))
+    said = lines(prunus("prune", "--resume", tmp_path / "broken"))
     assert f"results in {tmp_path / 'broken'}" in "\n".join(said)
     whole, broken = contents(tmp_path / "whole"), contents(tmp_path / "broken")
     for name in ("model.safetensors", "plan.json", "round-02/scores.safetensors", "config.json"):
         assert whole[name] == broken[name]
-    refused = secateur(*quick(weights, tmp_path / "broken", *words, "--alpha", "2"))
+    refused = prunus(*quick(weights, tmp_path / "broken", *words, "--alpha", "2"))
     assert refused.exit_code == 1 and "holds another run: command.alpha was 3.0 there and is 2.0 now" in refused.stderr
 
 
@@ -173,7 +173,7 @@ def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(weights: Path, tmp_path: Path, words: list[str], complaint: str) -> None:
-    result = secateur(*quick(weights, tmp_path / "run", *words))
+    result = prunus(*quick(weights, tmp_path / "run", *words))
     assert result.exit_code == 1 and complaint in result.stderr
     assert not (tmp_path / "run").exists()
 
@@ -181,24 +181,24 @@ def test_mistakes_are_one_line_and_exit_code_1(weights: Path, tmp_path: Path, wo
 def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
     for words, complaint in (
         (["prune", "lenet5"], "pass --weights FILE with the weights of lenet5"),
-        (["prune", "--data", "cifar10"], "name the network to prune: secateur prune MODEL"),
+        (["prune", "--data", "cifar10"], "name the network to prune: prunus prune MODEL"),
         (["prune", "lenet6", "--weights", "x"], "there is no model called 'lenet6'"),
         (["prune", "--resume", str(tmp_path)], "config.json is missing"),
     ):
-        result = secateur(*words)
+        result = prunus(*words)
         assert result.exit_code == 1 and complaint in result.stderr
     (tmp_path / "config.json").write_text("{}")
-    result = secateur("prune", "--resume", tmp_path)
-    assert result.exit_code == 1 and "was not written by `secateur prune`" in result.stderr
-    assert secateur("prune", "--colour", "red").exit_code == 2
-    assert secateur("prune", "--epochs", "many").exit_code == 2
+    result = prunus("prune", "--resume", tmp_path)
+    assert result.exit_code == 1 and "was not written by `prunus prune`" in result.stderr
+    assert prunus("prune", "--colour", "red").exit_code == 2
+    assert prunus("prune", "--epochs", "many").exit_code == 2
 
 
 def test_without_arguments_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[dict[str, Any], Path]] = []
     monkeypatch.setattr(verb, "_prune", lambda asked, folder: heard.append((asked, folder.out)))
     for words in ([], ["--epochs", "3"], ["--max-drop", "0"], ["--out", "here"]):
-        lines(secateur("prune", *words))
+        lines(prunus("prune", *words))
     (demo, folder), (shorter, _), (other, _), (_, named) = heard
     assert folder == Path("runs/prune-resnet8-digits") and named == Path("here")
     assert (demo["model"], demo["data"], demo["target"], demo["rounds"]) == ("resnet8", "digits", 0.5, 2)
@@ -210,7 +210,7 @@ def test_without_arguments_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> No
 def test_paper_mode_says_what_it_costs_and_follows_the_paper(weights: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["--paper", "--target", "0.2", "--alpha", "4", "--epochs", "1"]
-    text = "\n".join(lines(secateur(*quick(weights, out, *words))))
+    text = "\n".join(lines(prunus(*quick(weights, out, *words))))
     assert "the paper's settings: G-SD, Algorithm 1 on all held-out images, alpha 4," in text
     assert "different from the paper: epochs 200 -> 1" in text and "different from the paper: num_images" in text
     assert re.search(r"at least \d+ rounds? of 1 epoch\b", text)
@@ -220,7 +220,7 @@ def test_paper_mode_says_what_it_costs_and_follows_the_paper(weights: Path, tmp_
     assert (settings["repair"], settings["distill"], settings["lr"]) == ("none", False, 0.01)
     rounds = json.loads((out / "summary.json").read_text())["rounds"]
     assert [one["alpha"] for one in rounds] == [4.0] * len(rounds)
-    wrong = secateur(*quick(weights, out, "--paper", "--repair", "solve"))
+    wrong = prunus(*quick(weights, out, "--paper", "--repair", "solve"))
     words = "the paper has no repair: leave out --repair solve, or leave out --paper"
     assert wrong.exit_code == 1 and words in " ".join(wrong.output.split())
     for line in ("augmentation of the training images -> none", "num_images all -> 100"):
@@ -232,7 +232,7 @@ def test_a_metric_with_options(weights: Path, tmp_path: Path) -> None:
     """Scores, folder, report and --resume have the metric as it was typed."""
     out = tmp_path / "run"
     words = ["--target", "0.2", "--metric", "gsd:ridge=0", "--epochs", "0", "--rounds", "1"]
-    lines(secateur(*quick(weights, out, *words)))
+    lines(prunus(*quick(weights, out, *words)))
     config = json.loads((out / "config.json").read_text())
     assert config["settings"]["metric"] == config["command"]["metric"] == "gsd:ridge=0"
     assert "--metric gsd:ridge=0" in config["command_line"]
@@ -241,9 +241,9 @@ def test_a_metric_with_options(weights: Path, tmp_path: Path) -> None:
     assert "metric gsd:ridge=0: Generalised symmetric divergence" in (out / "report.html").read_text()
     shutil.rmtree(out / "round-01")
     (out / "summary.json").unlink()
-    lines(secateur("prune", "--resume", out))
+    lines(prunus("prune", "--resume", out))
     assert (out / "summary.json").exists()
-    other = secateur("prune", "--resume", out, "--metric", "gsd")
+    other = prunus("prune", "--resume", out, "--metric", "gsd")
     assert other.exit_code == 1 and "--metric gsd differs from the run" in other.stderr
 
 
@@ -257,16 +257,16 @@ def test_a_metric_with_options(weights: Path, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_of_a_metric(weights: Path, tmp_path: Path, metric: str, words: str) -> None:
-    result = secateur(*quick(weights, tmp_path / "run", "--metric", metric), columns=400)
+    result = prunus(*quick(weights, tmp_path / "run", "--metric", metric), columns=400)
     assert result.exit_code == 1 and words in result.stderr and not (tmp_path / "run").exists()
-    study = secateur("study", "sensitivity", f"lenet5={weights}", "--data", "digits", "--metric", metric, columns=400)
+    study = prunus("study", "sensitivity", f"lenet5={weights}", "--data", "digits", "--metric", metric, columns=400)
     assert study.exit_code == 1 and words in study.stderr
 
 
 def test_the_alpha_that_a_number_of_rounds_solves_is_written_down(weights: Path, tmp_path: Path) -> None:
     """k x alpha x FLOSS_max = 40% of the MACs, with k = 1 of LeNet-5's two units that are pruned."""
     out = tmp_path / "run"
-    lines(secateur(*quick(weights, out, "--target", "0.4", "--rounds", "1", "--epochs", "0", "--k", "1")))
+    lines(prunus(*quick(weights, out, "--target", "0.4", "--rounds", "1", "--epochs", "0", "--k", "1")))
     first, second = 28 * 28 * 25 + 16 * 10 * 10 * 25, 6 * 10 * 10 * 25 + 120 * 25  # MACs of a channel of conv1, conv2
     alpha = 0.4 * WHOLE / max(first, second)
     settings = json.loads((out / "config.json").read_text())["settings"]

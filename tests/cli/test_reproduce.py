@@ -1,4 +1,4 @@
-"""`secateur reproduce`: lists recipes, prints what changes, refuses what cannot run, and runs one from end to end."""
+"""`prunus reproduce`: lists recipes, prints what changes, refuses what cannot run, and runs one from end to end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import secateur as sc
-from secateur.studies.recipes.recipe import load_recipe, recipe_names
-from secateur.zoo.models import create
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.studies.recipes import load_recipe, recipe_names
+from prunus.zoo.models import create
+from tests.cli.command_line import lines, prunus
 
 NAMES = recipe_names()
 TABLE_1 = ["resnet56-cifar10-a", "resnet56-cifar10-b", "resnet110-cifar10-a", "resnet110-cifar10-b", "vgg16-cifar10"]
@@ -20,52 +20,52 @@ DEPARTING |= {f"{network}-imagenet-{row}" for network in ("vgg16", "resnet50") f
 
 
 def test_the_list() -> None:
-    said = lines(secateur("reproduce", columns=200))
+    said = lines(prunus("reproduce", columns=200))
     assert [line.split()[0] for line in said[1 : 1 + len(NAMES)]] == list(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_dry_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said = lines(secateur("reproduce", name, "--dry-run", columns=400))
+    said = lines(prunus("reproduce", name, "--dry-run", columns=400))
     recipe = load_recipe(name)
     assert said[0].startswith(recipe.title)
     assert [line for line in said if line.startswith("different from the paper: ")] == [
         f"different from the paper: {text}" for text in recipe.departs
     ]
     assert f"no {'other ' if name in DEPARTING else ''}setting is changed (budget full)" in said
-    assert said[-1].startswith("  secateur ") and not list(tmp_path.iterdir())
+    assert said[-1].startswith("  prunus ") and not list(tmp_path.iterdir())
 
 
 def test_a_dry_run_prints_what_changes_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["resnet56-cifar10-b", "--budget", "cpu", "--weights", "w.pt", "--set", "holdout=test:0.5", "--dry-run"]
-    said = lines(secateur("reproduce", *words, columns=400))
+    said = lines(prunus("reproduce", *words, columns=400))
     assert said[0] == "ResNet-56 on CIFAR-10, G-SD-B (Table 1a)"
     assert "as published: top-1 93.4 -> 93.84%, 63.0% of MACs and 52.4% of weights removed" in said
     assert "  run: epochs 200 -> 2" in said and "  run: holdout train:0.1 -> test:0.5" in said
     assert not any(line.startswith("  train:") for line in said)  # no network is trained
     printed = said[said.index("commands:") + 1 :]
-    assert printed[0].startswith("  secateur prune resnet56 ") and "--data cifar10 --target 0.63 --k 18" in printed[0]
-    assert printed[-1] == "  secateur study table runs/resnet56-cifar10-b-cpu/resnet56-cifar10-b"
+    assert printed[0].startswith("  prunus prune resnet56 ") and "--data cifar10 --target 0.63 --k 18" in printed[0]
+    assert printed[-1] == "  prunus study table runs/resnet56-cifar10-b-cpu/resnet56-cifar10-b"
     assert not list(tmp_path.iterdir())
 
 
 def test_gsd_without_a_ridge_is_the_papers_formula() -> None:
     words = ["reproduce", "resnet56-cifar10-a", "--dry-run", "--set"]
-    said = lines(secateur(*words, "metric=gsd:ridge=0", columns=400))
-    assert [line for line in said if "ridge" in line and not line.startswith("  secateur ")] == [
+    said = lines(prunus(*words, "metric=gsd:ridge=0", columns=400))
+    assert [line for line in said if "ridge" in line and not line.startswith("  prunus ")] == [
         "as in the paper's formula, without a ridge: run: metric gsd -> gsd:ridge=0"
     ]
     assert "no other setting is changed (budget full)" in said
-    other = lines(secateur(*words, "metric=gsd:ridge=0.5", columns=400))
+    other = lines(prunus(*words, "metric=gsd:ridge=0.5", columns=400))
     assert "  run: metric gsd -> gsd:ridge=0.5" in other and not any("0.05" in line for line in other)
     assert any("its denominators have a ridge of 0.5. gsd:ridge=0 leaves it out." in line for line in other)
 
 
 def test_the_sentence_about_the_images_that_decide_follows_the_holdout() -> None:
     words = ["reproduce", "resnet56-cifar10-a", "--dry-run", "--set", "holdout=test:0.5"]
-    assert any("50% of the test images decide here" in line for line in lines(secateur(*words, columns=400)))
+    assert any("50% of the test images decide here" in line for line in lines(prunus(*words, columns=400)))
 
 
 @pytest.mark.parametrize(
@@ -85,17 +85,17 @@ def test_the_sentence_about_the_images_that_decide_follows_the_holdout() -> None
     ],
 )
 def test_what_cannot_run(words: list[str], complaint: str) -> None:
-    result = secateur("reproduce", *words, columns=400)
+    result = prunus("reproduce", *words, columns=400)
     assert result.exit_code == 1 and complaint in result.stderr
 
 
 def test_a_setting_that_the_command_does_not_have() -> None:
-    result = secateur("reproduce", "resnet56-cifar10-a", "--budget", "smoke", "--set", "nonsense=1", columns=400)
+    result = prunus("reproduce", "resnet56-cifar10-a", "--budget", "smoke", "--set", "nonsense=1", columns=400)
     assert result.exit_code == 2 and "No such option" in result.output + result.stderr
 
 
 def test_a_table_dry_runs_with_each_network_trained_once() -> None:
-    said = lines(secateur("reproduce", "table1", "--budget", "smoke", "--dry-run", columns=600))
+    said = lines(prunus("reproduce", "table1", "--budget", "smoke", "--dry-run", columns=600))
     printed = said[said.index("commands:") + 1 :]
     assert [line.split()[1] for line in printed].count("prune") == 7  # Tables 1a and 1b
     trained = [line.split()[2] for line in printed if line.split()[1] == "train"]
@@ -109,7 +109,7 @@ def test_a_table_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "table1", "--budget", "smoke", "--device", "cpu"]
     words += ["--set", "rounds=1", "--set", "train.epochs=1", "--set", "num_images=100"]  # a test must be quick
-    said = lines(secateur(*words, columns=400))
+    said = lines(prunus(*words, columns=400))
     folder = Path("runs/table1-smoke")
     rows = sc.studies.read_study(folder / "table")["rows"]
     assert {row["method"] for row in rows} == set(TABLE_1) and len(rows) == 7
@@ -118,5 +118,5 @@ def test_a_table_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "  run: model vgg19 -> lenet5" in said and "  run: target 0.595 -> 0.3" in said
     assert any("The paper has no rows for lenet5 on digits." in line for line in said)
     assert sc.load(folder / "vgg19-cifar100", create("lenet5"))
-    again = lines(secateur(*words, columns=400))
+    again = lines(prunus(*words, columns=400))
     assert again[-4:] == said[-4:]

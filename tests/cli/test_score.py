@@ -1,4 +1,4 @@
-"""`secateur score` on the digits that scikit-learn carries."""
+"""`prunus score` on the digits that scikit-learn carries."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import secateur as sc
-from secateur.cli import build
-from secateur.cli.opening import open_model
-from secateur.scoring.metrics import METRICS
-from secateur.scoring.score import score
-from secateur.scoring.scores import load_scores
-from secateur.zoo.data import load
+import prunus as sc
+from prunus.cli import build
+from prunus.cli.inputs import open_model
+from prunus.score.metrics import METRICS
+from prunus.score.score import score
+from prunus.score.scores import load_scores
+from prunus.zoo.data import load
 from tests.processes import torchrun
 
 runner = CliRunner()
@@ -86,7 +86,7 @@ def test_mistakes_are_one_line_and_exit_1(more: list[str], words: str) -> None:
 def test_torchrun_gives_the_same(tmp_path: Path) -> None:
     code, _, _ = run("--out", str(tmp_path / "one"))
     assert code == 0
-    torchrun("secateur", *BASE, "--out", tmp_path / "two")
+    torchrun("prunus", *BASE, "--out", tmp_path / "two")
     one, two = (load_scores(tmp_path / name)["gsd_reader"] for name in ("one", "two"))
     assert two.num_images == 100
     for unit, values in one.values.items():

@@ -1,4 +1,4 @@
-"""`secateur sensitivity`: table, JSON, picture and exit codes."""
+"""`prunus sensitivity`: table, JSON, picture and exit codes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_model
 
-from secateur.zoo.models import create
-from tests.cli.command_line import lines, secateur
-from tests.deciding.toys import seeded
+from prunus.zoo.models import create
+from tests.cli.command_line import lines, prunus
+from tests.decide.toys import seeded
 
 SHORT = ["--data", "digits", "--num-images", "60", "--limit", "40"]
 
@@ -24,7 +24,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_table_json_and_picture(weights: Path, tmp_path: Path) -> None:
-    said = lines(secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path))
+    said = lines(prunus("sensitivity", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path))
     found = json.loads((tmp_path / "sensitivity.json").read_text())
     units = [f"layer{n}.0.conv1:{end}" for n in (1, 2, 3) for end in ("in", "out")]
     assert sorted(found["tried"]) == units and found["num_images"] == 40 and found["split"] == "algorithm1"
@@ -49,7 +49,7 @@ def test_table_json_and_picture(weights: Path, tmp_path: Path) -> None:
 
 def test_curves(weights: Path, tmp_path: Path) -> None:
     words = ["--split", "ratio", "--exclude", "layer[23]*", "--measure", "loss", "--k", "1"]
-    lines(secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path))
+    lines(prunus("sensitivity", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path))
     found = json.loads((tmp_path / "sensitivity.json").read_text())
     assert found["alpha"] is None and found["measure"] == "loss"
     curve = found["curves"]["layer1.0.conv1:out"]
@@ -59,8 +59,8 @@ def test_curves(weights: Path, tmp_path: Path) -> None:
 
 def test_units_judged_after_their_repair(weights: Path, tmp_path: Path) -> None:
     words = ["--exact", "--repair", "solve", "--num-repair-images", "50"]
-    lines(secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path / "solve"))
-    lines(secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path / "cut"))
+    lines(prunus("sensitivity", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path / "solve"))
+    lines(prunus("sensitivity", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path / "cut"))
     solved, cut = (json.loads((tmp_path / name / "sensitivity.json").read_text()) for name in ("solve", "cut"))
     assert (solved["repair"], cut["repair"]) == ("solve", "none") and solved["base_loss"] == cut["base_loss"]
     gaps = [[abs(row["loss"] - found["base_loss"]) for row in found["tried"].values()] for found in (solved, cut)]
@@ -83,11 +83,11 @@ def test_units_judged_after_their_repair(weights: Path, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes(weights: Path, tmp_path: Path, words: list[str], complaint: str) -> None:
-    result = secateur("sensitivity", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path / "out")
+    result = prunus("sensitivity", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path / "out")
     assert result.exit_code == 1 and complaint in result.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_usage() -> None:
-    assert secateur("sensitivity").exit_code == 2
-    assert secateur("sensitivity", "resnet8", "--alpha", "three").exit_code == 2
+    assert prunus("sensitivity").exit_code == 2
+    assert prunus("sensitivity", "resnet8", "--alpha", "three").exit_code == 2

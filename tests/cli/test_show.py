@@ -1,4 +1,4 @@
-"""`secateur show`: pictures of paper size, the same bytes each time, and errors that say what to do."""
+"""`prunus show`: pictures of paper size, the same bytes each time, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from secateur.zoo.models import create
-from tests.cli.command_line import secateur
+from prunus.zoo.models import create
+from tests.cli.command_line import prunus
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_verbs(verb: str, words: str, text: str, weights: Path, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         options = f"--num-images 100 --device cpu {words}".split()
-        done = secateur("show", verb, "lenet5", "--weights", weights, *options, "--out", tmp_path / folder)
+        done = prunus("show", verb, "lenet5", "--weights", weights, *options, "--out", tmp_path / folder)
         assert done.exit_code == 0, done.output
         assert f"written: {tmp_path / folder / verb}.png" in done.output and "conv2:out" in done.output
     with Image.open(tmp_path / "one" / f"{verb}.png") as picture:
@@ -52,13 +52,13 @@ def test_without_arguments_the_demos_network(weights: Path, tmp_path: Path, monk
     kept = Path("runs/base-resnet8-digits/model.safetensors")
     kept.parent.mkdir(parents=True)
     save_file(create("resnet8", num_classes=10, in_channels=1).state_dict(), kept)
-    done = secateur("show", "channels", "--num-images", "40", "--device", "cpu")
+    done = prunus("show", "channels", "--num-images", "40", "--device", "cpu")
     assert done.exit_code == 0, done.output
     assert "layer2.0.conv1:out: by gsd, channel" in done.output
     assert Path("runs/show-resnet8-digits/channels.png").exists()
 
 
 def test_what_is_wrong_is_said(weights: Path) -> None:
-    done = secateur("show", "channels", "lenet5", "--weights", weights, "--layer", "conv9")
+    done = prunus("show", "channels", "lenet5", "--weights", weights, "--layer", "conv9")
     assert done.exit_code == 1 and "did you mean conv" in done.output
-    assert secateur("show", "channels", "lenet5", "--part", "tests").exit_code == 1
+    assert prunus("show", "channels", "lenet5", "--part", "tests").exit_code == 1

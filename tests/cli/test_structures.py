@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 import torch
 
-import secateur as sc
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from tests.cli.command_line import lines, prunus
 from tests.tasks.nets import Wrapped, sums
 
 SOURCE = """
@@ -46,9 +46,9 @@ def test_from_prune_to_bench(dimensions: int, tmp_path: Path, monkeypatch: pytes
     name = "own_of_test_structures"
     (tmp_path / f"{name}.py").write_text(SOURCE)
     given = [f"{name}:adder{dimensions}", "--task", "regression", "--data", f"{name}:data{dimensions}"]
-    said = lines(secateur("prune", *given, "--target", "0.4", "--repair", "bn", "--epochs", "1", "--out", "run"))
+    said = lines(prunus("prune", *given, "--target", "0.4", "--repair", "bn", "--epochs", "1", "--out", "run"))
     assert any("ms, batch 64" in line for line in said)
-    assert secateur("prune", "--resume", "run").exit_code == 0
+    assert prunus("prune", "--resume", "run").exit_code == 0
     assert "R2" in Path("run/report.html").read_text()
 
     torch.manual_seed(0)
@@ -56,21 +56,21 @@ def test_from_prune_to_bench(dimensions: int, tmp_path: Path, monkeypatch: pytes
     (left, right), _ = sums(dimensions, seed=3)[0]
     with torch.no_grad():
         wanted = small(left, right)
-    lines(secateur("export", "run", "small.onnx"))
+    lines(prunus("export", "run", "small.onnx"))
     session = onnxruntime.InferenceSession("small.onnx")
     feeds = {"left": left.numpy(), "right": right.numpy()}
     found = [torch.from_numpy(each) for each in session.run(None, feeds)]
     assert torch.allclose(found[0], wanted.features, atol=1e-5) and torch.allclose(found[1], wanted.logits, atol=1e-5)
-    lines(secateur("export", "run", "small.pt2"))
+    lines(prunus("export", "run", "small.pt2"))
     again = torch.export.load("small.pt2").module()(left, right)
     assert torch.allclose(again.logits, wanted.logits, atol=1e-5)
 
     engines = ("--engine", "eager", "--engine", "onnxruntime")
-    benched = json.loads(secateur("bench", "run", *engines, "--batch", "4", "--rounds", "2", "--json").stdout)
+    benched = json.loads(prunus("bench", "run", *engines, "--batch", "4", "--rounds", "2", "--json").stdout)
     assert [(row["network"], row["engine"]) for row in benched["rows"]] == [
         (network, engine) for network in ("original", "run") for engine in ("eager", "onnxruntime")
     ]
     macs = [benched["networks"][network]["macs"] for network in ("original", "run")]
     assert macs[1] <= 0.61 * macs[0] and benched["notes"] == []
     sides = " x ".join(["1", *["6"] * dimensions])
-    assert f"on {sides} and {sides}:" in lines(secateur("inspect", "run"))[0]
+    assert f"on {sides} and {sides}:" in lines(prunus("inspect", "run"))[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command_line import lines, secateur
+from tests.cli.command_line import lines, prunus
 from tests.cli.task_files import own_module, photos, street
 
 
@@ -35,42 +35,42 @@ NAMES = {"segmentation": "mean IoU", "multilabel": "mean F1", "regression": "R2"
 
 @pytest.mark.parametrize("task", NAMES)
 def test_train_evaluate_and_the_run_again(module: str, task: str) -> None:
-    said = lines(secateur("train", *given(module, task), "--epochs", "2", "--out", "trained"))
+    said = lines(prunus("train", *given(module, task), "--epochs", "2", "--out", "trained"))
     assert any(line.startswith(f"held-out: {NAMES[task]} ") for line in said)
     assert any(line.startswith(f"test: {NAMES[task]} ") for line in said)
     assert "accuracy" not in " ".join(said) and "top-1" not in " ".join(said)
-    found = json.loads(" ".join(lines(secateur("evaluate", "trained", "--json"))))  # data and task are the run's
+    found = json.loads(" ".join(lines(prunus("evaluate", "trained", "--json"))))  # data and task are the run's
     assert found["quality"]["name"] == NAMES[task] and "top1" not in found
     summary = json.loads(Path("trained/summary.json").read_text())
     assert found["quality"]["value"] == pytest.approx(summary["test"]["top1"], abs=1e-6)
-    said = lines(secateur("evaluate", "trained", "--part", "holdout"))
+    said = lines(prunus("evaluate", "trained", "--part", "holdout"))
     assert any(line.startswith(NAMES[task]) for line in said)
 
 
 @pytest.mark.parametrize("task", NAMES)
 def test_score_sensitivity_and_check(module: str, task: str) -> None:
     metric = "reader_energy" if task in ("regression", "own") else "gsd_reader"
-    said = lines(secateur("score", *given(module, task)))
+    said = lines(prunus("score", *given(module, task)))
     assert f"units scored by {metric}" in said[0]
-    said = lines(secateur("sensitivity", *given(module, task), "--out", "sensitivity"))
+    said = lines(prunus("sensitivity", *given(module, task), "--out", "sensitivity"))
     assert NAMES[task] in said[0] and "accuracy" not in " ".join(said)
     found = json.loads(Path("sensitivity/sensitivity.json").read_text())
     assert found["measure"] == NAMES[task]
-    result = secateur("check", *given(module, task), "--json")
+    result = prunus("check", *given(module, task), "--json")
     found = json.loads(result.stdout)
     assert found["quality"]["name"] == NAMES[task] and found["accuracy"]["num_images"] > 0
     assert not any("accuracy" in words for words in (*found["problems"], *found["notes"]))
 
 
 def test_check_says_the_whole_name_of_a_quality(module: str) -> None:
-    said = [line for line in lines(secateur("check", *given(module, "own"))) if "held-out images" in line]
+    said = [line for line in lines(prunus("check", *given(module, "own"))) if "held-out images" in line]
     assert len(said) == 1 and said[0].split()[:3] == ["quality", "minus", "error"] and "metres" in said[0]
 
 
 @pytest.mark.parametrize("task", NAMES)
 def test_prune_and_go_on(module: str, task: str) -> None:
     how = ("--target", "0.3", "--epochs", "1", "--repair", "bn", "--no-augment", "--out", "run")
-    said = " ".join(lines(secateur("prune", *given(module, task), *how)))
+    said = " ".join(lines(prunus("prune", *given(module, task), *how)))
     assert f"held-out {NAMES[task]}" in said and f"test {NAMES[task]}" in said and "accuracy" not in said
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["quality"]["name"] == NAMES[task] and summary["removed"]["macs"] >= 0.295
@@ -80,27 +80,27 @@ def test_prune_and_go_on(module: str, task: str) -> None:
         assert words in page
         page = page.replace(words, "")
     assert NAMES[task] in page and "accuracy" not in page.lower()
-    assert secateur("prune", "--resume", "run").exit_code == 0
-    found = json.loads(" ".join(lines(secateur("evaluate", "run", "--json"))))
+    assert prunus("prune", "--resume", "run").exit_code == 0
+    found = json.loads(" ".join(lines(prunus("evaluate", "run", "--json"))))
     assert found["quality"]["value"] == pytest.approx(summary["after"]["test"]["top1"], abs=1e-6)
 
 
 @pytest.mark.parametrize("task", ["segmentation", "regression"])
 def test_studies(module: str, task: str) -> None:
     how = ("--metrics", "l1,reader_energy", "--ratios", "0.3", "--repair", "bn", "--out", "study")
-    said = lines(secateur("study", "effectiveness", *given(module, task), *how))
+    said = lines(prunus("study", "effectiveness", *given(module, task), *how))
     assert said[0].split() == ["network", "metric", "0%", "30%"]
     with Path("study/table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 and all("quality" in row and "accuracy" not in row for row in rows)
     undivided = ("--holdout", "none") if task == "segmentation" else ()
-    base = json.loads(" ".join(lines(secateur("evaluate", *given(module, task), "--json", *undivided))))
+    base = json.loads(" ".join(lines(prunus("evaluate", *given(module, task), "--json", *undivided))))
     factor = 100 if task == "segmentation" else 1
     assert float(rows[0]["quality"]) == pytest.approx(factor * base["quality"]["value"], abs=0.02 * factor)
     assert NAMES[task] in Path("study/report.html").read_text()
     start = "0.2" if task == "segmentation" else "0.25"  # what the few channels of the networks allow
     more = ("--start", start, "--end", "0.4", "--iterations", "1", "--epochs", "1", "--metric", "l1", "--out", "fig5")
-    said = lines(secateur("study", "sensitivity", *given(module, task), *more))
+    said = lines(prunus("study", "sensitivity", *given(module, task), *more))
     assert any(line.startswith("flops") for line in said)
     notes = json.loads(Path("fig5/study.json").read_text())["notes"]
     assert NAMES[task] in notes[0] and not any("accuracy" in note for note in notes)
@@ -108,7 +108,7 @@ def test_studies(module: str, task: str) -> None:
 
 def test_what_does_not_fit_is_said(module: str) -> None:
     def refused(*words: str) -> str:
-        found = secateur(*words)
+        found = prunus(*words)
         assert found.exit_code == 1
         return " ".join(found.output.split())
 

@@ -1,4 +1,4 @@
-"""`secateur train`, and `secateur evaluate` of its result: exit codes, output, files, two processes under torchrun."""
+"""`prunus train`, and `prunus evaluate` of its result: exit codes, output, files, two processes under torchrun."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from secateur.cli.train import _print_epoch
-from secateur.measuring.accuracy import Accuracy
-from secateur.measuring.tasks import TASKS
-from secateur.training.history import Epoch
-from secateur.zoo.data import load
-from secateur.zoo.models import create
-from tests.cli.command_line import lines, secateur
+from prunus.cli.train import _print_epoch
+from prunus.tasks import TASKS
+from prunus.tasks.evaluate import Accuracy
+from prunus.train.checkpoint import Epoch
+from prunus.zoo.data import load
+from prunus.zoo.models import create
+from tests.cli.command_line import lines, prunus
 from tests.processes import torchrun
 from tests.proof import assert_accuracy
 
@@ -24,7 +24,7 @@ SHORT = ["lenet5", "--data", "digits", "--epochs", "2", "--limit", "256", "--no-
 
 
 def test_lenet_on_digits_passes_97_per_cent_and_evaluate_says_the_same(tmp_path: Path) -> None:
-    said = lines(secateur("train", "lenet5", "--data", "digits", "--out", tmp_path))
+    said = lines(prunus("train", "lenet5", "--data", "digits", "--out", tmp_path))
     assert [line.split()[1] for line in said[:30]] == [f"{number}/30" for number in range(1, 31)]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["holdout"]["top1"] > 0.97 and summary["test"]["top1"] > 0.95
@@ -32,7 +32,7 @@ def test_lenet_on_digits_passes_97_per_cent_and_evaluate_says_the_same(tmp_path:
     assert said[-2].startswith(f"test: top-1 {100 * summary['test']['top1']:.2f}%, top-5")
 
     weights = tmp_path / "model.safetensors"
-    heard = lines(secateur("evaluate", "lenet5", "--data", "digits", "--weights", weights))
+    heard = lines(prunus("evaluate", "lenet5", "--data", "digits", "--weights", weights))
     assert heard[0] == "lenet5 on digits, test: 359 images"
     network = create("lenet5")
     network.load_state_dict(load_file(weights))
@@ -44,27 +44,27 @@ def test_lenet_on_digits_passes_97_per_cent_and_evaluate_says_the_same(tmp_path:
     assert_accuracy(summary["test"]["top1"], network, digits.loader("test", 359))
     assert re.fullmatch(r"[\d.]+ s, [\d,]+ images/s", heard[4])
     words = ["--part", "holdout", "--json", "--batch-size", "50"]
-    held = json.loads(secateur("evaluate", "lenet5", "--data", "digits", "--weights", weights, *words).stdout)
+    held = json.loads(prunus("evaluate", "lenet5", "--data", "digits", "--weights", weights, *words).stdout)
     for part in (held, summary["holdout"]):
         assert_accuracy(part["top1"], network, digits.loader("holdout", 144))
     assert held["loss"] == pytest.approx(summary["holdout"]["loss"], rel=1e-4)
 
 
 def test_the_same_command_goes_on_and_another_one_is_refused(tmp_path: Path) -> None:
-    lines(secateur("train", *SHORT, "--out", tmp_path))
+    lines(prunus("train", *SHORT, "--out", tmp_path))
     first = load_file(tmp_path / "model.safetensors")
-    again = lines(secateur("train", *SHORT, "--out", tmp_path))
+    again = lines(prunus("train", *SHORT, "--out", tmp_path))
     assert [line.split(":")[0] for line in again] == ["held-out", "test", "weights"]  # no epoch was left to train
     assert all(torch.equal(first[name], tensor) for name, tensor in load_file(tmp_path / "model.safetensors").items())
-    refused = secateur("train", *SHORT, "--augment", "--out", tmp_path)
+    refused = prunus("train", *SHORT, "--augment", "--out", tmp_path)
     assert refused.exit_code == 1
     assert "belongs to another run: augment was False and is now True" in refused.stderr
 
 
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     """Half of each batch in each process: the mean of their gradients is the gradient of the batch (no batch norm)."""
-    said = torchrun("secateur", "train", *SHORT, "--out", tmp_path / "two").splitlines()
-    one = lines(secateur("train", *SHORT, "--out", tmp_path / "one"))
+    said = torchrun("prunus", "train", *SHORT, "--out", tmp_path / "two").splitlines()
+    one = lines(prunus("train", *SHORT, "--out", tmp_path / "one"))
     expected = load_file(tmp_path / "one" / "model.safetensors")
     for name, tensor in load_file(tmp_path / "two" / "model.safetensors").items():
         # Sums of half batches round differently: about 1e-7 in each of the 16 steps, with room for what they grow to.
@@ -81,9 +81,9 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
 
 def test_distillation_presets_and_own_normalisation(tmp_path: Path) -> None:
     teacher = tmp_path / "teacher"
-    lines(secateur("train", *SHORT, "--out", teacher, "--holdout", "none", "--mean", "0.5", "--std", "0.25"))
+    lines(prunus("train", *SHORT, "--out", teacher, "--holdout", "none", "--mean", "0.5", "--std", "0.25"))
     words = ["--preset", "cifar", "--teacher", "lenet5", "--teacher-weights", teacher / "model.safetensors"]
-    said = lines(secateur("train", *SHORT, "--out", tmp_path / "student", *words, "--temperature", "4"))
+    said = lines(prunus("train", *SHORT, "--out", tmp_path / "student", *words, "--temperature", "4"))
     assert said[0].split()[3] == "0.0100" and said[1].split()[3] == "0.0004"  # 1.75 of 2 epochs is past 80%
     assert not any("held-out" in line for line in (teacher / "metrics.jsonl").read_text().splitlines())
 
@@ -101,7 +101,7 @@ def test_distillation_presets_and_own_normalisation(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(tmp_path: Path, words: list[str], complaint: str) -> None:
-    result = secateur(*words, "--out", tmp_path / "run")
+    result = prunus(*words, "--out", tmp_path / "run")
     assert result.exit_code == 1 and complaint in result.stderr
     assert not (tmp_path / "run").exists()
 

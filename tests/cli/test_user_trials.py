@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from secateur.zoo.models import create
-from tests.cli.command_line import lines, secateur
+from prunus.zoo.models import create
+from tests.cli.command_line import lines, prunus
 
 OWN = """
 from torch import nn
@@ -73,14 +73,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_one_line_that_says_what_is_wrong(line: str, words: str) -> None:
     save_file(create("lenet5").state_dict(), "w.safetensors")
-    found = secateur(*line.split(), columns=500)
+    found = prunus(*line.split(), columns=500)
     assert found.exit_code == 1
     (said,) = [text for text in found.stderr.splitlines() if text.startswith("error: ")]
     assert words in said
 
 
 def test_an_empty_name() -> None:
-    found = secateur("evaluate", "", "--data", "digits")
+    found = prunus("evaluate", "", "--data", "digits")
     assert found.exit_code == 1 and found.stderr == "error: the name of the network is empty\n"
 
 
@@ -88,7 +88,7 @@ def test_outputs_that_are_not_finite_are_told() -> None:
     save_file(
         {name: torch.full_like(t, torch.nan) for name, t in create("lenet5").state_dict().items()}, "w.safetensors"
     )
-    found = secateur("evaluate", "lenet5", "--data", "digits", "--weights", "w.safetensors", "--json", columns=200)
+    found = prunus("evaluate", "lenet5", "--data", "digits", "--weights", "w.safetensors", "--json", columns=200)
     assert "warning: the network's outputs are NaN or infinite" in found.stderr
     assert json.loads("\n".join(lines(found)), parse_constant=pytest.fail)["loss"] is None
 
@@ -106,6 +106,6 @@ def test_brackets_in_names_are_printed_as_they_are() -> None:
         "--out",
         "a [red] b [/]",
     )
-    found = lines(secateur(*words, columns=200))
+    found = lines(prunus(*words, columns=200))
     assert "results in a [red] b [/]: model.safetensors, plan.json, summary.json" in found
     assert load_file("a [red] b [/]/model.safetensors")

@@ -1,4 +1,4 @@
-"""`secateur watch` and `prune --watch`: they say where, show the run at work, and end with it."""
+"""`prunus watch` and `prune --watch`: they say where, show the run at work, and end with it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from secateur.cli import watch
-from secateur.report.live_server import LiveServer
-from secateur.running import rounds
-from secateur.zoo.models import create
-from tests.cli.command_line import lines, secateur
+from prunus.cli import watch
+from prunus.report.live import LiveServer
+from prunus.run import round as rounds
+from prunus.zoo.models import create
+from tests.cli.command_line import lines, prunus
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LiveServer, "start", started)
         patch.setattr(rounds, "plan_round", looked)
-        patch.setattr("secateur.report.live_server.FAREWELL", 0.2)
+        patch.setattr("prunus.report.live.FAREWELL", 0.2)
         words = ["--data", "digits", "--num-images", "50", "--metric", "l1", "--repair", "none", "--target", "0.4"]
         words += ["--rounds", "2", "--epochs", "0", "--device", "cpu", "--watch"]
-        said = lines(
-            secateur("prune", "lenet5", "--weights", folder / "w.safetensors", *words, "--out", folder / "run")
-        )
+        said = lines(prunus("prune", "lenet5", "--weights", folder / "w.safetensors", *words, "--out", folder / "run"))
     return folder / "run", said, pages
 
 
@@ -63,8 +61,8 @@ def test_watch_ends_with_the_run_or_when_told(
     done: tuple[Path, list[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = done[0]
-    (said,) = lines(secateur("watch", folder, columns=400))
-    assert said == f"the run has finished: secateur report {folder}"
+    (said,) = lines(prunus("watch", folder, columns=400))
+    assert said == f"the run has finished: prunus report {folder}"
     summary = (folder / "summary.json").read_bytes()
     (folder / "summary.json").unlink()
 
@@ -72,7 +70,7 @@ def test_watch_ends_with_the_run_or_when_told(
         (folder / "summary.json").write_bytes(summary)
 
     monkeypatch.setattr(watch.time, "sleep", finish)
-    where, ended = lines(secateur("watch", folder, columns=400))
+    where, ended = lines(prunus("watch", folder, columns=400))
     assert re.fullmatch(r"watch it: http://127\.0\.0\.1:\d+/", where) and ended == f"the run has finished: {folder}"
 
     def interrupt(_: float) -> None:
@@ -80,13 +78,13 @@ def test_watch_ends_with_the_run_or_when_told(
 
     (folder / "summary.json").unlink()
     monkeypatch.setattr(watch.time, "sleep", interrupt)
-    assert lines(secateur("watch", folder))[-1] == "stopped watching; the run goes on"
+    assert lines(prunus("watch", folder))[-1] == "stopped watching; the run goes on"
     (folder / "summary.json").write_bytes(summary)
 
 
 def test_what_cannot_be_watched(tmp_path: Path) -> None:
-    result = secateur("watch", tmp_path, columns=400)
-    assert result.exit_code == 1 and "holds no run; name the folder of a `secateur prune`" in result.stderr
-    result = secateur("watch", tmp_path / "nothing", columns=400)
+    result = prunus("watch", tmp_path, columns=400)
+    assert result.exit_code == 1 and "holds no run; name the folder of a `prunus prune`" in result.stderr
+    result = prunus("watch", tmp_path / "nothing", columns=400)
     assert result.exit_code == 1 and "does not exist" in result.stderr
-    assert secateur("watch", tmp_path, "--port", "70000").exit_code == 2
+    assert prunus("watch", tmp_path, "--port", "70000").exit_code == 2

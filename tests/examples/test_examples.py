@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-import secateur as sc
+import prunus as sc
 from tests.networks import from_torchvision
 from tests.processes import python
 

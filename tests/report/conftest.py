@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from secateur.running.folder import RunFolder
+from prunus.run.folder import RunFolder
 from tests.report.runs import COMMAND, COMMAND_LINE, make_run
 
 

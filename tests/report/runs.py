@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur import compress
-from secateur.running.folder import RunFolder
-from secateur.zoo.models import create
+from prunus import compress
+from prunus.run.folder import RunFolder
+from prunus.zoo.models import create
 
 CLASSES, SIDE = 3, 12
-# What `secateur prune resnet8 ...` writes into config.json; the values at their defaults are those of the verb.
+# What `prunus prune resnet8 ...` writes into config.json; the values at their defaults are those of the verb.
 COMMAND = {
     "model": "resnet8",
     "weights": "some weights.safetensors",
@@ -27,7 +27,7 @@ COMMAND = {
     "exclude": ["linear*", "layer1*in"],
     "augment": False,
 }
-COMMAND_LINE = "secateur prune resnet8 --weights 'some weights.safetensors' --data folder:pictures --target 0.4"
+COMMAND_LINE = "prunus prune resnet8 --weights 'some weights.safetensors' --data folder:pictures --target 0.4"
 
 
 def batches(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from secateur.report.comparing.comparison import compare
-from secateur.report.downloads import run_files
-from secateur.report.finished_run import read_run
-from secateur.report.run_page import write_report
-from secateur.report.study_page import write_study_report
+from prunus.report.compare import compare
+from prunus.report.html import run_files
+from prunus.report.read import read_run
+from prunus.report.run_page import write_report
+from prunus.report.study_page import write_study_report
 from tests.report.runs import read
 from tests.report.test_study_page import make_study
 

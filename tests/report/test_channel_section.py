@@ -12,9 +12,9 @@ import pytest
 from matplotlib import colormaps
 from PIL import Image
 
-from secateur.errors import FileError
-from secateur.pictures.run_pictures import load_pictures
-from secateur.report.run_page import write_report
+from prunus.errors import FileError
+from prunus.plots.run_pictures import load_pictures
+from prunus.report.run_page import write_report
 from tests.report.runs import Page
 
 

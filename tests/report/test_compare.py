@@ -13,11 +13,10 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix
 
-import secateur as sc
-from secateur.errors import FileError, RunError
-from secateur.report.comparing.comparison import DATA, PAGE, beats, compare
-from secateur.report.comparing.entrants import Side
-from secateur.report.run_page import write_report
+import prunus as sc
+from prunus.errors import FileError, RunError
+from prunus.report.compare import DATA, PAGE, Side, beats, compare
+from prunus.report.run_page import write_report
 from tests.report.runs import Page, batches, charts, read
 
 Change = Callable[[dict[str, Any]], object]
@@ -120,7 +119,7 @@ def test_what_makes_a_comparison_unfair_is_said(another: Callable[..., Path]) ->
 
     compared = compare([first, another("f", in_people)])
     assert "different qualities" in compared.notes[0]
-    from secateur.report.comparing.page import render
+    from prunus.report.compare_page import render
 
     text = Page(render(compared)).text
     assert "Runs, by minus count error" in text and "Minus count error against cost" in text and "people" in text
@@ -141,7 +140,7 @@ def test_unfinished_and_older_runs_are_shown_as_such(another: Callable[..., Path
 
 
 def test_published_rows_join_where_network_and_data_are_those_of_the_paper(another: Callable[..., Path]) -> None:
-    from secateur.report.comparing.page import render
+    from prunus.report.compare_page import render
 
     like = another("like", config=lambda c: c["command"].update(model="resnet56", data="cifar10"))
     compared = compare([like])
@@ -172,7 +171,7 @@ def test_errors_say_what_came(another: Callable[..., Path], tmp_path: Path) -> N
     with pytest.raises(RunError, match="holds a pruning run; write the comparison to another folder"):
         compare([run], out=run)
     (run / "classes.json").write_text('{"format": "other"}', encoding="utf-8")
-    with pytest.raises(FileError, match=r"classes.json is not as secateur writes it"):
+    with pytest.raises(FileError, match=r"classes.json is not as prunus writes it"):
         compare([run])
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from secateur.report.downloads import as_json, downloads, run_files
-from secateur.report.finished_run import read_run
-from secateur.report.latency_section import latencies
-from secateur.report.training_charts import losses_chart, rates_chart
+from prunus.report.charts import losses_chart, rates_chart
+from prunus.report.html import as_json, downloads, run_files
+from prunus.report.read import read_run
+from prunus.report.sections import latencies
 from tests.report.runs import Page, read
 from tests.report.test_run_page import NASTY
 
@@ -82,6 +82,6 @@ def test_times_have_their_quartiles(compressed: Any) -> None:
 
 
 def test_a_goal_in_macs_says_nothing_about_engines(run: Path) -> None:
-    from secateur.report.settings_section import what_was_asked
+    from prunus.report.run_page import what_was_asked
 
     assert "engine" not in what_was_asked(read_run(run))

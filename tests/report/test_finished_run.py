@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from secateur.errors import FileError
-from secateur.report.finished_run import read_run
-from secateur.report.run_page import write_report
+from prunus.errors import FileError
+from prunus.report.read import read_run
+from prunus.report.run_page import write_report
 from tests.report.runs import read
 
 NEEDED = (
@@ -39,7 +39,7 @@ def test_a_file_that_was_cut_off_is_named(run: Path, name: str) -> None:
 
 def test_an_unfinished_run_says_how_to_go_on(run: Path) -> None:
     (run / "summary.json").unlink()
-    with pytest.raises(FileError, match=r"not finished.*secateur prune --resume"):
+    with pytest.raises(FileError, match=r"not finished.*prunus prune --resume"):
         write_report(run)
 
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from secateur.errors import RunError
-from secateur.report import live_server
-from secateur.report.live_server import LiveServer, page_of
-from secateur.report.progress_page import render_progress
-from secateur.report.unfinished_run import read_unfinished
+from prunus.errors import RunError
+from prunus.report import live as live_server
+from prunus.report.live import LiveServer, page_of, render_progress
+from prunus.report.read import read_unfinished
 from tests.report.runs import Page, charts, read
 
 SECRET = "the secret of another folder"
@@ -112,7 +111,7 @@ def test_the_page_has_the_progress_of_the_run(live: LiveServer, halfway: Path) -
     assert f"{100 * (1 - done['macs'] / macs):.1f}%" in text and len(charts(body, "rounds")) == 1
     assert "Retraining in round 2" in text and "0.2500" in text and "0.5000" in text
     assert '<meta http-equiv="refresh" content="3">' in body
-    assert "If it stops secateur prune --resume" in text
+    assert "If it stops prunus prune --resume" in text
 
 
 def test_a_run_that_says_nothing_more(halfway: Path) -> None:

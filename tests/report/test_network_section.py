@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-import secateur as sc
-from secateur.report import network_section
-from secateur.report.finished_run import read_run
-from secateur.report.network_rows import block_of, blocks, lay_out, streams
-from secateur.report.network_section import network
-from secateur.report.newer_files import Node
-from secateur.running.network_shape import network_shape
-from secateur.zoo.models import create
+import prunus as sc
+from prunus.report import network_drawing as network_section
+from prunus.report.network_drawing import block_of, blocks, lay_out, network, streams
+from prunus.report.read import Node, read_run
+from prunus.run.report_files import network_shape
+from prunus.zoo.models import create
 from tests.report.runs import Page, charts, read
 
 
@@ -117,7 +115,7 @@ def test_long_networks_are_folded(compressed: Any, monkeypatch: pytest.MonkeyPat
 
 def test_times_are_drawn_where_they_are_known(run: Path) -> None:
     found = read_run(run)
-    from secateur.report.finished_run import SpeedFigures
+    from prunus.report.read import SpeedFigures
 
     times = dict.fromkeys(found.layers, (0.002, 0.001))
     timed = replace(found, time=SpeedFigures("eager", 1, 1, 1.5, 1.5, None, None, times))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from secateur.report import number_formats as formats
+from prunus.report import text as formats
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from secateur.report.run_page import write_report
+from prunus.report.run_page import write_report
 from tests.report.runs import make_run
 
 

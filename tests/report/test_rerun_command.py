@@ -13,12 +13,11 @@ import typer
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from secateur.cli import prune
-from secateur.cli import report as verb
-from secateur.cli.from_settings import command_line, settings_from, values_of
-from secateur.cli.options import DeviceOptions, EverydayData
-from secateur.running.settings import Settings
-from secateur.zoo.models import create
+from prunus.cli import prune
+from prunus.cli import report as verb
+from prunus.cli.options import DeviceOptions, EverydayData, command_line, settings_from, values_of
+from prunus.run.settings import Settings
+from prunus.zoo.models import create
 from tests.report.runs import Page
 
 KINDS = (prune.PruneOptions, EverydayData, DeviceOptions, Settings)
@@ -53,7 +52,7 @@ ASKED: list[dict[str, Any]] = [
 
 
 def command(asked: dict[str, Any]) -> str:
-    """As `secateur prune` writes it into config.json, from values that may have been read from there."""
+    """As `prunus prune` writes it into config.json, from values that may have been read from there."""
     settings = [settings_from(kind, asked) for kind in KINDS]
     return command_line("prune", asked["model"], *settings, always=("data",))
 
@@ -70,7 +69,7 @@ def test_typed_again_it_asks_for_the_same(
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(prune, "_prune", lambda asked, folder: heard.append(asked))
     program, name, *words = shlex.split(command(asked))
-    assert (program, name) == ("secateur", "prune")
+    assert (program, name) == ("prunus", "prune")
     app = typer.Typer()
     app.command("prune")(prune.command)
     result = CliRunner().invoke(app, words)
@@ -80,28 +79,28 @@ def test_typed_again_it_asks_for_the_same(
 
 
 def test_defaults_are_left_out() -> None:
-    assert command({**DEFAULTS, "model": "resnet8"}) == "secateur prune resnet8 --data digits"
+    assert command({**DEFAULTS, "model": "resnet8"}) == "prunus prune resnet8 --data digits"
     params = {"params": 400_000.0, "max_drop": 0.5, "exclude": ("a*", "b")}
     words = "--data digits --max-drop 0.5 --params 400000 --exclude 'a*' --exclude b"
-    assert command({**DEFAULTS, "model": "resnet8", **params}) == f"secateur prune resnet8 {words}"
+    assert command({**DEFAULTS, "model": "resnet8", **params}) == f"prunus prune resnet8 {words}"
 
 
-def secateur(*words: str | Path) -> Any:
+def prunus(*words: str | Path) -> Any:
     app = typer.Typer()
     app.command("report")(verb.command)
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def test_the_verb_writes_where_it_is_told(run: Path, tmp_path: Path) -> None:
-    result = secateur(run)
+    result = prunus(run)
     assert (result.exit_code, result.stdout) == (0, f"written: {run / 'report.html'}\n")
     out = tmp_path / "pages" / "one.html"
-    assert secateur(run, "--out", out).exit_code == 0
+    assert prunus(run, "--out", out).exit_code == 0
     assert out.read_bytes() == (run / "report.html").read_bytes()
 
 
 def test_the_verb_says_what_is_wrong(tmp_path: Path) -> None:
-    result = secateur(tmp_path)
+    result = prunus(tmp_path)
     assert result.exit_code == 1
     assert "is not the folder of a run" in " ".join(result.output.split())
 

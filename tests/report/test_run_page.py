@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from secateur.deciding.costs import COSTS
-from secateur.deciding.splits import SPLITS
-from secateur.repairing.methods import REPAIRS
-from secateur.report.run_page import write_report
-from secateur.scoring.metrics import METRICS
+from prunus.decide.costs import COSTS
+from prunus.decide.splits import SPLITS
+from prunus.repair.methods import REPAIRS
+from prunus.report.run_page import write_report
+from prunus.score.metrics import METRICS
 from tests.report.runs import CLASSES, COMMAND_LINE, SIDE, Page, charts, make_run, read
 
 
@@ -208,7 +208,7 @@ def test_names_are_escaped(run: Path) -> None:
 
 def test_the_three_lines_load_the_network(page: str, compressed: Any) -> None:
     code = Page(page).text
-    lines = re.search(r"import secateur from .*?\)\)", code)
+    lines = re.search(r"import prunus from .*?\)\)", code)
     assert lines is not None
     program = lines[0].replace(" from ", "\nfrom ", 1).replace(" small =", "\nsmall =")
     assert program.count("\n") == 2
@@ -225,7 +225,7 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
     page = write_report(tmp_path / "one").read_text()
     text = Page(page).text
     assert "original = CifarResNet(...)" in text and ", original).eval()" in text
-    call = "secateur.compress(model, train, holdout, ratio=0.3, split='uniform', metric='l1', repair='none', epochs=0"
+    call = "prunus.compress(model, train, holdout, ratio=0.3, split='uniform', metric='l1', repair='none', epochs=0"
     assert call in text
     assert "These images were also used for decisions." in text and "Test accuracy" not in text
     assert len(charts(page, "rounds")) == 1 and not charts(page, "sensitivity") and not charts(page, "cuts")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from secateur.measuring.accuracy import Accuracy
-from secateur.measuring.speedup import Speedup
-from secateur.report import sentences
-from secateur.report.finished_run import FinishedRun, NetworkFigures, UnitWidth, read_run
+from prunus.report import text as sentences
+from prunus.report.read import FinishedRun, NetworkFigures, UnitWidth, read_run
+from prunus.tasks.evaluate import Accuracy
+from prunus.timing.latency import Speedup
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from secateur.base.options import option
-from secateur.report.settings_section import all_settings, chosen_settings
-from secateur.scoring.metrics import METRICS
+from prunus.report.run_page import all_settings, chosen_settings
+from prunus.score.metrics import METRICS
+from prunus.util.options import option
 from tests.report.runs import Page
 
 

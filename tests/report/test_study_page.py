@@ -12,11 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from secateur.cli import report as verb
-from secateur.errors import FileError
-from secateur.pictures.drawing import COLUMN, figure, legend, line, save
-from secateur.report.study_page import is_study, write_study_report
-from secateur.studies.folder import Provenance, StudyFolder
+from prunus.cli import report as verb
+from prunus.errors import FileError
+from prunus.plots.style import COLUMN, figure, legend, line, save
+from prunus.report.study_page import is_study, write_study_report
+from prunus.studies.folder import Provenance, StudyFolder
 from tests.report.runs import Page
 
 ROWS: list[dict[str, Any]] = [
@@ -41,7 +41,7 @@ ROWS: list[dict[str, Any]] = [
     },
 ]
 ASKED = {"networks": ["resnet8=w & w.safetensors"], "ratios": [0.1, 0.4], "seed": 0, "device": None, "exact": True}
-COMMAND = "secateur study effectiveness 'a <b>' --data digits"
+COMMAND = "prunus study effectiveness 'a <b>' --data digits"
 
 
 def make_study(path: Path, pictures: bool = True) -> Path:
@@ -83,8 +83,8 @@ def test_complete_in_itself_and_all_is_there(study: Path) -> None:
         "networks resnet8=w & w.safetensors",
         "ratios 0.1, 0.4",
         "exact yes",
-        "secateur study effectiveness 'a <b>' --data digits",
-        "Study effectiveness, run with secateur",
+        "prunus study effectiveness 'a <b>' --data digits",
+        "Study effectiveness, run with prunus",
     ):
         assert words in text
     assert "device" not in text  # what was not asked for is not listed

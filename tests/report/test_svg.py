@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from secateur.report.svg import Scale, ticks
+from prunus.report.svg import Scale, ticks
 
 
 def test_ticks_are_round_numbers_within() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.command_line import lines, secateur
+from tests.cli.command_line import lines, prunus
 
 TRAIN = ["lenet5", "--data", "digits", "--epochs", "3", "--lr", "0.05", "--batch-size", "32"]
 PRUNE = [
@@ -25,12 +25,12 @@ PRUNE = [
 
 def trained_lenet(folder: Path) -> Path:
     """The weight file, after two seconds."""
-    lines(secateur("train", *TRAIN, "--no-augment", "--device", "cpu", "--out", folder))
+    lines(prunus("train", *TRAIN, "--no-augment", "--device", "cpu", "--out", folder))
     return folder / "model.safetensors"
 
 
 def pruned_lenet(folder: Path) -> Path:
     """The folder of a finished run."""
     weights = trained_lenet(folder / "base")
-    lines(secateur("prune", "lenet5", "--weights", weights, *PRUNE, "--device", "cpu", "--out", folder / "run"))
+    lines(prunus("prune", "lenet5", "--weights", weights, *PRUNE, "--device", "cpu", "--out", folder / "run"))
     return folder / "run"

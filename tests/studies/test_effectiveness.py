@@ -13,20 +13,19 @@ import scipy.stats
 import torch
 from torch import Tensor, nn
 
-import secateur as sc
-from secateur.base.options import options_of
-from secateur.errors import DecideError, RunError, ScoreError
-from secateur.scoring.metrics import METRICS
-from secateur.scoring.sampling import sampled
-from secateur.studies import read_study
-from secateur.studies.effectiveness_study import comparison
-from secateur.studies.effectiveness_study.settings import EffectivenessSettings
-from secateur.studies.fast_evaluate import accuracy_of, in_memory
-from secateur.studies.work_sharing import wait_until
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.errors import DecideError, RunError, ScoreError
+from prunus.score.metrics import METRICS
+from prunus.score.passes import sampled
+from prunus.studies import effectiveness as comparison
+from prunus.studies import read_study
+from prunus.studies.effectiveness import EffectivenessSettings
+from prunus.studies.folder import accuracy_of, in_memory, wait_until
+from prunus.util.options import options_of
+from tests.cli.command_line import lines, prunus
 from tests.processes import torchrun
 from tests.proof import assert_accuracy
-from tests.running.toys import TEST, TRAIN, Small, trained
+from tests.run.toys import TEST, TRAIN, Small, trained
 
 ROUNDED = 1e-5  # accuracies of a study are points, rounded to three places
 
@@ -234,17 +233,17 @@ def test_on_digits_by_one_process_and_by_two(lenet_run: Path, tmp_path: Path, mo
     (tmp_path / "own_metric.py").write_text(own)
     words = ["study", "effectiveness", f"lenet5={weights}", *DIGITS, "--device", "cpu", "--limit", "200"]
     monkeypatch.chdir(tmp_path)
-    said = lines(secateur(*words, "--out", "one"))
+    said = lines(prunus(*words, "--out", "one"))
     assert said[0].split() == ["network", "metric", "0%", "20%", "40%"]
     assert [line.split()[1] for line in said[1:4]] == ["gsd", "l1", "spread_of_means"]
-    printed = torchrun("secateur", *words, "--out", "two").splitlines()
+    printed = torchrun("prunus", *words, "--out", "two").splitlines()
     one, study = read_study(tmp_path / "one"), read_study(tmp_path / "two")
     for row, other in zip(one["rows"], study["rows"], strict=True):
         # Other processes may use other numbers of threads, so sums differ in the last bits: one image of 200 may turn.
         assert row.pop("accuracy") == pytest.approx(other.pop("accuracy"), abs=100 / 200 + 1e-3)
         assert row == other
     assert [line.split()[:2] for line in printed[:4]] == [line.split()[:2] for line in said[:4]]
-    assert study["command"].startswith("secateur study effectiveness lenet5=") and len(study["rows"]) == 9
+    assert study["command"].startswith("prunus study effectiveness lenet5=") and len(study["rows"]) == 9
 
 
 def test_a_process_that_comes_late_does_its_own_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,11 +268,11 @@ def test_a_process_that_comes_late_does_its_own_share(tmp_path: Path, monkeypatc
 
 def test_a_process_gives_up_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     parents = iter([100, 100, 1])
-    monkeypatch.setattr("secateur.studies.work_sharing.os.getppid", lambda: next(parents))
+    monkeypatch.setattr("prunus.studies.folder.os.getppid", lambda: next(parents))
     with pytest.raises(RunError, match="the process that started this one has ended"):
         wait_until(lambda: False)
 
 
 def test_a_network_without_weights_is_refused() -> None:
-    result = secateur("study", "effectiveness", "lenet5", "--data", "digits")
+    result = prunus("study", "effectiveness", "lenet5", "--data", "digits")
     assert result.exit_code == 1 and "give the weight file of lenet5 as lenet5=FILE" in result.stderr

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from secateur import studies
-from secateur.errors import FileError, RunError
-from secateur.studies.folder import Provenance, StudyFolder, read_study
+from prunus import studies
+from prunus.errors import FileError, RunError
+from prunus.studies.folder import Provenance, StudyFolder, read_study
 
 
 def started(path: Path, **asked: object) -> StudyFolder:
-    folder = StudyFolder(path, "trial", asked, Provenance(command="secateur study trial"))
+    folder = StudyFolder(path, "trial", asked, Provenance(command="prunus study trial"))
     folder.start()
     return folder
 
@@ -54,7 +54,7 @@ def test_what_finish_writes(tmp_path: Path) -> None:
     assert found["rows"] == rows and found["pictures"] == pictures and found["notes"] == ["A note."]
     assert found["columns"] == {"metric": "metric", "top1": "accuracy (%)"}
     assert (found["study"], found["title"], found["asked"]) == ("trial", "A title", {"seed": 3})
-    assert found["command"] == "secateur study trial" and set(found["versions"]) == {"secateur", "python", "torch"}
+    assert found["command"] == "prunus study trial" and set(found["versions"]) == {"prunus", "python", "torch"}
     assert (folder.path / "table.csv").read_text() == 'metric,top1\ngsd,93.5\n"l1, l2",\n'
 
 

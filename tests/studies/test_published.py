@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from secateur.studies.recipes.published_rows import PublishedGroup, PublishedRow, group_of, published
-from secateur.zoo import models
-from secateur.zoo.models.totals import totals
+from prunus.studies.recipes import PublishedGroup, PublishedRow, group_of, published
+from prunus.zoo import models
+from prunus.zoo.models import totals
 
 GROUPS = published().groups
 
@@ -67,7 +67,7 @@ def test_drops_are_the_differences(group: PublishedGroup) -> None:
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: f"{group.table}-{group.network}")
 def test_shares_belong_to_the_network(group: PublishedGroup) -> None:
-    """What is left and the share removed give the cost of secateur's own network of that name, to printed digits."""
+    """What is left and the share removed give the cost of prunus's own network of that name, to printed digits."""
     classes = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}[group.data]
     whole = totals(group.models[0], classes)
     odd = {("VGG-16", "L1"), ("VGG-16", "SSS"), ("ResNet-56", "KSE")} if group.table == "1a" else set()
@@ -81,7 +81,7 @@ def test_shares_belong_to_the_network(group: PublishedGroup) -> None:
             assert row.params / (1 - row.params_removed / 100) == pytest.approx(whole.weights, rel=0.03)
 
 
-def test_the_names_are_networks_that_secateur_knows() -> None:
+def test_the_names_are_networks_that_prunus_knows() -> None:
     known = set(models.names())
     for group in GROUPS:
         assert {name for name in group.models if ":" not in name} <= known

@@ -9,38 +9,39 @@ from typing import Any
 import pytest
 import torch
 
-import secateur as sc
-from secateur.cli.from_settings import settings_typed
-from secateur.cli.reproduce import check
-from secateur.deciding.candidates import candidates
-from secateur.errors import FileError, RunError
-from secateur.running.settings import Settings, check_settings
-from secateur.studies.recipes import recipe as recipes
-from secateur.studies.recipes.published_rows import group_of, published
-from secateur.studies.recipes.recipe import (
+import prunus as sc
+from prunus.cli.options import settings_typed
+from prunus.cli.reproduce import check
+from prunus.decide.candidates import candidates
+from prunus.errors import FileError, RunError
+from prunus.run.settings import Settings, check_settings
+from prunus.studies import recipes
+from prunus.studies.recipes import (
     BUDGETS,
     Change,
     all_commands,
     at_budget,
     changed,
     commands,
+    group_of,
     load_recipe,
     merged,
     missing,
+    published,
     recipe_names,
     recipe_of,
     recipes_called,
     value_of,
 )
-from secateur.training.presets import DEFAULT_PRESET, PRESETS, preset_of
-from secateur.zoo.models import create
+from prunus.train.settings import DEFAULT_PRESET, PRESETS, preset_of
+from prunus.zoo.models import create
 
 NAMES = recipe_names()
 PRUNING = [name for name in NAMES if load_recipe(name).command == "prune"]
 
 
 def settings(words: list[str]) -> Settings:
-    """What `secateur prune` would make of a command."""
+    """What `prunus prune` would make of a command."""
     return settings_typed(Settings, check(words))
 
 
@@ -196,10 +197,10 @@ def test_di_has_more_images_than_pixels_or_the_recipe_says_so(name: str, budget:
 
 
 def test_the_wheel_has_every_file_that_is_no_code() -> None:
-    """What lies in the package beside Python files is named in pyproject.toml, or an installed secateur lacks it."""
+    """What lies in the package beside Python files is named in pyproject.toml, or an installed prunus lacks it."""
     package = Path(sc.__file__).parent
     project = tomllib.loads((package.parent.parent / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["secateur"]
+    patterns = project["tool"]["setuptools"]["package-data"]["prunus"]
     packed = {path for pattern in patterns for path in package.glob(pattern)}
     beside = {p for p in package.rglob("*") if p.is_file() and p.suffix != ".py" and "__pycache__" not in p.parts}
     assert beside == packed and len(beside) > len(NAMES)

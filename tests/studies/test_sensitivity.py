@@ -12,18 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-import secateur as sc
-from secateur.base.options import check, options_of
-from secateur.cli.sensitivity import SensitivityOptions
-from secateur.errors import DecideError, RunError, ScoreError
-from secateur.pictures.settings import SeparationSettings
-from secateur.studies import read_study
-from secateur.studies.sensitivity_study import arms
-from secateur.studies.sensitivity_study.arms import ratio_for
-from secateur.studies.sensitivity_study.settings import SensitivityStudySettings
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.cli.sensitivity import SensitivityOptions
+from prunus.errors import DecideError, RunError, ScoreError
+from prunus.plots.choices import SeparationSettings
+from prunus.studies import read_study
+from prunus.studies import sensitivity as arms
+from prunus.studies.sensitivity import SensitivityStudySettings, ratio_for
+from prunus.util.options import check, options_of
+from tests.cli.command_line import lines, prunus
 from tests.proof import assert_accuracy
-from tests.running.toys import HOLDOUT, TEST, TRAIN, trained
+from tests.run.toys import HOLDOUT, TEST, TRAIN, trained
 
 QUICK: dict[str, Any] = {"start": 0.2, "end": 0.5, "iterations": 2, "epochs": 1, "lr": 0.02, "k": 2}
 ROUNDED = 1e-5  # accuracies of a study are points, rounded to three places
@@ -184,7 +183,7 @@ def test_on_digits(lenet_run: Path, tmp_path: Path) -> None:
     words = ["--num-images", "150", "--epochs", "1", "--lr", "0.02"]
     words += ["--iterations", "2", "--start", "0.2", "--end", "0.5"]
     command = ["study", "sensitivity", f"lenet5={weights}", "--data", "digits", "--device", "cpu", *words]
-    said = lines(secateur(*command, "--no-augment", "--out", tmp_path / "s"))
+    said = lines(prunus(*command, "--no-augment", "--out", tmp_path / "s"))
     assert said[0].split() == ["method", "iteration", "MACs", "removed", "as", "cut", "held-out", "test"]
     assert [line.split()[:2] for line in said[1:7]] == [[m, str(i)] for m in ("flops", "ratio") for i in range(3)]
     assert (tmp_path / "s" / "report.html").exists() and len(read_study(tmp_path / "s")["rows"]) == 6

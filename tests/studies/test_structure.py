@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import secateur as sc
-from secateur.errors import PlanError
-from secateur.studies.recipes.recipe import load_recipe
-from secateur.studies.structure_study.structure import plan_of_widths, structure
-from secateur.zoo import models
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.errors import PlanError
+from prunus.studies.recipes import load_recipe
+from prunus.studies.structure import plan_of_widths, structure
+from prunus.zoo import models
+from tests.cli.command_line import lines, prunus
 
 WIDTHS = "11,39,60,92,112,97,191,249,233,319,512,438,512"
 
@@ -125,7 +125,7 @@ def test_widths_that_cannot_be(vgg16: sc.ChannelGraph) -> None:
 
 def test_the_command_on_a_run(lenet_run: Path, tmp_path: Path) -> None:
     run = lenet_run
-    said = lines(secateur("study", "structure", run, "--out", tmp_path / "study", columns=200))
+    said = lines(prunus("study", "structure", run, "--out", tmp_path / "study", columns=200))
     summary = json.loads((run / "summary.json").read_text())
     study = sc.studies.read_study(tmp_path / "study")
     *layers, total = study["rows"]
@@ -140,14 +140,14 @@ def test_the_command_on_a_run(lenet_run: Path, tmp_path: Path) -> None:
 
 def test_the_command_with_widths(tmp_path: Path) -> None:
     words = ["--out", tmp_path / "study", "--by", "block"]
-    lines(secateur("study", "structure", "resnet8", "--widths", "layer1.0.conv1:out=4", *words))
+    lines(prunus("study", "structure", "resnet8", "--widths", "layer1.0.conv1:out=4", *words))
     rows = {row["part"]: row for row in sc.studies.read_study(tmp_path / "study")["rows"]}
     # 16 -> 16 -> 16 channels, 3x3 kernels: 4,608 weights; with 4 in the middle a quarter of them.
     assert rows["layer1.0"]["params"] == 2 * 16 * 16 * 9 and rows["layer1.0"]["params_pruned"] == 2 * 16 * 4 * 9
     assert rows["layer1.0"]["macs_removed"] == 75.0 and rows["layer2.0"]["macs_removed"] == 0.0
-    wrong = secateur("study", "structure", "resnet8", *words)
+    wrong = prunus("study", "structure", "resnet8", *words)
     assert wrong.exit_code == 1 and "either the folder of a pruned network, or" in wrong.stderr
-    wrong = secateur("study", "structure", "resnet8", "--widths", "a,b", *words)
+    wrong = prunus("study", "structure", "resnet8", "--widths", "a,b", *words)
     assert wrong.exit_code == 1 and "--widths must be 11,39,..." in wrong.stderr
 
 

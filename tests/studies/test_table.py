@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-import secateur as sc
-from secateur.errors import FileError, RunError
-from secateur.pictures.drawing import PAGE, figure
-from secateur.studies.table_study.formats import as_csv, short
-from secateur.studies.table_study.picture import label
-from secateur.studies.table_study.table import COLUMNS, table
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.errors import FileError, RunError
+from prunus.plots.style import PAGE, figure
+from prunus.studies.table import COLUMNS, as_csv, label, short, table
+from tests.cli.command_line import lines, prunus
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def test_a_run_stands_at_its_place_by_macs_removed(run: Path, tmp_path: Path) ->
         "network": "ResNet-56",
         "data": "cifar10",
         "method": "mine",
-        "by": "secateur, gsd",
+        "by": "prunus, gsd",
         "base_top1": 90.0,
         "top1": 88.75,
         "top1_drop": 1.25,
@@ -119,23 +117,23 @@ def test_folders_that_cannot_be_used(run: Path, tmp_path: Path) -> None:
         table([nameless])
     assert len(table([nameless], model="vgg19", data="cifar100").rows) == 3
     (nameless / "summary.json").write_text('{"before": 1}')
-    with pytest.raises(FileError, match=r"summary.json is not as secateur writes it"):
+    with pytest.raises(FileError, match=r"summary.json is not as prunus writes it"):
         table([nameless], model="vgg19", data="cifar100")
 
 
 def test_formats(run: Path, tmp_path: Path) -> None:
     folder = as_if(run, tmp_path / "mine", "preresnet164", "cifar100")
-    said = secateur("study", "table", folder, "--format", "csv")
+    said = prunus("study", "table", folder, "--format", "csv")
     read = list(csv.DictReader(io.StringIO(said.stdout)))
     assert said.stdout == as_csv(table([folder]).rows)
     assert [row["method"] for row in read] == ["LCCN", "SLIM", "mine", "DI", "G-SD"]
     assert read[0]["params"] == "" and list(read[0]) == list(COLUMNS)
-    told = json.loads("\n".join(lines(secateur("study", "table", folder, "--format", "json"))))
+    told = json.loads("\n".join(lines(prunus("study", "table", folder, "--format", "json"))))
     assert told["rows"] == list(table([folder]).rows) and told["notes"] == list(table([folder]).notes)
-    page = lines(secateur("study", "table", folder, "--format", "markdown"))
+    page = lines(prunus("study", "table", folder, "--format", "markdown"))
     assert page[0].startswith("| network | data | method |") and page[1].startswith("| --- |")
-    assert page[4].startswith("| **ResNet-164** | **cifar100** | **mine** | **secateur, gsd** | **90.00** |")
-    text = lines(secateur("study", "table", folder))
+    assert page[4].startswith("| **ResNet-164** | **cifar100** | **mine** | **prunus, gsd** | **90.00** |")
+    text = lines(prunus("study", "table", folder))
     gsd = "G-SD the paper 76.95 77.40 -0.45 - - 92.0 M 63.2 660 K 61.8"
     assert (
         text[4].endswith("this run")
@@ -143,13 +141,13 @@ def test_formats(run: Path, tmp_path: Path) -> None:
         and " ".join(text[6].split()) == gsd
     )
     assert max(map(len, text[:7])) <= 100
-    wrong = secateur("study", "table", folder, "--format", "xml")
+    wrong = prunus("study", "table", folder, "--format", "xml")
     assert wrong.exit_code == 1 and "text, csv, json, markdown; got 'xml'" in wrong.stderr
 
 
 def test_a_folder_with_a_picture(run: Path, tmp_path: Path) -> None:
     folder = as_if(run, tmp_path / "mine", "resnet56", "cifar10")
-    lines(secateur("study", "table", folder, "--out", tmp_path / "study"))
+    lines(prunus("study", "table", folder, "--out", tmp_path / "study"))
     study = sc.studies.read_study(tmp_path / "study")
     assert study["study"] == "table" and study["rows"] == list(table([folder]).rows)
     (picture,) = study["pictures"]

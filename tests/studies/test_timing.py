@@ -13,17 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-import secateur as sc
-from secateur.errors import ScoreError
-from secateur.scoring.evidence import Maps
-from secateur.scoring.map_pass import GIB
-from secateur.scoring.metrics import METRICS
-from secateur.studies.folder import StudyFolder
-from secateur.studies.timing_study import timing as timing_module
-from secateur.studies.timing_study.clocks import map_seconds, median_seconds
-from secateur.studies.timing_study.layer_work import INVERSE, di_by_inverse, inverse_bytes
-from secateur.studies.timing_study.timing import COLUMNS, timing
-from tests.cli.command_line import lines, secateur
+import prunus as sc
+from prunus.errors import ScoreError
+from prunus.score.evidence import Maps
+from prunus.score.maps import GIB
+from prunus.score.metrics import METRICS
+from prunus.studies import timing as timing_module
+from prunus.studies.folder import StudyFolder
+from prunus.studies.timing import COLUMNS, INVERSE, di_by_inverse, inverse_bytes, map_seconds, median_seconds, timing
+from tests.cli.command_line import lines, prunus
 
 
 def network() -> nn.Module:
@@ -78,7 +76,7 @@ def test_every_layer_and_metric_has_a_row(graph: sc.ChannelGraph) -> None:
 
 
 def test_the_explicit_inverse_is_di() -> None:
-    """Against numpy on the definition, and against secateur's form."""
+    """Against numpy on the definition, and against prunus's form."""
     draw = np.random.default_rng(0)
     x, labels = draw.standard_normal((20, 3, 9)), np.arange(20) % 4
     x[:, :, :2] += labels[:, None, None]
@@ -150,7 +148,7 @@ def test_what_is_finished_is_not_timed_again(
 def test_the_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     words = ["lenet5", "--num-images", "40", "--inverse-channels", "1", "--memory-gib", "0.5", "--threads", "1"]
     with caplog.at_level(logging.ERROR):
-        said = lines(secateur("study", "timing", *words, "--out", tmp_path / "study", columns=200))
+        said = lines(prunus("study", "timing", *words, "--out", tmp_path / "study", columns=200))
     study = json.loads((tmp_path / "study" / "study.json").read_text())
     assert study["asked"]["num_images"] == 40 and study["columns"]["seconds"] == "seconds, maps given"
     # Maps that enter conv2 (14x14), conv3 (5x5), fc1 and fc2 (1 pixel each).

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import secateur as sc
-from secateur.measuring.partial_forward import Staged
-from secateur.report.run_page import write_report
+import prunus as sc
+from prunus.report.run_page import write_report
+from prunus.tasks.partial_forward import Staged
 from tests.tasks.nets import Answer, Tagger, UNet, Wrapped, squares, sums, tags
 
 SEGMENTED = {"target": 0.3, "task": "segmentation", "epochs": 1, "lr": 0.05, "progress": False}

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from secateur.errors import DataError
-from secateur.zoo import data
-from secateur.zoo.data.download import SOURCES, Source, get, source
+from prunus.errors import DataError
+from prunus.zoo import data
+from prunus.zoo.download import SOURCES, Source, get, source
 from tests.processes import python
 from tests.zoo.formats import TinyCifar, TinyMnist, write_tar
 from tests.zoo.test_formats import assert_is_tiny_cifar, content
@@ -112,15 +112,15 @@ def test_what_is_there_and_whole_is_kept_and_what_is_damaged_is_replaced(tmp_pat
     get(tiny_source(), tmp_path, archive)
     assert_is_tiny_cifar(data.load("cifar10", tmp_path, holdout="none"))
     path.rename(tmp_path / "mnist.safetensors")
-    with pytest.raises(DataError, match="was not written by `secateur data get mnist`"):
+    with pytest.raises(DataError, match="was not written by `prunus data get mnist`"):
         data.load("mnist", tmp_path)
 
 
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from secateur.errors import DataError
-from secateur.zoo.data.download import get
+from prunus.errors import DataError
+from prunus.zoo.download import get
 from tests.zoo.test_download import tiny_source
 resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 try:

@@ -12,13 +12,11 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from secateur.errors import DataError
-from secateur.zoo import data
-from secateur.zoo.data.decoding import crop_box, decode
-from secateur.zoo.data.file_loader import FileLoader
-from secateur.zoo.data.folders import image_files
-from secateur.zoo.data.images import FileImages
-from secateur.zoo.data.splits import Part
+from prunus.errors import DataError
+from prunus.zoo import data
+from prunus.zoo.folders import image_files
+from prunus.zoo.images import FileImages, Part, crop_box, decode
+from prunus.zoo.loader import FileLoader
 from tests.zoo.formats import random_images, write_picture
 
 WNIDS = ("n01440764", "n01443537", "n02086240")

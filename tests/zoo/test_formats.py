@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secateur.errors import DataError
-from secateur.zoo import data
-from secateur.zoo.data.cifar import CLASSES
-from secateur.zoo.data.images import MemoryImages
-from secateur.zoo.data.splits import Part
+from prunus.errors import DataError
+from prunus.zoo import data
+from prunus.zoo.data_files import CLASSES
+from prunus.zoo.images import MemoryImages, Part
 from tests.zoo import formats
 from tests.zoo.formats import TinyCifar, TinyMnist, python2_pickle, python_batch, write_files
 
@@ -192,9 +191,9 @@ def test_an_idx_file_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_names_that_are_wrong_or_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECATEUR_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("PRUNUS_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(
-        DataError, match=f"cifar10 was not found in {tmp_path / 'nowhere'}; run `secateur data get cifar10`"
+        DataError, match=f"cifar10 was not found in {tmp_path / 'nowhere'}; run `prunus data get cifar10`"
     ):
         data.load("cifar10")
     with pytest.raises(DataError, match="there is no data set called 'cifar11': did you mean cifar10 or cifar100"):
@@ -206,12 +205,12 @@ def test_names_that_are_wrong_or_not_here(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_where_sets_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECATEUR_DATA", str(tmp_path))
+    monkeypatch.setenv("PRUNUS_DATA", str(tmp_path))
     assert data.roots() == (tmp_path,)
     assert data.roots("there") == (Path("there"),)
-    monkeypatch.delenv("SECATEUR_DATA")
+    monkeypatch.delenv("PRUNUS_DATA")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data.roots() == (Path("data"), tmp_path / ".cache/secateur/data")
+    assert data.roots() == (Path("data"), tmp_path / ".cache/prunus/data")
 
 
 # Published counts: the first labels of CIFAR-10's data_batch_1 and MNIST's training set, and images for each class.

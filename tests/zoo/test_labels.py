@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from secateur.errors import DataError
-from secateur.zoo import data
-from secateur.zoo.data.images import FileImages
+from prunus.errors import DataError
+from prunus.zoo import data
+from prunus.zoo.images import FileImages
 from tests.zoo.formats import random_images, write_picture
 
 GREY = {"mean": (0.0,), "std": (1.0,)}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from secateur.errors import DataError
-from secateur.zoo import data
-from secateur.zoo.data.augment import pad_crop_mirror
-from secateur.zoo.data.images import MemoryImages
+from prunus.errors import DataError
+from prunus.zoo import data
+from prunus.zoo.images import MemoryImages
+from prunus.zoo.loader import pad_crop_mirror
 from tests.zoo.formats import random_images
 
 

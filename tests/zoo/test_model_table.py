@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from secateur.zoo import models
-from secateur.zoo.model_table import known_models
-from secateur.zoo.models.totals import totals
+from prunus.zoo import models
+from prunus.zoo.models import totals
+from prunus.zoo.names import known_models
 
 
 def test_the_table_is_right() -> None:
@@ -23,7 +23,7 @@ def test_listing_and_refusals_need_no_torch() -> None:
     code = """
 import sys
 from typer.testing import CliRunner
-from secateur.cli import build
+from prunus.cli import build
 done = CliRunner().invoke(build(), sys.argv[1:])
 assert "torch" not in sys.modules, "torch was imported"
 print(done.output)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import fx, nn
 
-from secateur.errors import ModelError
-from secateur.zoo import models
-from secateur.zoo.models.registry import IMAGENET, register
-from secateur.zoo.models.totals import totals
+from prunus.errors import ModelError
+from prunus.zoo import models
+from prunus.zoo.model_registry import IMAGENET, register
+from prunus.zoo.models import totals
 from tests import zoo_nets
 
 SMALL = [name for name in models.names() if models.config(name).shape[1] == 32]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur.errors import DataError
-from secateur.zoo import data
-from secateur.zoo.data.splits import Part, divide, stratified
-from secateur.zoo.holdout import parse_holdout
+from prunus.errors import DataError
+from prunus.zoo import data
+from prunus.zoo.images import Part, divide, stratified
+from prunus.zoo.names import parse_holdout
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from secateur.errors import FileError, ModelError
-from secateur.zoo import models
+from prunus.errors import FileError, ModelError
+from prunus.zoo import models
+from prunus.zoo.weights import load_weights
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def trained() -> dict[str, torch.Tensor]:
 
 def loaded(path: Path) -> dict[str, torch.Tensor]:
     model = models.create("lenet5")
-    models.load_weights(model, path)
+    load_weights(model, path)
     return model.state_dict()
 
 
@@ -61,7 +62,7 @@ def test_files_from_before_batch_norm_counted_batches(tmp_path: Path) -> None:
     }
     torch.save(old, tmp_path / "old.th")
     model = models.create("resnet20")
-    models.load_weights(model, tmp_path / "old.th")
+    load_weights(model, tmp_path / "old.th")
     assert torch.equal(model.get_parameter("layer3.2.conv2.weight"), old["layer3.2.conv2.weight"])
 
 
@@ -73,7 +74,7 @@ def test_a_mismatch_lists_everything_and_loads_nothing(tmp_path: Path, trained: 
     model = models.create("lenet5")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ModelError) as raised:
-        models.load_weights(model, tmp_path / "other.safetensors")
+        load_weights(model, tmp_path / "other.safetensors")
     assert str(raised.value).splitlines() == [
         f"{tmp_path / 'other.safetensors'} does not fit LeNet5:",
         "  missing in the file (1): fc1.bias",

@@ -1,0 +1,208 @@
+"""Prunus: channel pruning for CNN classifiers. A trained network and labelled images in, a smaller network out.
+
+import prunus as sc
+
+graph  = sc.trace(model, example)                        # who reads and writes every channel
+scores = sc.score(graph, loader, metric="gsd")           # what every channel is worth
+plan   = sc.uniform(graph, scores, ratio=0.3)            # the same share everywhere, or
+sens   = sc.sensitivity(graph, scores, holdout)          # Algorithm 1 of the paper
+plan   = sc.decide(graph, scores, sens, target=0.5)
+small  = sc.prune(graph, plan)                           # a new model of the same class
+sc.save(small, plan, "small/"); small = sc.load("small/", fresh_model).eval()
+result = sc.compress(model, train, holdout, target=0.5)  # all of the above; epochs=3 retrains as well
+"""
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prunus import studies
+    from prunus.decide.costs import COSTS
+    from prunus.decide.goal import Goal
+    from prunus.decide.ranked_plan import decide
+    from prunus.decide.sensitivity import Sensitivity, sensitivity
+    from prunus.decide.splits import SPLITS
+    from prunus.decide.splits.uniform import uniform
+    from prunus.errors import (
+        DataError,
+        DecideError,
+        FileError,
+        ModelError,
+        PlanError,
+        PrunusError,
+        RunError,
+        ScoreError,
+        TraceError,
+    )
+    from prunus.graph import rules
+    from prunus.graph.channel_graph import ChannelGraph, prune, trace
+    from prunus.graph.files import load, save
+    from prunus.graph.plan import Plan
+    from prunus.graph.rules.rulebook import register_rule
+    from prunus.graph.surgery import zeroed
+    from prunus.graph.units import Reader, Unit, Writer
+    from prunus.repair.repair import repair
+    from prunus.repair.unit_repair import repair_each
+    from prunus.report.compare import Comparison, compare
+    from prunus.run.compress import Compressed, compress
+    from prunus.run.settings import Settings
+    from prunus.score.collect import collect
+    from prunus.score.evidence import Channels
+    from prunus.score.metrics import METRICS
+    from prunus.score.moments import ClassMoments
+    from prunus.score.score import score
+    from prunus.score.scores import Scores
+    from prunus.score.statistics import Statistics
+    from prunus.ship.bench import Benched, bench
+    from prunus.ship.export import Exported, export
+    from prunus.ship.fold import fold_batch_norm
+    from prunus.tasks import TASKS, Quality, Task
+    from prunus.tasks.evaluate import Accuracy, evaluate
+    from prunus.tasks.regression import regression
+    from prunus.tasks.segmentation import segmentation
+    from prunus.timing.latency import Timing, latency
+    from prunus.train.fit import Fitted, fit
+    from prunus.train.settings import Preset
+
+# Where the public names live. They are imported when first asked for: `prunus --help` need not wait for torch.
+_HOMES = {
+    "Accuracy": "prunus.tasks.evaluate",
+    "Benched": "prunus.ship.bench",
+    "COSTS": "prunus.decide.costs",
+    "ChannelGraph": "prunus.graph.channel_graph",
+    "Channels": "prunus.score.evidence",
+    "ClassMoments": "prunus.score.moments",
+    "Comparison": "prunus.report.compare",
+    "Compressed": "prunus.run.compress",
+    "DataError": "prunus.errors",
+    "DecideError": "prunus.errors",
+    "Exported": "prunus.ship.export",
+    "FileError": "prunus.errors",
+    "Fitted": "prunus.train.fit",
+    "Goal": "prunus.decide.goal",
+    "METRICS": "prunus.score.metrics",
+    "ModelError": "prunus.errors",
+    "Plan": "prunus.graph.plan",
+    "PlanError": "prunus.errors",
+    "Preset": "prunus.train.settings",
+    "Quality": "prunus.tasks",
+    "Reader": "prunus.graph.units",
+    "RunError": "prunus.errors",
+    "SPLITS": "prunus.decide.splits",
+    "ScoreError": "prunus.errors",
+    "Scores": "prunus.score.scores",
+    "PrunusError": "prunus.errors",
+    "Sensitivity": "prunus.decide.sensitivity",
+    "Settings": "prunus.run.settings",
+    "Statistics": "prunus.score.statistics",
+    "TASKS": "prunus.tasks",
+    "Task": "prunus.tasks",
+    "Timing": "prunus.timing.latency",
+    "TraceError": "prunus.errors",
+    "Unit": "prunus.graph.units",
+    "Writer": "prunus.graph.units",
+    "bench": "prunus.ship.bench",
+    "collect": "prunus.score.collect",
+    "compare": "prunus.report.compare",
+    "compress": "prunus.run.compress",
+    "decide": "prunus.decide.ranked_plan",
+    "evaluate": "prunus.tasks.evaluate",
+    "export": "prunus.ship.export",
+    "fit": "prunus.train.fit",
+    "fold_batch_norm": "prunus.ship.fold",
+    "latency": "prunus.timing.latency",
+    "load": "prunus.graph.files",
+    "prune": "prunus.graph.channel_graph",
+    "register_rule": "prunus.graph.rules.rulebook",
+    "regression": "prunus.tasks.regression",
+    "repair": "prunus.repair.repair",
+    "repair_each": "prunus.repair.unit_repair",
+    "rules": "prunus.graph.rules",
+    "save": "prunus.graph.files",
+    "score": "prunus.score.score",
+    "segmentation": "prunus.tasks.segmentation",
+    "sensitivity": "prunus.decide.sensitivity",
+    "studies": "prunus.studies",
+    "trace": "prunus.graph.channel_graph",
+    "uniform": "prunus.decide.splits.uniform",
+    "zeroed": "prunus.graph.surgery",
+}
+
+__all__ = [
+    "COSTS",
+    "METRICS",
+    "SPLITS",
+    "TASKS",
+    "Accuracy",
+    "Benched",
+    "ChannelGraph",
+    "Channels",
+    "ClassMoments",
+    "Comparison",
+    "Compressed",
+    "DataError",
+    "DecideError",
+    "Exported",
+    "FileError",
+    "Fitted",
+    "Goal",
+    "ModelError",
+    "Plan",
+    "PlanError",
+    "Preset",
+    "PrunusError",
+    "Quality",
+    "Reader",
+    "RunError",
+    "ScoreError",
+    "Scores",
+    "Sensitivity",
+    "Settings",
+    "Statistics",
+    "Task",
+    "Timing",
+    "TraceError",
+    "Unit",
+    "Writer",
+    "bench",
+    "collect",
+    "compare",
+    "compress",
+    "decide",
+    "evaluate",
+    "export",
+    "fit",
+    "fold_batch_norm",
+    "latency",
+    "load",
+    "prune",
+    "register_rule",
+    "regression",
+    "repair",
+    "repair_each",
+    "rules",
+    "save",
+    "score",
+    "segmentation",
+    "sensitivity",
+    "studies",
+    "trace",
+    "uniform",
+    "zeroed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module it lives in; or the version that is installed."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("prunus")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'prunus' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    home = import_module(_HOMES[name])
+    return home if name in ("rules", "studies") else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

@@ -1,0 +1,166 @@
+"""`prunus bench`: compare the speed of networks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prunus.cli import console as early_checks
+from prunus.cli.console import Early, complain, console, friendly
+from prunus.cli.options import Classes, options_from_settings
+from prunus.errors import RunError
+from prunus.timing.engines import ENGINES
+from prunus.util.options import check, option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from prunus.cli.options import Network
+    from prunus.ship.bench import Benched, ModelProfile
+
+
+def _is_batch(size: int) -> None:
+    if size < 1:
+        raise RunError(f"batch must be at least 1, got {size}")
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """How networks are timed."""
+
+    batch: tuple[int, ...] = option((1, 64), "Batch size; repeat for several; 1 and 64 by default", valid=_is_batch)
+    engine: tuple[str, ...] = option(
+        (), f"Engine: {', '.join(ENGINES)}; repeat for several; all by default", valid=ENGINES.check
+    )
+    rounds: int = option(20, "Number of times that each network is timed", least=1)
+    threads: int | None = option(
+        None, "Number of CPU threads; PyTorch's choice by default", least=1, most=os.cpu_count()
+    )
+    fold_bn: bool = option(False, "Fold batch norms into the layers before them, in all networks")
+    cpu_time: bool = option(False, "Measure processor time, not wall-clock time; for busy machines, with one thread")
+
+
+@friendly
+@options_from_settings
+def command(
+    networks: Annotated[
+        list[str],
+        typer.Argument(help="Folders of pruned networks, names, NAME=WEIGHTS, or .onnx files"),
+        Early(early_checks.network_or_file),
+    ],
+    timing: BenchOptions,
+    model: Annotated[
+        str | None, typer.Option(help="Original network of a folder, if the folder does not name it")
+    ] = None,
+    classes: Classes = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
+) -> None:
+    """Compare the speed of networks. They take turns in one run, and speeds are relative to the first network.
+    A single pruned network is compared with its original.
+
+    Examples:
+
+        prunus bench runs/prune-resnet56-cifar10
+
+        prunus bench resnet56 runs/small --engine onnxruntime --batch 64
+
+        prunus bench small.onnx small-int8.onnx --engine openvino
+    """
+    from prunus.cli.options import open_network, open_onnx
+    from prunus.ship.bench import bench
+
+    check(timing, RunError)
+    opened = [
+        open_onnx(typed) if typed.endswith(".onnx") else open_network(typed, model=model, classes=classes)
+        for typed in networks
+    ]
+    if len({network.shape for network in opened}) > 1:
+        raise RunError(f"networks for images of different sizes cannot be compared: {[n.shape for n in opened]}")
+    found = bench(
+        _named(opened),
+        opened[0].example(),
+        timing.batch,
+        timing.engine or None,
+        rounds=timing.rounds,
+        threads=timing.threads,
+        fold_bn=timing.fold_bn,
+        cpu_time=timing.cpu_time,
+    )
+    if as_json:
+        console.print_json(json.dumps(_as_dict(found)))
+    else:
+        _print(found)
+    for note in found.notes:
+        complain("note", note)
+
+
+def _named(opened: list[Network]) -> dict[str, nn.Module]:
+    models: dict[str, nn.Module] = {}
+    if len(opened) == 1 and opened[0].original is not None:
+        models["original"] = opened[0].original
+    for network in opened:
+        name, number = network.name, 2
+        while name in models:
+            name, number = f"{network.name} ({number})", number + 1
+        models[name] = network.model
+    return models
+
+
+def _as_dict(found: Benched) -> dict[str, Any]:
+    rows = [
+        {
+            "network": row.model,
+            "engine": row.engine,
+            "batch": row.timing.batch_size,
+            "seconds": row.timing.median,
+            "quartiles": row.timing.quartiles,
+            "images_per_second": row.timing.images_per_second,
+            "speedup": row.speedup,
+            "interval": None if math.isinf(row.interval[1]) else row.interval,
+        }
+        for row in found.rows
+    ]
+    networks = {
+        name: {"macs": profile.macs, "selections": profile.selections, "shares": dict(profile.shares)}
+        for name, profile in found.profiles.items()
+    }
+    return {"threads": found.threads, "rows": rows, "networks": networks, "notes": found.notes}
+
+
+def _print(found: Benched) -> None:
+    from prunus.cli.console import columns
+
+    rows = [
+        [
+            str(row.timing.batch_size),
+            row.engine,
+            row.model,
+            f"{1e3 * row.timing.median:.2f}",
+            f"{100 * row.timing.spread:.0f}%",
+            f"{row.timing.images_per_second:,.0f}",
+            "" if row.model == next(iter(found.profiles)) else row.said(),
+        ]
+        for row in sorted(found.rows, key=lambda r: (r.timing.batch_size, r.engine))
+    ]
+    titles = ["batch", "engine", "network", "ms", "spread", "images/s", "speed"]
+    console.print(columns(titles, rows, {"batch", "ms", "spread", "images/s", "speed"}), soft_wrap=True)
+    console.print()
+    first = next(iter(found.profiles.values())).macs
+    rows = [_profile_row(name, profile, first) for name, profile in found.profiles.items()]
+    titles = ["network", "MACs", "", "selections", "where the time goes (eager, largest batch)"]
+    console.print(columns(titles, rows, {"MACs", "selections"}), soft_wrap=True)
+    console.print(f"{found.threads} threads; ms is the median, spread the distance between the quartiles;")
+    console.print("speed: relative to the first network, with the 95% interval of the ratio")
+
+
+def _profile_row(name: str, profile: ModelProfile, first: int | None) -> list[str]:
+    macs = "not known" if profile.macs is None else f"{profile.macs:,}"
+    ratio = f"{first / profile.macs:.2f}x fewer" if first and profile.macs else ""
+    largest = list(profile.shares.items())[:6]
+    where = ", ".join(f"{kind} {100 * share:.0f}%" for kind, share in largest if share >= 0.005)
+    return [name, macs, ratio, str(profile.selections), where]

@@ -1,0 +1,156 @@
+"""`prunus export`: write a network to a file that runs without prunus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prunus.cli import console as early_checks
+from prunus.cli.console import Early, complain, console, friendly, resolve
+from prunus.cli.options import HOLDOUT_HELP, Classes, DataOptions, options_from_settings
+from prunus.errors import DataError, ModelError
+from prunus.ship.formats import file_format
+from prunus.util.files import refuse_overwriting
+from prunus.util.options import check, option
+from prunus.zoo.names import is_own_data, parse_holdout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from prunus.cli.options import Network
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The file that is written."""
+
+    format: str | None = option(None, "onnx, pt2 or safetensors; by the file's suffix by default")
+    fold_bn: bool = option(False, "Fold batch norms into the layers before them")
+    opset: int | None = option(None, "ONNX opset")
+    fixed_batch: int | None = option(None, "Fixed number of images at a time; any number by default", least=1)
+    int8: bool = option(False, "ONNX in 8-bit integers, calibrated on training images of --data")
+    max_drop: float = option(1.0, "With --int8: points of held-out accuracy that may be lost", least=0)
+    num_calibration: int = option(200, "With --int8: number of images to calibrate on", least=1)
+
+
+@dataclass(frozen=True)
+class ComparisonData:
+    """Images on which the file is compared with PyTorch."""
+
+    data: str | None = option(None, "Data set to compare on, instead of random images", group="Comparison")
+    data_root: Path | None = option(None, "Folder that holds the data set", group="Comparison")
+    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Comparison")
+    std: str | None = option(None, "Standard deviation to divide by", group="Comparison")
+    holdout: str = option(
+        "train:0.1",
+        f"With --int8, {HOLDOUT_HELP.lower()}",
+        group="Comparison",
+        valid=parse_holdout,
+    )
+    num_images: int = option(100, "Number of images of --data", group="Comparison", least=1)
+
+    def images(self, shape: tuple[Any, ...]) -> Tensor | None:
+        """Test images of this shape (channels, height, width); None without a data set."""
+        from prunus.cli.inputs import numbers
+        from prunus.zoo.data import load
+
+        check(self, DataError)
+        if self.data is None:
+            return None
+        if len(shape) != 3 or is_own_data(self.data):
+            raise DataError(f"{self.data}: a file is compared on images of a data set by name; leave out --data")
+        mean, std = numbers(self.mean, "--mean"), numbers(self.std, "--std")
+        found = load(self.data, self.data_root, mean=mean, std=std, size=shape[-1])
+        images: Tensor = next(iter(found.loader("test", self.num_images, limit=self.num_images)))[0]
+        return images
+
+
+@friendly
+@options_from_settings
+def command(
+    network: Annotated[
+        str,
+        typer.Argument(help="Folder of a pruned network, or a model's NAME or NAME=WEIGHTS"),
+        Early(early_checks.network),
+    ],
+    out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 or .safetensors")],
+    file: ExportOptions,
+    comparison: ComparisonData,
+    model: Annotated[
+        str | None, typer.Option(help="Original network of a folder, if the folder does not name it")
+    ] = None,
+    classes: Classes = None,
+) -> None:
+    """Write a network as ONNX, as torch.export's .pt2 or as safetensors. The file is read back and compared with
+    PyTorch.
+
+    Examples:
+
+        prunus export runs/prune-resnet56-cifar10 small.onnx --fold-bn
+
+        prunus export resnet56=resnet56.safetensors full.pt2
+
+        prunus export runs/prune-resnet56-cifar10 small.onnx --int8 --data cifar10
+    """
+    check(file, ModelError)
+    if file.int8:
+        _check_int8(file, comparison, network, out)
+    file_format(out, file.format)
+    refuse_overwriting(out)
+    from prunus.cli.options import open_network
+    from prunus.ship.export import export
+    from prunus.timing.latency import repeated
+
+    found = open_network(network, model=model, classes=classes)
+    if file.int8:
+        _export_int8(found, comparison, file, network, out)
+        return
+    images = comparison.images(found.shape)
+    done = export(
+        found.model,
+        repeated(found.example(), file.fixed_batch or 1),
+        out,
+        file.format,  # type: ignore[arg-type]  # export checks it
+        fold_bn=file.fold_bn,
+        opset=file.opset,
+        images=images,
+        dynamic_batch=file.fixed_batch is None,
+    )
+    opset = f" opset {done.opset}" if done.opset else ""
+    console.print(f"{done.path}: {done.bytes:,} bytes, {done.format}{opset}", soft_wrap=True)
+    if done.num_images:
+        compared = f"{done.num_images} {'images' if images is not None else 'random images'}"
+        console.print(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of the largest output")
+    if not resolve(network, model).has_weights:
+        complain("note", "no weights were given, so the network is not trained")
+
+
+def _check_int8(file: ExportOptions, comparison: ComparisonData, network: str, out: Path) -> None:
+    if file.format not in (None, "onnx") or out.suffix != ".onnx":
+        raise ModelError(f"--int8 writes an ONNX file: give a name that ends in .onnx, not {out.name}")
+    if file.opset is not None or file.fixed_batch is not None:
+        raise ModelError("--int8 takes neither --opset nor --fixed-batch: the file takes any number of images")
+    if comparison.data is None and "data" not in resolve(network).asked:
+        raise DataError("--int8 needs images to calibrate on and to check its accuracy on: give --data")
+
+
+def _export_int8(found: Network, given: ComparisonData, file: ExportOptions, network: str, out: Path) -> None:
+    from prunus.ship.int8 import export_int8
+
+    data = DataOptions(given.data, given.holdout, given.data_root, given.mean, given.std).open_classes(network)
+    done = export_int8(
+        found.model,
+        found.example(),
+        out,
+        data.loader("train", 64, limit=file.num_calibration),
+        data.loader("holdout", 64),
+        max_drop=file.max_drop,
+    )
+    console.print(f"{done.path}: {done.bytes:,} bytes, onnx in 8-bit integers", soft_wrap=True)
+    console.print(f"calibrated on {done.num_calibration} training images")
+    before, after = (f"{100 * accuracy.top1:.2f}%" for accuracy in (done.before, done.after))
+    console.print(f"accuracy on {done.before.num_images} held-out images: {before} before, {after} in 8-bit integers,")
+    console.print(f"a drop of {done.drop:.2f} points")

@@ -1,0 +1,187 @@
+"""`prunus reproduce`: the paper's experiments by name, at a budget."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prunus.cli.console import console, friendly
+from prunus.cli.options import DataRoot, Device
+
+if TYPE_CHECKING:
+    from prunus.studies.recipes import Change, Recipe
+
+
+@friendly
+def command(
+    name: Annotated[
+        str | None, typer.Argument(help="A recipe, or a table or figure (table1); without it, all are listed")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="smoke (seconds), cpu (hours) or full (as in the paper)")] = "full",
+    weights: Annotated[Path | None, typer.Option(help="Weight file, instead of training a network first")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder of ILSVRC-2012, as imagenet:FOLDER")] = None,
+    data_root: DataRoot = None,
+    device: Device = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a setting, as in epochs=5 or train.epochs=5; can be repeated"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/NAME-BUDGET by default")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands without running them")] = False,
+) -> None:
+    """Run one of the paper's experiments, or all of a table. Every setting that differs from the paper's is printed.
+
+    The same command continues an experiment that was stopped.
+
+    Examples:
+
+        prunus reproduce
+
+        prunus reproduce resnet56-cifar10-b --weights w.pt --budget cpu
+
+        prunus reproduce table1 --budget smoke
+
+        prunus reproduce vgg16-imagenet-a --data imagenet:ILSVRC --dry-run
+    """
+    from prunus.errors import RunError
+    from prunus.studies.recipes import all_commands, commands, load_recipe, missing, recipes_called
+
+    if name is None:
+        _list()
+        return
+    names = recipes_called(name)
+    if weights is not None and len(names) > 1:
+        raise RunError(f"{name} has several networks; give --weights to one recipe at a time: {', '.join(names)}")
+    asked = [_as_asked(load_recipe(each), budget, data, change or [], is_trained=weights is not None) for each in names]
+    recipes, folder = [recipe for recipe, _ in asked], out or Path("runs") / f"{name}-{budget}"
+    if len(recipes) == 1:
+        steps = commands(recipes[0], folder, weights=weights, device=device, root=data_root)
+    else:
+        steps = all_commands(recipes, folder, device=device, root=data_root)
+    _print_plan(asked, budget, steps)
+    for words in steps:
+        check(words)
+    if dry_run:
+        return
+    lacking = missing(steps)
+    if lacking is not None:
+        raise RunError(f"{name} needs {lacking}; or use --budget smoke, which needs nothing")
+    for words in steps:
+        console.print(f"\n{shlex.join(['prunus', *words])}", soft_wrap=True, style="bold")
+        _run(words)
+
+
+def check(words: list[str]) -> dict[str, Any]:
+    """Parse a command without running it, so that a wrong option is found before the first step runs for hours."""
+    found = _parser()
+    context = found.context_class(found, info_name="prunus")
+    rest = list(words)
+    while hasattr(found, "resolve_command"):
+        step, found, rest = found.resolve_command(context, rest)
+        context = found.context_class(found, parent=context, info_name=step)
+    found.parse_args(context, list(rest))
+    return dict(context.params)
+
+
+@cache
+def _parser() -> Any:
+    """The command line as a click command."""
+    from typer.main import get_command
+
+    from prunus.cli import build
+
+    return get_command(build())
+
+
+def _run(words: list[str]) -> None:
+    from prunus.cli import build
+
+    build()(args=words, standalone_mode=False)  # a PrunusError prints its message and exits
+
+
+def _as_asked(
+    recipe: Recipe, budget: str, data: str | None, given: list[str], *, is_trained: bool
+) -> tuple[Recipe, list[Change]]:
+    """The recipe at a budget, with --data and --set, and what this changes; nothing is trained if there are weights."""
+    from prunus.errors import RunError
+    from prunus.studies.recipes import at_budget, changed, merged, value_of
+
+    recipe, changes = at_budget(recipe, budget)
+    asked = [] if data is None else [*(["train.data=" + data] if recipe.train else []), "data=" + data]
+    for text in [*asked, *given]:
+        key, equals, value = text.partition("=")
+        step, dot, inner = key.partition(".")
+        if not equals or not (inner if dot else key) or (dot and step not in ("train", "run")):
+            raise RunError(f"--set takes KEY=VALUE, run.KEY=VALUE or train.KEY=VALUE; got {text!r}")
+        if step == "train" and dot and recipe.train is None:
+            raise RunError(f"{recipe.name} trains no network at this budget, so {text!r} would have no effect")
+        recipe, more = changed(recipe, step if dot else "run", {inner if dot else key: value_of(value)})
+        changes += more
+    return recipe, [one for one in merged(changes) if one.step == "run" or not is_trained]
+
+
+def _list() -> None:
+    from prunus.cli.console import columns
+    from prunus.studies.recipes import load_recipe, recipe_names
+
+    rows = [[r.name, r.paper, r.title] for r in map(load_recipe, recipe_names())]
+    console.print(columns(("name", "in the paper", "title"), rows, width=console.width), soft_wrap=True)
+    console.print("\nprunus reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands", soft_wrap=True)
+    console.print("NAME can also be a table or figure: table1 runs all recipes of Tables 1a and 1b", soft_wrap=True)
+
+
+def _print_plan(asked: list[tuple[Recipe, list[Change]]], budget: str, steps: list[list[str]]) -> None:
+    told: set[str] = set()  # what is true of several recipes is told once
+    for number, (recipe, changes) in enumerate(asked):
+        console.print(f"{chr(10) if number else ''}{recipe.title} ({recipe.paper})", soft_wrap=True)
+        _published(recipe)
+        _print_once(told, "left open in the paper", recipe.left_open)
+        _print_once(told, "different from the paper", recipe.departs)
+        _print_changes(changes, budget, is_other=bool(recipe.departs))
+    console.print("\ncommands:")
+    for words in steps:
+        console.print(f"  {shlex.join(['prunus', *words])}", soft_wrap=True)
+
+
+def _print_changes(changes: list[Change], budget: str, *, is_other: bool) -> None:
+    """is_other: something that is different from the paper has been printed already."""
+    as_printed = [change for change in changes if change.is_the_papers]
+    for change in as_printed:
+        console.print(f"as in the paper's formula, without a ridge: {change}", soft_wrap=True)
+    if len(as_printed) == len(changes):
+        console.print(f"\nno {'other ' if is_other or as_printed else ''}setting is changed (budget {budget})")
+        return
+    console.print(f"\ndifferent from the paper (budget {budget}):", soft_wrap=True)
+    for change in changes:
+        if not change.is_the_papers:
+            console.print(f"  {change}", soft_wrap=True)
+
+
+def _print_once(told: set[str], title: str, sentences: Sequence[str]) -> None:
+    """Print the sentences that are not in `told` yet, and add them."""
+    for text in sentences:
+        if text not in told:
+            console.print(f"{title}: {text}", soft_wrap=True)
+    told |= set(sentences)
+
+
+def _published(recipe: Recipe) -> None:
+    """Print the row of the paper to compare with."""
+    from prunus.studies.recipes import load_recipe, published
+
+    asked = load_recipe(recipe.name).run  # the paper's network, which a budget may replace
+    for group in published().groups:
+        for row in group.rows:
+            if (row.method, group.data) == (recipe.published, str(asked.get("data")).partition(":")[0]) and (
+                asked["model"] in group.models
+            ):
+                console.print(
+                    f"as published: top-1 {row.base_top1} -> {row.top1}%, {row.macs_removed}% of MACs and "
+                    f"{row.params_removed}% of weights removed",
+                    soft_wrap=True,
+                )

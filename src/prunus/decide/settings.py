@@ -1,0 +1,115 @@
+"""Settings that decide which units lose channels, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from prunus.decide.costs import COSTS
+from prunus.decide.splits import SPLITS
+from prunus.errors import DecideError
+from prunus.tasks import Task
+from prunus.tasks.quality import task_option
+from prunus.timing.engines import ENGINES
+from prunus.util.options import Seeded, option, strings_as_tuples
+
+
+@dataclass(frozen=True)
+class RankSettings(Seeded):
+    """Which units take part, and how held-out images rank them."""
+
+    split: str | None = option(
+        None,
+        f"How the cut is split among units: {', '.join(SPLITS)}; chosen to suit the run by default",
+        group="Layers",
+        choices=SPLITS,
+    )
+    cost: str | Callable[..., float] = option(
+        "macs", f"Cost that units are compared at: {', '.join(COSTS)}", group="Layers", choices=COSTS, own=True
+    )
+    only: tuple[str, ...] = option(
+        (), "Prune only units or layers that match this pattern", group="Layers", several=True
+    )
+    exclude: tuple[str, ...] = option(
+        (), "Do not prune units or layers that match this pattern", group="Layers", several=True
+    )
+    round_to: int = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
+    alpha: float = option(
+        3.0, "Pruning rate of Eqn. 3, 2 to 4 in the paper; solved if rounds is given", group="Layers", above=0
+    )
+    k: int | None = option(None, "Units pruned in each round; a third of them by default", group="Layers", least=1)
+    task: str | Task | None = task_option()
+    measure: Literal["accuracy", "loss"] | Callable[..., float] = option(
+        "accuracy",
+        "Rank units by held-out accuracy (the quality of the task) or loss",
+        group="Layers",
+        choices=("accuracy", "loss"),
+        own=True,
+    )
+    exact: bool = option(False, "Rank units on all held-out images, without racing", group="Layers")
+    confidence: float = option(
+        0.95, "Probability that a race finds the best units", group="Layers", least=0.5, below=1, hidden=True
+    )
+    tolerance: float = option(
+        0.0005, "How far the units that a race finds may be from the best", group="Layers", least=0, hidden=True
+    )
+    trial_ratio: float = option(
+        0.5, "Fraction removed at which the split `ratio` ranks units", group="Layers", above=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        """A single pattern may be given as a string."""
+        strings_as_tuples(self)
+
+
+@dataclass(frozen=True)
+class SplitSettings(RankSettings):
+    """How a cut is split among units: how units are ranked, and how far a round goes."""
+
+    trials: Literal["cut", "repaired"] | None = option(
+        None, "Rank units as they are cut, or after their own repair", group="Layers", choices=("cut", "repaired")
+    )
+    rounds: int | None = option(None, "Reach the goal in this number of rounds", group="Layers", least=1)
+
+
+@dataclass(frozen=True)
+class TimeSettings:
+    """Where time is measured, for a goal in time or for cost="latency"."""
+
+    engine: str = option(
+        "eager", f"Engine in which time is measured: {', '.join(ENGINES)}", group="Goal", everyday=True, choices=ENGINES
+    )
+    batch: int = option(64, "Images in a batch whose time is measured", group="Goal", least=1)
+    threads: int | None = option(
+        None, "CPU threads of the engine when time is measured; PyTorch's number by default", group="Goal", least=1
+    )
+    latency_table: str | None = option(
+        None, "Times of `prunus latency --out`, measured on the machine where the network ships", group="Goal"
+    )
+
+
+# Settings that only matter where held-out images rank units.
+RANKING = ("measure", "cost", "k", "exact", "trials")
+_DEFAULTS = {field.name: field.default for field in fields(SplitSettings)}
+
+
+def ranking_settings(settings: SplitSettings) -> list[str]:
+    """The settings about ranking that differ from their defaults."""
+    return [name for name in RANKING if getattr(settings, name) != _DEFAULTS[name]]
+
+
+def check_split(settings: SplitSettings, *, by_share: bool = False) -> None:
+    """Raise DecideError if settings about ranking are given and nothing is ranked.
+
+    by_share: the goal is a share of every unit, so that no split is needed.
+    """
+    given = ranking_settings(settings)
+    if not given or not (by_share or (settings.split is not None and not SPLITS.find(settings.split).ranks)):
+        return
+    way = "a ratio" if by_share else f'split "{settings.split}"'
+    ranking = ", ".join(name for name in SPLITS if SPLITS[name].ranks)
+    raise DecideError(
+        f"{way} ranks no units, so {' and '.join(given)} would have no effect: leave it out, or use a target with one "
+        f"of the splits {ranking}"
+    )

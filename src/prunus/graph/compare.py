@@ -1,0 +1,319 @@
+"""Run two networks on the same input, and decide whether their outputs differ by more than rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from prunus.graph.surgery import copy_sharing
+from prunus.graph.traced import Example, as_call
+from prunus.util.state import evaluating, generators_kept, has_own_switch, module_state_kept, nothing_compiled
+
+# Inputs on which two networks are compared: the example itself, random values of its shape, and smaller ones.
+
+SMALL = (64, 128)  # pixels a side of images in trials, if they are larger: five halvings leave two pixels, or four
+_LARGER = 1.5  # how much larger
+
+
+def copied(example: Example) -> Example:
+    """A copy of all tensors, because a network may work in place on what it is given."""
+    return tree_map(lambda value: value.detach().clone() if isinstance(value, Tensor) else value, example)
+
+
+def few_images(example: Example, most: int = 2) -> Example:
+    """The first images of each tensor, if all tensors have the same number of them."""
+    counts = {value.size(0) for value in tree_leaves(example) if isinstance(value, Tensor) and value.dim() > 1}
+    if len(counts) != 1 or max(counts) <= most:
+        return example
+    (count,) = counts
+
+    def narrowed(value: Any) -> Any:
+        fits = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == count
+        return value[:most] if fits else value
+
+    return tree_map(narrowed, example)
+
+
+def two_images(example: Example) -> Example:
+    """Two images in each tensor that has one: batch norms in training mode need more than one value."""
+
+    def doubled(value: Any) -> Any:
+        lonely = isinstance(value, Tensor) and value.dim() > 1 and value.size(0) == 1
+        return torch.cat([value, value]) if lonely else value
+
+    return few_images(tree_map(doubled, example))
+
+
+def smaller(example: Example, side: int) -> Example:
+    """The corners of large images, for a quick trial."""
+
+    def corner(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() < 4 or min(value.shape[-2:]) <= _LARGER * side:
+            return value
+        return value[..., :side, :side]
+
+    return tree_map(corner, example)
+
+
+def is_constant(example: Example) -> bool:
+    """Whether all numbers of every tensor are equal, as in an example of zeros."""
+    tensors = [v for v in tree_leaves(example) if isinstance(v, Tensor) and v.is_floating_point()]
+    return all(bool((tensor == tensor.reshape(-1)[:1]).all()) for tensor in tensors if tensor.numel())
+
+
+def randomised(example: Example, seed: int = 0) -> Example:
+    """Normal numbers in place of those of each floating-point tensor, with the same mean and spread (1 if none)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+            return value
+        plain = value.detach().double().cpu()
+        spread, mean = plain.std(correction=0), plain.mean()
+        if not (torch.isfinite(spread) and spread > 0):
+            spread, mean = torch.ones(()), torch.zeros(())
+        drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64) * spread + mean
+        return drawn.to(value.device, value.dtype)
+
+    return tree_map(random, example)
+
+
+def in_double(example: Example) -> Example:
+    """Floating-point tensors in float64."""
+    return tree_map(
+        lambda value: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value, example
+    )
+
+
+# The values in a network's output, whatever its structure, and how far two outputs are apart.
+
+_DEPTH = 12  # how deep objects other than containers are followed
+_MANY = 16  # numbers that tell how much a part of a tensor varies
+
+
+def flattened(output: Any, depth: int = 0, around: tuple[int, ...] = ()) -> list[Any]:
+    """Copies of all tensors, and all numbers and strings, of an output, in a fixed order.
+
+    Follows tuples, lists, dicts, dataclasses and other objects with attributes.
+    """
+    if isinstance(output, Tensor):
+        return [output.detach().clone()]
+    if isinstance(output, np.ndarray) and output.dtype != object:
+        return [torch.tensor(output)]
+    if output is None or isinstance(output, bool | int | float | complex | str):
+        return [output]
+    if depth > _DEPTH or id(output) in around or isinstance(output, Set | type) or callable(output):
+        return []
+    contained = isinstance(output, Mapping | tuple | list | np.ndarray)
+    if isinstance(output, Mapping):
+        parts = [*output.keys(), *output.values()]
+    elif contained:
+        parts = list(output)
+    elif dataclasses.is_dataclass(output):
+        parts = [getattr(output, field.name) for field in dataclasses.fields(output)]
+    else:
+        parts = list(getattr(output, "__dict__", {}).values())
+    below = depth if contained else depth + 1
+    return [len(parts), *(value for part in parts for value in flattened(part, below, (*around, id(output))))]
+
+
+def distance(got: list[Any], want: list[Any]) -> float:
+    """The largest difference between two flattened outputs, relative to how much the values of each tensor vary.
+
+    Infinite if structure, shapes, whole numbers or positions of NaN differ.
+    """
+    if len(got) != len(want):
+        return math.inf
+    return max((_apart(one, other) for one, other in zip(got, want, strict=True)), default=0.0)
+
+
+def _apart(got: Any, want: Any) -> float:
+    if isinstance(got, float) and isinstance(want, float):
+        got, want = torch.tensor(got, dtype=torch.float64), torch.tensor(want, dtype=torch.float64)
+    if not (isinstance(got, Tensor) and isinstance(want, Tensor)):
+        return 0.0 if type(got) is type(want) and got == want else math.inf
+    if got.shape != want.shape:
+        return math.inf
+    return tensor_distance(got, want)
+
+
+def tensor_distance(got: Tensor, want: Tensor) -> float:
+    """The largest difference of two tensors of one shape, relative to how much the values vary.
+
+    In tensors with three dimensions or more this is asked of each part along the second and the last dimension: one
+    tensor may hold boxes, in pixels, and scores.
+    """
+    if want.layout != torch.strided:
+        got, want = got.to_dense(), want.to_dense()
+    if not want.numel():
+        return 0.0
+    if not (want.is_floating_point() or want.is_complex()):
+        return 0.0 if torch.equal(got, want) else math.inf
+    same = (got == want) | (got.isnan() & want.isnan())
+    if bool(same.all()):
+        return 0.0
+    difference = torch.where(same, 0, got - want).abs()
+    if not bool(difference.isfinite().all()):
+        return math.inf
+    values = torch.where(want.isfinite(), want, 0)
+    axes = {1, want.dim() - 1} if want.dim() > 2 else set()
+    parts = [(difference.movedim(axis, 0).flatten(1), values.movedim(axis, 0).flatten(1)) for axis in sorted(axes)]
+    parts = [part for part in parts if part[0].size(1) >= _MANY] + [(difference.reshape(1, -1), values.reshape(1, -1))]
+    return max(_relative(*part) for part in parts)
+
+
+def _relative(difference: Tensor, values: Tensor) -> float:
+    """The largest difference in a row, relative to the spread of the row, or to its size if it does not vary."""
+    largest = difference.amax(1)
+    spread = (values - values.mean(1, keepdim=True)).abs().amax(1)
+    scale = torch.where(spread > 0, spread, values.abs().amax(1))
+    ratio = torch.where(largest == 0, largest, largest / scale)
+    return float(ratio.max().item())
+
+
+_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}  # differences that need no second look; others always do
+_SAME = 1e-9  # of copies in float64
+_MARGIN = 30.0  # how much larger a difference by rounding may be than the one that noise in the weights makes
+
+WITH_GRADIENTS = " with gradients"
+RANDOM = "its outputs depend on random numbers, so that they cannot be compared"
+
+_DROPOUT_NAMES = (
+    *("dropout", "dropout1d", "dropout2d", "dropout3d"),
+    *("alpha_dropout", "feature_dropout", "feature_alpha_dropout"),
+)
+_DROPOUTS = frozenset(getattr(owner, name) for owner in (F, torch) for name in _DROPOUT_NAMES if hasattr(owner, name))
+
+
+class NotRun(Exception):
+    """The network does not run on these inputs, pruned or not."""
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Dropout returns its input. Networks of other widths draw other random numbers, so they could not be compared."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def training(model: nn.Module) -> Iterator[nn.Module]:
+    """Put all of the model into training mode, and restore the mode of each module afterwards."""
+    with evaluating(model):
+        model.train()
+        yield model
+
+
+def outputs_of(model: nn.Module, inputs: Example, seed: int = 0, dropout: bool = True) -> list[Any]:
+    """The flattened output of a model in its present mode. Model and random generators are left as they were.
+
+    Training mode is without dropout, and so is eval mode if asked.
+    """
+    quiet = nullcontext() if dropout and not model.training else WithoutDropout()
+    with module_state_kept(model), generators_kept(seed), nothing_compiled(), quiet:
+        args, kwargs = as_call(copied(inputs))
+        return flattened(model(*args, **kwargs))
+
+
+def precision_of(model: nn.Module) -> torch.dtype:
+    """The coarsest floating-point type of the model's parameters."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps, default=torch.float32)
+
+
+def difference(pruned: nn.Module, whole: nn.Module, inputs: Example, dropout: bool = True) -> str | None:
+    """How the outputs of two networks in their present modes differ, in words; None if only by rounding.
+
+    Raises NotRun if `whole` itself does not run on these inputs.
+    """
+    try:
+        want = outputs_of(whole, inputs, dropout=dropout)
+    except Exception as error:
+        raise NotRun(said(error)) from error
+    try:
+        got = outputs_of(pruned, inputs, dropout=dropout)
+    except Exception as error:  # noqa: BLE001  whatever the model's own code raises
+        return f"it fails with {said(error)}"
+    apart = distance(got, want)
+    if apart <= _CLOSE.get(precision_of(whole), -1.0):
+        return None
+    finer = _in_double(pruned, whole, inputs, apart, dropout)
+    if finer.apart <= _SAME:
+        return None
+    if distance(outputs_of(whole, inputs, 1, dropout), want) > 0.0:
+        return difference(pruned, whole, inputs, dropout=False) if dropout else RANDOM
+    if math.isfinite(finer.apart) and finer.apart <= _MARGIN * _effect_of_noise(finer):
+        return None
+    if math.isinf(apart):
+        return "its outputs have another shape, type or structure"
+    return f"its outputs differ by {apart:.2g} of their size"
+
+
+def said(error: BaseException) -> str:
+    """The class and the first line of an error."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
+
+
+class _Finer(NamedTuple):
+    """A comparison of copies: how far their outputs are apart, and what it takes to run the whole network again."""
+
+    apart: float
+    whole: nn.Module
+    inputs: Example
+    output: list[Any]
+    noise: float  # the rounding of weights
+
+
+def _in_double(pruned: nn.Module, whole: nn.Module, inputs: Example, apart: float, dropout: bool) -> _Finer:
+    """Compare copies in float64, where rounding is too small to be taken for a difference.
+
+    A forward that insists on a coarser type is judged in that type.
+    """
+    noise = torch.finfo(precision_of(whole)).eps
+    finer, exact = (copy_sharing(model).double() for model in (pruned, whole))
+    numbers = in_double(inputs)
+    try:
+        want = outputs_of(exact, numbers, dropout=dropout)
+        apart = distance(outputs_of(finer, numbers, dropout=dropout), want)
+        noise = min(noise, torch.finfo(torch.float32).eps)
+    except Exception:  # noqa: BLE001  forward mixes types
+        exact, numbers = copy_sharing(whole), inputs
+        want = outputs_of(exact, numbers, dropout=dropout)
+    return _Finer(apart, exact, numbers, want, noise)
+
+
+def _effect_of_noise(finer: _Finer) -> float:
+    """How far the output moves if each weight is rounded: a network may magnify rounding. Changes `finer.whole`."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in finer.whole.parameters():
+        if parameter.is_floating_point():
+            drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 0.5
+            parameter.data.mul_((1 + finer.noise * drawn).to(parameter.device, parameter.dtype))
+    moved = distance(outputs_of(finer.whole, finer.inputs), finer.output)
+    return moved if math.isfinite(moved) else 0.0
+
+
+@contextmanager
+def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
+    """Inside the block the model is in "eval" or "training" mode, or in its "own", without gradients unless the mode
+    says so ("eval with gradients")."""
+    plain = mode.removesuffix(WITH_GRADIENTS)
+    switched: AbstractContextManager[Any] = nullcontext()
+    if plain != "own":
+        switched = evaluating(model) if plain == "eval" else training(model)
+    state = module_state_kept(model) if has_own_switch(model) else nullcontext()
+    with state, switched, torch.set_grad_enabled(mode != plain):
+        yield

@@ -1,0 +1,479 @@
+"""Label tensors: integers that say which channel each position of an activation carries.
+
+A label tensor has the shape of the activation it stands for, but is expanded (stride 0) wherever labels do not vary,
+so it takes a few integers of memory. A label >= 0 is one filter of one writer; FIXED is a position that must not be
+removed; ZERO is a position that zero padding added; GONE is a channel of zeros in the place of one that was removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
+
+from prunus.graph.selection import selection_of
+from prunus.graph.traced import CONVOLUTIONS, batched_dims
+from prunus.graph.units import Indices
+
+if TYPE_CHECKING:
+    from prunus.graph.discover import LabelPass
+
+
+FIXED, ZERO, GONE = -1, -2, -3
+
+
+def constant(shape: torch.Size | tuple[int, ...], label: int = FIXED) -> Tensor:
+    """A label tensor with one label everywhere."""
+    return torch.full((1,) * len(shape), label, dtype=torch.int64).expand(shape)
+
+
+def fixed_like(shapes: Any) -> Any:
+    """Fixed labels for every shape in a nested value."""
+    return tree_map(
+        lambda s: constant(s) if isinstance(s, torch.Size) else s, shapes, is_leaf=lambda s: isinstance(s, torch.Size)
+    )
+
+
+def along(vector: Tensor, shape: torch.Size | tuple[int, ...], dim: int) -> Tensor:
+    """A label tensor that varies along `dim` only."""
+    view = [1] * len(shape)
+    view[dim] = -1
+    full = list(shape)
+    full[dim] = len(vector)
+    return vector.view(view).expand(full)
+
+
+def compact(labels: Tensor) -> Tensor:
+    """The same labels with size 1 along every dimension that is expanded."""
+    strides = labels.stride()
+    if 0 not in strides:
+        return labels
+    sizes = [1 if stride == 0 and size > 1 else size for size, stride in zip(labels.shape, strides, strict=True)]
+    return labels.as_strided(sizes, strides)
+
+
+def varying(labels: Tensor) -> list[int]:
+    """The dimensions along which labels differ."""
+    small = compact(labels)
+    return [d for d in range(small.dim()) if small.size(d) > 1 and not constant_along(small, d)]
+
+
+def constant_along(labels: Tensor, dim: int) -> bool:
+    """Whether labels do not differ along a dimension."""
+    return bool((labels == labels.narrow(dim, 0, 1)).all())
+
+
+def present(labels: Tensor) -> Indices:
+    """The distinct channel labels in a tensor."""
+    found = np.unique(compact(labels).numpy())
+    return found[found >= 0]
+
+
+def same_labels(a: Tensor, b: Tensor) -> bool:
+    """Whether two label tensors are equal, without expanding them."""
+    if a.shape != b.shape:
+        return False
+    a, b = broadcast(compact(a), compact(b))
+    return bool((a == b).all())
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The label tensors in a nested value."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return []
+    return [tensor for part in value for tensor in tensors_in(part)]
+
+
+def broadcast_shape(a: torch.Size, b: torch.Size) -> torch.Size:
+    """The shape that two tensors broadcast to. Much faster than torch.broadcast_shapes."""
+    if a == b:
+        return a
+    dims = max(len(a), len(b))
+    pairs = zip((1,) * (dims - len(a)) + a, (1,) * (dims - len(b)) + b, strict=True)
+    sizes = [n if m == 1 else m for m, n in pairs if m == n or 1 in (m, n)]
+    if len(sizes) < dims:
+        raise RuntimeError(f"tensors of shapes {tuple(a)} and {tuple(b)} do not broadcast")
+    return torch.Size(sizes)
+
+
+def broadcast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both tensors, expanded to their common shape."""
+    shape = broadcast_shape(a.shape, b.shape)
+    return a.expand(shape), b.expand(shape)
+
+
+def pick(labels: Tensor, dim: int, index: Tensor) -> Tensor:
+    """index_select along `dim`; expanded dimensions stay expanded."""
+    shape = [*labels.shape]
+    shape[dim] = len(index)
+    small = compact(labels)
+    return (small.index_select(dim, index) if small.size(dim) > 1 else small).expand(shape)
+
+
+def padded(labels: Tensor, dim: int, before: int, after: int, label: int) -> Tensor:
+    """Labels with further positions along `dim`; expanded dimensions stay expanded."""
+    small = compact(labels)
+    small = small.expand([size if d == dim else -1 for d, size in enumerate(labels.shape)])
+    shape = [*small.shape]
+    parts = []
+    for count in (before, after):
+        shape[dim] = count
+        parts.append(torch.full(shape, label, dtype=torch.int64))
+    full = [*labels.shape]
+    full[dim] += before + after
+    return torch.cat([parts[0], small, parts[1]], dim).expand(full)
+
+
+def places(have: Indices, want: Indices) -> Indices | None:
+    """Positions in `have` of the labels `want`, or its length for those that it lacks. None if others are in it."""
+    there = np.isin(want, have)
+    found = match(have, want[there])
+    if found is None or len(found) != len(have):
+        return None
+    index = np.full(len(want), len(have), dtype=np.int64)
+    index[there] = found
+    return index
+
+
+def match(have: Indices, want: Indices) -> Indices | None:
+    """Positions in `have` of the labels `want`; the k-th occurrence matches the k-th. None if a label is missing."""
+    have_order = np.argsort(have, kind="stable")
+    want_order = np.argsort(want, kind="stable")
+    sorted_have, sorted_want = have[have_order], want[want_order]
+    start = np.searchsorted(sorted_have, sorted_want, side="left")
+    rank = np.arange(len(want)) - np.searchsorted(sorted_want, sorted_want, side="left")
+    place = start + rank
+    if len(want) and (place.max() >= len(have) or not np.array_equal(sorted_have[place], sorted_want)):
+        return None
+    index = np.empty(len(want), dtype=np.int64)
+    index[want_order] = have_order[place]
+    return index
+
+
+# What a label pass over a network records, and how a plan changes the pass.
+
+
+class Mismatch(Exception):
+    """A replay that fails: the widths of the plan do not fit what the network does at `node`."""
+
+    def __init__(self, node: fx.Node, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+    @property
+    def where(self) -> str:
+        """The call at which it fails, in words."""
+        return getattr(self.node.target, "__name__", str(self.node.target))
+
+
+@dataclass
+class Balance:
+    """The same number of channels must be kept in each row of `blocks`."""
+
+    blocks: Indices  # [blocks, positions] labels
+    reader: str | None  # the grouped layer that needs it, or None if the tensor itself is split into equal parts
+    reason: str
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The channels that a module selects among the `arriving` ones on axis `dim`."""
+
+    index: Indices
+    dim: int
+    arriving: int
+    filled: bool = False  # with zeros for those that do not arrive
+
+    @property
+    def everything(self) -> bool:
+        """Whether all arriving channels are taken in order, so that no selection is needed."""
+        return len(self.index) == self.arriving and bool((self.index == np.arange(self.arriving)).all())
+
+
+@dataclass
+class Record:
+    """What one pass found."""
+
+    reads: dict[str, Indices] = field(default_factory=dict)  # reader -> labels on its input-channel axis
+    writes: dict[str, Indices] = field(default_factory=dict)  # writer -> labels on its output-channel axis
+    passes: dict[str, Indices] = field(default_factory=dict)  # batch norm, depthwise ... -> labels on its channels
+    parameters: dict[str, Indices] = field(default_factory=dict)  # bare parameter -> labels on its one long axis
+    unions: list[tuple[Indices, Indices, bool, fx.Node]] = field(default_factory=list)  # a, b, additive, where
+    holds: list[tuple[Indices, str]] = field(default_factory=list)  # labels that must be kept, and why
+    balances: list[Balance] = field(default_factory=list)
+    opaque: dict[str, str] = field(default_factory=dict)  # called modules that no rule fits -> reason
+    values: dict[str, Any] = field(default_factory=dict)  # node name -> its value: labels or plain Python
+    selected: dict[str, Selected] = field(default_factory=dict)  # module -> what it selects (replay)
+    spread: dict[tuple[str, int], int] = field(default_factory=dict)  # node, pair -> operand broadcast over channels
+    axes: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (node, "in" or "out") -> axes of channels
+    failed: dict[str, str] = field(default_factory=dict)  # node name -> why its rule could not follow the channels
+
+
+class Emitter:
+    """Gives out labels when channels are discovered: each writer gets a new range, always the same one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ranges: dict[str, Tensor] = {}
+        self.bare: set[str] = set()  # names of bare parameters among the writers
+
+    def __call__(self, writer: str, width: int) -> Tensor:
+        if writer not in self.ranges:
+            self.ranges[writer] = torch.arange(self.count, self.count + width)
+            self.count += width
+        return self.ranges[writer]
+
+
+@dataclass
+class Replay:
+    """How a plan changes a pass: which labels each writer still emits, and which labels pass each selection.
+
+    Decisions that must not depend on the pruned widths are taken from the first pass: a tensor pruned to one channel
+    must not look like a gate of size 1.
+    """
+
+    emit: Mapping[str, Tensor]  # writer -> labels that are still alive, in the order of its filters
+    wanted: Mapping[str, Indices]  # module that selects -> labels it passes on, in order
+    first: Record  # of the pass that discovered the channels
+
+    def __call__(self, writer: str, width: int) -> Tensor:
+        return self.emit[writer]
+
+
+# One call of the graph as a rule sees it: what is called with which labels, and methods to record what happens.
+
+Rule = Callable[["Call"], Any]
+
+
+class Call:
+    """One call of the graph, as a rule sees it."""
+
+    def __init__(self, labels: LabelPass, node: fx.Node) -> None:
+        self.labels = labels
+        self.node = node
+        self.record = labels.record
+        self._united = 0  # how many pairs of tensors this call has united
+        values = labels.record.values
+        self.args: tuple[Any, ...] = fx.node.map_arg(node.args, lambda n: values[n.name])
+        self.kwargs: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda n: values[n.name]) if node.kwargs else {}
+        if node.op == "call_module" and self.args and isinstance(self.args[0], Tensor):
+            self.args = (self._selected(self.args[0]), *self.args[1:])
+
+    # -- what is called
+
+    @property
+    def name(self) -> str:
+        """The dotted name of the called layer."""
+        return self.labels.traced.layer_of(self.node) or str(self.node.target)
+
+    @property
+    def module(self) -> nn.Module:
+        """The called layer."""
+        return self.labels.traced.module(self.node)
+
+    @property
+    def what(self) -> str:
+        """The call in words, for reasons and messages."""
+        if self.node.op == "call_module":
+            return f"{type(self.module).__name__} {self.name}"
+        target = self.node.target
+        return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+    @property
+    def x(self) -> Tensor:
+        """The first argument, a tensor."""
+        first = self.args[0] if self.args else next(iter(self.kwargs.values()))
+        if not isinstance(first, Tensor):
+            raise TypeError(f"{self.what} got {type(first).__name__} where a tensor was expected")
+        return first
+
+    @property
+    def shape(self) -> Any:
+        """The shape that this call returned when the network was traced."""
+        return self.labels.traced.shapes.get(self.node.name)
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the called layer keeps all of its inputs, with zeros for channels that are gone."""
+        return self.name in self.labels.find_rule.reading_all
+
+    def argument(self, index: int, name: str, default: Any = None) -> Any:
+        """An argument given by position or by name."""
+        return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
+
+    def literal(self, index: int, name: str) -> Any:
+        """The same argument in the graph: an fx.Node if it is computed from sizes."""
+        return self.node.args[index] if len(self.node.args) > index else self.node.kwargs.get(name)
+
+    # -- where the channels are
+
+    def vector(self, labels: Tensor, dim: int) -> Tensor | None:
+        """The labels along `dim`, or None if they vary along another dimension too."""
+        small = compact(labels)
+        for d in range(small.dim()):
+            if d != dim % small.dim() and small.size(d) > 1:
+                if not constant_along(small, d):
+                    return None
+                small = small.narrow(d, 0, 1)
+        if labels.size(dim) != small.size(dim):  # expanded along dim itself: one label many times
+            return small.reshape(-1).expand(labels.size(dim))
+        return small.reshape(-1)
+
+    def axes(self, labels: Tensor, side: str = "in") -> list[int]:
+        """The dimensions along which the channels of this call's input (or output) vary."""
+        key = (self.node.name, side)
+        if isinstance(self.labels.emit, Replay):
+            return self.labels.emit.first.axes[key]
+        self.record.axes[key] = varying(labels)
+        return self.record.axes[key]
+
+    # -- what happens to the channels
+
+    def reads(self, vector: Tensor) -> None:
+        """This layer mixes the channels `vector` of its input axis."""
+        self._at_every_call(self.record.reads, vector)
+
+    def writes(self, width: int) -> Tensor:
+        """Labels of the channels that this layer produces."""
+        vector = self.labels.emit(self.name, width)
+        self.record.writes[self.name] = vector.numpy()
+        return vector
+
+    def passes(self, vector: Tensor) -> None:
+        """This layer has parameters per channel and passes each channel on."""
+        self._at_every_call(self.record.passes, vector)
+
+    def _at_every_call(self, vectors: dict[str, Indices], vector: Tensor) -> None:
+        """A layer that is called several times has one weight for each position, so the channels that arrive there in
+        different calls are pruned together."""
+        own = vector.numpy()
+        first = vectors.setdefault(self.name, own)
+        if len(first) != len(own):
+            raise ValueError(f"{self.name} is called with {len(first)} and with {len(own)} channels")
+        if first is not own:
+            self._meet(first, own, additive=False)
+
+    def hold(self, value: Any, reason: str) -> None:
+        """These channels must be kept, each in its place."""
+        for labels in tensors_in(value):
+            found = present(labels)
+            if len(found):
+                self.record.holds.append((found, reason))
+
+    def unknown(self, reason: str | None = None) -> Any:
+        """The channels of all arguments must be kept, and the result is fixed."""
+        reason = reason or f"{self.what} has no rule"
+        self.unchanged()
+        self.hold((self.args, self.kwargs), reason)
+        if self.labels.traced.layer_of(self.node) is not None and not self.labels.replaying:
+            self.record.opaque[self.name] = reason
+        return fixed_like(self.shape)
+
+    def unchanged(self) -> None:
+        """Raise Mismatch if a plan would change the tensors that enter this call, all of whose channels are kept."""
+        if isinstance(self.labels.emit, Replay):
+            for used in self.node.all_input_nodes:
+                now, then = self.record.values[used.name], self.labels.emit.first.values[used.name]
+                if any(not same_labels(a, b) for a, b in zip(tensors_in(now), tensors_in(then), strict=True)):
+                    raise Mismatch(self.node, "channels that must be kept would be others")
+
+    def balance(self, blocks: Tensor, reason: str, reader: str | None = None) -> None:
+        """The same number of channels must be kept in each row of `blocks`."""
+        if len(present(blocks)):
+            self.record.balances.append(Balance(blocks.numpy(), reader, reason))
+
+    def unite(self, a: Tensor, b: Tensor, *, additive: bool) -> Tensor:
+        """Channels of `a` and `b` that meet at the same position are pruned together. Broadcasts as torch does."""
+        dims = max(a.dim(), b.dim())
+        a, b = a.reshape((1,) * (dims - a.dim()) + a.shape), b.reshape((1,) * (dims - b.dim()) + b.shape)
+        spread = self._spread(a, b)
+        if spread is not None:
+            narrow, wide = (a, b) if spread == 0 else (b, a)
+            self.hold(narrow, f"{self.what} broadcasts it over many channels")
+            return wide.expand(broadcast_shape(a.shape, b.shape))
+        shape = broadcast_shape(a.shape, b.shape)
+        a, b = broadcast(compact(a), compact(b))
+        return torch.from_numpy(self._meet(a.numpy(), b.numpy(), additive)).expand(shape)
+
+    def _meet(self, a: Indices, b: Indices, additive: bool) -> Indices:
+        """Record which channels meet, and return the labels of the result."""
+        a_flows, b_flows = a >= 0, b >= 0
+        both = a_flows & b_flows & (a != b)
+        if both.any():
+            self.record.unions.append((a[both], b[both], additive, self.node))
+        for one, other, lone in ((a, b, a_flows & ~b_flows), (b, a, b_flows & ~a_flows)):
+            if lone.any():
+                kind = "zero padding" if (other[lone] == ZERO).any() else "channels that must be kept"
+                self.record.holds.append((np.unique(one[lone]), f"{self.what} joins it with {kind}"))
+                if additive:  # united with itself: it is an addition, so the channel belongs to a stream
+                    self.record.unions.append((one[lone], one[lone], True, self.node))
+        return a if a_flows.all() else np.where(a_flows, a, b)
+
+    def unite_along(self, labels: Tensor, dim: int) -> None:
+        """All channels along `dim` are pruned together."""
+        first, rest = broadcast(labels.narrow(dim, 0, 1), labels)
+        self.unite(first, rest, additive=False)
+
+    def _spread(self, a: Tensor, b: Tensor) -> int | None:
+        """The operand that has size 1 where the other carries different channels (a spatial gate), if any."""
+        self._united += 1
+        key = (self.node.name, self._united)
+        if isinstance(self.labels.emit, Replay):  # a tensor pruned to one channel must not look like a gate
+            return self.labels.emit.first.spread.get(key)
+        for dim in range(a.dim()):
+            if a.size(dim) == b.size(dim):
+                continue
+            narrow, wide = (0, b) if a.size(dim) == 1 else (1, a)
+            small = compact(wide)
+            if small.size(dim) > 1 and not constant_along(small, dim):
+                self.record.spread[key] = narrow
+                return narrow
+        return None
+
+    # -- channel selection in front of a layer
+
+    def _selected(self, x: Tensor) -> Tensor:
+        """The input after the layer's channel selection, if it has one."""
+        emit = self.labels.emit
+        selection = selection_of(self.module)
+        if isinstance(emit, Replay):
+            if self.name not in emit.wanted:
+                return x
+            dim = selection.dim if selection is not None else self._selection_dim(x)
+            index = torch.from_numpy(self._replayed_selection(x, dim, emit.wanted[self.name]))
+            return pick(padded(x, dim, 0, 1, GONE) if self.reads_all else x, dim, index)
+        if selection is None:
+            return x
+        arriving = padded(x, selection.dim, 0, 1, GONE) if selection.filled else x
+        return pick(arriving, selection.dim, selection.index.cpu())
+
+    def _replayed_selection(self, x: Tensor, dim: int, wanted: Indices) -> Indices:
+        """What the layer selects under the plan. Later calls of a layer select what its first call does."""
+        arriving = self.vector(x, dim)
+        if arriving is None:
+            raise Mismatch(self.node, f"channels of {self.name} arrive on more than one axis")
+        first = self.record.selected.get(self.name)
+        if first is not None:
+            if first.arriving != len(arriving) or first.dim != dim:
+                raise Mismatch(self.node, f"{self.name} would have to select other channels in each call")
+            return first.index
+        index = (places if self.reads_all else match)(arriving.numpy(), wanted)
+        if index is None:
+            raise Mismatch(self.node, f"channels that {self.name} selects do not arrive at it")
+        self.record.selected[self.name] = Selected(index, dim, len(arriving), self.reads_all)
+        return index
+
+    def _selection_dim(self, x: Tensor) -> int:
+        layer = self.module
+        if isinstance(layer, CONVOLUTIONS):
+            return x.dim() - batched_dims(layer) + 1  # 1, or 0 without a batch dimension
+        return x.dim() - 1 if isinstance(layer, nn.Linear) else 1

@@ -1,0 +1,159 @@
+"""Make layers smaller: keep slices of their tensors. These functions change the module, which must be a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from prunus.graph.traced import CONVOLUTIONS, DEPTHWISE, MIXING, TRANSPOSED
+from prunus.graph.units import Indices
+
+
+def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
+    """Keep these inputs and outputs of a conv or linear layer, in this order. Further tensors of a derived class are
+    cut if they have an entry for each output."""
+    derived = isinstance(layer, MIXING)
+    wide = int(layer.out_features if isinstance(layer, nn.Linear) else getattr(layer, "out_channels", 0))
+    for name, tensor in [*layer._parameters.items(), *layer._buffers.items()] if derived else ():
+        if name not in ("weight", "bias") and _has_entries(name, tensor, wide):
+            _slice(layer, name, outputs)
+    if isinstance(layer, nn.Linear):
+        _replace(layer, "weight", _block(layer.weight, outputs, inputs))
+        layer.in_features, layer.out_features = len(inputs), len(outputs)
+    elif isinstance(layer, CONVOLUTIONS):
+        _replace(layer, "weight", _conv_weight(layer, inputs, outputs))
+        layer.in_channels, layer.out_channels = len(inputs), len(outputs)
+        if layer.groups > 1:  # a group with one channel left does not make it depthwise
+            setattr(layer, DEPTHWISE, False)
+    else:
+        _shrink_own(layer, inputs, outputs)
+    _slice(layer, "bias", outputs)
+
+
+def _shrink_own(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
+    """A module that calls a function on a weight of its own. Attributes that say how wide it is follow."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    for width, kept, ends in ((weight.size(1), inputs, "in"), (weight.size(0), outputs, "out")):
+        for name in (f"{ends}_channels", f"{ends}_features"):
+            if getattr(layer, name, None) == width:
+                setattr(layer, name, len(kept))
+    _replace(layer, "weight", _block(weight, outputs, inputs))
+
+
+def without_inputs(layer: Any, inputs: Indices) -> Tensor:
+    """The weight of a conv or linear layer, with zeros where it reads these inputs."""
+    weight: Tensor = layer.weight.detach()
+    transposed = isinstance(layer, TRANSPOSED)
+    groups = 1
+    if isinstance(layer, CONVOLUTIONS) and not transposed:  # all groups of a transposed one share its first axis
+        groups = layer.groups
+    width = weight.size(0) if transposed else weight.size(1) * groups
+    stays = torch.ones(width, dtype=torch.bool)
+    stays[_t(inputs)] = False
+    stays = stays.to(weight.device)
+    if groups == 1:
+        shape = [1] * weight.dim()
+        shape[0 if transposed else 1] = width
+        return torch.where(stays.view(shape), weight, 0)
+    grouped = weight.view(groups, weight.size(0) // groups, *weight.shape[1:])  # [groups, out / groups, in / groups ..]
+    mask = stays.view(groups, 1, width // groups, *(1,) * (weight.dim() - 2))
+    return torch.where(mask, grouped, 0).view(weight.shape)
+
+
+def _conv_weight(layer: Any, inputs: Indices, outputs: Indices) -> Tensor:
+    """Weights have shape [out, in / groups, ...]; those of transposed convolutions [in, out / groups, ...]."""
+    weight: Tensor = layer.weight
+    rows, columns = (inputs, outputs) if isinstance(layer, TRANSPOSED) else (outputs, inputs)
+    wide = layer.out_channels if isinstance(layer, TRANSPOSED) else layer.in_channels
+    groups, per_group = layer.groups, wide // layer.groups
+    if groups == 1:
+        return _block(weight, rows, columns)
+    row_parts = rows.reshape(groups, -1)
+    column_parts = columns.reshape(groups, -1)
+    owner = np.arange(groups)[:, None]
+    rows_per_group = weight.size(0) // groups
+    if not ((row_parts // rows_per_group == owner).all() and (column_parts // per_group == owner).all()):
+        raise ValueError(f"channels would cross the {groups} groups of the convolution")
+    parts = [_block(weight, r, c % per_group) for r, c in zip(row_parts, column_parts, strict=True)]
+    return torch.cat(parts)
+
+
+def depthwise_filters(layer: Any, channels: Indices) -> Indices:
+    """The filters of a depthwise convolution that belong to these input channels."""
+    multiplier = layer.out_channels // layer.in_channels
+    filters: Indices = (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
+    return filters
+
+
+def shrink_depthwise(layer: Any, channels: Indices) -> None:
+    """Keep these input channels of a depthwise convolution, with all of their filters."""
+    filters = depthwise_filters(layer, channels)
+    # Weights have shape [in * multiplier, 1, ...]; those of transposed convolutions [in, multiplier, ...].
+    _slice(layer, "weight", channels if isinstance(layer, TRANSPOSED) else filters)
+    _slice(layer, "bias", filters)
+    layer.in_channels = layer.groups = len(channels)
+    setattr(layer, DEPTHWISE, True)  # even if only one channel is left
+    layer.out_channels = len(filters)
+
+
+def shrink_channelwise(layer: nn.Module, channels: Indices, width: int) -> None:
+    """Keep these channels of a layer whose tensors have one entry per channel (batch norm, PReLU)."""
+    for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
+        if _has_entries(name, tensor, width):
+            _slice(layer, name, channels)
+    if isinstance(layer, nn.GroupNorm):  # groups are removed as a whole
+        layer.num_groups = len(channels) * layer.num_groups // width
+    for attribute in ("num_features", "num_parameters", "num_channels"):
+        if getattr(layer, attribute, None) == width:
+            setattr(layer, attribute, len(channels))
+
+
+def shrink_parameter(model: nn.Module, name: str, index: Indices) -> None:
+    """Keep these entries of a bare parameter or buffer along its only axis longer than 1."""
+    owner_name, _, attribute = name.rpartition(".")
+    owner = model.get_submodule(owner_name)
+    tensor: Tensor = getattr(owner, attribute)
+    long = next(d for d in range(tensor.dim()) if tensor.size(d) > 1)
+    _replace(owner, attribute, tensor.detach().index_select(long, _t(index, tensor.device)))
+
+
+def _has_entries(name: str, tensor: Tensor | None, width: int) -> bool:
+    """Whether a tensor of a layer, other than a selection, has one entry for each of `width` channels."""
+    return tensor is not None and tensor.dim() > 0 and tensor.size(0) == width and not name.startswith("prunus_")
+
+
+def _slice(layer: nn.Module, name: str, index: Indices) -> None:
+    tensor = getattr(layer, name, None)
+    if tensor is not None:
+        _replace(layer, name, tensor.detach().index_select(0, _t(index, tensor.device)))
+
+
+def _block(weight: Tensor, rows: Indices, columns: Indices) -> Tensor:
+    """Rows and columns of a weight. The axis that loses most goes first; nothing is copied if all are kept."""
+    weight = weight.detach()
+    for dim, index in sorted(((0, rows), (1, columns)), key=lambda cut: len(cut[1]) / max(1, weight.size(cut[0]))):
+        if len(index) != weight.size(dim) or not np.array_equal(index, np.arange(len(index))):
+            weight = weight.index_select(dim, _t(index, weight.device))
+    return weight
+
+
+def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
+    """Replace a tensor of a layer. A parameter stays a parameter, a buffer stays a buffer."""
+    old: Tensor = getattr(layer, name)
+    value = value.clone() if value.data_ptr() == old.data_ptr() else value
+    for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if old.dim() == dims and old.is_contiguous(memory_format=layout) and not old.is_contiguous():
+            value = value.contiguous(memory_format=layout)
+    if name in layer._parameters:
+        layer._parameters[name] = nn.Parameter(value, requires_grad=old.requires_grad)
+    elif name in layer._buffers:
+        layer._buffers[name] = value
+    else:
+        setattr(layer, name, value)
+
+
+def _t(index: Indices, device: torch.device | None = None) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(index)).to(device or torch.device("cpu"))

@@ -1,0 +1,294 @@
+"""A plan: which channels of each unit are kept, in the numbering of the original network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
+
+from prunus.errors import FileError, PlanError
+from prunus.graph.cost import Layer
+from prunus.graph.traced import Example
+from prunus.graph.units import Keep, Streams, Unit
+from prunus.util.options import versioned_object
+
+if TYPE_CHECKING:
+    from prunus.graph.channel_graph import ChannelGraph
+
+
+# Kept channels of single units: checks, and the smallest addition that makes them fit the blocks of a unit.
+
+
+def checked_indices(name: str, width: int, kept: Sequence[int]) -> tuple[int, ...]:
+    """Kept channels as an ascending tuple. Raises PlanError unless they are distinct channels of the unit."""
+    array = np.asarray(kept)
+    if array.size == 0:
+        raise PlanError(f"unit {name!r} would keep none of its {width} channels; keep at least one")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise PlanError(f"unit {name!r}: kept channels must be a list of whole numbers, got {kept!r:.80}")
+    if array.min() < 0 or array.max() >= width:
+        wrong = int(array.min()) if array.min() < 0 else int(array.max())
+        raise PlanError(f"unit {name!r} has channels 0 to {width - 1}; {wrong} is out of range")
+    unique, counts = np.unique(array, return_counts=True)
+    if (counts > 1).any():
+        raise PlanError(f"unit {name!r}: channel {int(unique[counts > 1][0])} is kept twice; name each channel once")
+    return tuple(unique.tolist())
+
+
+def checked_kept(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
+    """Kept channels as an ascending tuple. Raises PlanError also if they do not fit the blocks of the unit."""
+    indices = checked_indices(unit.name, unit.width, kept)
+    counts = np.bincount(unit.blocks[list(indices)], minlength=unit.granule)
+    if (counts != counts[0]).any():
+        fewest, most = int(counts.argmin()), int(counts.argmax())
+        raise PlanError(
+            f"unit {unit.name!r} has {unit.granule} blocks, and the same number of channels must be kept in each: "
+            f"{counts[fewest]} of channels {_block(unit, fewest)} are kept, but {counts[most]} of channels "
+            f"{_block(unit, most)}. graph.balance(keep) adds the missing channels."
+        )
+    return indices
+
+
+def balanced(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
+    """`kept` and the fewest further channels such that the same number is kept in each block of the unit."""
+    chosen = np.zeros(unit.width, dtype=bool)
+    chosen[list(checked_indices(unit.name, unit.width, kept))] = True
+    most = max(1, int(np.bincount(unit.blocks[chosen], minlength=unit.granule).max()))
+    for block in range(unit.granule):
+        inside = np.flatnonzero(unit.blocks == block)
+        missing = most - int(chosen[inside].sum())
+        chosen[inside[~chosen[inside]][:missing]] = True
+    return tuple(np.flatnonzero(chosen).tolist())
+
+
+def some(names: Sequence[str], limit: int = 6) -> str:
+    """The first few names of a list, for messages."""
+    return ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")
+
+
+def _block(unit: Unit, block: int) -> str:
+    return some([str(i) for i in np.flatnonzero(unit.blocks == block)], limit=4)
+
+
+FORMAT = "prunus-plan"
+VERSION = 1
+SHOWN = 10  # units in the text of a plan
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """The channels that each unit keeps. Units that are not pruned are listed too, and keep all their channels."""
+
+    fingerprint: str  # of the structure of the network it belongs to
+    streams: str  # how streams are treated: "select" or "coupled"
+    example: Any  # shapes and types of the example input, so that the network can be traced again
+    widths: Mapping[str, int]  # unit -> its number of channels in that network
+    keep: Mapping[str, tuple[int, ...]]  # unit -> kept channels, ascending
+
+    @classmethod
+    def of(cls, graph: ChannelGraph, keep: Keep) -> Plan:
+        """A plan for `graph` in which each unit in `keep` keeps these channels, and other units keep all of theirs."""
+        if not isinstance(keep, Mapping):
+            raise PlanError(f"expected a dict of unit -> kept channels, got {type(keep).__name__}")
+        unknown = [name for name in keep if name not in graph.units]
+        if unknown:
+            raise PlanError(
+                f"no unit is called {unknown[0]!r}. The network's units are: {some(list(graph.units))}. "
+                f"{_why_frozen(graph, unknown[0])}"
+            )
+        kept = {
+            name: checked_kept(unit, keep[name]) if name in keep else tuple(range(unit.width))
+            for name, unit in graph.units.items()
+        }
+        graph.check(kept)
+        widths = {name: unit.width for name, unit in graph.units.items()}
+        return cls(graph.fingerprint, graph.streams, graph.example_shapes, widths, kept)
+
+    def then(self, later: Plan) -> Plan:
+        """Both plans in one, for the network of this plan. `later` is a plan for the network that this plan gives."""
+        if not isinstance(later, Plan):
+            raise PlanError(f"expected a plan, got {type(later).__name__}")
+        if self.streams != later.streams:
+            raise PlanError(
+                f"a plan with streams={self.streams!r} cannot be followed by one with streams={later.streams!r}"
+            )
+        for name, width in later.widths.items():
+            if name not in self.keep:
+                raise PlanError(f"the later plan has a unit {name!r} that the first plan does not have")
+            if width != len(self.keep[name]):
+                raise PlanError(
+                    f"the first plan leaves {len(self.keep[name])} channels in {name!r}, but the later plan is for a "
+                    f"network with {width}. Trace the network that the first plan gives, and plan on that."
+                )
+        keep = {
+            name: tuple(kept[i] for i in later.keep[name]) if name in later.keep else kept
+            for name, kept in self.keep.items()
+        }
+        return Plan(self.fingerprint, self.streams, self.example, dict(self.widths), keep)
+
+    def removed(self) -> dict[str, int]:
+        """unit -> number of channels that it loses."""
+        return {name: self.widths[name] - len(kept) for name, kept in self.keep.items()}
+
+    def __repr__(self) -> str:
+        """A short table: the channels that each pruned unit keeps, of those that it has."""
+        kept, width = sum(map(len, self.keep.values())), sum(self.widths.values())
+        pruned = [name for name, lost in self.removed().items() if lost]
+        head = f"Plan: {len(pruned)} of {len(self.keep)} units pruned, {kept:,} of {width:,} channels kept"
+        names = pruned[:SHOWN]
+        longest = max(map(len, names), default=0)
+        rows = [f"  {name:{longest}}  {len(self.keep[name]):5} of {self.widths[name]}" for name in names]
+        more = [f"  and {len(pruned) - SHOWN} more units"] if len(pruned) > SHOWN else []
+        return "\n".join([head, *rows, *more])
+
+    # -- files
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "fingerprint": self.fingerprint,
+            "streams": self.streams,
+            "example": self.example,
+        }
+        units = {name: {"width": self.widths[name], "keep": list(kept)} for name, kept in self.keep.items()}
+        rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(unit)}" for name, unit in units.items())
+        return json.dumps(head, indent=2)[:-2] + ',\n  "units": {\n' + rows + "\n  }\n}\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read the text that `to_json` returns."""
+        data = versioned_object(text, "plan", FORMAT, VERSION)
+        try:
+            units = data["units"]
+            _check_fields(data)
+            return cls(
+                str(data["fingerprint"]),
+                str(data["streams"]),
+                data["example"],
+                {str(name): int(unit["width"]) for name, unit in units.items()},
+                {
+                    str(name): checked_indices(str(name), int(unit["width"]), unit["keep"])
+                    for name, unit in units.items()
+                },
+            )
+        except (KeyError, TypeError, AttributeError, ValueError, PlanError) as error:
+            raise FileError(f"not a complete plan: something in it is missing or wrong ({error})") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileError(f"cannot read the plan {path}: {error}") from error
+        except FileError as error:
+            raise FileError(f"{path}: {error}") from error
+
+
+def _check_fields(data: Mapping[str, Any]) -> None:
+    if data["streams"] not in ("select", "coupled"):
+        raise ValueError(f'"streams" must be "select" or "coupled", not {data["streams"]!r}')
+    for name, unit in data["units"].items():
+        if type(unit["width"]) is not int or unit["width"] < 1:
+            raise ValueError(f"the width of {name!r} must be a whole number above 0, not {unit['width']!r}")
+
+
+def _why_frozen(graph: ChannelGraph, name: str) -> str:
+    reason = graph.frozen.get(name.partition(":")[0])
+    return f"{name.partition(':')[0]} is frozen: {reason}." if reason else ""
+
+
+# Which network a plan belongs to: a fingerprint of the structure, and how two networks differ.
+
+
+def fingerprint(streams: Streams, layers: Mapping[str, Layer], units: Mapping[str, Unit]) -> str:
+    """A hash of the network's structure: layers, widths and units, without the weights."""
+    rows = [[x.name, x.kind, x.inputs, x.outputs, x.groups, x.kernel] for x in layers.values()]
+    columns = [[u.name, u.width, u.granule, u.kind] for u in units.values()]
+    text = json.dumps([streams, rows, columns], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def example_shapes(example: Example) -> Any:
+    """The example as JSON, with shapes and types instead of tensors."""
+
+    def shape(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+
+    return tree_map(shape, example)
+
+
+def difference(plan: Plan, streams: Streams, units: Mapping[str, Unit], network: str) -> str:
+    """Why a plan does not belong to a network, in words."""
+    if plan.streams != streams:
+        return f"it was made with streams={plan.streams!r}, this graph with {streams!r}"
+    for name in {**plan.widths, **units}:
+        if name not in units:
+            return f"it has a unit {name!r} that {network} does not have"
+        if name not in plan.widths:
+            return f"it lacks the unit {name!r} of {network}"
+        if units[name].width != plan.widths[name]:
+            return f"unit {name!r} has {plan.widths[name]} channels in the plan and {units[name].width} here"
+    return "the units are the same, but layers or groups differ"
+
+
+# The plan that a pruned model was cut by. The model remembers it, outside its state_dict, and `save` checks it.
+
+MEMORY = "_prunus_plans"  # an attribute of the model; copies of the model have it too
+
+
+def remember_plan(pruned: nn.Module, original: nn.Module, plan: object) -> None:
+    """Note that `plan` gave `pruned` from `original`, which may have been pruned before."""
+    if not isinstance(plan, Plan):
+        pruned.__dict__.pop(MEMORY, None)
+        return
+    plans = [plan]
+    for old in plans_of(original):
+        try:
+            plans.append(old.then(plan))
+        except PlanError:  # other streams or units: no single plan leads here from that network
+            continue
+    pruned.__dict__[MEMORY] = tuple(plans)
+
+
+def plans_of(model: nn.Module) -> tuple[Plan, ...]:
+    """The plans that lead to a model: from the original network, and from each network in between."""
+    return tuple(model.__dict__.get(MEMORY, ()))
+
+
+def same_origin(model: nn.Module, other: nn.Module) -> None:
+    """Note that `model` was cut by the same plans as `other`."""
+    if not plans_of(model) and plans_of(other):
+        model.__dict__[MEMORY] = plans_of(other)
+
+
+def check_origin(model: Any, plan: Any) -> None:
+    """PlanError unless `plan` leads to this model."""
+    if not isinstance(model, nn.Module) or not isinstance(plan, Plan):
+        kinds = f"{type(model).__name__} and {type(plan).__name__}"
+        raise PlanError(f"expected save(model, plan, folder) with a network and its plan, got {kinds}")
+    known = plans_of(model)
+    if any(old.fingerprint == plan.fingerprint and dict(old.keep) == dict(plan.keep) for old in known):
+        return
+    name = type(model).__name__
+    if known:
+        raise PlanError(
+            f"the plan does not belong to this {name}: it was cut by a plan that keeps other channels. Save it with "
+            "the plan that was given to prunus.prune (after several rounds: first.then(second))"
+        )
+    if any(plan.removed().values()) and not isinstance(model, fx.GraphModule):  # its copies forget attributes
+        raise PlanError(
+            f"the plan removes channels, and this {name} was not cut by prunus.prune: save what prune(graph, plan) "
+            "returned, not the original network"
+        )

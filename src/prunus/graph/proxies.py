@@ -1,0 +1,196 @@
+"""Stand-ins for values while a model is recorded. Each knows its value on the example.
+
+A stand-in for a tensor is a tensor itself, so that `isinstance` and C++ code see what they expect. It reports every
+operation to the recorder instead of carrying it out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.proxy import Attribute
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from prunus.errors import TraceError
+from prunus.graph.traced import Example, as_call, with_part
+
+if TYPE_CHECKING:
+    from prunus.graph.record import ValueTracer
+
+
+# Facts of a tensor that do not depend on the number of channels.
+_FACTS = "device dtype ndim layout is_cuda is_cpu is_mps is_meta requires_grad is_leaf is_quantized is_sparse is_nested"
+_INDEPENDENT = frozenset((*_FACTS.split(), "_is_param", "names", "grad_fn", "grad", "_version"))
+_SPECIAL = (torch._C.ScriptMethod, torch._ops.HigherOrderOperator)  # torch.fx treats these in ways of its own
+
+
+class KnownProxy(fx.Proxy):
+    """A proxy that knows its value on the example. The proxy owns the value, so memory is freed as in a forward."""
+
+    tracer: ValueTracer
+    value: Any = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """So that `isinstance(size, int)` in the model's code is answered as for the value itself."""
+        return type(self.value)
+
+    def __getattr__(self, name: str) -> Any:
+        known = getattr(self.value, name)
+        if name in _INDEPENDENT:
+            return known
+        return Attribute(self, name) if callable(known) else self._make(getattr, (self, name))
+
+    def _make(self, function: Any, args: tuple[Any, ...]) -> Any:
+        return self.tracer.create_proxy("call_function", function, args, {})
+
+    @classmethod
+    def __torch_function__(
+        cls, orig_method: Any, types: Any, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """As torch.fx does it, without searching all arguments for a tracer if the first one has it."""
+        if not args or type(args[0]) not in PROXIES or isinstance(orig_method, _SPECIAL):
+            return super().__torch_function__(orig_method, types, args, kwargs)
+        tracer, name = args[0].tracer, orig_method.__name__
+        if name == "__get__":  # a property
+            return args[0].property_value(orig_method.__self__.__name__)
+        if torch.overrides.is_tensor_method_or_property(orig_method):
+            return tracer.create_proxy("call_method", name, args, kwargs or {})
+        return tracer.create_proxy("call_function", orig_method, args, kwargs or {}, name=name)
+
+    def __len__(self) -> int:
+        return int(self.tracer.look(self._make(len, (self,))))  # the length, but not the sizes in a shape
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[i] for i in range(len(self))])  # type: ignore[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """From here on, this proxy stands for the tensor with the new part."""
+        self.node = self._make(with_part, (self, index, value)).node
+
+    def __int__(self) -> int:
+        return int(self.tracer.look(self))
+
+    def __index__(self) -> int:
+        return int(self.tracer.look(self))
+
+    def __float__(self) -> float:
+        return float(self.tracer.look(self))
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.asarray(self.tracer.look(self), *args)
+
+
+class TensorProxy(KnownProxy, Tensor):  # type: ignore[misc]
+    """A proxy for a tensor, which is a tensor."""
+
+    __class__ = property(type)
+    __hash__ = object.__hash__
+    __format__ = object.__format__
+
+    def property_value(self, name: str) -> Any:
+        """A property such as `shape`: recorded, if it could depend on the number of channels."""
+        return getattr(self.value, name) if name in _INDEPENDENT else self._make(getattr, (self, name))
+
+    def __len__(self) -> int:
+        return int(self.shape[0])  # a size like any other
+
+
+PROXIES = frozenset((KnownProxy, TensorProxy))
+
+
+def proxy_of(node: fx.Node, tracer: ValueTracer, value: Any) -> KnownProxy:
+    """The stand-in for a value."""
+    if isinstance(value, Tensor):
+        proxy: Any = Tensor._make_subclass(TensorProxy, value.detach())
+        proxy.node, proxy.tracer = node, tracer
+    else:
+        proxy = KnownProxy(node, tracer)
+    proxy.value = value
+    return proxy  # type: ignore[no-any-return]
+
+
+def value_of(value: Any) -> Any:
+    """The value of a proxy on the example; anything else is returned as it is."""
+    if type(value) in PROXIES:
+        return value.value
+    if isinstance(value, Attribute):
+        return getattr(value_of(value.root), value.attr)
+    if isinstance(value, slice):
+        return slice(value_of(value.start), value_of(value.stop), value_of(value.step))
+    return value
+
+
+def values_in(value: Any) -> Any:
+    """The same nesting with values for proxies. Not by tree_map, because this is called for every node."""
+    kind = type(value)
+    if kind in PROXIES:
+        return value.value
+    if kind is tuple or kind is list:
+        return kind([values_in(part) for part in value])
+    if kind is dict:
+        return {key: values_in(part) for key, part in value.items()}
+    if isinstance(value, tuple | list | dict):
+        return tree_map(value_of, value)
+    return value_of(value)
+
+
+# The arguments of a model's forward, as an example gives them.
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A call of forward. Its tensors are inputs of the graph, also those in lists and dicts; the rest is constant."""
+
+    names: tuple[str, ...]  # of the tensors, after the argument that each belongs to
+    tensors: tuple[Tensor, ...]
+    leaves: tuple[Any, ...]
+    structure: TreeSpec
+
+    def with_tensors(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments with these values for the tensors, in order."""
+        left = iter(tensors)
+        leaves = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = tree_unflatten(leaves, self.structure)
+        return args, kwargs
+
+
+def read_arguments(model: nn.Module, example: Example) -> Arguments:
+    """Bind the example to the arguments of forward. Arguments that are not given have their default, as in Python."""
+    args, kwargs = as_call(example)
+    signature = inspect.signature(model.forward)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TraceError(
+            f"the example does not fit {type(model).__name__}.forward{signature}: {error}. "
+            "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments."
+        ) from error
+    leaves, structure = tree_flatten((bound.args, bound.kwargs))
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    return Arguments(tuple(_names(bound)), tensors, tuple(leaves), structure)
+
+
+def input_tensors(model: nn.Module, inputs: Example) -> dict[str, Tensor]:
+    """The tensors among these inputs, by the targets of the placeholders of a recorded graph."""
+    args, kwargs = as_call(inputs)
+    bound = inspect.signature(model.forward).bind_partial(*args, **kwargs)
+    tensors = [leaf for leaf in tree_leaves((bound.args, bound.kwargs)) if isinstance(leaf, Tensor)]
+    return dict(zip(_names(bound), tensors, strict=True))
+
+
+def _names(bound: inspect.BoundArguments) -> list[str]:
+    names = []
+    for name, value in bound.arguments.items():
+        if isinstance(value, Tensor):
+            names.append(name)
+        else:
+            count = sum(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+            names += [f"{name}[{i}]" for i in range(count)]
+    return names

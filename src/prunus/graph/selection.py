@@ -1,0 +1,83 @@
+"""The paper's channel selection layer: a layer that reads only some of the channels of a stream.
+
+A layer whose weights depend on all of its inputs, such as a weight-standardised convolution, keeps them all. In front
+of it the selection is *filled*: zeros take the places of channels that are gone.
+
+It is a forward pre-hook on the layer, with its index in a buffer that is not saved. So the layer keeps its class,
+parameters keep their names, `.to(device)`, deep copies and export work, and the plan restores the index on loading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+INDEX = "prunus_selection"
+DIM = "prunus_selection_dim"
+FILLED = "prunus_selection_filled"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which channels of its input a layer reads, along `dim`. If it is filled, an index behind the last channel is a
+    channel of zeros."""
+
+    index: Tensor
+    dim: int
+    filled: bool = False
+
+    def of(self, x: Tensor) -> Tensor:
+        """The channels of `x` that the layer reads."""
+        if not self.filled:
+            return _selected(x, self.dim, self.index)
+        zeros = torch.zeros_like(x.narrow(self.dim, 0, 1))
+        return torch.cat([x, zeros], self.dim).index_select(self.dim, self.index)
+
+
+def selection_of(module: nn.Module) -> Selection | None:
+    """The selection in front of `module`, if it has one."""
+    if INDEX not in module._buffers:  # of a TorchScript module, this is no dict
+        return None
+    index: Tensor = module._buffers[INDEX]  # type: ignore[assignment]
+    return Selection(index, int(getattr(module, DIM)), hasattr(module, FILLED))
+
+
+def select(module: nn.Module, index: Tensor, dim: int, *, filled: bool = False) -> None:
+    """Make `module` read only `index` of its input along `dim`. Replaces an existing selection."""
+    had = selection_of(module) is not None
+    device = next((t.device for t in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
+    module.register_buffer(INDEX, index.to(device), persistent=False)
+    setattr(module, DIM, dim)
+    if filled:
+        setattr(module, FILLED, True)
+    if not had:
+        module.register_forward_pre_hook(_take)
+
+
+def unselect(module: nn.Module) -> None:
+    """Remove the selection in front of `module`, if it has one."""
+    if selection_of(module) is None:
+        return
+    delattr(module, INDEX)
+    delattr(module, DIM)
+    if hasattr(module, FILLED):
+        delattr(module, FILLED)
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if hook is _take:
+            del module._forward_pre_hooks[key]
+
+
+def _take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    selection = selection_of(module)
+    return args if selection is None else (selection.of(args[0]), *args[1:])
+
+
+def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """`x.index_select(dim, index)`, but fast on images in channels_last, and without losing their layout."""
+    if dim != 1 or x.dim() != 4 or x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+        return x.index_select(dim, index)
+    rows = x.permute(0, 2, 3, 1).flatten(0, 2)  # [N H W, C] no copy
+    return rows.index_select(1, index).view(x.size(0), x.size(2), x.size(3), len(index)).permute(0, 3, 1, 2)

@@ -1,0 +1,166 @@
+"""Carry out what a replay found: a copy of the model with slices of its layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from prunus.errors import PlanError
+from prunus.graph import layer_surgery
+from prunus.graph.plan import Plan
+from prunus.graph.replay import Slices
+from prunus.graph.selection import select, unselect
+from prunus.graph.traced import CONVOLUTIONS, batched_dims, is_depthwise, named_modules
+from prunus.graph.units import Indices, Keep
+from prunus.util.state import CONTAINERS, PLAIN, nothing_compiled
+
+if TYPE_CHECKING:
+    from prunus.graph.channel_graph import ChannelGraph
+    from prunus.graph.labels import Record
+
+
+# How modules are copied, by default.
+_COPYING = {
+    name: getattr(nn.Module, name, None)
+    for name in ("__new__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__slots__")
+}
+_PARTS = frozenset(("_parameters", "_buffers", "_modules"))
+
+
+def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = False) -> nn.Module:
+    """A copy of the model with these slices of its layers. With `share`, layers that are not cut share their
+    parameters with the original."""
+    cut = [*slices.mixing, *slices.passing]
+    model = copy_sharing(graph.model, graph.model.parameters() if share else _parameters_of(graph.model, cut))
+    for name, selected in record.selected.items():
+        if selected.everything:
+            unselect(model.get_submodule(name))
+        else:
+            chosen = torch.from_numpy(selected.index)
+            select(model.get_submodule(name), chosen, selected.dim, filled=selected.filled)
+    for name, (inputs, outputs) in slices.mixing.items():
+        layer_surgery.shrink_mixing(model.get_submodule(name), inputs, outputs)
+    for name, (channels, width) in slices.passing.items():
+        layer = model.get_submodule(name)
+        if is_depthwise(layer):
+            layer_surgery.shrink_depthwise(layer, channels)
+        else:
+            layer_surgery.shrink_channelwise(layer, channels, width)
+    for name, index in slices.parameters.items():
+        layer_surgery.shrink_parameter(model, name, index)
+    if not share:
+        _own_parameters(model, graph.model, cut)
+    return model
+
+
+def _parameters_of(model: nn.Module, names: Collection[str]) -> list[nn.Parameter]:
+    return [parameter for name in names for parameter in model.get_submodule(name).parameters(recurse=False)]
+
+
+def copy_sharing(model: nn.Module, parameters: Iterable[nn.Parameter] = ()) -> nn.Module:
+    """A deep copy that shares these parameters with the original."""
+    memo: dict[int, object] = {id(parameter): parameter for parameter in parameters}
+    for _, module in named_modules(model):
+        for value in module.__dict__.values():
+            if isinstance(value, Tensor) and not value.is_leaf:  # left by a forward pass; such tensors have no copy
+                memo[id(value)] = value.detach().clone()
+    try:
+        for _, module in reversed(named_modules(model)):  # children first, so that deepcopy finds them in the memo
+            _copy_module(module, memo)
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # whatever the attributes of the model raise
+        raise PlanError(
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), and pruning makes a copy. "
+            "Remove the attribute that cannot be copied, or give its class a __deepcopy__."
+        ) from error
+
+
+def _copy_module(module: nn.Module, memo: dict[int, object]) -> None:
+    """Put a copy of the module in the memo: what deepcopy makes of a class that says nothing of copies, in a third of
+    the time."""
+    kind = type(module)
+    special = not kind.__setstate__.__module__.startswith("torch.nn.")  # torch.nn's own is for old files
+    if special or id(module) in memo or any(getattr(kind, name, None) is not usual for name, usual in _COPYING.items()):
+        return
+    memo[id(module)] = twin = kind.__new__(kind)
+    for key, value in module.__dict__.items():
+        sort = type(value)
+        if sort in PLAIN or (sort is tuple and PLAIN.issuperset(map(type, value))):
+            twin.__dict__[key] = value
+        elif sort in CONTAINERS and not value:
+            twin.__dict__[key] = sort()
+        elif sort is dict and key in _PARTS:
+            twin.__dict__[key] = {name: copy.deepcopy(part, memo) for name, part in value.items()}
+        else:
+            twin.__dict__[key] = copy.deepcopy(value, memo)
+
+
+def _own_parameters(model: nn.Module, original: nn.Module, names: list[str]) -> None:
+    """Copy parameters that were not replaced, so that the new model shares nothing with the original."""
+    for name in names:
+        layer, old = model.get_submodule(name), original.get_submodule(name)
+        for key, parameter in layer._parameters.items():
+            if parameter is not None and parameter is old._parameters[key]:
+                layer._parameters[key] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+
+
+# Zeroing equals removing: set the weights with which readers read dropped channels to zero for a while.
+
+
+@contextmanager
+def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
+    """Inside the block, `graph.model` computes what the pruned model would compute.
+
+    The exact weights are restored afterwards, also after an error.
+    """
+    drops = _dropped_inputs(graph, graph.keep_of(plan))
+    saved: list[tuple[Tensor, Tensor]] = []
+    hooks: list[RemovableHandle] = []
+    try:
+        for name, inputs in drops.items():
+            layer = graph.model.get_submodule(name)
+            if name in graph.found.find_rule.reading_all:
+                hooks.append(layer.register_forward_pre_hook(_without(torch.from_numpy(inputs))))
+                continue
+            weight: Tensor = layer.weight  # type: ignore[assignment]
+            saved.append((weight, weight.data))
+            weight.data = layer_surgery.without_inputs(layer, inputs)
+        with nothing_compiled() if hooks else nullcontext():  # compiled code does not see new hooks
+            yield
+    finally:
+        for weight, before in reversed(saved):
+            weight.data = before
+        for hook in hooks:
+            hook.remove()
+
+
+def _without(inputs: Tensor) -> Callable[..., Any]:
+    """A hook that sets these channels of a layer's input to zero: its weights depend on those of all inputs."""
+
+    def zero(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x: Tensor = args[0]
+        dim = x.dim() - batched_dims(layer) + 1 if isinstance(layer, CONVOLUTIONS) else x.dim() - 1
+        return (x.index_fill(dim, inputs.to(x.device), 0), *args[1:])
+
+    return zero
+
+
+def _dropped_inputs(graph: ChannelGraph, keep: Keep) -> dict[str, Indices]:
+    """Reader -> positions on its input axis that it no longer reads."""
+    drops: dict[str, list[Indices]] = {}
+    for name, kept in keep.items():
+        unit = graph.units[name]
+        gone = np.ones(unit.width, dtype=bool)
+        gone[np.asarray(kept, dtype=np.int64)] = False
+        if not gone.any():
+            continue
+        for reader in unit.readers:
+            drops.setdefault(reader.module, []).append(reader.inputs[gone[reader.channels]].reshape(-1))
+    return {name: np.concatenate(parts) for name, parts in drops.items()}

@@ -1,0 +1,160 @@
+"""The form of a recorded network: its calls as a torch.fx graph, and what is known about each of them.
+
+Everything that reads or runs a graph depends on this form only, not on how the graph was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
+
+from prunus.errors import TraceError
+
+Example = Any  # a tensor, a tuple of positional arguments or a dict of keyword arguments
+Shapes = Any  # the nesting of a node's value, with a torch.Size for each tensor
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The calls of a model in execution order, with the shape of each result."""
+
+    model: nn.Module
+    graph: fx.Graph
+    shapes: Mapping[str, Shapes]  # node name -> shape(s) of its value
+    identities: frozenset[str]  # nodes that returned their first argument unchanged
+    guards: frozenset[str]  # nodes whose plain value the model's code has looked at
+    calls: Mapping[str, int]  # module name -> number of calls
+    modules: Mapping[str, nn.Module]  # name of a called module -> module
+    attributes: Mapping[str, Any]  # target of a get_attr node -> parameter, buffer or constant
+    literals: frozenset[str]  # attributes that are not on the model: tensors that forward creates, `torch.tensor([1])`
+    functional: Mapping[str, str] = field(default_factory=dict)  # call of a function on a module's weight -> module
+
+    def layer_of(self, node: fx.Node) -> str | None:
+        """The name of the module that a node calls, or whose weight it gives to a function; None if there is none."""
+        return str(node.target) if node.op == "call_module" else self.functional.get(node.name)
+
+    def module(self, node: fx.Node) -> nn.Module:
+        """The module that a node calls, or whose weight it gives to a function."""
+        return self.modules[self.layer_of(node) or ""]
+
+    def batch_norm_after(self, node: fx.Node) -> fx.Node | None:
+        """The call of a batch norm that alone uses the value of `node`, if the norm is called only here."""
+        user = only_user(node)
+        if user is None or user.op != "call_module" or self.calls[str(user.target)] != 1:
+            return None
+        return user if isinstance(self.module(user), nn.modules.batchnorm._BatchNorm) else None
+
+
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """As `model.named_modules()`, in a fraction of the time for deep models."""
+    found, seen = [], set()
+    waiting = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            found.append((name, module))
+            dotted = f"{name}." if name else ""
+            waiting += [(dotted + key, child) for key, child in reversed(module._modules.items()) if child is not None]
+    return found
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The only node that uses the value of `node`; None if there are others, or none."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def as_call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments that an example stands for."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, tuple | list):
+        return tuple(example), {}
+    return (example,), {}
+
+
+def with_part(x: Any, index: Any, value: Any) -> Any:
+    """`x` after `x[index] = value`: item assignment as a call that has a result."""
+    x[index] = value
+    return x
+
+
+def attribute_of(model: nn.Module, name: str) -> Any:
+    """The parameter, buffer or plain attribute with this dotted name."""
+    owner, _, attribute = name.rpartition(".")
+    return getattr(model.get_submodule(owner), attribute)
+
+
+# Kinds of layers that the rest of the package tells apart.
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+MIXING = (*CONVOLUTIONS, nn.Linear)
+FUNCTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, F.linear)  # as layers, on weights that are given to them
+DEPTHWISE = "prunus_depthwise"  # attribute of a pruned convolution: whether it was depthwise before
+
+
+def is_depthwise(layer: nn.Module) -> bool:
+    """Whether a convolution applies filters of their own to every input channel."""
+    if not isinstance(layer, CONVOLUTIONS):
+        return False
+    return bool(getattr(layer, DEPTHWISE, layer.groups == layer.in_channels > 1))
+
+
+def batched_dims(layer: Any) -> int:
+    """How many dimensions the input of a convolution has, with images."""
+    return 2 + len(layer.kernel_size)
+
+
+# Checks of arguments that several functions share.
+
+# Classes that wrap a network -> the attribute that holds it.
+_WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+
+
+def check_network(model: Any) -> None:
+    """TraceError unless `model` is a network that can be followed."""
+    if isinstance(model, type):
+        raise TraceError(
+            f"expected a network, got the class {model.__name__}; pass an instance, as in {model.__name__}()"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TraceError("TorchScript modules cannot be pruned; pass the nn.Module that the script was made from")
+    unpacked = isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)  # ExportedProgram.module()
+    if unpacked or isinstance(model, torch.export.ExportedProgram):
+        raise TraceError("exported programs cannot be pruned; pass the nn.Module that the program was exported from")
+    if not isinstance(model, nn.Module):
+        raise TraceError(f"expected a torch.nn.Module, got {type(model).__name__}; check the order of the arguments")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise TraceError("the network is on the meta device, so it has no weights; load them first")
+    for kind in type(model).__mro__:
+        if kind.__name__ in _WRAPPERS:
+            inner = _WRAPPERS[kind.__name__]
+            raise TraceError(
+                f"the network is wrapped in {kind.__name__}; trace model.{inner}, and wrap the pruned network again"
+            )
+
+
+def check_graph(graph: Any) -> None:
+    """TraceError unless `graph` is what `trace` returns."""
+    if not hasattr(graph, "units"):
+        raise TraceError(
+            f"expected the graph that prunus.trace(model, example) returns, got {type(graph).__name__}; check the "
+            "order of the arguments"
+        )
+
+
+def check_example(example: Any) -> None:
+    """TraceError if an input of the example has no elements."""
+    for tensor in tree_leaves(example):
+        if isinstance(tensor, Tensor) and tensor.numel() == 0:
+            raise TraceError(
+                f"the example is empty: its shape is {list(tensor.shape)}. Pass at least one image, as in "
+                "torch.zeros(1, 3, 224, 224)"
+            )

@@ -1,0 +1,323 @@
+"""A weak and a strong channel of a layer: their maps by class, and the maps in two dimensions (Fig. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.decomposition import PCA
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
+
+from prunus.errors import DataError
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.plots.choices import (
+    Normalisation,
+    SeparationSettings,
+    as_pixels,
+    feature_maps,
+    find_unit,
+    images_of,
+    not_silent,
+    scores_of_unit,
+    silent_channels,
+)
+from prunus.plots.style import INK, MARKERS, PAGE, metric_name, show_image, show_map, styled
+from prunus.util.batches import Batches
+from prunus.util.options import replaced
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# Flattened feature maps in two dimensions: principal components and linear discriminants, by scikit-learn.
+
+Array = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+TINY = 1e-7  # directions whose spread is below this fraction of the largest are rounding noise
+
+
+@dataclass(frozen=True, eq=False)
+class Axes:
+    """Directions to project on: x -> (x - centre) @ directions."""
+
+    centre: Array  # [d]
+    directions: Array  # [d, count]
+
+    def __call__(self, x: Array) -> Array:
+        """[N, d] -> [N, count]."""
+        return (x - self.centre) @ self.directions
+
+
+def principal_axes(x: Array, count: int = 2) -> Axes:
+    """The directions of the largest variance of x [N, d].
+
+    If x varies in fewer than `count` directions, the other directions are zero.
+    """
+    centre = x.mean(0)
+    if not np.any(x - centre):  # scikit-learn would divide 0 by 0
+        return Axes(centre, np.zeros((x.shape[1], count)))
+    found = PCA(min(count, *x.shape), svd_solver="full").fit(x)
+    real = found.singular_values_ > TINY * found.singular_values_[0]
+    return Axes(found.mean_, _padded(found.components_[real].T, count))
+
+
+def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Axes:
+    """Fisher's directions: class means are farthest apart along them, relative to the spread within classes.
+
+    They maximise w^T S_B w / w^T S_W w, with w^T S_W w = 1. Maps with many pixels are first reduced to (N - K) / 4
+    principal components (N images of K classes), because N points in more than N dimensions can always be separated.
+    """
+    classes, of_class = np.unique(labels, return_inverse=True)
+    components = min(max(count, (len(x) - len(classes)) // 4), *x.shape)
+    reduced = principal_axes(x, components)
+    real = np.abs(reduced.directions).max(0) > 0
+    z = reduced(x)[:, real]  # [N, r]
+    means = np.stack([z[of_class == c].mean(0) for c in range(len(classes))])  # [K, r]
+    if not np.any(z - means[of_class]):  # no spread within classes to compare with
+        return Axes(reduced.centre, np.zeros((x.shape[1], count)))
+    found = LinearDiscriminantAnalysis(solver="svd", tol=TINY).fit(z, of_class)
+    wanted = min(count, found.scalings_.shape[1], len(classes) - 1)
+    return Axes(reduced.centre, _padded(reduced.directions[:, real] @ found.scalings_[:, :wanted], count))
+
+
+def _padded(directions: Array, count: int) -> Array:
+    """`count` directions [d, count], with zeros if there are fewer.
+
+    Each has the sign that makes its largest component positive, so that a picture does not flip by chance.
+    """
+    largest = np.abs(directions).argmax(0)
+    signed: Any = directions * np.sign(directions[largest, np.arange(directions.shape[1])])
+    return np.pad(signed, ((0, 0), (0, count - directions.shape[1])))
+
+
+def nearest_to_own_class(fitted: Array, its_labels: Labels, drawn: Array, labels: Labels) -> float:
+    """Fraction of the `drawn` points that are nearest to the mean of their own class among the `fitted` points."""
+    classes = np.unique(its_labels)
+    means = np.stack([fitted[its_labels == c].mean(0) for c in classes])  # [K, 2]
+    distances = ((drawn[:, None] - means) ** 2).sum(2)  # [M, K]
+    return float((classes[distances.argmin(1)] == labels).mean())
+
+
+BATCH = 128  # images in a forward pass
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A channel's flattened maps in two dimensions."""
+
+    points: Array  # [M, 2]
+    own_class: float  # fraction of them that are nearest to the mean of their own class
+
+
+@dataclass(frozen=True, eq=False)
+class SeenChannel:
+    """One channel."""
+
+    channel: int
+    score: float
+    maps: npt.NDArray[np.float32]  # [classes, each, height, width]
+    projections: Mapping[str, Projection]  # "PCA", and "LDA" if there are at least three classes
+
+
+@dataclass(frozen=True, eq=False)
+class Separation:
+    """A weak and a strong channel of a unit."""
+
+    unit: str
+    metric: str
+    classes: tuple[int, ...]
+    images: npt.NDArray[np.uint8]  # [classes, each, height, width, 1 or 3]
+    labels: Labels  # [M] of the points
+    weak: SeenChannel
+    strong: SeenChannel
+    silent: tuple[int, ...]  # channels that were not chosen because they respond alike to every image shown
+
+    def numbers(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "unit": self.unit,
+            "metric": self.metric,
+            "classes": list(self.classes),
+            "points": len(self.labels),
+            "silent": list(self.silent),
+            **{name: _numbers(seen) for name, seen in (("weak", self.weak), ("strong", self.strong))},
+        }
+
+
+def separation(
+    graph: ChannelGraph,
+    score_on: Batches,
+    show: Batches,
+    classes: Sequence[int],
+    *,
+    normalised: Normalisation | None = None,
+    settings: SeparationSettings | None = None,
+    **changes: Any,
+) -> Separation:
+    """How well a weak and a strong channel of a unit separate classes (Fig. 1 of the paper).
+
+    score_on: labelled images to score on. show: labelled images to draw: of each of the `classes`, the first `each` as
+        maps and the first `points` in two dimensions.
+    normalised: how the images were normalised, to draw them in their own colours.
+    settings, changes: `SeparationSettings`, or its fields by name (layer=, metric=, weak=, each=, points=, ...).
+    Channels with one value everywhere on the images shown are not chosen as weak or strong.
+    Both projections are fitted on every other image and drawn for the rest. Otherwise LDA would seem to separate maps
+    with many pixels, whatever they show.
+    """
+    chosen: SeparationSettings = replaced(settings or SeparationSettings(), changes, DataError)
+    chosen.check()
+    unit = find_unit(graph, chosen.layer)
+    scores = scores_of_unit(graph, unit, score_on, [chosen.metric], chosen.num_images, chosen.seed)[chosen.metric]
+    pixels, labels = images_of(show, classes, chosen.points)
+    first = _first_of_each(labels, classes, chosen.each)  # [classes, each]
+    silent = silent_channels(graph, pixels[first.flatten()], unit)
+    order = not_silent(scores.order(unit), silent)
+    channels = [order[0] if chosen.weak is None else chosen.weak, order[-1] if chosen.strong is None else chosen.strong]
+    maps = _maps(graph, pixels, unit, channels)  # [M, 2, height, width]
+    drawn, numbers = as_pixels(pixels[first.flatten()], normalised), labels.numpy()
+    weak, strong = (
+        SeenChannel(
+            channel,
+            float(scores.values[unit][channel]),
+            maps[first, i].numpy(),
+            _projections(maps[:, i].flatten(1).double().numpy(), numbers),
+        )
+        for i, channel in enumerate(channels)
+    )
+    shape = (len(classes), chosen.each, *drawn.shape[1:])
+    return Separation(unit, chosen.metric, tuple(classes), drawn.reshape(shape), numbers[1::2], weak, strong, silent)
+
+
+def _maps(graph: ChannelGraph, images: Tensor, unit: str, channels: list[int]) -> Tensor:
+    # The same channel may be wanted twice.
+    unique = list(dict.fromkeys(channels))
+    parts = [feature_maps(graph, few, {unit: unique})[unit] for few in torch.split(images, BATCH)]
+    return torch.cat(parts)[:, [unique.index(channel) for channel in channels]]
+
+
+def _first_of_each(labels: Tensor, classes: Sequence[int], each: int) -> Tensor:
+    """[classes, each] positions of the first images of every class."""
+    rows = []
+    for label in classes:
+        places = torch.nonzero(labels == label)[:each, 0]
+        if len(places) < each:
+            raise DataError(f"class {label} has {len(places)} of the {each} images to show; use more images")
+        rows.append(places)
+    return torch.stack(rows)
+
+
+def _projections(x: Array, labels: Labels) -> dict[str, Projection]:
+    """Fitted on the images 0, 2, 4, ... of x [M, pixels], drawn for the others."""
+    fit, its_labels, drawn, rest = x[::2], labels[::2], x[1::2], labels[1::2]
+    kinds: dict[str, Axes] = {"PCA": principal_axes(fit)}
+    if len(np.unique(its_labels)) > 2:  # K classes have K - 1 discriminants
+        kinds["LDA"] = discriminant_axes(fit, its_labels)
+    return {
+        name: Projection(axes(drawn), nearest_to_own_class(axes(fit), its_labels, axes(drawn), rest))
+        for name, axes in kinds.items()
+    }
+
+
+def _numbers(seen: SeenChannel) -> dict[str, Any]:
+    own_class = {name: projection.own_class for name, projection in seen.projections.items()}
+    return {"channel": seen.channel, "score": seen.score, "nearest_to_own_class": own_class}
+
+
+# Fig. 1 as a picture: images, maps and projections of a weak and a strong channel.
+
+GAP = 0.12  # between tiles, as a fraction of a tile
+# Ten of Paul Tol's colours, which colour-blind readers can distinguish (his palest one is black here). Each class also
+# has its own marker.
+POINTS = ["#332288", "#88CCEE", "#117733", "#CC6677", "#DDCC77", "#AA4499", "#44AA99", "#882255", "#999933", "#000000"]
+PASSES = 6  # each draws some points of every class, so that no class covers the others
+LONG = 3  # letters of a class name that fit above a tile, with ten classes
+
+
+def draw_separation(found: Separation, names: Sequence[str] | None = None) -> Figure:
+    """Top: the images. Below, for the weak and the strong channel: maps of those images, and projections.
+
+    names: of all classes; without it, classes are shown by number. The maps of both channels share one colour scale.
+    """
+    from matplotlib.figure import Figure
+
+    labels = [str(c) if names is None else names[c] for c in found.classes]
+    kinds = list(found.weak.projections)
+    both = np.concatenate([found.weak.maps.ravel(), found.strong.maps.ravel()])
+    show = partial(show_map, low=float(both.min()), high=float(both.max()))
+    with styled():
+        height = 1.45 + 2 * 1.95 + (0.35 if max(map(len, labels)) > LONG else 0)
+        fig = Figure(figsize=(PAGE, height), layout="constrained")
+        grid = fig.add_gridspec(3, 1 + len(kinds), width_ratios=[2.2, *[1.25] * len(kinds)], height_ratios=[0.82, 1, 1])
+        top = fig.add_subplot(grid[0, 0])
+        _tiles(top, found.images, show_image)
+        _class_names(top, labels)
+        _legend(fig.add_subplot(grid[0, 1:]), labels)
+        for row, (word, seen) in enumerate((("weak", found.weak), ("strong", found.strong)), start=1):
+            axes = fig.add_subplot(grid[row, 0])
+            _tiles(axes, seen.maps, show)
+            axes.set_title(_title(word, seen, found.metric), fontsize=8.5, loc="left")
+            for column, kind in enumerate(kinds, start=1):
+                _scatter(fig.add_subplot(grid[row, column]), found, seen, kind)
+    return fig
+
+
+def _title(word: str, seen: SeenChannel, metric: str) -> str:
+    return f"{word}: channel {seen.channel}\n{metric_name(metric)} {seen.score:.3g}"
+
+
+def _tiles(axes: Any, tiles: Any, show: Callable[..., None]) -> None:
+    """Tiles [classes, each, height, width(, colours)]: classes side by side, images of a class below each other."""
+    classes, each, height, width = tiles.shape[:4]
+    for column in range(classes):
+        for row in range(each):
+            left, top = column * (1 + GAP), row * (1 + GAP) * height / width
+            show(axes, tiles[column, row], extent=(left, left + 1, top + height / width, top))
+    axes.set_xlim(0, classes * (1 + GAP) - GAP)
+    axes.set_ylim((each * (1 + GAP) - GAP) * height / width, 0)
+    axes.set_axis_off()
+    axes.set_anchor("NW")
+
+
+def _class_names(axes: Any, labels: Sequence[str]) -> None:
+    """The names of the classes above their tiles."""
+    rotation = {"rotation": 40, "ha": "left"} if max(map(len, labels)) > LONG else {"ha": "center"}
+    for column, words in enumerate(labels):
+        axes.text(column * (1 + GAP) + 0.4, -0.08, words, va="bottom", fontsize=7.5, **rotation)
+
+
+def _scatter(axes: Any, found: Separation, seen: SeenChannel, kind: str) -> None:
+    projection = seen.projections[kind]
+    for part in range(PASSES):
+        for number, label in enumerate(found.classes):
+            mine = projection.points[found.labels == label][part::PASSES]
+            axes.scatter(*mine.T, s=8, linewidths=0, alpha=0.8, **_marker(number))
+    axes.set_title(f"{kind}: {100 * projection.own_class:.0f}% nearest to own class", fontsize=8)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)
+    axes.set_xlabel(f"{kind} 1", fontsize=8)
+    axes.set_ylabel(f"{kind} 2", fontsize=8)
+
+
+def _marker(number: int) -> dict[str, Any]:
+    return {"color": POINTS[number % len(POINTS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def _legend(axes: Any, labels: Sequence[str]) -> None:
+    """Colour and marker of each class, next to the images."""
+    from matplotlib.lines import Line2D
+
+    axes.set_axis_off()
+    handles = [
+        Line2D([], [], linestyle="none", markersize=5, label=words, **_marker(number))
+        for number, words in enumerate(labels)
+    ]
+    columns = 5 if max(map(len, labels)) <= LONG else 3
+    axes.legend(handles=handles, loc="center", ncols=columns, title="class", handletextpad=0.2, columnspacing=1.0)
+    axes.get_legend().get_title().set_color(INK)

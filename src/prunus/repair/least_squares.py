@@ -1,0 +1,126 @@
+"""Ridge least squares for the weights of one layer.
+
+    minimise  sum over rows |y - W x - c|^2  +  ridge * s * |W - W0|^2,    s = mean diagonal of the centred Gram of x
+
+W0 are the weights as cut, so an infinite ridge leaves the layer as it is. The constant c, where the layer has a place
+for it, is not penalised. All in float64, each group of a grouped convolution separately.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prunus.score.gram_sums import GramSums, KeptRows, RegressionSums, together
+
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+CAREFUL = (1e-1, 1.0, 10.0)  # where there are too few rows
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """New weights and their constant."""
+
+    weight: Tensor  # [groups, o, n]
+    constant: Tensor  # [groups, o]
+    ridge: float
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """The layer before the fit, and whether it has a place for a constant (a bias or a batch norm after it)."""
+
+    weight: Tensor  # [groups, o, n]
+    bias: Tensor  # [groups, o]
+    constant: bool
+
+
+def choose(fitted: RegressionSums, held: RegressionSums, start: Start, ridges: Sequence[float]) -> Fit | None:
+    """The fit on all rows, with the ridge that has the smallest error on the held-out rows; None if all are singular.
+
+    Errors are relative to each output's variance, as a batch norm after the layer would scale them.
+    """
+    if len(ridges) > 1 and fitted.rows and held.rows:
+        errors = [(relative_error(held, fit), fit.ridge) for fit in solve(fitted, start, ridges)]
+        ridges = [min(errors)[1]] if errors else ridges
+    fits = solve(together(fitted, held), start, sorted(ridges, reverse=True))
+    return fits[0] if fits else None
+
+
+def solve(sums: RegressionSums, start: Start, ridges: Sequence[float]) -> list[Fit]:
+    """The minimum for each ridge, without those for which the equations are singular."""
+    return _solve_primal(sums, start, ridges) if isinstance(sums, GramSums) else _solve_dual(sums, start, ridges)
+
+
+def relative_error(sums: RegressionSums, fit: Fit) -> float:
+    """The error relative to each output's variance, as a mean over all outputs."""
+    return float((error(sums, fit) / sums.variance().clamp(min=1e-12)).mean())
+
+
+def unchanged(start: Start) -> Fit:
+    """The layer as it is."""
+    return Fit(start.weight, start.bias, math.inf)
+
+
+def error(sums: RegressionSums, fit: Fit) -> Tensor:
+    """Mean over the rows of (y - W x - c)^2: [groups, o]."""
+    w, c = fit.weight, fit.constant
+    if isinstance(sums, KeptRows):
+        rest: Tensor = sums.y - sums.x @ w.mT - c.unsqueeze(1)
+        return (rest * rest).mean(1)
+    square = sums.yy + sums.rows * c * c - 2 * c * sums.y
+    square = square - 2 * (w * sums.xy.mT).sum(2) + ((w @ sums.xx) * w).sum(2)
+    return (square + 2 * c * (w @ sums.x.unsqueeze(2)).squeeze(2)) / sums.rows
+
+
+def _solve_primal(sums: GramSums, start: Start, ridges: Sequence[float]) -> list[Fit]:
+    mean_x, mean_y = sums.x / sums.rows, sums.y / sums.rows
+    if start.constant:
+        gram = sums.xx - sums.rows * mean_x.unsqueeze(2) * mean_x.unsqueeze(1)
+        cross = sums.xy - sums.rows * mean_x.unsqueeze(2) * mean_y.unsqueeze(1)
+    else:
+        gram, cross = sums.xx, sums.xy - sums.x.unsqueeze(2) * start.bias.unsqueeze(1)
+    scale = gram.diagonal(dim1=1, dim2=2).mean(1)  # [groups]
+    right = cross - gram @ start.weight.mT  # [groups, n, o]
+    fits = []
+    for ridge in ridges:
+        factor = _factor(gram, scale, ridge)
+        if factor is not None:
+            weight = start.weight + torch.cholesky_solve(right, factor).mT
+            fits.append(Fit(weight, _constant(start, weight, mean_x, mean_y), ridge))
+    return fits
+
+
+def _solve_dual(rows: KeptRows, start: Start, ridges: Sequence[float]) -> list[Fit]:
+    """The same minimum from fewer rows than unknowns, by the identity (X'X + r)^-1 X' = X' (XX' + r)^-1."""
+    x, y = rows.x, rows.y  # [groups, rows, n], [groups, rows, o]
+    mean_x, mean_y = x.mean(1), y.mean(1)
+    if start.constant:
+        x, y = x - mean_x.unsqueeze(1), y - mean_y.unsqueeze(1)
+    else:
+        y = y - start.bias.unsqueeze(1)
+    kernel = x @ x.mT  # [groups, rows, rows]
+    scale = kernel.diagonal(dim1=1, dim2=2).sum(1) / x.shape[2]
+    fits = []
+    for ridge in ridges:
+        factor = _factor(kernel, scale, ridge)
+        if factor is not None:
+            weight = start.weight + (x.mT @ torch.cholesky_solve(y - x @ start.weight.mT, factor)).mT
+            fits.append(Fit(weight, _constant(start, weight, mean_x, mean_y), ridge))
+    return fits
+
+
+def _factor(matrix: Tensor, scale: Tensor, ridge: float) -> Tensor | None:
+    """Cholesky factor of matrix + ridge x scale; None if it is singular."""
+    shift = torch.where(scale > 0, ridge * scale, 1.0)
+    eye = torch.eye(matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
+    factor, failed = torch.linalg.cholesky_ex(matrix + shift[:, None, None] * eye)
+    return None if bool(failed.any()) else factor
+
+
+def _constant(start: Start, weight: Tensor, mean_x: Tensor, mean_y: Tensor) -> Tensor:
+    return mean_y - (weight @ mean_x.unsqueeze(2)).squeeze(2) if start.constant else start.bias

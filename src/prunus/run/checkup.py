@@ -1,0 +1,461 @@
+"""A dry run: what of a network can be pruned, how far, what a run would take, and what looks wrong."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
+
+from prunus.decide.candidates import candidates
+from prunus.decide.costs import cost_function
+from prunus.decide.costs.latency import table_cost
+from prunus.decide.ranked_plan import lowest_cost
+from prunus.errors import DataError, DecideError
+from prunus.graph.channel_graph import ChannelGraph, trace
+from prunus.graph.units import Streams
+from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks.evaluate import Accuracy, evaluate, tensors_of, too_good, unpack_for
+from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.timing.layer_timing import latency_table
+from prunus.train.rate_test import SHARES, steps_per_try
+from prunus.util.batches import Batches, call, device_of, labels_to, logits_of, move, order_channels_last
+from prunus.util.state import evaluating, generators_kept
+from prunus.zoo.data import ImageData, Part
+from prunus.zoo.images import FileImages
+
+# What looks wrong about a network and its images, found on a few batches.
+
+CHANCE = 1.5  # accuracy below this many times that of guessing says nothing
+NAMED = 5  # classes that are named in a message
+FEW_IMAGES = 500  # held-out images; with fewer, accuracy moves in steps of more than 0.2 points
+SHIFT, SPREAD = 0.5, 2.5  # how far the input of the first batch norm may be from what it saw in training
+MEAN, DEVIATIONS = 1.5, (0.2, 5.0)  # of all pixels, after normalisation
+
+
+NEEDED = {"train": "training", "holdout": "held-out"}  # part -> its name in messages
+
+
+def label_problems(data: ImageData) -> list[str]:
+    """Classes without images, from the labels alone; masks are not read."""
+    problems = []
+    for part, words in NEEDED.items():
+        if not data.count(cast("Part", part)):
+            problems.append(f"there are no {words} images, and a run needs some")
+            continue
+        images = data.parts[cast("Part", part)]
+        if isinstance(images, FileImages) and images.masks:
+            continue
+        there = np.unique(images.labels) if images.labels.ndim == 1 else np.flatnonzero(images.labels.any(0))
+        missing = [name for number, name in enumerate(data.classes) if number not in there]
+        if missing:
+            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            problems.append(
+                f"{len(missing)} of {len(data.classes)} {'classes' if images.labels.ndim == 1 else 'labels'} have no "
+                f"{words} images: "
+                f"{', '.join(missing[:NAMED])}{more}"
+            )
+    return problems
+
+
+def pixel_problems(images: Tensor) -> list[str]:
+    """Pixels that no usual normalisation gives. images: [N, C, H, W], as the network gets them."""
+    if not images.isfinite().all():
+        return ["some images have values that are NaN or infinite: check --mean and --std"]
+    mean, deviation = float(images.mean()), float(images.std())
+    if abs(mean) <= MEAN and DEVIATIONS[0] <= deviation <= DEVIATIONS[1]:
+        return []
+    return [
+        f"the images have mean {mean:.3g} and standard deviation {deviation:.3g} after normalisation, and usual ones "
+        "have about 0 and 1: check --mean and --std"
+    ]
+
+
+@torch.no_grad()
+def batch_norm_problems(model: nn.Module, images: Any) -> list[str]:
+    """Whether the first batch norm gets what it got in training; it does not if images are normalised differently."""
+    seen: list[tuple[nn.modules.batchnorm._BatchNorm, Tensor]] = []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not seen:
+            seen.append((cast("nn.modules.batchnorm._BatchNorm", module), inputs[0]))
+
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    hooks = [norm.register_forward_pre_hook(note) for norm in norms]
+    try:
+        with evaluating(model):
+            call(model, images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        return []
+    norm, got = seen[0]
+    assert norm.running_mean is not None and norm.running_var is not None
+    values = got.transpose(0, 1).flatten(1)  # [C, N * pixels]
+    variance = norm.running_var + norm.eps
+    shift = float(((values.mean(1) - norm.running_mean).abs() / variance.sqrt()).median())
+    spread = float(((values.var(1) + norm.eps) / variance).median())
+    if shift <= SHIFT and 1 / SPREAD <= spread <= SPREAD:
+        return []
+    return [
+        f"the normalisation of the images does not seem to be that of the training: at the first batch norm, channels "
+        f"are {shift:.2g} standard deviations off and have {spread:.2g} times the variance. Check --mean and --std"
+    ]
+
+
+def quality_problems(
+    model: nn.Module, held_out: Batches, task: Task, classes: int, count: int
+) -> tuple[Accuracy | None, list[str], list[str]]:
+    """Quality on held-out images (None if it cannot be measured), what looks wrong about an accuracy, and notes.
+
+    classes: number of classes, 0 if it is not known. count: number of all held-out images.
+    """
+    try:
+        found = evaluate(model, held_out, task=task)
+    except DataError as error:
+        return None, [str(error)], []
+    if not is_classification(task):
+        return found, [], []
+    suspicion = too_good(found)
+    problems = [suspicion] if suspicion else []
+    if classes and found.top1 * classes < CHANCE:
+        problems.append(
+            f"{100 * found.top1:.1f}% of the held-out images are recognised, about what guessing among "
+            f"{classes} classes gives: check the weights, the labels and the normalisation"
+        )
+    few = f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points"
+    return found, problems, [few] if count < FEW_IMAGES else []
+
+
+# What a run would take: time and memory, from a few batches.
+
+BATCH = 128  # images of a training step
+SECONDS_RUN_ESTIMATE = 4.0  # about what each measurement may take
+TURNS = 5  # at most; the median counts
+PARTIAL = 0.5  # a trial of a unit runs, on average, the half of the network that follows it
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured on this machine, with the number of threads that torch uses now."""
+
+    forward: float  # seconds for an image, in eval mode
+    train: float  # seconds for an image: forward, backward and the step of the optimizer
+    batch_size: int  # of both measurements
+    memory: int | None  # bytes: the largest size of the process so far, at 128 images a step; None if not known
+
+
+@dataclass(frozen=True)
+class RoundEstimate:
+    """Seconds of the parts of one round, by default settings."""
+
+    score: float  # all training images, one forward pass
+    rank: float  # at most: every unit is tried on all held-out images, each time from the unit on
+    epoch: float  # of retraining
+    steps: int  # in an epoch
+
+    def run(self, rounds: int, epochs: int) -> float:
+        """Seconds of a run that retrains after each round, at a rate that a short test chooses."""
+        tried = len(SHARES) * steps_per_try(self.steps, epochs) / self.steps  # in epochs
+        return rounds * (self.score + self.rank + (tried + epochs) * self.epoch)
+
+
+def measure_speed(model: nn.Module, images: Any, task: Task | None = None) -> Speed:
+    """Time a forward pass and a training step on copies of the model. `images` are repeated to fill a batch."""
+    small = _rows(images, 2)
+    per_image = _median(lambda: _forward(model, small)) / 2
+    # A training step is 3 to 4 forward passes.
+    size = int(min(BATCH, max(2, SECONDS_RUN_ESTIMATE / TURNS / (4 * per_image))))
+    batch = _rows(images, size)
+    forward = _median(lambda: _forward(model, batch)) / size
+    train = _median(_training_step(model, batch, is_classification(task_of(task)))) / size
+    peak = peak_memory(device_of(model))
+    more = BATCH - size  # images of a full step that were left out here
+    memory = None if peak is None else peak + (more * _saved_for_backward(model, small) // 2 if more else 0)
+    return Speed(forward, train, size, memory)
+
+
+def estimate(speed: Speed, train_images: int, held_out: int, units: int, *, teacher: bool = True) -> RoundEstimate:
+    """Time of a round, from the speed and the numbers of images and units.
+
+    teacher: whether the unpruned network teaches, with a forward pass in every step.
+    """
+    step = speed.train + speed.forward * teacher
+    return RoundEstimate(
+        score=speed.forward * train_images,
+        rank=PARTIAL * speed.forward * held_out * units,
+        epoch=step * train_images + speed.forward * held_out,
+        steps=max(1, train_images // BATCH),
+    )
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes that the process, or torch on a GPU, has taken at most so far."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(size) if sys.platform == "darwin" else 1024 * int(size)
+
+
+def _rows(images: Any, count: int) -> Any:
+    """The first `count` images, repeated if there are fewer; of several inputs, of each."""
+
+    def rows(x: Any) -> Any:
+        return x.repeat(-(-count // len(x)), *[1] * (x.ndim - 1))[:count] if isinstance(x, Tensor) else x
+
+    return tree_map(rows, images)
+
+
+def _forward(model: nn.Module, batch: Any) -> None:
+    with evaluating(model), torch.no_grad():
+        call(model, batch)
+
+
+def _training_step(model: nn.Module, batch: Any, classifies: bool) -> Callable[[], None]:
+    """One step of a copy of the model, as `fit` trains; labels do not change its time, and the loss hardly does."""
+    copied = order_channels_last(copy.deepcopy(model)).train().requires_grad_(True)
+    optimizer = torch.optim.SGD(copied.parameters(), lr=1e-9, momentum=0.9, nesterov=True)
+    batch = move(batch, device_of(model), channels_last=True)
+
+    def loss(output: Any) -> Tensor:
+        if not classifies:
+            return torch.stack([x.float().square().mean() for x in tensors_of(output)]).sum()
+        logits = logits_of(output)
+        return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(loss(call(copied, batch)))
+        optimizer.step()
+
+    return step
+
+
+def _saved_for_backward(model: nn.Module, batch: Any) -> int:
+    """Bytes that a forward pass in training keeps for the backward pass, without the weights."""
+    copied = copy.deepcopy(model).train().requires_grad_(True)
+    weights = {tensor.untyped_storage().data_ptr() for tensor in copied.state_dict(keep_vars=True).values()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with generators_kept(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = call(copied, batch)  # it must live: it holds what was saved
+        del output
+    return sum(kept.values())
+
+
+def _median(work: Callable[[], None]) -> float:
+    """Seconds of one call; the first call is not counted."""
+    seconds: list[float] = []
+    with generators_kept():
+        work()
+        while len(seconds) < TURNS and sum(seconds) < SECONDS_RUN_ESTIMATE / 2:
+            _wait_for_gpu()
+            start = time.perf_counter()
+            work()
+            _wait_for_gpu()
+            seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[len(seconds) // 2]
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+PARTS = ("train", "holdout", "test")
+LOOKED_AT = 256  # training images
+EVALUATED, SECONDS = 2000, 15.0  # held-out images at most, and about the time for them
+
+
+@dataclass(frozen=True)
+class TimedIn:
+    """Where the layers of a network are timed."""
+
+    engine: str
+    batch: int = 64
+    threads: int | None = None  # None: PyTorch's choice
+
+
+@dataclass(frozen=True)
+class SpeedReach:
+    """How fast pruning can make a network, by the times of its layers."""
+
+    engine: str
+    batch: int
+    threads: int
+    whole: float  # seconds per batch of the network as it is
+    fastest: float  # speed-up
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """What a dry run found."""
+
+    shape: tuple[int, ...]  # channels, height, width of an image; of several inputs, of the first one
+    inputs: str  # the shapes of all inputs, as text
+    macs: int
+    params: int
+    layers: int  # that could be pruned at all: depthwise ones follow others
+    prunable: int
+    units: Mapping[str, int]  # kind -> number
+    frozen: Mapping[str, tuple[str, ...]]  # reason -> names
+    reach: Mapping[str, float]  # cost -> the largest fraction that can be removed
+    speed: Speed
+    speedup: SpeedReach | None = None  # if an engine was named
+    images: Mapping[str, int] = field(default_factory=dict)  # part -> number
+    classes: int = 0  # or labels; 0 if they are not known
+    accuracy: Accuracy | None = None  # or the quality of another task
+    quality: QualityWords = ACCURACY
+    round: RoundEstimate | None = None
+    problems: tuple[str, ...] = ()  # a run would fail or be pointless
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0  # that the check took
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+class CheckedData(Protocol):
+    """Images of a data set by name, or of the user's own."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    def count(self, part: Any) -> int: ...
+
+    def loader(self, part: Any, batch_size: int, /, *, limit: int | None = None) -> Batches: ...
+
+
+def checkup(
+    model: nn.Module,
+    example: Any,
+    data: CheckedData | None,
+    *,
+    trained: bool,
+    task: Task | str | None = None,
+    streams: Streams = "select",
+    timed_in: TimedIn | None = None,
+) -> Checkup:
+    """Look at a network, and at its images if there are some.
+
+    example: an input of the network, one image. trained: whether it has weights. If not, its quality is not measured.
+    timed_in: time the layers there, unless they are in the user's cache, and tell the fastest speed-up.
+    """
+    started = time.perf_counter()
+    device, chosen = device_of(model), task_of(task)
+    graph = trace(model, labels_to(example, device), streams)
+    parts: dict[str, int] = {} if data is None else {part: data.count(part) for part in PARTS if data.count(part)}
+    images = labels_to(_some_images(data, example, chosen), device)
+    problems, notes = ([], []) if data is None else (_data_problems(data, parts, images), [])
+    if not graph.units:
+        problems.append("nothing can be pruned: see what is frozen and why")
+    if not trained:
+        notes.append("the network is untrained (no --weights); pruning starts from a trained one")
+    elif data is not None and not (isinstance(data, ImageData) and pixel_problems(images)):
+        problems += batch_norm_problems(model, images)
+    speed = measure_speed(model, images, chosen)
+    accuracy = None
+    if data is not None and trained and parts.get("holdout"):
+        most = int(min(EVALUATED, max(len(data.classes), SECONDS / speed.forward)))
+        held_out = data.loader("holdout", 128, limit=min(most, parts["holdout"]))
+        accuracy, wrong, more = quality_problems(model, held_out, chosen, len(data.classes), parts["holdout"])
+        problems, notes = problems + wrong, notes + more
+    whole = data is not None and parts.get("train") and parts.get("holdout")
+    return Checkup(
+        shape=tuple(_tensors(example)[0].shape[1:]),
+        inputs=shapes_of(example),
+        macs=graph.macs,
+        params=graph.params,
+        layers=sum(not layer.depthwise for layer in graph.layers.values()),
+        prunable=len(graph.prunable),
+        units={kind: sum(u.kind == kind for u in graph.units.values()) for kind in ("private", "stream")},
+        frozen=frozen_by_reason(graph),
+        reach={cost: reach_of(graph, cost) for cost in ("macs", "params")},
+        speed=speed,
+        speedup=speed_reach(graph, timed_in) if timed_in is not None and graph.units else None,
+        images=parts,
+        classes=0 if data is None else len(data.classes),
+        accuracy=accuracy,
+        quality=QualityWords.of(chosen),
+        round=estimate(speed, parts["train"], parts["holdout"], len(graph.units)) if whole else None,
+        problems=tuple(problems),
+        notes=tuple(notes),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def frozen_by_reason(graph: ChannelGraph) -> dict[str, tuple[str, ...]]:
+    """reason -> the names that it holds for."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in graph.frozen.items():
+        reasons.setdefault(reason, []).append(name)
+    return {reason: tuple(names) for reason, names in reasons.items()}
+
+
+def reach_of(graph: ChannelGraph, cost: str) -> float:
+    """The largest fraction of a cost that can be removed: every unit at its floor."""
+    try:
+        names = candidates(graph, ())
+    except DecideError:  # nothing can be pruned
+        return 0.0
+    cost_of = cost_function(graph, cost)
+    return 1 - lowest_cost(graph, names, cost_of) / cost_of({})
+
+
+def speed_reach(graph: ChannelGraph, timed_in: TimedIn) -> SpeedReach:
+    """The fastest that `--speedup` can ask for: every unit at the width at which its layers take the least time."""
+    table = latency_table(graph, timed_in.engine, timed_in.batch, timed_in.threads)
+    cost, how = table_cost(graph, table), table.measured_with
+    try:
+        least = lowest_cost(graph, candidates(graph), cost)
+    except DecideError:  # nothing is pruned by default
+        least = cost({})
+    return SpeedReach(how.engine, how.batch, how.threads, table.whole, cost({}) / least)
+
+
+def _data_problems(data: CheckedData, parts: Mapping[str, int], images: Any) -> list[str]:
+    """What looks wrong about labels and pixels. Of data of the user's own, less is known."""
+    if isinstance(data, ImageData):
+        return label_problems(data) + pixel_problems(images)
+    return [f"there are no {words} images, and a run needs some" for part, words in NEEDED.items() if part not in parts]
+
+
+def _some_images(data: CheckedData | None, example: Any, task: Task) -> Any:
+    """Some training inputs, or noise if there are none."""
+    if data is None or not data.count("train"):
+        draw = torch.Generator().manual_seed(0)
+        return tree_map(
+            lambda x: torch.randn(LOOKED_AT, *x.shape[1:], generator=draw) if isinstance(x, Tensor) else x, example
+        )
+    with generators_kept():
+        batch = next(iter(data.loader("train", LOOKED_AT, limit=LOOKED_AT)))
+    return unpack_for(task, batch, 0, labelled=False)[0]
+
+
+def shapes_of(example: Any) -> str:
+    """The shape of an image, 3 x 32 x 32, or of each of several inputs."""
+    return " and ".join(" x ".join(str(side) for side in x.shape[1:]) for x in _tensors(example))
+
+
+def _tensors(example: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(example) if isinstance(x, Tensor)]

@@ -1,0 +1,139 @@
+"""What all rounds of a run share: settings, network, data, folder."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from torch import nn
+
+from prunus.decide.goal import Budget
+from prunus.errors import RunError
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.graph.plan import Plan
+from prunus.run.folder import SPEED, RunFolder
+from prunus.run.settings import Settings
+from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks.evaluate import Accuracy, evaluate
+from prunus.tasks.quality import QualityWords
+from prunus.timing.engines import PreparedModel
+from prunus.timing.latency import prepare, ready_to_time
+from prunus.timing.latency_table import LatencyTable
+from prunus.train.trackers import Log, nowhere
+from prunus.util.batches import Batches
+from prunus.util.progress import PhaseProgress
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The images of a run."""
+
+    train: Batches  # to retrain on
+    score_on: Batches  # to score on: the training images, as a rule without augmentation
+    holdout: Batches  # all decisions read these
+    test: Batches | None = None  # read once at the end, for the report only
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Whom a run tells what it does."""
+
+    progress: PhaseProgress
+    track: Log = nowhere
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """A run: its folder, the original network, the budget and the settings."""
+
+    folder: RunFolder
+    original: nn.Module
+    graph: ChannelGraph  # of the original
+    budget: Budget
+    settings: Settings
+    data: RunData
+    reports: Reports
+    table: LatencyTable | None = None  # times of the original network's layers
+
+    @cached_property
+    def widths(self) -> Mapping[str, int]:
+        """unit -> number of channels in the original network."""
+        return {name: unit.width for name, unit in self.graph.units.items()}
+
+    @cached_property
+    def prepared_original(self) -> PreparedModel:
+        """The original network in the engine of the table. It is timed beside every plan, and exported once."""
+        assert self.table is not None
+        how = self.table.measured_with
+        with ready_to_time([self.original], how.threads):
+            return prepare(self.original, how.engine, self.graph.example, (how.batch,))
+
+    @cached_property
+    def task(self) -> Task:
+        """What the network is for."""
+        return task_of(self.settings.task)
+
+    @property
+    def quality(self) -> QualityWords:
+        """How the quality that all decisions read is called; an evaluation of the user's own may measure anything."""
+        if self.settings.evaluate is not None and self.settings.task is None:
+            return QualityWords("quality")
+        return QualityWords.of(self.task)
+
+    @property
+    def measures_accuracy(self) -> bool:
+        """Whether the quality is the accuracy of a classifier, as prunus measures it."""
+        return is_classification(self.task) and self.settings.evaluate is None
+
+    def met(self, plan: Plan, number: int) -> bool:
+        """Whether the network that a plan leads to from the original one meets the goal, after the round `number`.
+
+        Speed is measured in the last round only, and what was measured counts, not what the table says.
+        """
+        timed = self.folder.has(f"{self.folder.round(number).name}/{SPEED}")
+        return timed or self.budget.met(self.budget.of(self.graph)(plan.keep))
+
+    def say(self, phase: str, done: int, total: int | None, note: str = "") -> None:
+        """Report how far a phase is."""
+        self.reports.progress(phase, done, total or done, note)
+
+    def track(self, figures: Mapping[str, float | None], step: int) -> None:
+        """Send figures to the tracker, if there is one."""
+        self.reports.track(figures, step)
+
+    def evaluate(self, model: nn.Module, loader: Batches) -> Accuracy:
+        """The quality and loss by the user's own function or the task's."""
+        found = (self.settings.evaluate or functools.partial(evaluate, task=self.task))(model, loader)
+        if not isinstance(found, Accuracy):
+            raise RunError(
+                "your evaluate function must return a prunus.Accuracy(top1, top5, loss, num_images), whose top1 may "
+                f"be any figure where higher is better; it returned {type(found).__name__}"
+            )
+        if math.isnan(found.top1):
+            raise RunError("the evaluation returned NaN, and decisions cannot be based on it: check your function")
+        return found
+
+
+class Stopwatch:
+    """Seconds spent in each phase; a phase inside another one counts for itself only."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inner = [0.0]
+
+    def __call__(self, phase: str, work: Callable[[], Result]) -> Result:
+        """Run `work` and add its time to the phase."""
+        start = time.perf_counter()
+        self._inner.append(0.0)
+        result = work()
+        spent, inner = time.perf_counter() - start, self._inner.pop()
+        self._inner[-1] += spent
+        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + spent - inner, 3)
+        return result

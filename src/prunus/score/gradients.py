@@ -1,0 +1,261 @@
+"""A pass with forward and backward: first-order effects of removing a channel on the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunus.errors import ScoreError
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.score.evidence import Gradients, ReaderGradients, filter_places, filters, input_slices
+from prunus.score.passes import sampled, walk
+from prunus.score.taps import Tap, channels_first, reading_taps
+from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks.evaluate import mean_loss
+from prunus.util.batches import Batches, count_images, device_of, labels_to
+from prunus.util.processes import add_up, all_or_none, check_even
+from prunus.util.progress import Progress
+from prunus.util.state import nothing_compiled
+
+
+def collect_gradients(
+    graph: ChannelGraph,
+    loader: Batches,
+    *,
+    num_images: int | None = None,
+    seed: int | None = None,
+    task: Task | str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Gradients]:
+    """Gradients of every unit in one pass. `.grad`, `requires_grad`, modes and hooks are left as they were."""
+    taps = reading_taps(graph)
+    names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
+    weights = {name: graph.model.get_submodule(name).weight for name in names}
+    chosen = task_of(task)
+    effects = _Effects(graph, taps, weights, chosen)  # type: ignore[arg-type]
+    with requiring(list(weights.values())), effects.hooked():  # type: ignore[arg-type]
+        batches = sampled(loader, num_images, seed, chosen)
+        how: dict[str, Any] = {"gradients": True, "task": chosen, "progress": progress}
+        total = all_or_none(lambda: walk(graph, batches, effects.after, **how))
+    check_even(total)
+    total = int(add_up(torch.tensor(float(total))))
+    mean = {name: add_up(gradient) / total for name, gradient in effects.gradients.items()}
+    return {
+        name: Gradients(name, filters(graph, unit), filters(graph, unit, mean), add_up(effects.squares[name]), total)
+        for name, unit in graph.units.items()
+    }
+
+
+class _Effects:
+    """Sums over batches of the squared effects of channels and the gradients of weights."""
+
+    def __init__(self, graph: ChannelGraph, taps: Mapping[str, Tap], weights: dict[str, Tensor], task: Task) -> None:
+        self._task = task
+        self._graph, self._taps, self._weights = graph, taps, weights
+        self._count = 0  # images of the batch
+        self._views: list[tuple[str, Tensor, int]] = []  # layer, its input and the version of it, for each call
+        self.squares = {n: torch.zeros(unit.width, dtype=torch.float64) for n, unit in graph.units.items()}
+        self.gradients = {n: torch.zeros_like(w, dtype=torch.float64, device="cpu") for n, w in weights.items()}
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Each reader gets a view of its input, whose gradient comes through that reader alone."""
+        model = self._graph.model
+        handles = [model.get_submodule(n).register_forward_pre_hook(partial(self._look, n)) for n in self._taps]
+        handles.append(model.register_forward_pre_hook(self._count_inputs, with_kwargs=True))
+        try:
+            with nothing_compiled():  # compiled code does not see new hooks
+                yield
+        finally:
+            self._views.clear()
+            for handle in handles:
+                handle.remove()
+
+    def _count_inputs(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._count = count_images((args, kwargs))
+
+    def _look(self, name: str, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        view = args[0].view_as(args[0])
+        self._views.append((name, view, view._version))
+        return (view, *args[1:])
+
+    def after(self, batch: int, labels: Any, outputs: Any) -> None:
+        """Run backward, and add this batch to the sums."""
+        views, self._views = self._views, []
+        # Summed over the batch, so that every image has its own gradient.
+        loss = self._summed_loss(outputs, labels_to(labels, device_of(self._graph.model)))
+        wanted = [*(view for _, view, _ in views), *self._weights.values()]
+        with torch.no_grad():
+            found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
+            for (name, total), gradient in zip(self.gradients.items(), found[len(views) :], strict=True):
+                total += torch.zeros(()) if gradient is None else _checked(gradient, name, batch).cpu()
+            self._add_squares(views, found[: len(views)], batch)
+
+    def _summed_loss(self, outputs: Any, labels: Any) -> Tensor:
+        if is_classification(self._task):
+            return F.cross_entropy(outputs, labels, reduction="sum")
+        return mean_loss(self._task, outputs, labels) * self._count
+
+    def _add_squares(
+        self, views: Sequence[tuple[str, Tensor, int]], flows: Sequence[Tensor | None], batch: int
+    ) -> None:
+        """Add the squared effects. A channel that a layer reads in several calls is removed from all of them."""
+        effects: dict[str, Tensor] = {}
+        for (name, view, version), flow in zip(views, flows, strict=True):
+            if flow is None:
+                continue
+            if view._version != version:
+                raise ScoreError(f"the input of {name} is overwritten in place after it is read; it cannot be scored")
+            product = channels_first(view * flow, self._graph.model.get_submodule(name))
+            product = product.flatten(2).sum(2) if product.ndim > 2 else product  # [N, F]
+            product = _checked(product, name, batch).double().cpu()
+            for slot in self._taps[name].slots:
+                width = len(self.squares[slot.unit])
+                mine = effects.setdefault(slot.unit, torch.zeros(len(product), width, dtype=torch.float64))
+                mine[:, torch.from_numpy(slot.channels)] += product[:, torch.from_numpy(slot.inputs)].sum(2)
+        for unit, effect in effects.items():
+            self.squares[unit] += effect.square().sum(0)
+
+
+def _checked(values: Tensor, name: str, batch: int) -> Tensor:
+    if not bool(torch.isfinite(values).all()):
+        raise ScoreError(f"batch {batch}: gradients at {name} are NaN or infinite; check the images and the weights")
+    return values
+
+
+@contextmanager
+def requiring(weights: Sequence[Tensor]) -> Iterator[None]:
+    """The weights require gradients inside the block."""
+    found = [weight.requires_grad for weight in weights]
+    try:
+        for weight in weights:
+            weight.requires_grad_(True)
+        yield
+    finally:
+        for weight, required in zip(weights, found, strict=True):
+            weight.requires_grad_(required)
+
+
+# Discrimination-aware losses at inner layers, and their gradients at the readers (DCP, Zhuang et al. 2018).
+
+LOSSES = 3  # losses at inner layers, in addition to that of the network
+DECAY = 1e-3  # weight decay of the inner classifiers
+
+
+class InnerClassifier:
+    """A linear classifier on standardised features."""
+
+    def __init__(self, features: Tensor, labels: Tensor, classes: int) -> None:
+        """Fit it to features [N, F] in float64: cross-entropy + DECAY / 2 |weights|^2, by L-BFGS from zero."""
+        self.mean, self.deviation = features.mean(0), features.std(0, correction=0).clamp(min=1e-6)
+        x = (features - self.mean) / self.deviation
+        self.weight = torch.zeros(classes, x.shape[1], dtype=torch.float64, requires_grad=True)
+        self.bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([self.weight, self.bias], max_iter=100, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            found = F.cross_entropy(x @ self.weight.T + self.bias, labels) + DECAY / 2 * self.weight.square().sum()
+            found.backward()  # type: ignore[no-untyped-call]
+            return found
+
+        with torch.enable_grad():
+            optimizer.step(loss)  # type: ignore[no-untyped-call]
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Logits for features [N, F] in any floating type."""
+        x = (features - self.mean.to(features)) / self.deviation.to(features)
+        return x @ self.weight.detach().to(features).T + self.bias.detach().to(features)
+
+
+def collect_discrimination(
+    graph: ChannelGraph, batches: Batches, *, progress: Progress | None = None
+) -> tuple[int, list[ReaderGradients]]:
+    """The number of images, and the gradients of the stage losses for every unit. Reads the images twice."""
+    stages = divide(graph)
+    points = [stage[0] for stage in stages[1:]]
+    pooled: list[list[Tensor]] = []
+    labels: list[Tensor] = []
+    classes = 0
+
+    def keep(_: int, some: Tensor, logits: Tensor) -> None:
+        nonlocal classes
+        classes = logits.shape[1]
+        labels.append(some)
+        pooled.append([x.detach().double().cpu() for x in taps])
+
+    with pooled_inputs(graph, points) as taps:
+        walk(graph, batches, keep, progress=progress)
+    every = torch.cat(labels)
+    heads = [InnerClassifier(torch.cat(parts), every, classes) for parts in zip(*pooled, strict=True)]
+    weights: dict[str, Any] = {name: graph.model.get_submodule(name).weight for stage in stages for name in stage}
+    totals = {name: torch.zeros_like(w, dtype=torch.float64, device="cpu") for name, w in weights.items()}
+
+    def add(batch: int, some: Tensor, logits: Tensor) -> None:
+        some = some.to(logits.device)
+        losses = [F.cross_entropy(head(x), some, reduction="sum") for head, x in zip(heads, taps, strict=True)]
+        losses.append(F.cross_entropy(logits, some, reduction="sum"))
+        waiting: list[str] = []
+        for loss, stage in zip(losses, stages, strict=True):
+            names = [*waiting, *stage]
+            found = torch.autograd.grad(loss, [weights[n] for n in names], retain_graph=True, allow_unused=True)
+            # A layer that does not lead to its stage's classifier, such as a shortcut's, has the next loss.
+            waiting = [name for name, gradient in zip(names, found, strict=True) if gradient is None]
+            for name, gradient in zip(names, found, strict=True):
+                if gradient is not None:
+                    if not bool(torch.isfinite(gradient).all()):
+                        raise ScoreError(f"batch {batch}: gradients at {name} are NaN or infinite; check the images")
+                    totals[name] += gradient.double().cpu()
+
+    with requiring(list(weights.values())), pooled_inputs(graph, points) as taps:
+        num_images = walk(graph, batches, add, gradients=True, progress=progress)
+    return num_images, [_of_unit(graph, name, totals, num_images) for name in graph.units]
+
+
+def divide(graph: ChannelGraph) -> list[list[str]]:
+    """The readers in the order of their first calls, in LOSSES + 1 stages of nearly equal numbers."""
+    traced = graph.found.traced
+    readers = {reader.module for unit in graph.units.values() for reader in unit.readers}
+    called = [traced.layer_of(node) for node in traced.graph.nodes]
+    names = [name for name in dict.fromkeys(called) if name in readers]
+    count = min(LOSSES + 1, len(names))
+    edges = [len(names) * i // count for i in range(count + 1)]
+    return [[str(n) for n in names[a:b]] for a, b in pairwise(edges)]
+
+
+@contextmanager
+def pooled_inputs(graph: ChannelGraph, layers: Sequence[str]) -> Iterator[list[Tensor]]:
+    """A list that holds, after every forward pass, what entered each layer, averaged over pixels: [N, F]."""
+    found: list[Tensor] = [torch.zeros(())] * len(layers)
+
+    def look(place: int, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        x = channels_first(args[0], layer)
+        found[place] = x.flatten(2).mean(2) if x.ndim > 2 else x
+
+    handles = []
+    try:
+        for place, name in enumerate(layers):
+            handles.append(graph.model.get_submodule(name).register_forward_pre_hook(partial(look, place)))
+        with nothing_compiled():
+            yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _of_unit(graph: ChannelGraph, name: str, totals: dict[str, Tensor], num_images: int) -> ReaderGradients:
+    unit = graph.units[name]
+    parts = []
+    for reader in unit.readers:
+        found = input_slices(graph.model.get_submodule(reader.module), totals[reader.module], reader.inputs)
+        part = torch.zeros(unit.width, found.shape[1], dtype=torch.float64)
+        part[torch.from_numpy(reader.channels)] = found / num_images
+        parts.append(part)
+    return ReaderGradients(name, torch.cat(parts, 1))

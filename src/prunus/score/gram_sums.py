@@ -1,0 +1,371 @@
+"""Inputs and outputs of a layer as the rows of a regression: streamed as sums of products, or kept row by row.
+
+Both kinds take rows x [rows, groups, n] and y [rows, groups, o] of one layer, each group of a grouped convolution
+separately. Products of a few thousand rows are computed in the rows' own precision, around their mean, and added up in
+float64: in float32 that is twice as fast, and its error is far below the smallest ridge.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, arange, cat, float32, float64, stack, zeros
+
+from prunus.errors import ScoreError
+
+AT_ONCE = 4096  # rows that are multiplied at once; fewer if they are wide
+NUMBERS = 2**24  # of all inputs of these rows
+STRIP = 256  # columns of a Gram matrix that are computed at once
+
+
+class GramSums:
+    """Number of rows, sums and products. Memory does not grow with the number of rows."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._sums: list[Tensor] = []  # of x, y, x x', x y' and y²
+        self._waiting: list[Tensor] = []  # [groups, AT_ONCE, n], [groups, AT_ONCE, o]
+        self._filled = 0  # rows that wait
+
+    @classmethod
+    def of(cls, rows: int, sums: list[Tensor]) -> GramSums:
+        """Sums x, y, xx, xy and yy that are known."""
+        made = cls()
+        made.rows, made._sums = rows, sums
+        return made
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add rows. The axes of x after the second one are flattened."""
+        x, y = _on_cpu(x), _on_cpu(y)
+        n = math.prod(x.shape[2:])
+        if not self._waiting:
+            size = max(1, min(AT_ONCE, NUMBERS // (x.shape[1] * n))) if n else AT_ONCE
+            self._waiting = [t.new_empty(t.shape[1], size, m) for t, m in ((x, n), (y, y.shape[2]))]
+        self.rows += len(x)
+        while len(x):
+            count = min(len(x), self._waiting[0].shape[1] - self._filled)
+            for buffer, rows in zip(self._waiting, (x, y), strict=True):
+                place = buffer[:, self._filled : self._filled + count]
+                place.view(*place.shape[:2], *rows.shape[2:]).copy_(rows[:count].transpose(0, 1))
+            x, y, self._filled = x[count:], y[count:], self._filled + count
+            if self._filled == self._waiting[0].shape[1]:
+                self._multiply()
+
+    def _multiply(self) -> None:
+        """Add the products of the waiting rows: with x = u + m, x'x = u'u + m s' + s m' + rows m m', s the sum of u."""
+        x, y = (buffer[:, : self._filled] for buffer in self._waiting)  # overwritten
+        rows, self._filled = self._filled, 0
+        mean_x, mean_y = x.mean(1), y.mean(1)
+        x -= mean_x.unsqueeze(1)
+        y -= mean_y.unsqueeze(1)
+        rest_x, rest_y, mean_x, mean_y = x.sum(1).double(), y.sum(1).double(), mean_x.double(), mean_y.double()
+        sum_x, sum_y = rest_x + rows * mean_x, rest_y + rows * mean_y
+        if not self._sums:
+            (groups, n), o = sum_x.shape, sum_y.shape[1]
+            self._sums = [sum_x.new_zeros(groups, *shape) for shape in ((n,), (o,), (n, n), (n, o), (o,))]
+        left = stack([mean_x, sum_x], 2)
+        self._sums[0] += sum_x
+        self._sums[1] += sum_y
+        _add_gram(self._sums[2].baddbmm_(left, stack([rest_x, mean_x], 1)), x)
+        self._sums[3].baddbmm_(left, stack([rest_y, mean_y], 1)).add_(x.mT @ y)
+        self._sums[4] += (y * y).sum(1).double() + mean_y * (rest_y + sum_y)
+
+    def _sum(self, place: int) -> Tensor:
+        if self._filled:
+            self._multiply()
+        return self._sums[place] if self._sums else zeros((), dtype=float64)
+
+    @property
+    def x(self) -> Tensor:
+        """Sum of x: [groups, n]."""
+        return self._sum(0)
+
+    @property
+    def y(self) -> Tensor:
+        """Sum of y: [groups, o]."""
+        return self._sum(1)
+
+    @property
+    def xx(self) -> Tensor:
+        """Sum of x x': [groups, n, n]."""
+        return self._sum(2)
+
+    @property
+    def xy(self) -> Tensor:
+        """Sum of x y': [groups, n, o]."""
+        return self._sum(3)
+
+    @property
+    def yy(self) -> Tensor:
+        """Sum of the squares of y: [groups, o]."""
+        return self._sum(4)
+
+    def __add__(self, other: GramSums) -> GramSums:
+        return GramSums.of(self.rows + other.rows, [self._sum(i) + other._sum(i) for i in range(5)])
+
+    def narrowed(self, columns: Tensor, weight: Tensor, bias: Tensor) -> GramSums:
+        """The sums of x at `columns` [groups, m] and of y = weight x + bias. Any y added before is ignored."""
+        n = self.xx.shape[2]
+        product = (weight @ self.x.unsqueeze(2)).squeeze(2)  # [groups, o]
+        half = self.xx.gather(1, columns.unsqueeze(2).expand(-1, -1, n))  # [groups, m, n]
+        x = self.x.gather(1, columns)
+        return GramSums.of(
+            self.rows,
+            [
+                x,
+                product + self.rows * bias,
+                half.gather(2, columns.unsqueeze(1).expand(-1, columns.shape[1], -1)),  # [groups, m, m]
+                half @ weight.mT + x.unsqueeze(2) * bias.unsqueeze(1),  # [groups, m, o]
+                ((weight @ self.xx) * weight).sum(2) + 2 * bias * product + self.rows * bias * bias,
+            ],
+        )
+
+    def covariance(self, group: int) -> Tensor:
+        """Covariance of x in one group: [n, n]."""
+        mean = self.x[group] / self.rows
+        return self.xx[group] / self.rows - mean[:, None] * mean
+
+    def variances(self, group: int) -> Tensor:
+        """Variances of x in one group: [n]."""
+        return self.xx[group].diagonal() / self.rows - (self.x[group] / self.rows) ** 2
+
+    def means(self, group: int) -> Tensor:
+        """Means of x in one group: [n]."""
+        return self.x[group] / self.rows
+
+    def mean(self) -> Tensor:
+        """Mean of y: [groups, o]."""
+        return self.y / self.rows
+
+    def variance(self) -> Tensor:
+        """Variance of y: [groups, o]."""
+        return self.yy / self.rows - (self.y / self.rows) ** 2
+
+
+class KeptRows:
+    """The rows themselves. With fewer rows than inputs they take less memory than their products."""
+
+    def __init__(self, parts: list[tuple[Tensor, Tensor]] | None = None) -> None:
+        self._parts = parts or []  # [rows, groups, n], [rows, groups, o]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(len(x) for x, _ in self._parts)
+
+    @property
+    def x(self) -> Tensor:
+        """All inputs in float64: [groups, rows, n]."""
+        return cat([x for x, _ in self._parts]).transpose(0, 1).double()
+
+    @property
+    def y(self) -> Tensor:
+        """All outputs in float64: [groups, rows, o]."""
+        return cat([y for _, y in self._parts]).transpose(0, 1).double()
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add rows. The axes of x after the second one are flattened."""
+        self._parts.append((_on_cpu(x).flatten(2), _on_cpu(y)))
+
+    def __add__(self, other: KeptRows) -> KeptRows:
+        return KeptRows(self._parts + other._parts)
+
+    def summed(self) -> GramSums:
+        """The same rows as sums."""
+        sums = GramSums()
+        for x, y in self._parts:
+            sums.add(x, y)
+        return sums
+
+    def narrowed(self, columns: Tensor, weight: Tensor, bias: Tensor) -> KeptRows:
+        """The rows of x at `columns` [groups, m] and of y = weight x + bias. Any y added before is ignored."""
+        parts = []
+        for x, _ in self._parts:  # [rows, groups, n]
+            few = x.gather(2, columns.expand(len(x), -1, -1))
+            parts.append((few, (x.double().transpose(0, 1) @ weight.mT + bias.unsqueeze(1)).transpose(0, 1)))
+        return KeptRows(parts)
+
+    def covariance(self, group: int) -> Tensor:
+        """Covariance of x in one group: [n, n]."""
+        x = cat([x[:, group] for x, _ in self._parts])  # [rows, n]
+        x = (x - x.mean(0)).unsqueeze(0)
+        products = zeros(1, x.shape[2], x.shape[2], dtype=float64, device=x.device)
+        _add_gram(products, x)
+        rest = x[0].sum(0).double() / x.shape[1]  # what rounding has left of the mean
+        return products[0] / x.shape[1] - rest[:, None] * rest
+
+    def variances(self, group: int) -> Tensor:
+        """Variances of x in one group: [n]."""
+        return cat([x[:, group] for x, _ in self._parts]).double().var(0, correction=0)
+
+    def means(self, group: int) -> Tensor:
+        """Means of x in one group: [n]."""
+        return cat([x[:, group] for x, _ in self._parts]).double().mean(0)
+
+    def mean(self) -> Tensor:
+        """Mean of y: [groups, o]."""
+        return self.y.mean(1)
+
+    def variance(self) -> Tensor:
+        """Variance of y: [groups, o]."""
+        return self.y.var(1, correction=0)
+
+
+RegressionSums = GramSums | KeptRows
+Parts = tuple[RegressionSums, RegressionSums]  # rows to fit on, held-out rows
+
+HELD_OUT = 5  # every fifth image is held out, to choose a ridge
+
+
+def held_apart(images: range) -> tuple[Tensor, int]:
+    """Numbers within a chunk of these images, those to fit on first, and how many these are."""
+    held = arange(images.start, images.stop) % HELD_OUT == HELD_OUT - 1
+    return held.int().argsort(stable=True), int((~held).sum())
+
+
+def add_apart(parts: Parts, fitted: int, x: Tensor, y: Tensor) -> None:
+    """Add rows x [N, P, groups, ...] and y [N, P, groups, o] of N images, the first `fitted` of them to fit on."""
+    for part, images in zip(parts, (slice(fitted), slice(fitted, None)), strict=True):
+        if len(x[images]):
+            part.add(x[images].flatten(0, 1), y[images].flatten(0, 1))
+
+
+def together(*parts: RegressionSums) -> RegressionSums:
+    """The rows of all parts that have any; the parts are of the same kind."""
+    found = [part for part in parts if part.rows] or list(parts[:1])
+    total = found[0]
+    for part in found[1:]:
+        total = total + part  # type: ignore[operator]
+    return total
+
+
+def _add_gram(total: Tensor, x: Tensor) -> None:
+    """Add x'x, of which only the blocks on and below the diagonal are computed."""
+    for start in range(0, x.shape[2], STRIP):
+        end = start + STRIP
+        product = x[:, :, start:].mT @ x[:, :, start:end]
+        total[:, start:, start:end] += product
+        total[:, start:end, end:] += product[:, STRIP:].mT
+
+
+def _on_cpu(x: Tensor) -> Tensor:
+    """x in float32 at least; on the CPU if the device has no float64."""
+    x = (x.cpu() if x.device.type == "mps" else x).detach()
+    return x if x.dtype in (float32, float64) else x.float()
+
+
+# Inputs of a linear layer removed block by block, the layer re-solved on what is left after each removal.
+
+DELAYED = 128  # columns of u to collect before P and W are brought up to date
+WIDE = 512  # layers with more inputs are computed in float32
+LEAST = 1e-6  # of the trace: what the others must leave unexplained of every input, for float32 to be enough
+
+
+class Elimination:
+    """Blocks of the inputs of one layer, of which the cheapest can be removed again and again.
+
+    weight: [o, n]
+    second_moments: [n, n] H
+    columns: [a, t] the inputs of each block. Inputs in no block are never removed.
+    """
+
+    def __init__(self, weight: Tensor, second_moments: Tensor, columns: Tensor) -> None:
+        order = columns.flatten()
+        self._size = columns.shape[1]
+        self._left = torch.arange(len(columns))  # the blocks in memory, by number
+        scale, largest = second_moments.diagonal().mean(), weight.abs().max()
+        self._unit = 1.0  # errors are counted in it, because squares may be too large or too small for float32
+        if bool(scale > 0) and bool(largest > 0):
+            second_moments, weight = second_moments / scale, weight / largest
+            self._unit = float(scale * largest * largest)
+        factor = _factor_of_moments(second_moments)
+        weight = weight[:, order].to(factor)
+        # Only W' W matters, so a matrix with fewer rows can stand for W.
+        self._weight = torch.linalg.qr(weight, mode="r").R if len(weight) > len(order) else weight
+        self._inverse = _among(torch.cholesky_inverse(factor), order)
+        self.errors = torch.zeros(len(columns), dtype=torch.float64)  # what each block adds if it is removed next
+        self._start_over()
+
+    def remove(self, block: int) -> None:
+        """Remove a block of inputs and re-solve the weights."""
+        t, at = self._size, int((self._left == block).nonzero())
+        mine = slice(at * t, at * t + t)
+        u_so_far, v_so_far = self._u[:, : self._done], self._v[:, : self._done]
+        rows = self._inverse[mine] - u_so_far[mine] @ u_so_far.T  # [t, n] of P
+        root = _factor(rows[:, mine])
+        u = torch.linalg.solve_triangular(root, rows, upper=False).T  # [n, t]
+        here = self._weight[:, mine] - v_so_far @ u_so_far[mine].T  # [o, t] of W
+        v = torch.linalg.solve_triangular(root, here.T, upper=False).T  # [o, t]
+        self._follow(u, v, v.T @ self._weight - (v.T @ v_so_far) @ u_so_far.T)
+        self._u[:, self._done : self._done + t], self._v[:, self._done : self._done + t] = u, v
+        self._done += t
+        self._alive[at] = False
+        if self._done + t > self._u.shape[1]:
+            self._catch_up()
+        self._price()
+
+    def _follow(self, u: Tensor, v: Tensor, products: Tensor) -> None:
+        """Update the diagonal blocks of P and of W' W; `products` [t, n] is v' W before the removal."""
+        t = self._size
+        each = u.view(-1, t, t)  # [a, t, t] rows of u of each block
+        cross = each @ products.view(t, -1, t).transpose(0, 1)  # [a, t, t]
+        self._corners -= each @ each.mT
+        self._squares += each @ (v.T @ v) @ each.mT - cross - cross.mT
+
+    def _catch_up(self) -> None:
+        """Bring P and W up to date, without the inputs that are gone."""
+        stays = self._alive.repeat_interleave(self._size).nonzero().flatten()
+        u, v = self._u[stays, : self._done], self._v[:, : self._done]
+        self._inverse = _among(self._inverse, stays).addmm_(u, u.T, alpha=-1)
+        self._weight = self._weight.index_select(1, stays).addmm_(v, u.T, alpha=-1)
+        self._left = self._left[self._alive]
+        self._start_over()
+
+    def _start_over(self) -> None:
+        n, t = len(self._inverse), self._size
+        most = max(DELAYED // t, 1) * t
+        self._u, self._v = self._inverse.new_empty(n, most), self._inverse.new_empty(len(self._weight), most)
+        self._done = 0
+        self._alive = torch.ones(len(self._left), dtype=torch.bool)
+        every = torch.arange(n).view(-1, t)
+        self._corners = self._inverse[every.unsqueeze(2), every.unsqueeze(1)]  # [a, t, t] of P
+        parts = self._weight.T.reshape(-1, t, len(self._weight))
+        self._squares = parts @ parts.mT  # [a, t, t] of W' W
+        self._price()
+
+    def _price(self) -> None:
+        """The error that each block would add; the blocks that are gone add infinitely much."""
+        alive = self._alive
+        corners, squares = self._corners[alive], self._squares[alive]
+        if self._size == 1:
+            priced = (squares / corners)[:, 0, 0]
+        else:
+            priced = torch.linalg.solve(corners, squares).diagonal(dim1=1, dim2=2).sum(1)
+        self.errors.fill_(torch.inf)
+        self.errors[self._left[alive]] = self._unit * priced.double()
+
+
+def _among(matrix: Tensor, places: Tensor) -> Tensor:
+    """The rows and columns at these places."""
+    return matrix.index_select(0, places).index_select(1, places)
+
+
+def _factor_of_moments(moments: Tensor) -> Tensor:
+    """The Cholesky factor, of a wide layer in float32 if that is precise enough."""
+    if len(moments) > WIDE:
+        factor, failed = torch.linalg.cholesky_ex(moments.float())
+        if not int(failed) and float(factor.diagonal().square().min()) > LEAST * float(moments.trace()):
+            return torch.as_tensor(factor)
+    return _factor(moments)
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    """The Cholesky factor; of a matrix with a larger diagonal where rounding has made it indefinite."""
+    eye = torch.eye(len(matrix), dtype=matrix.dtype)
+    scale = matrix.diagonal().mean().clamp(min=torch.finfo(matrix.dtype).tiny)
+    for shift in (0.0, *(10.0**power for power in range(-8, 3))):
+        factor, failed = torch.linalg.cholesky_ex(matrix + shift * scale * eye)
+        if not int(failed):
+            return torch.as_tensor(factor)
+    raise ScoreError("the inputs of a layer have no covariance: the network computes values that are not finite")

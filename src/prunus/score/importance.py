@@ -1,0 +1,213 @@
+"""Importance of the classifier's inputs, propagated back through the graph (NISP, Yu et al. 2018).
+
+Yu et al. bound the change of the final responses by s_l = |W_(l+1)|' s_(l+1), layer by layer: activations pass the
+importance on, and so do shortcuts. This is the gradient of sum(s x final responses) in a network with |weights| whose
+activations are left out. So one backward pass of such a copy gives the importance at every layer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from prunus.errors import ScoreError
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.graph.rules import layers, pointwise, regrouping
+from prunus.graph.rules.tables import FUNCTIONS, LAYERS, METHODS
+from prunus.graph.runner import Compute, GraphRunner, Values
+from prunus.graph.traced import CONVOLUTIONS
+from prunus.score.evidence import Importance
+from prunus.score.passes import walk
+from prunus.score.taps import channels_first, reading_taps
+from prunus.util.batches import Batches
+from prunus.util.progress import Progress
+from prunus.util.state import evaluating, generators_kept, nothing_compiled
+
+LOADING = 0.5  # share of the deviations in infinite feature selection; the rest is that of the correlations
+REACH = 0.9  # r x the largest eigenvalue of A
+LEFT_OUT = (pointwise.elementwise, pointwise.softmax, layers.norm_over_channels, regrouping.group_norm)
+
+
+def collect_importance(
+    graph: ChannelGraph, batches: Batches, *, progress: Progress | None = None
+) -> tuple[int, list[Importance]]:
+    """The number of images, and the importance of every unit's channels."""
+    last = _last_layer(graph)
+    features = _features(graph, last, batches, progress)  # [N, F]
+    flows = propagate(graph, last, infinite_feature_selection(features))
+    found = {name: torch.zeros(unit.width, dtype=torch.float64) for name, unit in graph.units.items()}
+    for module, tap in reading_taps(graph).items():
+        for slot in tap.slots:
+            mine = flows[module][torch.from_numpy(slot.inputs)].sum(1)
+            found[slot.unit][torch.from_numpy(slot.channels)] += mine
+    return len(features), [Importance(name, values) for name, values in found.items()]
+
+
+def infinite_feature_selection(features: Tensor) -> Tensor:
+    """[F] importance of features [N, F]: row sums of (I - r A)^-1 - I (Roffo et al. 2015).
+
+    A_ij = a max(sigma_i, sigma_j) + (1 - a) (1 - |Spearman's rank correlation of i and j|), with deviations sigma
+    divided by the largest one, and r = 0.9 / the largest eigenvalue of A. Constant features correlate with all others.
+    """
+    from scipy.stats import rankdata
+
+    values = features.double().numpy()
+    deviation = values.std(0)
+    moving = deviation > 0
+    ranks = rankdata(values, axis=0)
+    ranks = ranks - ranks.mean(0)
+    ranks /= np.where(moving, np.linalg.norm(ranks, axis=0), 1.0)
+    apart = np.where(moving[:, None] & moving, 1 - np.abs(ranks.T @ ranks), 0.0)
+    deviation = deviation / max(float(deviation.max()), 1e-300)
+    matrix = LOADING * np.maximum(deviation[:, None], deviation) + (1 - LOADING) * apart
+    largest = float(np.linalg.eigvalsh(matrix)[-1])
+    if largest <= 0:
+        return torch.ones(len(matrix), dtype=torch.float64)
+    identity = np.eye(len(matrix))
+    sums = np.linalg.solve(identity - REACH / largest * matrix, np.ones(len(matrix))) - 1
+    return torch.from_numpy(sums)
+
+
+def propagate(graph: ChannelGraph, last: fx.Node, importance: Tensor) -> dict[str, Tensor]:
+    """Reader -> importance [inputs] of each position of its input axis, summed over pixels and calls.
+
+    last: the call that reads the final responses; importance: [F] of those, each position of an image an equal share.
+    """
+    traced = graph.found.traced
+    runner = GraphRunner(traced, _absolute(graph.model))
+    seen: list[tuple[str, Tensor]] = []
+    nodes = runner.nodes[: runner.nodes.index(last) + 1]
+    replaced: dict[fx.Node, Compute] = {}
+    for node in nodes:
+        compute = _linear_form(node, traced.modules)
+        if compute is not None:
+            replaced[node] = compute
+    readers = {reader.module for unit in graph.units.values() for reader in unit.readers}
+
+    def read(node: fx.Node, name: str) -> Compute:
+        def compute(x: Tensor, *rest: Any, **named: Any) -> Any:
+            seen.append((name, x * 1))  # a tensor of its own: its gradient comes through this layer alone
+            if node is last:
+                return seen[-1][1]
+            return getattr(runner, node.op)(node.target, (seen[-1][1], *rest), named)
+
+        return compute
+
+    for node in runner.calls_of({*readers, traced.layer_of(last) or ""}):
+        replaced[node] = read(node, traced.layer_of(node) or "")
+    with evaluating(runner.module), generators_kept(), nothing_compiled(), torch.enable_grad():
+        values: Values = {n: _leaf(x) for n, x in runner.bind(graph.example, copy=True).items()}
+        for _ in runner.steps(values, nodes, replaced=replaced):
+            pass
+        final = channels_first(values[last], traced.module(last))
+        shares = importance.to(final) / final.shape[2:].numel() / len(final)
+        total = (final.flatten(2).sum(2) if final.ndim > 2 else final) @ shares
+        found = torch.autograd.grad(total.sum(), [x for _, x in seen], allow_unused=True)
+    flows: dict[str, Tensor] = {}
+    for (name, x), gradient in zip(seen, found, strict=True):
+        flow = torch.zeros_like(x) if gradient is None else gradient
+        flow = channels_first(flow, traced.modules[name]).transpose(0, 1).flatten(1).sum(1).double().cpu()
+        flows[name] = flows.get(name, torch.zeros(())) + flow
+    return {name: flows.get(name, _nothing(graph, name)) for name in readers}
+
+
+def _absolute(model: nn.Module) -> nn.Module:
+    """A copy of the model with the absolute values of its parameters, in float64: sums grow with every layer."""
+    double = copy.deepcopy(model).cpu().double().eval()
+    with torch.no_grad():
+        for parameter in double.parameters():
+            parameter.abs_()
+    return double
+
+
+def _nothing(graph: ChannelGraph, name: str) -> Tensor:
+    layer: Any = graph.model.get_submodule(name)
+    return torch.zeros(getattr(layer, "in_channels", getattr(layer, "in_features", 0)), dtype=torch.float64)
+
+
+def _linear_form(node: fx.Node, modules: Mapping[str, nn.Module]) -> Compute | None:
+    """What stands in for a call that is not linear; None if the call stays."""
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    tables: dict[str, Any] = {
+        "call_module": lambda: LAYERS.get(type(module)),
+        "call_function": lambda: FUNCTIONS.get(node.target),
+        "call_method": lambda: METHODS.get(str(node.target)),
+    }
+    rule = tables.get(node.op, lambda: None)()
+    if rule in LEFT_OUT or isinstance(module, nn.PReLU):
+        return lambda x, *_, **__: x
+    if rule is pointwise.combine:  # a gate: both factors get the importance of the product
+        return _sum_of_tensors(node)
+    name = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
+    return _average_pool(name, module) if "max" in name.lower() and "pool" in name.lower() else None
+
+
+def _sum_of_tensors(node: fx.Node) -> Compute | None:
+    if len(node.all_input_nodes) < 2 or node.op == "call_module":
+        return None
+
+    def compute(*args: Any, **named: Any) -> Any:
+        tensors = [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        return sum(tensors[1:], tensors[0])
+
+    return compute
+
+
+def _average_pool(name: str, module: nn.Module | None) -> Compute:
+    """Each pixel of a window gets an equal share of what its maximum is worth (Yu et al. 2018)."""
+    sides = next((int(c) for c in name if c.isdigit()), 2)
+    if "adaptive" in name.lower():
+        pool = getattr(F, f"adaptive_avg_pool{sides}d")
+        return lambda x, size=None, *_, **__: pool(x, size if module is None else module.output_size)
+    pool = getattr(F, f"avg_pool{sides}d")
+
+    def compute(x: Tensor, kernel_size: Any = None, stride: Any = None, padding: Any = 0, *_: Any, **named: Any) -> Any:
+        found: Any = module
+        if found is not None:
+            return pool(x, found.kernel_size, found.stride, found.padding, found.ceil_mode)
+        return pool(x, kernel_size, stride, padding, named.get("ceil_mode", False))
+
+    return compute
+
+
+def _leaf(x: Any) -> Any:
+    return x.cpu().double().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def _last_layer(graph: ChannelGraph) -> fx.Node:
+    """The last call of a convolution or linear layer, which reads the final responses."""
+    traced = graph.found.traced
+    kinds = (*CONVOLUTIONS, nn.Linear)
+    nodes: list[fx.Node] = list(traced.graph.nodes)
+    for node in reversed(nodes):
+        name = traced.layer_of(node)
+        if name is not None and isinstance(traced.modules.get(name), kinds):
+            return node
+    raise ScoreError("nisp needs a network with a convolution or a linear layer")
+
+
+def _features(graph: ChannelGraph, last: fx.Node, batches: Batches, progress: Progress | None) -> Tensor:
+    """[N, F] what enters the last layer, averaged over pixels."""
+    layer = graph.found.traced.module(last)
+    found: list[Tensor] = []
+
+    def look(_: nn.Module, args: tuple[Any, ...]) -> None:
+        x = channels_first(args[0].detach(), layer)
+        found.append((x.flatten(2).mean(2) if x.ndim > 2 else x).double().cpu())
+
+    handle = layer.register_forward_pre_hook(look)
+    try:
+        with nothing_compiled():
+            walk(graph, batches, lambda *_: None, labelled=False, progress=progress)
+    finally:
+        handle.remove()
+    features = torch.cat(found)
+    if not bool(torch.isfinite(features).all()):
+        raise ScoreError("the features that enter the last layer are NaN or infinite; check the images and the weights")
+    return features

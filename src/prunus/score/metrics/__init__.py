@@ -1,0 +1,88 @@
+"""Metrics by name. To add one, add a file to this folder (see `prunus.util.registry`).
+
+Importing this package imports no metric and not torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from prunus.errors import ScoreError
+from prunus.tasks import task_of
+from prunus.util.options import option
+from prunus.util.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The evidence that a metric's function takes, see `prunus.score.evidence`:
+# moments:       Channels, at each tap; a unit's score is the maximum over its taps
+# maps:          Maps of a sample of images, at each tap; the maximum over taps as well
+# filters:       Filters of the whole unit
+# gradients:     Gradients of the whole unit, from a pass with backward
+# reader_inputs: ReaderInputs of the whole unit, from a pass that needs no labels
+# contributions: Contributions of the whole unit, from the same kind of pass
+# importance:    Importance of the whole unit, from the features that the classifier reads
+# discrimination: ReaderGradients of the whole unit, from a pass with backward and losses at inner layers
+# nothing:       Bare, the unit's name and width
+Need = Literal[
+    "moments",
+    "maps",
+    "filters",
+    "gradients",
+    "reader_inputs",
+    "contributions",
+    "importance",
+    "discrimination",
+    "nothing",
+]
+# Evidence that several processes cannot merge.
+UNMERGED = ("maps", "reader_inputs", "contributions", "importance", "discrimination")
+
+# The default of `score`, `sensitivity` and Algorithm 1: best in our tests on CIFAR-10 for small cuts (docs/results.md).
+DEFAULT_METRIC = "gsd_reader"
+WITHOUT_CLASSES = "reader_energy"  # instead of it, for tasks whose labels are no classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Entry):
+    """A named way to score channels: `score(evidence, **options)` gives one number per channel, higher means keep."""
+
+    needs: Need
+    score: Callable[..., Tensor]
+    needs_classes: bool = True  # needs="moments" or "maps": of each class; False: of all images together
+    takes_scatter: bool = False  # needs="maps": a scatter is enough, where it is smaller than whole maps
+    saturates: bool = False  # needs="maps": with fewer images than pixels all channels get nearly the same score
+    adds_up: bool = False  # scores are errors that add up when channels are removed from the lowest score upwards
+
+
+def metric_of(metric: str) -> Metric:
+    """The metric of this name; options may follow it, as in gsd:ridge=0."""
+    return METRICS.find(metric.partition(":")[0])
+
+
+def check_metric_options(metric: Any) -> None:
+    """Raise ScoreError if the options behind a metric's name are wrong. Nothing is imported for a name alone."""
+    if isinstance(metric, str) and ":" in metric:
+        from prunus.score.evidence_sources import choose_metrics
+
+        choose_metrics([metric])
+
+
+def metric_option(default: str | None, help: str, **details: Any) -> Any:
+    """A setting that is the name of a metric, with options if wanted."""
+    return option(
+        default, help, group="Channels", choices=METRICS, with_options=True, valid=check_metric_options, **details
+    )
+
+
+def suited_metric(metric: str, task: Any) -> str:
+    """A default metric, or one without classes in the place of DEFAULT_METRIC if the labels of the task are none."""
+    if metric != DEFAULT_METRIC or task_of(task).classes is not None:
+        return metric
+    return WITHOUT_CLASSES
+
+
+METRICS: Registry[Metric] = Registry("metric", "prunus.score.metrics", ScoreError)

@@ -1,0 +1,181 @@
+"""Scores: one number for every channel of every unit, higher means keep. Files, and correlation of two metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from prunus.errors import FileError, ScoreError
+from prunus.tasks import Task
+from prunus.tasks.quality import task_option
+from prunus.util.files import write_atomically
+from prunus.util.options import option
+
+Vector = npt.NDArray[np.float64]
+FORMAT = "prunus-scores"
+VERSION = 2
+SHOWN = 8  # units in the repr
+
+
+def check_scores(scores: Any) -> None:
+    """ScoreError unless `scores` are those of one metric, as `score` returns them."""
+    if not isinstance(scores, Scores):
+        several = "; several metrics give a dict, of which one is needed" if isinstance(scores, dict) else ""
+        raise ScoreError(f"expected the scores that prunus.score returns, got {type(scores).__name__}{several}")
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """`values[unit][i]` is the score of channel i of that unit by `metric`."""
+
+    metric: str
+    values: Mapping[str, Vector]
+    num_images: int = 0  # images that they were computed on; 0 if none were needed
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """A short table: lowest, median and highest score of the first units."""
+        images = f", {self.num_images:,} images" if self.num_images else ""
+        rows = [("unit", "channels", "lowest", "median", "highest")]
+        for unit, vector in list(self.values.items())[:SHOWN]:
+            figures = (f"{f(vector):.4g}" for f in (np.min, np.median, np.max))
+            rows.append((unit, str(len(vector)), *figures))  # type: ignore[arg-type]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [f"Scores by {self.metric}: {len(self.values)} units{images}; higher means keep"]
+        for name, *cells in rows:
+            lines.append("  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]))
+        more = len(self.values) - SHOWN
+        return "\n".join([*lines, f"... and {more} more units"] if more > 0 else lines)
+
+    def of_units(self, names: Iterable[str]) -> Scores:
+        """The scores of some units only; a plan made from them leaves all other units as they are."""
+        wanted = list(names)
+        unknown = [name for name in wanted if name not in self.values]
+        if unknown:
+            raise ScoreError(f"the scores have no unit {unknown[0]!r}; they have {_some(list(self.values))}")
+        return Scores(self.metric, {n: self.values[n] for n in wanted}, self.num_images, self.options, self.notes)
+
+    def order(self, unit: str) -> npt.NDArray[np.int64]:
+        """The unit's channels from the lowest to the highest score; ties in the order of their numbers."""
+        return np.argsort(self.values[unit], kind="stable")
+
+
+def rank_correlation(a: Scores, b: Scores) -> float:
+    """Spearman's rank correlation, averaged over the units that both have scored.
+
+    Units whose channels all have the same score are left out; nan if no unit is left.
+    """
+    from scipy.stats import spearmanr
+
+    common = [(a.values[unit], b.values[unit]) for unit in a.values.keys() & b.values.keys()]
+    found = [float(spearmanr(x, y).statistic) for x, y in common if np.ptp(x) > 0 and np.ptp(y) > 0]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def save_scores(scores: Mapping[str, Scores], folder: str | Path) -> None:
+    """Write scores.safetensors (`metric/unit` -> vector) and scores.json (metrics and options) into a folder."""
+    folder = Path(folder)
+    tensors = {f"{name}/{unit}": v for name, each in scores.items() for unit, v in each.values.items()}
+    about = {
+        "format": FORMAT,
+        "version": VERSION,
+        "metrics": {
+            name: {"num_images": each.num_images, "options": dict(each.options), "notes": list(each.notes)}
+            for name, each in scores.items()
+        },
+    }
+    try:
+        text = json.dumps(about, indent=2)
+    except TypeError as error:
+        raise FileError(f"an option of the scores cannot be written as JSON: {error}") from error
+    write_atomically(folder / "scores.safetensors", save(tensors))
+    write_atomically(folder / "scores.json", (text + "\n").encode())
+
+
+def load_scores(folder: str | Path) -> dict[str, Scores]:
+    """Read back what `save_scores` wrote."""
+    folder = Path(folder)
+    try:
+        about = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "scores.safetensors")
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
+        raise FileError(f"cannot read scores from {folder}: {error}") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT or about.get("version") != VERSION:
+        raise FileError(f"{folder / 'scores.json'} does not have scores in a format that this version can read")
+    values: dict[str, dict[str, Vector]] = {name: {} for name in about["metrics"]}
+    for key, vector in tensors.items():
+        metric, _, unit = key.partition("/")
+        if metric not in values:
+            raise FileError(
+                f"{folder / 'scores.safetensors'} has scores by {metric!r}, which scores.json does not name"
+            )
+        values[metric][unit] = vector
+    return {
+        name: Scores(name, values[name], int(each["num_images"]), each["options"], tuple(each["notes"]))
+        for name, each in about["metrics"].items()
+    }
+
+
+def checked(values: Mapping[str, Vector], metric: str, widths: Mapping[str, int]) -> dict[str, Vector]:
+    """The scores themselves; an error unless they are finite and one per channel."""
+    for unit, vector in values.items():
+        if vector.shape != (widths[unit],):
+            raise ScoreError(
+                f"{metric} must give unit {unit} {widths[unit]} scores, one per channel, got the shape "
+                f"{list(vector.shape)}"
+            )
+        if not np.isfinite(vector).all():
+            channel = int(np.flatnonzero(~np.isfinite(vector))[0])
+            raise ScoreError(
+                f"{metric} gives channel {channel} of unit {unit} the score {vector[channel]}; "
+                "a ridge above 0 keeps metrics that divide by variances finite"
+            )
+    return dict(values)
+
+
+def _some(names: list[str], limit: int = 6) -> str:
+    return ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")
+
+
+# How scores are computed: which images, which tensor, how much memory.
+
+GIB = 1 << 30
+TAPS = ("reader", "before_activation")
+Where = Literal["reader", "before_activation"]
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """The images that scores are computed on, and the tensors that are scored.
+
+    Metrics that need whole feature maps (di, mmd, hrank, chip), the readers' inputs (rebuilt, thinet, cp) or more than
+    one pass (nisp, dcp) use at most `num_map_images` images, because each image costs them time or memory.
+    """
+
+    num_images: int | None = option(
+        None, "Number of images to score on, a stratified sample; all by default", group="Scoring", least=1
+    )
+    tap: Where = option(
+        "reader", "Tensor to score: the readers' input (reader) or before_activation", group="Scoring", choices=TAPS
+    )
+    num_map_images: int | None = option(
+        2000, "Number of images for metrics that need more than moments of activations", group="Scoring", least=1
+    )
+    memory_gib: float = option(2.0, "Memory for whole feature maps in GiB", group="Scoring", above=0)
+    seed: int | None = option(None, "Seed of the sample; a new sample each time if None", hidden=True)
+    task: str | Task | None = task_option("Scoring")
+
+    @property
+    def sample_size(self) -> int | None:
+        """Number of images for metrics for which an image is costly; None: all."""
+        limits = [limit for limit in (self.num_images, self.num_map_images) if limit is not None]
+        return min(limits, default=None)

@@ -1,0 +1,1 @@
+"""Shipping: networks as files that run without prunus, and how fast they run."""

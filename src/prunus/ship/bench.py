@@ -1,0 +1,236 @@
+"""Speed of several models in several engines, measured in turns in one run, next to their MACs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunus.errors import ModelError, RunError, TraceError
+from prunus.graph.channel_graph import trace
+from prunus.graph.selection import selection_of
+from prunus.ship.fold import fold_batch_norm
+from prunus.timing.engines import ENGINES, PreparedModel
+from prunus.timing.latency import (
+    Speedup,
+    Timing,
+    check_example,
+    check_turns,
+    latency,
+    placed,
+    prepare,
+    ready_to_time,
+    repeated,
+    speedup,
+)
+from prunus.timing.onnx_export import OnnxFile
+from prunus.util.batches import call, device_of
+from prunus.util.progress import Progress, shown, steps
+from prunus.util.state import evaluating
+from prunus.util.text import short_table
+
+# MACs of a model, its channel selections, and the kinds of layers that its time is spent in.
+
+PROFILED = 5  # forward passes in which each layer is timed
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """What a model costs on paper, and where its time goes in eager mode."""
+
+    macs: int | None  # for one image; None if the network cannot be traced
+    selections: int  # number of layers that select their input channels
+    shares: Mapping[str, float]  # kind of layer -> share of the time, largest first
+
+
+def profile(model: nn.Module, example: Any, batch: int) -> ModelProfile:
+    """The profile of a model; its layers are timed at batch size `batch`. Little is known about an ONNX file."""
+    if isinstance(model, OnnxFile):
+        return ModelProfile(None, 0, {})
+    try:
+        macs = trace(model, repeated(example, 1)).macs
+    except TraceError:
+        macs = None
+    selections = sum(selection_of(module) is not None for module in model.modules())
+    return ModelProfile(macs, selections, _shares(model, placed(repeated(example, batch), device_of(model))))
+
+
+def _shares(model: nn.Module, images: Any) -> dict[str, float]:
+    """Kind of layer -> share of the time of a forward pass. Time between layers is "functions"."""
+    with evaluating(model), torch.no_grad():
+        call(model, images)
+        with _layers_timed(model) as spent:
+            start = time.perf_counter()
+            for _ in range(PROFILED):
+                call(model, images)
+            total = time.perf_counter() - start
+    spent["functions"] = max(0.0, total - sum(spent.values()))
+    return {kind: spent[kind] / total for kind in sorted(spent, key=spent.__getitem__, reverse=True)}
+
+
+@contextmanager
+def _layers_timed(model: nn.Module) -> Iterator[dict[str, float]]:
+    """Kind -> seconds spent in the model's leaf modules of that kind, and in the channel selections before layers."""
+    spent: dict[str, float] = {}
+    clock: dict[nn.Module, float] = {}
+
+    def lap(kind: str, module: nn.Module) -> None:
+        now = time.perf_counter()
+        spent[kind] = spent.get(kind, 0.0) + now - clock.get(module, now)
+        clock[module] = now
+
+    def before(module: nn.Module, _: Any) -> None:
+        clock[module] = time.perf_counter()
+
+    def after_selection(module: nn.Module, _: Any) -> None:
+        lap("channel selection", module)
+
+    def after(module: nn.Module, *_: Any) -> None:
+        lap(type(module).__name__, module)
+
+    handles = []
+    try:
+        for module in model.modules():
+            if next(module.children(), None) is None:
+                handles.append(module.register_forward_pre_hook(before, prepend=True))
+                if selection_of(module) is not None:
+                    handles.append(module.register_forward_pre_hook(after_selection))
+                handles.append(module.register_forward_hook(after, prepend=True))
+        yield spent
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One model in one engine at one batch size."""
+
+    model: str
+    engine: str
+    timing: Timing
+    speedup: float  # relative to the first model in the same engine at the same batch size: median over paired turns
+    interval: tuple[float, float] = (0.0, math.inf)  # 95% confidence interval of the speed-up
+
+    def said(self) -> str:
+        """The speed-up with its interval, or that there is no measurable difference."""
+        return "" if math.isnan(self.speedup) else str(Speedup(self.speedup, *self.interval))
+
+
+@dataclass(frozen=True, repr=False)
+class Benched:
+    """The result of `bench`. Its `repr` is a short table."""
+
+    rows: tuple[BenchRow, ...]
+    profiles: Mapping[str, ModelProfile]
+    threads: int
+    notes: tuple[str, ...]  # models that an engine could not run, and why
+
+    def best(self, model: str, batch: int) -> BenchRow:
+        """The row of this model with the highest throughput at this batch size."""
+        rows = [row for row in self.rows if row.model == model and row.timing.batch_size == batch]
+        if not rows:
+            raise RunError(f"{model!r} was not measured at batch size {batch}")
+        return min(rows, key=lambda row: row.timing.median)
+
+    def __repr__(self) -> str:
+        """A short table: the time and speed of every model in every engine, and the notes."""
+        title = f"Benched {len(self.profiles)} models on {self.threads} threads"
+        rows = [
+            (row.model, row.engine, str(row.timing.batch_size), f"{1e3 * row.timing.median:.3f}", row.said())
+            for row in self.rows
+        ]
+        return "\n".join([short_table(title, ("model", "engine", "batch", "ms", "speed"), rows), *self.notes])
+
+
+def bench(
+    models: Mapping[str, nn.Module],
+    example: Any,
+    batches: Sequence[int] = (1, 64),
+    engines: Sequence[str] | None = None,
+    *,
+    rounds: int = 20,
+    threads: int | None = None,
+    fold_bn: bool = False,
+    cpu_time: bool = False,
+    progress: Progress | bool | None = None,
+) -> Benched:
+    """Median latency and its spread for each model in each engine at each batch size, on the device of each model.
+
+    example: a batch of one or more images [N, C, H, W], or a tuple or dict of tensors for several inputs.
+    engines: names of engines, see `prunus.timing.engines`; all of them by default.
+    threads: number of CPU threads; PyTorch's current number if not given.
+    fold_bn: fold the batch norms of all models first (`fold_batch_norm`). onnxruntime always does this.
+    cpu_time: measure processor time instead of wall-clock time. Use it with one thread on a busy machine.
+
+    All measurements take turns, so that other load on the machine affects all of them equally: ratios are reliable
+    even where absolute times are not. Speedups are relative to the first model. If an engine cannot run a model, the
+    result has a note that says why.
+    """
+    engines = (engines,) if isinstance(engines, str) else tuple(ENGINES if engines is None else engines)
+    _check(models, example, engines)
+    check_turns(models, rounds, batches)
+    if fold_bn:
+        models = {
+            name: model if isinstance(model, OnnxFile) else fold_batch_norm(model, repeated(example, 1))
+            for name, model in models.items()
+        }
+    with ready_to_time(models.values(), threads), shown(progress, steps("timing")) as report:
+        prepared, notes = _prepare_all(models, example, batches, engines)
+        timings = latency(
+            {"\n".join(key): model for key, model in prepared.items()},
+            example,
+            batch_sizes=batches,
+            rounds=rounds,
+            cpu_time=cpu_time,
+            progress=report,
+        )
+        profiles = {name: profile(model, example, max(batches)) for name, model in models.items()}
+        return Benched(_rows(timings), profiles, torch.get_num_threads(), notes)
+
+
+def _check(models: Mapping[str, nn.Module], example: Any, engines: Sequence[str]) -> None:
+    if not isinstance(models, Mapping):
+        raise RunError(f"models must be a dict of name -> network, got {type(models).__name__}")
+    for engine in engines:
+        ENGINES.check(engine)
+    if not engines or not models:
+        raise RunError(f"expected at least one model and one engine, got {list(models)} and {list(engines)}")
+    check_example(example)
+
+
+def _prepare_all(
+    models: Mapping[str, nn.Module], example: Any, batches: Sequence[int], engines: Sequence[str]
+) -> tuple[dict[tuple[str, str], PreparedModel], tuple[str, ...]]:
+    """(model, engine) -> the model ready to run there; and notes on the pairs that do not work."""
+    prepared: dict[tuple[str, str], PreparedModel] = {}
+    notes: list[str] = []
+    for name, model in models.items():
+        for engine in engines:
+            try:
+                prepared[name, engine] = prepare(model, engine, example, batches)
+            except (ModelError, RunError) as error:
+                notes.append(f"{name} does not run in {engine}: {error}")
+    if not prepared:
+        raise RunError(f"no model runs in any of the engines: {'; '.join(notes)}")
+    return prepared, tuple(notes)
+
+
+def _rows(timings: Sequence[Timing]) -> tuple[BenchRow, ...]:
+    by_key = {(*timing.name.split("\n"), timing.batch_size): timing for timing in timings}
+    first = timings[0].name.split("\n")[0]
+    rows = []
+    for (name, engine, size), timing in by_key.items():
+        against = by_key.get((first, engine, size))
+        if against is None:
+            rows.append(BenchRow(str(name), str(engine), timing, math.nan))
+            continue
+        found = speedup(against.seconds, timing.seconds)
+        rows.append(BenchRow(str(name), str(engine), timing, found.ratio, (found.low, found.high)))
+    return tuple(rows)

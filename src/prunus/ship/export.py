@@ -1,0 +1,127 @@
+"""A network as a file that runs without prunus, checked after it is written. No file contains a pickle."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.errors import FileError, ModelError
+from prunus.graph.files import read_tensors, save
+from prunus.graph.plan import Plan
+from prunus.graph.traced import Example
+from prunus.ship.fold import fold_batch_norm
+from prunus.ship.formats import Format, file_format
+from prunus.timing.onnx_export import Difference, compare, comparison_batches, export_onnx, export_program
+from prunus.util.batches import call
+from prunus.util.files import atomic
+from prunus.util.state import evaluating, generators_kept
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The file that was written, and how close its outputs are to PyTorch's."""
+
+    path: Path
+    format: Format
+    bytes: int
+    error: float  # largest difference from PyTorch's outputs, divided by the largest output
+    num_images: int  # images that were compared
+    opset: int | None = None
+
+
+def export(
+    model: nn.Module,
+    example: Example,
+    path: str | Path,
+    format: Format | None = None,
+    *,
+    fold_bn: bool = False,
+    opset: int | None = None,
+    images: Tensor | None = None,
+    dynamic_batch: bool = True,
+    plan: Plan | None = None,
+) -> Exported:
+    """Write `model` to `path`, read it back, run it, and compare it with PyTorch. `model` is not changed.
+
+    format: "onnx" (for onnxruntime), "pt2" (torch.export; load with `torch.export.load(path).module()`) or
+        "safetensors" (tensors only; with `plan`, a folder for `prunus.load`). Default: by the suffix of `path`.
+        A program that loads a .pt2 whose outputs are dataclasses registers them first, with their full names:
+        torch.export.register_dataclass(Answer, serialized_type_name="package.module.Answer").
+    fold_bn: fold batch norms into the layers before them, see `fold_batch_norm`.
+    opset: ONNX opset; torch's own choice if not given.
+    images: images to compare on, as the network takes them; random ones if not given.
+    dynamic_batch: the file takes any number of images at a time; otherwise that of the example.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"expected a torch.nn.Module, got {getattr(model, '__name__', type(model).__name__)}")
+    if not isinstance(path, str | Path):
+        raise FileError(f"expected export(model, example, path) with the path of a file, got {type(path).__name__}")
+    path = Path(path)
+    kind = file_format(path, format or ("safetensors" if plan is not None else None))
+    if opset is not None and kind != "onnx":
+        raise ModelError(f"opset applies to the format onnx only, got opset={opset} with format {kind}")
+    if kind == "safetensors":
+        return _export_tensors(model, path, fold_bn, plan, example)
+    if fold_bn:
+        model = fold_batch_norm(model, example)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(path) as part:
+        if kind == "onnx":
+            opset, found = export_onnx(model, example, part, opset=opset, images=images, dynamic_batch=dynamic_batch)
+        else:
+            found = _export_pt2(model, example, part, images, dynamic_batch)
+    return Exported(path, kind, path.stat().st_size, found.error, found.num_images, opset)
+
+
+def _export_pt2(
+    model: nn.Module, example: Example, path: Path, images: Tensor | None, dynamic_batch: bool
+) -> Difference:
+    with evaluating(model), generators_kept(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns about itself
+        batches = comparison_batches(example, images, dynamic_batch)
+        _write_pt2(export_program(model, example, dynamic_batch), path)
+        with path.open("rb") as file:
+            loaded = torch.export.load(file).module()
+        return compare(model, lambda batch: call(loaded, batch), batches)
+
+
+def _write_pt2(program: Any, path: Path) -> None:
+    program.example_inputs = None  # torch would pickle them
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+    with zipfile.ZipFile(path) as archive:
+        configs = [json.loads(archive.read(n)) for n in archive.namelist() if n.endswith("_config.json")]
+        pickled = [k for c in configs for k, entry in c["config"].items() if entry["use_pickle"]]
+        samples = [n for n in archive.namelist() if "sample_inputs" in n and archive.getinfo(n).file_size]
+    if pickled or samples:
+        raise ModelError(f"torch.export would pickle {', '.join([*pickled, *samples][:5])}; use onnx or safetensors")
+
+
+def _export_tensors(model: nn.Module, path: Path, fold_bn: bool, plan: Plan | None, example: Example) -> Exported:
+    if plan is not None:
+        if fold_bn:
+            raise ModelError(
+                "a network with folded batch norms no longer has the layers of its class, so prunus.load cannot "
+                "read it back; export it without fold_bn, or as onnx or pt2"
+            )
+        save(model, plan, path)
+        file = path / "model.safetensors"
+    else:
+        from safetensors.torch import save_model
+
+        model = fold_batch_norm(model, example) if fold_bn else model
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(path) as part:
+            save_model(model, str(part))
+        file = path
+    written, own = read_tensors(file), model.state_dict()
+    if any(not torch.equal(tensor, own[name].cpu()) for name, tensor in written.items()):
+        raise FileError(f"{file} does not contain the tensors that were written to it; check the disk")
+    return Exported(path, "safetensors", file.stat().st_size, 0.0, 0)

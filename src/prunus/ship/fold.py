@@ -1,0 +1,96 @@
+"""Batch norms folded into the layers before them: the same function with fewer operations."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_flatten
+
+from prunus.errors import ModelError
+from prunus.graph.layer_trials import try_layers
+from prunus.graph.record import left_as_found, trace_calls
+from prunus.graph.rules.rulebook import is_leaf
+from prunus.graph.traced import Example, Traced, as_call, check_network
+from prunus.timing.onnx_export import relative_error
+
+FOLDING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+TOLERANCE = 1e-5  # share of the largest output
+
+
+@torch.no_grad()
+def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
+    """A copy in which each batch norm that directly follows a conv or linear layer is part of that layer:
+
+        W' = W g / sqrt(var + eps),    b' = (b - mean) g / sqrt(var + eps) + beta
+
+    An Identity replaces the norm. The copy is for inference and is in eval mode. A norm stays if it follows anything
+    else, or a layer whose output is also used elsewhere. Raises ModelError if the outputs on the example differ by
+    more than 1e-5 of the largest one.
+    """
+    check_network(model)
+    with left_as_found(model):
+        traced = trace_calls(model, example, is_leaf)
+        opaque, computing = try_layers(traced)
+    folded = copy.deepcopy(model).eval()
+    for layer_name, norm_name in _pairs(traced):
+        if layer_name in opaque or norm_name in opaque or layer_name in computing:
+            continue  # its weights are shared or computed, so they must not change
+        _fold(folded.get_submodule(layer_name), folded.get_submodule(norm_name))
+        _replace(folded, norm_name, nn.Identity())
+    _check(model, folded, example)
+    return folded
+
+
+def _pairs(traced: Traced) -> list[tuple[str, str]]:
+    """Pairs of names: a layer, and the batch norm that is the only reader of its output."""
+    return [
+        (str(node.target), str(user.target))
+        for node in traced.graph.nodes
+        if (user := _norm_after(traced, node)) is not None
+    ]
+
+
+def _norm_after(traced: Traced, node: fx.Node) -> fx.Node | None:
+    if node.op != "call_module" or traced.calls[str(node.target)] != 1 or not isinstance(traced.module(node), FOLDING):
+        return None
+    user = traced.batch_norm_after(node)
+    if user is None:
+        return None
+    layer, norm = traced.module(node), traced.module(user)
+    # Channels are the last axis of a linear layer and the second axis of a norm: the same axis only if there are two.
+    flat = not isinstance(layer, nn.Linear) or len(traced.shapes[node.name]) == 2
+    hooked = layer._forward_hooks or norm._forward_pre_hooks or norm._forward_hooks
+    return user if flat and not hooked and norm.running_mean is not None else None
+
+
+def _fold(layer: Any, norm: Any) -> None:
+    one = torch.ones_like(norm.running_var)
+    gain = (one if norm.weight is None else norm.weight).double() / torch.sqrt(norm.running_var.double() + norm.eps)
+    before = 0.0 if layer.bias is None else layer.bias.double()
+    bias = (before - norm.running_mean.double()) * gain + (0.0 if norm.bias is None else norm.bias.double())
+    weight = layer.weight.double() * gain.view(-1, *[1] * (layer.weight.dim() - 1))
+    trains = layer.weight.requires_grad
+    layer.weight = nn.Parameter(weight.to(layer.weight.dtype), requires_grad=trains)
+    layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=trains)
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    owner, _, attribute = name.rpartition(".")
+    model.get_submodule(owner)._modules[attribute] = module.eval()
+
+
+def _check(model: nn.Module, folded: nn.Module, example: Example) -> None:
+    args, kwargs = as_call(example)
+    with left_as_found(model):
+        model.eval()
+        want = tree_flatten(model(*args, **kwargs))[0]
+    got = tree_flatten(folded(*args, **kwargs))[0]
+    error = relative_error(want, got)
+    if not error <= TOLERANCE:
+        raise ModelError(
+            f"folding the batch norms of {type(model).__name__} changes its output by {error:.1e} of the largest "
+            f"value; at most {TOLERANCE:g} is accepted. One of its layers does not behave like its class."
+        )

@@ -1,0 +1,21 @@
+"""The formats that a network can be exported to. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, cast
+
+from prunus.errors import ModelError
+from prunus.util.registry import unknown
+
+Format = Literal["onnx", "pt2", "safetensors"]
+FORMATS = ("onnx", "pt2", "safetensors")
+
+
+def file_format(path: Path, format: str | None = None) -> Format:
+    """The format that is asked for, or that the suffix of `path` names."""
+    found = format or path.suffix.removeprefix(".")
+    if found not in FORMATS:
+        hint = "" if format else f". Give a format, or {path} a suffix that names it"
+        raise ModelError(unknown("export format", found, FORMATS) + hint)
+    return cast(Format, found)

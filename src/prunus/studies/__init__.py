@@ -1,0 +1,62 @@
+"""The paper's experiments: functions that take networks and loaders, and write a table and pictures to a folder."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prunus.plots.channels import channels_shown
+    from prunus.plots.separation import separation
+    from prunus.studies.effectiveness import EffectivenessSettings, effectiveness
+    from prunus.studies.folder import Provenance, StudyFolder, read_study
+    from prunus.studies.recipes import published
+    from prunus.studies.sensitivity import SensitivityStudySettings, sensitivity
+    from prunus.studies.structure import structure
+    from prunus.studies.table import table
+    from prunus.studies.timing import TimingSettings, timing
+
+# Modules of the public names, imported on first use as in prunus itself.
+_HOMES = {
+    "EffectivenessSettings": "prunus.studies.effectiveness",
+    "Provenance": "prunus.studies.folder",
+    "SensitivityStudySettings": "prunus.studies.sensitivity",
+    "StudyFolder": "prunus.studies.folder",
+    "TimingSettings": "prunus.studies.timing",
+    "channels_shown": "prunus.plots.channels",
+    "effectiveness": "prunus.studies.effectiveness",
+    "published": "prunus.studies.recipes",
+    "read_study": "prunus.studies.folder",
+    "sensitivity": "prunus.studies.sensitivity",
+    "separation": "prunus.plots.separation",
+    "structure": "prunus.studies.structure",
+    "table": "prunus.studies.table",
+    "timing": "prunus.studies.timing",
+}
+
+__all__ = [
+    "EffectivenessSettings",
+    "Provenance",
+    "SensitivityStudySettings",
+    "StudyFolder",
+    "TimingSettings",
+    "channels_shown",
+    "effectiveness",
+    "published",
+    "read_study",
+    "sensitivity",
+    "separation",
+    "structure",
+    "table",
+    "timing",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'prunus.studies' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

@@ -1,0 +1,336 @@
+"""The paper's experiments as recipe files: a command, its options, and how a budget changes them.
+
+like = ["shared/table1"]      other files, whose content comes first: tables are merged, lists of sentences are joined
+title = "..."                 paper = "Table 1a, ..."          command = "prune"
+open = ["what the paper leaves open, and what is used here"]; "{ridge}" is a sentence of `running/paper_open.py`
+departs = ["what is different from the paper at every budget"]
+layers = ["the same, if it is true of the network on any data set"]
+published = "G-SD-B"          the row of the paper's table to compare with
+[train]                       options of `prunus train`, to train the network unless weights are given
+[run]                         options of the command
+[budget.cpu.run]              options that a budget changes; [budget.cpu.train] likewise
+
+Options are written as on the command line, with _ instead of -. The files are in the package: `files/NAME.toml`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from prunus.errors import FileError, RunError
+from prunus.run.paper import Choices, only_drops_ridge, open_points, ridges_in
+from prunus.util.options import check_choice
+from prunus.util.registry import unknown
+
+FOLDER = "files"
+BUDGETS = ("smoke", "cpu", "full")
+FULL = "full"  # the paper's own settings, unchanged
+SENTENCES = ("open", "departs", "layers")
+METRICS = ("metric", "metrics", "by")  # options that name metrics
+WEIGHTS, PATH = "WEIGHTS", "PATH"  # placeholders in printed commands for what the user must provide
+TABLE = ("study", "table")
+UNTRAINED = ("study timing", "study structure")  # commands that need no trained network
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment of the paper."""
+
+    name: str
+    title: str
+    paper: str  # where it is in the paper
+    command: str  # without `prunus`: "prune", "study effectiveness"
+    run: Options
+    train: Options | None = None
+    published: str | None = None  # name of the method in the paper's tables
+    open: tuple[str, ...] = ()  # what the paper leaves open, as in the file
+    departs: tuple[str, ...] = ()  # what is different from the paper at every budget, `layers` among it
+    layers: tuple[str, ...] = ()  # what is different in the layers of the network, on any data set
+    budgets: Mapping[str, Mapping[str, Options]] = field(default_factory=dict)  # budget -> step -> options
+
+    @property
+    def left_open(self) -> tuple[str, ...]:
+        """What the paper leaves open, and what is used here: sentences that follow the options."""
+        ridges = [ridge for key in METRICS for ridge in ridges_in(str(self.run.get(key, "")))]
+        data, holdout = str(self.run.get("data", "")), str(self.run.get("holdout", "none"))
+        given: dict[str, Any] = {name: self.run.get(name) for name in ("alpha", "k", "rounds")}
+        points = open_points(Choices(ridges, data=data, holdout=holdout, **given))
+        return tuple(words for text in self.open if (words := text.format_map(points)))
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs from the recipe."""
+
+    step: str  # "train" or "run"
+    key: str
+    was: Any  # None: not set
+    now: Any
+
+    def __str__(self) -> str:
+        was = "the default" if self.was is None else self.was
+        return f"{self.step}: {self.key} {was} -> {self.now}"
+
+    @property
+    def is_the_papers(self) -> bool:
+        """Whether it only leaves out the ridge of G-SD, which the paper's formula does not have."""
+        return self.key in METRICS and only_drops_ridge(self.was, self.now)
+
+
+def recipe_names() -> tuple[str, ...]:
+    """The names of all recipes, sorted."""
+    found = (files("prunus.studies") / "paper" / FOLDER).iterdir()
+    return tuple(sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml")))
+
+
+def recipes_called(name: str) -> tuple[str, ...]:
+    """The recipe of this name, or all recipes of a table or figure of the paper: `table1`, `table1a`, `fig4`."""
+    names = recipe_names()
+    if name in names:
+        return (name,)
+    places = {each: places_of(load_recipe(each)) for each in names}
+    found = tuple(each for each in names if name in places[each])
+    if not found:
+        raise RunError(unknown("recipe", name, [*sorted({p for each in places.values() for p in each}), *names]))
+    return found
+
+
+def places_of(recipe: Recipe) -> tuple[str, ...]:
+    """What the recipe's place in the paper can be called: `table1` and `table1a`; `fig3` and `fig7`."""
+    kind = "table" if recipe.paper.startswith("Table") else "fig"
+    numbers = re.findall(r"(\d+)([a-z]?)", recipe.paper)
+    return tuple(dict.fromkeys(kind + n for number, letter in numbers for n in (number, number + letter)))
+
+
+def recipe_for(model: str) -> Recipe | None:
+    """The first recipe that prunes this network; None if the paper does not."""
+    found = (recipe for recipe in map(load_recipe, recipe_names()) if recipe.command == "prune")
+    return next((recipe for recipe in found if recipe.run["model"] == model), None)
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of this name. Raises FileError if its file has unknown keys."""
+    try:
+        return recipe_of(name, _read(name))
+    except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:
+        raise FileError(f"the recipe file {name}.toml is not valid: {error}") from error
+
+
+def _read(name: str) -> dict[str, Any]:
+    """The content of a file, on top of those that it is `like`."""
+    words = tomllib.loads(_text(name))
+    found: dict[str, Any] = {}
+    for other in words.pop("like", ()):
+        found = _on_top(found, _read(other))
+    return _on_top(found, words)
+
+
+def _text(name: str) -> str:
+    return (files("prunus.studies") / "paper" / FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, merged. `above` decides; only lists of sentences are kept from both."""
+    found = dict(below)
+    for key, value in above.items():
+        before = found.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            found[key] = _on_top(before, value)
+        else:
+            found[key] = [*(before or ()), *value] if key in SENTENCES else value
+    return found
+
+
+def recipe_of(name: str, words: Mapping[str, Any]) -> Recipe:
+    """A recipe from the content of its file."""
+    rest = dict(words)
+    budgets = rest.pop("budget", {})
+    wrong = [key for key in budgets if key not in BUDGETS or key == FULL]
+    wrong += [f"{key}.{step}" for key, steps in budgets.items() for step in steps if step not in ("train", "run")]
+    if wrong:
+        raise KeyError(f"budget.{wrong[0]}; a budget is smoke or cpu, and changes train or run")
+    said = {key: tuple(rest.get(key, ())) for key in SENTENCES}
+    said["departs"] += said["layers"]
+    return Recipe(name, **{**rest, **said}, budgets=budgets)
+
+
+def at_budget(recipe: Recipe, budget: str) -> tuple[Recipe, tuple[Change, ...]]:
+    """The recipe at a budget, and every setting that the budget changes."""
+    check_choice("the budget", budget, BUDGETS, RunError)
+    changes: tuple[Change, ...] = ()
+    for step, options in recipe.budgets.get(budget, {}).items():
+        recipe, more = changed(recipe, step, options)
+        changes += more
+    return recipe, changes
+
+
+def changed(recipe: Recipe, step: str, options: Options) -> tuple[Recipe, tuple[Change, ...]]:
+    """The recipe with other options in a step, and what has changed."""
+    before: Options = (recipe.train or {}) if step == "train" else recipe.run
+    changes = tuple(Change(step, key, before.get(key), now) for key, now in options.items() if before.get(key) != now)
+    if "rounds" in options and "alpha" in before:  # `prunus prune` solves alpha for a number of rounds
+        changes += (Change(step, "alpha", before["alpha"], "solved so that the rounds reach the target"),)
+    after = {**before, **options}
+    return (replace(recipe, train=after) if step == "train" else replace(recipe, run=after)), changes
+
+
+def merged(changes: Sequence[Change]) -> list[Change]:
+    """Changes of one setting as one change, from the recipe's value to the last one."""
+    last: dict[tuple[str, str], Change] = {}
+    for change in changes:
+        first = last.get((change.step, change.key), change)
+        last[change.step, change.key] = replace(change, was=first.was)
+    return [change for change in last.values() if change.was != change.now]
+
+
+def all_commands(
+    recipes: Sequence[Recipe], folder: Path, *, device: str | None = None, root: Path | None = None
+) -> list[list[str]]:
+    """The commands of several recipes: equal networks are trained once, and one table at the end has all runs."""
+    steps: dict[tuple[str, ...], None] = {}
+    for recipe in recipes:
+        trained = {**recipe.run, **(recipe.train or {})}
+        base = folder / f"base-{trained['model']}-{str(trained.get('data')).partition(':')[0]}"
+        steps |= dict.fromkeys(map(tuple, commands(recipe, folder, base=base, device=device, root=root)))
+    tables = [step for step in steps if step[:2] == TABLE]
+    last = [[*TABLE, *(step[2] for step in tables), "--out", str(folder / "table")]] if tables else []
+    return [*(list(step) for step in steps if step not in tables), *last]
+
+
+def commands(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    weights: Path | None = None,
+    base: Path | None = None,
+    device: str | None = None,
+    root: Path | None = None,
+) -> list[list[str]]:
+    """The commands to run, without `prunus`, in order. Results are written below `folder`.
+
+    weights: those of a trained network; without it, one is trained in `base` (a folder).
+    """
+    where = {key: str(value) for key, value in (("device", device), ("data_root", root)) if value is not None}
+    steps: list[list[str]] = []
+    trained = str(weights) if weights else None
+    if trained is None and recipe.train is not None:
+        base = base or folder / "base"
+        train = {**recipe.train, **where, "out": str(base)}
+        steps.append(["train", str(train.pop("model", recipe.run["model"])), *_words(train)])
+        trained = str(base / "model.safetensors")
+    if trained is None and recipe.command not in UNTRAINED:
+        trained = WEIGHTS
+    options = dict(recipe.run)
+    model, result = str(options.pop("model")), folder / recipe.name  # the name of the run in a table
+    if trained is not None and "data" in options:
+        options["weights"] = trained
+    if "data" in options:
+        options |= where
+    steps.append([*recipe.command.split(), model, *_words({**options, "out": str(result)})])
+    if recipe.published is not None:
+        steps.append([*TABLE, str(result)])
+    return steps
+
+
+def missing(steps: list[list[str]]) -> str | None:
+    """What the user must provide before the commands can run, in words; None if nothing."""
+    words = [word for one in steps for word in one]
+    if any(word.endswith(f":{PATH}") for word in words):
+        return "a folder of images: pass --data imagenet:FOLDER"
+    if WEIGHTS in words:
+        return "a trained network: pass --weights FILE (torchvision's weights fit the ImageNet networks)"
+    return None
+
+
+def value_of(text: str) -> Any:
+    """The value of a TOML literal such as '3', '0.5', 'true' or '["a"]'; any other text as it is."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _words(options: Options) -> list[str]:
+    """{"batch_size": 128, "augment": False} -> --batch-size 128 --no-augment"""
+    words: list[str] = []
+    for key, value in options.items():
+        option = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            for one in value if isinstance(value, list) else [value]:
+                words += [f"--{option}", str(one)]
+    return words
+
+
+# The rows of the paper's Tables 1 and 2, as published. Prunus did not measure these figures.
+
+FILE = "published.json"
+STATUS = "as published"
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """A pruned network in a table: accuracies in percent, MACs and weights. None if a figure was not reported."""
+
+    method: str
+    by: str  # the authors of the method
+    base_top1: float | None
+    top1: float | None
+    top1_drop: float | None  # as printed; below 0 where the pruned network is better
+    base_top5: float | None
+    top5: float | None
+    top5_drop: float | None
+    macs: int | None
+    macs_removed: float | None
+    params: int | None
+    params_removed: float | None
+
+
+@dataclass(frozen=True)
+class PublishedGroup:
+    """The rows of one network and data set."""
+
+    table: str  # 1a, 1b or 2
+    network: str  # as written in the paper
+    data: str
+    models: tuple[str, ...]  # prunus's names of the network
+    rows: tuple[PublishedRow, ...]
+
+
+@dataclass(frozen=True)
+class Published:
+    """Everything in the file."""
+
+    source: str
+    notes: tuple[str, ...]
+    groups: tuple[PublishedGroup, ...]
+
+
+@cache
+def published() -> Published:
+    """The published rows, read once."""
+    found = json.loads((files("prunus.studies") / "paper" / FILE).read_text(encoding="utf-8"))
+    return Published(found["source"], tuple(found["notes"]), tuple(_group(words) for words in found["groups"]))
+
+
+def group_of(model: str, data: str) -> PublishedGroup | None:
+    """The rows of a network and a data set, named as on the command line; None if the paper has none."""
+    name = data.partition(":")[0]
+    return next((group for group in published().groups if model in group.models and group.data == name), None)
+
+
+def _group(words: dict[str, Any]) -> PublishedGroup:
+    known = {field.name for field in fields(PublishedGroup)} - {"models", "rows"}
+    rows = tuple(PublishedRow(**row) for row in words["rows"])
+    return PublishedGroup(**{key: words[key] for key in known}, models=tuple(words["models"]), rows=rows)

@@ -1,0 +1,278 @@
+"""Finished runs as rows among the paper's published rows (Tables 1 and 2)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunus.errors import RunError
+from prunus.plots.style import COLOURS, INK, PAGE, figure, save, styled
+from prunus.run.folder import CONFIG, SUMMARY, RunFolder
+from prunus.studies.folder import StudyFolder, StudyRow
+from prunus.studies.recipes import STATUS, PublishedGroup, PublishedRow, group_of, published
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+
+
+COLUMNS: Mapping[str, str] = {
+    "network": "network",
+    "data": "data",
+    "method": "method",
+    "by": "by",
+    "base_top1": "top-1 before (%)",
+    "top1": "top-1 (%)",
+    "top1_drop": "drop (points)",
+    "base_top5": "top-5 before (%)",
+    "top5": "top-5 (%)",
+    "top5_drop": "top-5 drop (points)",
+    "macs": "MACs",
+    "macs_removed": "MACs removed (%)",
+    "params": "weights",
+    "params_removed": "weights removed (%)",
+    "source": "source",
+}
+OWN = "this run"
+
+
+@dataclass(frozen=True)
+class ResultsTable:
+    """Rows with the keys of COLUMNS, and notes on them."""
+
+    rows: tuple[StudyRow, ...]
+    notes: tuple[str, ...]
+
+
+def table(runs: Sequence[str | Path] = (), *, model: str | None = None, data: str | None = None) -> ResultsTable:
+    """Finished runs as rows among the published rows of their network and data set, sorted by MACs removed.
+
+    runs: folders of finished runs. Without runs: all published rows, in the paper's order.
+    model, data: as in `prunus prune`, for folders that do not record them (those of `prunus.compress`).
+    """
+    if not runs:
+        return _only_published(model, data)
+    found: dict[tuple[str, str], list[StudyRow]] = {}
+    notes: list[str] = []
+    for folder in runs:
+        name, on, row, note = _own_row(Path(folder), model, data)
+        found.setdefault((name, on), []).append(row)
+        notes.append(note)
+    rows, known_groups = [], []
+    for (name, on), mine in found.items():
+        group = group_of(name, on)
+        if group is None:
+            notes.append(f"The paper has no rows for {name} on {on}.")
+        else:
+            known_groups.append(group)
+            mine = [*(_published_row(group, result) for result in group.rows), *mine]
+        rows += sorted(mine, key=lambda row: row["macs_removed"])
+    return ResultsTable(tuple(rows), (*notes, *_notes(known_groups)))
+
+
+def _only_published(model: str | None, data: str | None) -> ResultsTable:
+    groups = [g for g in published().groups if model in (None, *g.models) and data in (None, g.data)]
+    if not groups:
+        known = ", ".join(f"{g.models[0]} on {g.data}" for g in published().groups)
+        raise RunError(f"the paper has no rows for {model or 'any network'} on {data or 'any data'}; it has {known}")
+    rows = [_published_row(group, result) for group in groups for result in group.rows]
+    return ResultsTable(tuple(rows), _notes(groups))
+
+
+def _published_row(group: PublishedGroup, result: PublishedRow) -> StudyRow:
+    words = {"network": group.network, "data": group.data, **asdict(result), "source": STATUS}
+    return {key: words[key] for key in COLUMNS}
+
+
+def _own_row(folder: Path, model: str | None, data: str | None) -> tuple[str, str, StudyRow, str]:
+    """The name of the network and of the data set, the row, and a note on the images that measured the accuracy."""
+    run = RunFolder(folder)
+    if not run.has(SUMMARY):
+        raise RunError(
+            f"{folder} holds no finished run: {SUMMARY} is missing. Continue it with `prunus prune --resume {folder}`"
+        )
+    config = run.read(CONFIG)
+    asked = config.get("command") or {}
+    start = config.get("start") or {}  # where the command names a file or a folder
+    named = (
+        None if start.get("earlier") else start.get("network")
+    )  # cuts of a pruned network are not those of the whole
+    name, on = model or named or asked.get("model"), data or asked.get("data")
+    if name is None or on is None:
+        raise RunError(f"{folder} does not record its network and data set: pass --model and --data")
+    on = str(on).partition(":")[0]
+    row, note = run.parse(SUMMARY, lambda summary: _row(folder, name, on, summary))
+    return name, on, row, note
+
+
+def _row(folder: Path, name: str, data: str, summary: dict[str, Any]) -> tuple[StudyRow, str]:
+    before, after = summary["before"], summary["after"]
+    part = "test" if after["test"] is not None else "holdout"
+    group = group_of(name, data)
+    row: StudyRow = {
+        "network": name if group is None else group.network,
+        "data": data,
+        "method": folder.name,
+        "by": f"prunus, {summary['settings']['metric']}",
+        "source": OWN,
+    }
+    for key in ("top1", "top5"):
+        row |= _accuracies(key, before[part][key], after[part][key])
+    for key in ("macs", "params"):
+        row |= {key: after[key], f"{key}_removed": round(100 * (1 - after[key] / before[key]), 1)}
+    images = f"{after[part]['num_images']:,}"
+    note = (
+        f"{folder.name}: accuracy on {images} test images, which no decision used."
+        if part == "test"
+        else f"{folder.name}: accuracy on the {images} held-out images that decisions used; there are no test images."
+    )
+    return {key: row[key] for key in COLUMNS}, note
+
+
+def _accuracies(key: str, before: float | None, after: float | None) -> StudyRow:
+    """Percent before and after, and the difference in points."""
+    old, new = (None if value is None else round(100 * value, 2) for value in (before, after))
+    drop = None if before is None or after is None else round(100 * (before - after), 2)
+    return {f"base_{key}": old, key: new, f"{key}_drop": drop}
+
+
+def _notes(groups: Sequence[PublishedGroup]) -> tuple[str, ...]:
+    """The published notes on these groups: the first one always, the others by table and network."""
+    everywhere, *others = published().notes
+    starts = {f"Table {group.table[0]}, {group.network}," for group in groups}
+    if not groups:
+        return ()
+    return (f"{everywhere} Source: {published().source}.", *(n for n in others if n.startswith(tuple(starts))))
+
+
+# A table of results as CSV, JSON, markdown and aligned text.
+
+
+def as_csv(rows: Sequence[StudyRow]) -> str:
+    """All columns; cells are empty if nothing was reported."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_json(found: ResultsTable) -> str:
+    """Rows and notes."""
+    return json.dumps({"rows": found.rows, "notes": found.notes}, indent=2)
+
+
+def as_cells(rows: Sequence[StudyRow], titles: Mapping[str, str] = COLUMNS) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the columns in `titles`, as text. Columns without any value are left out."""
+    shown = [key for key in titles if any(row[key] is not None for row in rows)]
+    return [titles[key] for key in shown], [[_cell(key, row[key]) for key in shown] for row in rows]
+
+
+def as_markdown(rows: Sequence[StudyRow]) -> str:
+    """A markdown table, with runs in bold."""
+    titles, cells = as_cells(rows)
+    lines = [titles, ["---"] * len(titles)]
+    for row, line in zip(rows, cells, strict=True):
+        lines.append([f"**{cell}**" for cell in line] if row["source"] == OWN else line)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def short(number: float) -> str:
+    """46400000 -> 46.4 M: three digits, as in the paper."""
+    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
+        if number >= unit:
+            return f"{number / unit:.{max(0, 2 - len(str(int(number / unit))) + 1)}f}{suffix}"
+    return str(int(number))
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if key in ("macs", "params"):
+        return short(value)
+    if isinstance(value, float):
+        return f"{value:.1f}" if key.endswith("_removed") else f"{value:.2f}"
+    return str(value)
+
+
+# The picture of the table study: change of accuracy against MACs removed, for published methods and runs.
+
+PUBLISHED, PAPER, OWN_RUN = COLOURS[7], COLOURS[0], COLOURS[3]  # other methods, the paper's own, runs
+SIDES = ((6, 4, "left"), (6, -10, "left"), (-6, 4, "right"), (-6, -10, "right"), (6, 12, "left"))  # points; alignment
+MARKER = 4  # pixels from the centre of a point to its edge, at the figure's own resolution
+
+
+def write_table(found: ResultsTable, folder: StudyFolder) -> Path:
+    """Write study.json, table.csv and a picture of the change of accuracy against MACs removed."""
+    folder.start()
+    pictures = draw_table(found, folder.path)
+    return folder.finish("Runs compared with the paper's tables", found.rows, pictures, found.notes, columns=COLUMNS)
+
+
+def draw_table(found: ResultsTable, folder: Path) -> list[dict[str, str]]:
+    """One picture for each network and data set in the table, for `StudyFolder.finish`."""
+    pictures = []
+    for network, data in dict.fromkeys((row["network"], row["data"]) for row in found.rows):
+        rows = [row for row in found.rows if (row["network"], row["data"]) == (network, data)]
+        key = "top1" if all(row["top1"] is not None for row in rows) else "top5"
+        rows = [row for row in rows if row[f"{key}_drop"] is not None]
+        if rows:
+            pictures.append(_draw(rows, key, f"{network} on {data}", folder))
+    return pictures
+
+
+def _draw(rows: Sequence[StudyRow], key: str, title: str, folder: Path) -> dict[str, str]:
+    """key: top1 or top5."""
+    name = {"top1": "top-1", "top5": "top-5"}[key]
+    fig, axes = figure(PAGE, 3.4)
+    with styled():
+        axes.axhline(0, color=INK, linewidth=0.8)
+        for row in rows:
+            axes.plot(row["macs_removed"], -row[f"{key}_drop"], linestyle="none", markersize=6, **_marker(row))
+        axes.set(xlabel="MACs removed (%)", ylabel=f"change of {name} accuracy (points)")
+        axes.set_title(f"{title}: published results (squares: G-SD, circles: others) and runs (diamonds)")
+        axes.margins(x=0.12, y=0.15)
+        label(fig, axes, [(row["method"], (row["macs_removed"], -row[f"{key}_drop"])) for row in rows])
+    plain = "".join(c if c.isalnum() else "-" for c in title.replace(" on ", "-").lower())
+    return {
+        "file": save(fig, folder, f"table-{plain}"),
+        "alt": f"Change of {name} accuracy against MACs removed, {title}: {len(rows)} methods and runs",
+        "caption": f"{title}. Above 0: better than before pruning.",
+    }
+
+
+def _marker(row: StudyRow) -> dict[str, Any]:
+    if row["source"] != STATUS:
+        return {"marker": "D", "color": OWN_RUN}
+    own = row["method"].startswith("G-SD")
+    return {"marker": "s", "color": PAPER} if own else {"marker": "o", "color": PUBLISHED}
+
+
+def label(fig: Figure, axes: Axes, names: Sequence[tuple[str, tuple[float, float]]]) -> list[Annotation]:
+    """Write each name next to its point, on a side where it covers no other name or point and stays inside the axes."""
+    from matplotlib.transforms import Bbox
+
+    fig.draw_without_rendering()  # sets limits and layout
+    spots = [axes.transData.transform(point) for _, point in names]
+    taken = [Bbox.from_extents(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in spots]
+    found = []
+    for name, point in names:
+        for number, (x, y, side) in enumerate(SIDES):
+            words = axes.annotate(
+                name, point, xytext=(x, y), textcoords="offset points", fontsize=7.5, color=INK, ha=side
+            )
+            box = words.get_window_extent()
+            free = not any(box.overlaps(other) for other in taken)
+            inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
+            if (free and inside) or number == len(SIDES) - 1:
+                taken.append(box)
+                found.append(words)
+                break
+            words.remove()
+    return found

@@ -1,0 +1,433 @@
+"""The timing study: seconds to score each layer by each metric, with and without the feature maps (Fig. 6)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from prunus.errors import ScoreError
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.graph.runner import GraphRunner, last_uses
+from prunus.plots.style import PAGE, figure, legend, line, save, styled
+from prunus.score.evidence import Bare, Channels, Filters, Maps, filters, reader_norms, scales
+from prunus.score.evidence_sources import choose_metrics
+from prunus.score.maps import MapRequest, MapsAt, collect_maps
+from prunus.score.metrics import check_metric_options, metric_of
+from prunus.score.moments import empty, update
+from prunus.score.passes import Sample
+from prunus.score.scores import GIB
+from prunus.score.statistics import image_sums
+from prunus.studies.folder import StudyFolder, StudyRow
+from prunus.util.batches import Batches, device_of, move, unpack
+from prunus.util.options import check, names, option, replaced
+from prunus.util.progress import Progress, shown, steps
+from prunus.util.state import evaluating, generators_kept
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# Measuring time: of a piece of work, and of the forward passes that compute feature maps.
+
+CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+REPEATS, ENOUGH_SECONDS = 5, 1.0  # a measurement is the median of 5 runs, or of those that fit in one second
+
+
+def map_seconds(graph: ChannelGraph, batches: Batches, clock: str = "wall") -> dict[str, float]:
+    """unit -> seconds from the start of a forward pass until its last reader is reached, over all batches."""
+    seconds = dict.fromkeys(graph.units, 0.0)
+    home = device_of(graph.model)
+    with evaluating(graph.model), generators_kept(), torch.inference_mode(False), torch.no_grad():
+        for index, batch in enumerate(batches):
+            images, labels = unpack(batch, index)
+            if len(labels):
+                for unit, spent in _until_readers(graph, move(images, home), clock).items():
+                    seconds[unit] += spent
+    return seconds
+
+
+def _until_readers(graph: ChannelGraph, images: Any, clock: str) -> dict[str, float]:
+    """unit -> seconds of one forward pass until its last reader is reached."""
+    runner = GraphRunner(graph.traced_for(images))
+    free = last_uses(runner.nodes)
+    calls = {unit.name: runner.calls_of({reader.module for reader in unit.readers}) for unit in graph.units.values()}
+    readers = {node for nodes in calls.values() for node in nodes}
+    reached: dict[fx.Node, float] = {}
+    values = runner.bind(images, copy=True)
+    start = _now(graph, clock)
+    for node in runner.steps(values, free=free):
+        if node in readers:
+            reached[node] = _now(graph, clock) - start
+    return {unit: max(reached[node] for node in nodes) for unit, nodes in calls.items()}
+
+
+def median_seconds(work: Callable[[], Any], clock: str) -> float:
+    """Median time of a few runs. Work that takes long runs once."""
+    times: list[float] = []
+    while not times or (len(times) < REPEATS and sum(times) < ENOUGH_SECONDS):
+        start = CLOCKS[clock]()
+        work()
+        times.append(CLOCKS[clock]() - start)
+    return statistics.median(times)
+
+
+def _now(graph: ChannelGraph, clock: str) -> float:
+    device = next(graph.model.parameters()).device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return CLOCKS[clock]()
+
+
+# The work of scoring one layer by one metric, given its feature maps.
+
+INVERSE = "di_inverse"  # DI as the paper defines it: a d x d matrix is inverted
+READ_WEIGHTS = ("reader_energy", "gsd_reader")  # moment metrics that also use the readers' weights
+
+
+def layer_work(
+    graph: ChannelGraph, unit: str, parts: Sequence[MapsAt], name: str, channels: int
+) -> Iterator[Callable[[], Any] | None]:
+    """The work to time, one function for each place where the unit is read; None if an inverse does not fit."""
+    found = graph.units[unit]
+    if name == INVERSE:
+        for part in parts:
+            pixels = part.maps.maps.shape[2]  # type: ignore[union-attr]
+            fits = inverse_bytes(pixels) <= part.maps.memory
+            yield partial(di_by_inverse, part.maps, channels) if fits else None
+        return
+    (metric,) = choose_metrics([name])
+    needs, score = metric.metric.needs, partial(metric.metric.score, **metric.options)
+    if needs == "filters":
+        yield lambda: score(Filters(unit, filters(graph, found), scales(graph, found)))
+    elif needs == "nothing":
+        yield lambda: score(Bare(unit, found.width))
+    elif needs == "maps":
+        yield from (partial(score, part.maps) for part in parts)
+    else:
+        reads = metric.metric.name in READ_WEIGHTS
+        yield from (partial(_by_moments, graph, unit, part, score, reads) for part in parts)
+
+
+def _by_moments(
+    graph: ChannelGraph, unit: str, part: MapsAt, score: Callable[[Channels], Tensor], reads: bool
+) -> Tensor:
+    """A metric computed from the moments of the maps, as a scoring pass does batch by batch.
+
+    reads: it uses the readers' weights as well.
+    """
+    maps, labels = part.maps.maps, part.maps.labels
+    assert maps is not None
+    moments = update(empty(int(labels.max()) + 1, maps.shape[1]), image_sums(maps), labels)
+    norms = torch.zeros(maps.shape[1], dtype=torch.float64)
+    if reads:
+        found = graph.units[unit]
+        norms = reader_norms(graph, found.readers, found.width)[part.channels]
+    return score(Channels(unit, moments, norms))
+
+
+def di_by_inverse(maps: Maps, channels: int, rho: float = 1e-4) -> Tensor:
+    """DI of the first `channels` channels as in Eqns. 9 to 11 of the paper: tr([S + rho I]^-1 S_B)."""
+    assert maps.maps is not None
+    member = torch.nn.functional.one_hot(maps.labels).double().T  # [K, N]
+    counts = member.sum(1, keepdim=True)  # [K, 1]
+    values = []
+    for x in maps.maps[:, :channels].transpose(0, 1).double():  # [N, d]
+        x = x - x.mean(0)
+        scatter = (x.T @ x).add_(torch.eye(x.shape[1], dtype=x.dtype), alpha=rho)  # [d, d]
+        inverse = torch.linalg.inv(scatter)
+        means = member @ x / counts  # [K, d] centred class means
+        between = means.T @ (counts * means)  # [d, d]
+        values.append((inverse * between).sum())  # the trace of a product of symmetric matrices
+    return torch.stack(values)
+
+
+def inverse_bytes(pixels: int) -> int:
+    """Bytes for an explicit inverse: scatter, its factors, the inverse and the between-class scatter, float64."""
+    return 4 * 8 * pixels**2
+
+
+# Notes of the timing study.
+
+
+def timing_notes(rows: Sequence[StudyRow], clock: str) -> tuple[str, ...]:
+    """How the times were measured, how much faster G-SD is than DI, and which inverses did not fit."""
+    first = rows[0]
+    threads = torch.get_num_threads()
+    notes = [
+        f"{first['images']} images of {first['classes']} classes, {threads} thread{'s' if threads > 1 else ''}, "
+        f"{'wall time' if clock == 'wall' else 'processor time of the process'}; the paper used 3,000 images of "
+        "ILSVRC-2012, wall time, and feature maps from a GPU.",
+        "Feature maps are the tensors that enter the layers that read a unit, after pooling if there is any.",
+    ]
+    by_metric = {name: {r["layer"]: r for r in rows if r["metric"] == name} for name in ("gsd", "di", INVERSE)}
+    if by_metric["di"]:
+        notes.append(
+            "di: Cholesky of the smaller of the Gram matrix (images) and the scatter (pixels), channels in chunks."
+        )
+    for name, words in (("di", "prunus's DI"), (INVERSE, "DI with an explicit inverse")):
+        notes += _speed_note(by_metric["gsd"], by_metric[name], words)
+    return (*notes, *_inverse_notes(list(by_metric[INVERSE].values())))
+
+
+def _speed_note(gsd: Mapping[str, StudyRow], others: Mapping[str, StudyRow], words: str) -> Iterator[str]:
+    both = [
+        (row["seconds"] / gsd[layer]["seconds"], layer)
+        for layer, row in others.items()
+        if layer in gsd and row["seconds"] is not None
+    ]
+    if both:
+        most, layer = max(both, key=lambda pair: pair[0])
+        yield f"G-SD is up to {most:,.0f} times as fast as {words} ({layer}), feature maps not included."
+
+
+def _inverse_notes(rows: Sequence[StudyRow]) -> Iterator[str]:
+    measured = [row for row in rows if row["seconds"] is not None]
+    if any(row["timed_channels"] < row["channels"] for row in measured):
+        few = max(row["timed_channels"] for row in measured)
+        channels = f"{few} channel{'s' if few > 1 else ''}"
+        yield f"{INVERSE}: {channels} per layer timed, and the time multiplied by the number of channels."
+    for row in rows:
+        if row["seconds"] is None:
+            need = inverse_bytes(row["pixels"]) / GIB
+            words = f"{INVERSE} of {row['layer']} was not timed: maps of {row['pixels']:,} pixels need {need:,.1f} GiB."
+            if measured:
+                largest = max(measured, key=lambda r: r["pixels"])
+                each = largest["seconds"] / largest["channels"] * (row["pixels"] / largest["pixels"]) ** 3
+                hours = each * row["channels"] / 3600
+                words += f" Estimate from {largest['layer']}, as the cube of the pixels: {hours:,.1f} hours."
+            yield words
+
+
+# Settings of the timing study. The command line options of `prunus study timing` are made from them.
+
+TIMED_BY_LAYER = (
+    "moments",
+    "maps",
+    "filters",
+    "nothing",
+)  # needs of metrics that score a layer from its maps or weights
+
+
+@dataclass(frozen=True)
+class TimingSettings:
+    """Which metrics are timed, on how many images, and how."""
+
+    metrics: tuple[str, ...] = option(
+        ("gsd", "di"),
+        "Metrics to time, separated by commas (gsd,gsd:ridge=0); gsd,di by default",
+        group="Timing",
+        parse=names,
+    )
+    num_images: int = option(200, "Number of images to score on; the paper used 3,000", group="Timing", least=1)
+    memory_gib: float = option(
+        2.0, "Memory for feature maps in GiB, and the same again for matrices", group="Timing", above=0
+    )
+    inverse_channels: int = option(
+        1, "Channels per layer timed for DI with an explicit inverse; 0: do not time it", group="Timing", least=0
+    )
+    clock: Literal["wall", "cpu"] = option(
+        "wall",
+        "wall time, or cpu: processor time of this process, for a machine that is busy",
+        group="Timing",
+        choices=("wall", "cpu"),
+    )
+    seed: int = option(0, "Seed of the sample of images", group="Output", least=0)
+
+    def check(self) -> None:
+        """Raise ScoreError for settings that cannot be timed."""
+        check(self, ScoreError)
+        for name in self.metrics:
+            if metric_of(name).needs not in TIMED_BY_LAYER:
+                raise ScoreError(f"{name} needs a pass through the whole network, so it has no time for a single layer")
+            check_metric_options(name)
+            if ":tap=" in name:
+                raise ScoreError(f"{name}: the maps that enter a layer's readers are timed; leave tap out")
+
+
+COLUMNS: Mapping[str, str] = {
+    "layer": "layer",
+    "metric": "metric",
+    "channels": "channels",
+    "pixels": "pixels of a map",
+    "images": "images",
+    "classes": "classes",
+    "seconds": "seconds, maps given",
+    "maps_seconds": "seconds for the maps",
+    "total_seconds": "seconds, maps included",
+    "timed_channels": "channels timed",
+}
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Rows with the keys of COLUMNS, unit by unit, and notes on them."""
+
+    rows: tuple[StudyRow, ...]
+    notes: tuple[str, ...]
+    threads: int
+    clock: str = "wall"
+
+
+def timing(
+    graph: ChannelGraph,
+    loader: Batches,
+    *,
+    settings: TimingSettings | None = None,
+    folder: StudyFolder | None = None,
+    progress: Progress | bool | None = None,
+    **changes: Any,
+) -> LayerTimes:
+    """Time to score all channels of each unit, with the feature maps of `num_images` images in memory.
+
+        found = prunus.studies.timing(graph, loader, metrics=("gsd", "di"), num_images=200)
+
+    The maps are the tensors that enter the unit's readers. The time to compute them is measured separately: from the
+    start of a forward pass until the reader is reached, over all images.
+    di is measured in prunus's form (Cholesky of the smaller of Gram matrix and scatter, channels in chunks) and, as
+    `di_inverse`, as the paper defines it: with d x d matrices, one of which is inverted. Only `inverse_channels`
+    channels of it are timed, and the time is scaled up. It is left out where a matrix does not fit in memory.
+    settings, changes: `TimingSettings`, or its fields by name. folder: stores finished rows, and continues from them.
+    """
+    chosen: TimingSettings = replaced(settings or TimingSettings(), changes, ScoreError)
+    chosen.check()
+    names = list(chosen.metrics)
+    if "di" in names and chosen.inverse_channels:
+        names.insert(names.index("di") + 1, INVERSE)
+    keys = [(unit, name) for unit in graph.units for name in names]
+    kept = {} if folder is None else {key: row for key in keys if (row := folder.row("/".join(key))) is not None}
+    if len(kept) < len(keys):
+        with shown(progress, steps("maps and scores")) as report:
+            _time_missing(graph, loader, chosen, keys, kept, folder=folder, progress=report)
+    every = [kept[key] for key in keys]
+    rows = tuple(row for row in every if row["seconds"] is not None)
+    return LayerTimes(rows, timing_notes(every, chosen.clock), torch.get_num_threads(), chosen.clock)
+
+
+def _time_missing(
+    graph: ChannelGraph,
+    loader: Batches,
+    settings: TimingSettings,
+    keys: Sequence[tuple[str, str]],
+    kept: dict[tuple[str, str], StudyRow],
+    *,
+    folder: StudyFolder | None,
+    progress: Progress,
+) -> None:
+    """Add the rows that are missing to `kept` and to the folder."""
+    memory = int(settings.memory_gib * GIB)
+    request = MapRequest(settings.num_images, memory, seed=settings.seed, progress=progress)
+    taken, units = collect_maps(graph, loader, request)
+    sample = Sample(loader, taken, settings.seed, balanced=True)
+    forward = map_seconds(graph, sample.batches(), settings.clock)
+    for unit, parts in units:
+        for name in (name for of, name in keys if of == unit and (of, name) not in kept):
+            kept[unit, name] = _row(graph, unit, parts, name, forward[unit], settings)
+            if folder is not None:
+                folder.keep(f"{unit}/{name}", kept[unit, name])
+
+
+def _row(
+    graph: ChannelGraph, unit: str, parts: Sequence[MapsAt], name: str, forward: float, settings: TimingSettings
+) -> StudyRow:
+    """One row of the table; `seconds` is None where a matrix does not fit in memory."""
+    maps = [part.maps for part in parts]
+    images, _, pixels = maps[0].maps.shape  # type: ignore[union-attr]
+    width = graph.units[unit].width
+    timed = min(width, settings.inverse_channels) if name == INVERSE else width
+    work = list(layer_work(graph, unit, parts, name, timed))
+    seconds = None
+    if None not in work:
+        seconds = sum(median_seconds(one, settings.clock) for one in work if one is not None) * width / timed
+    needs_maps = name == INVERSE or metric_of(name).needs in ("moments", "maps")
+    before = forward if needs_maps else 0.0
+    row = {
+        "layer": unit,
+        "metric": name,
+        "channels": width,
+        "pixels": pixels,
+        "images": images,
+        "classes": int(maps[0].labels.max()) + 1,
+        "seconds": seconds,
+        "maps_seconds": before,
+        "total_seconds": None if seconds is None else seconds + before,
+        "timed_channels": timed,
+    }
+    return {key: row[key] for key in COLUMNS}
+
+
+# The pictures of the timing study: seconds per layer on a log scale, one line per metric.
+
+LABELS = {
+    "gsd": "G-SD",
+    "di": "DI (Cholesky, Gram or scatter)",
+    INVERSE: "DI (explicit inverse)",
+    "mmd": "MMD",
+}
+PICTURES = (  # key of the rows, file, words of the title, caption
+    (
+        *("seconds", "timing", "not included"),
+        "Time to score all channels of each unit. The feature maps are in memory.",
+    ),
+    (
+        *("total_seconds", "timing-maps-included", "included"),
+        "The same, with the forward passes that compute the feature maps.",
+    ),
+)
+
+
+def draw_timing(found: LayerTimes, network: str, size: str, folder: Path) -> list[dict[str, str]]:
+    """Two pictures for `StudyFolder.finish`: without and with the time for the maps. size: of the input, in words."""
+    units = f"seconds on a log scale for {len(_layers(found))} units by {', '.join(_metrics(found))}"
+    pictures = []
+    for key, name, words, caption in PICTURES:
+        title = f"{network}: time to score, feature maps {words}"
+        fig = _figure(found, key, title, size)
+        pictures.append({"file": save(fig, folder, name), "alt": f"{title}: {units}", "caption": caption})
+    return pictures
+
+
+def _figure(found: LayerTimes, key: str, title: str, size: str) -> Figure:
+    layers, first = _layers(found), found.rows[0]
+    fig, axes = figure(PAGE, 4.1)
+    with styled():
+        for number, metric in enumerate(_metrics(found)):
+            points = [(layers.index(r["layer"]), r[key]) for r in found.rows if r["metric"] == metric]
+            hollow: dict[str, Any] = {"markerfacecolor": "white"} if metric == INVERSE else {}
+            axes.plot(*zip(*points, strict=True), label=LABELS.get(metric, metric), **line(number), **hollow)
+        axes.set_yscale("log")
+        axes.set_ylabel("seconds (wall time)" if found.clock == "wall" else "seconds (processor time)")
+        axes.set_xlabel("unit, from input to output")
+        step = -(-len(layers) // 28)  # more names would overlap
+        axes.set_xticks(range(0, len(layers), step), layers[::step], rotation=60, ha="right", rotation_mode="anchor")
+        threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
+        axes.set_title(f"{title}\n{first['images']} images of {size}, CPU, {threads}\n{_how(found)}", fontsize=8.5)
+    legend(fig, axes, where="below", columns=min(3, len(_metrics(found))))
+    return fig
+
+
+def _layers(found: LayerTimes) -> list[str]:
+    return list(dict.fromkeys(row["layer"] for row in found.rows))
+
+
+def _metrics(found: LayerTimes) -> list[str]:
+    return list(dict.fromkeys(row["metric"] for row in found.rows))
+
+
+def _how(found: LayerTimes) -> str:
+    lines = []
+    if "di" in _metrics(found):
+        lines.append("DI in Gram form where images are fewer than pixels, channels in chunks")
+    rows = [row for row in found.rows if row["metric"] == INVERSE]
+    if any(row["timed_channels"] < row["channels"] for row in rows):
+        timed = max(row["timed_channels"] for row in rows)
+        channels = f"{timed} channel{'s' if timed > 1 else ''}"
+        lines.append(f"explicit inverse: {channels} timed, multiplied by the number of channels")
+    return ";\n".join(lines) or "each metric separately"

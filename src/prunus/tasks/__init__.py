@@ -1,0 +1,130 @@
+"""Tasks: what a batch is, what a network is trained for, and how good it is. One task per file.
+
+    def count_error(outputs, labels):                     # one value for each image; more is better
+        return -(outputs["count"] - labels).abs()
+
+    task = prunus.Task(
+        inputs=lambda batch: (batch["photo"], batch["people"]),
+        loss=lambda outputs, labels: F.l1_loss(outputs["count"], labels),
+        quality=prunus.Quality(count_error, name="minus count error", unit="people"),
+    )
+
+Importing this package imports no task and not torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prunus.errors import RunError
+from prunus.util.registry import Entry, Registry
+from prunus.util.user_code import made_by_own_function, names_own_code
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEFAULT_TASK = "classification"
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good a network is, in one number; more is better.
+
+    measure(outputs, labels): without `value`, a value for each image [N]; the quality is their mean over all images.
+        With `value`, a tensor of sums that add up over batches, always of the same shape; the quality is value(sums).
+    unit: "%" for fractions of 1, which are shown as per cent; otherwise what to write after the number.
+    """
+
+    measure: Callable[[Any, Any], Tensor]
+    name: str = "quality"
+    unit: str = ""
+    value: Callable[[Tensor], float] | None = None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is a mean over images, so that a part of the images gives an estimate."""
+        return self.value is None
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """The quality of each class, as a fraction of 1.
+
+    counts(outputs, labels): a tensor of whole numbers that add up over batches, with C columns for C classes. Where it
+        is square, [i, j] counts what belongs to class i and is taken for class j.
+    values(counts): the quality of each class [C], NaN where it has none. sizes(counts): how much there is of each [C].
+    of: what is counted.
+    """
+
+    name: str
+    counts: Callable[[Any, Any], Tensor]
+    values: Callable[[Tensor], Tensor]
+    sizes: Callable[[Tensor], Tensor]
+    of: str = "images"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Entry):
+    """What a network is for. `loss` and `quality` are all that a task of your own needs.
+
+    loss: (outputs, labels) -> mean loss of the batch, to train with.
+    quality: a `Quality`, or a function (outputs, labels) -> one value for each image [N], more is better.
+    inputs: batch -> (inputs of the network, labels); a pair, a dict or inputs alone by default.
+    outputs: the network's output -> what loss and quality take; by default all of it.
+    check: (outputs, labels, number of the batch) -> None; raises DataError if the two do not fit.
+    distil: (outputs, teacher's outputs, temperature) -> the teacher's part of the loss; by default the mean squared
+        difference of all tensors of the outputs, each relative to its mean square.
+    classes: labels -> the classes that metrics such as gsd separate: whole numbers [N], one class per image; True and
+        False [N, L], L labels of which each is a problem of its own; or whole numbers [N, ...], a class for each pixel
+        (a negative one is ignored). By default there are none, and metrics that need classes are refused.
+    by_class: the quality of each class, for reports.
+    """
+
+    loss: Callable[[Any, Any], Tensor]
+    quality: Quality | Callable[[Any, Any], Tensor]
+    inputs: Callable[[Any], tuple[Any, Any]] | None = None
+    outputs: Callable[[Any], Any] | None = None
+    check: Callable[[Any, Any, int], None] | None = None
+    distil: Callable[[Any, Any, float], Tensor] | None = None
+    classes: Callable[[Any], Tensor] | None = None
+    by_class: ByClass | None = None
+
+    @property
+    def measured(self) -> Quality:
+        """The quality; that of a plain function has its name."""
+        if isinstance(self.quality, Quality):
+            return self.quality
+        return Quality(self.quality, str(getattr(self.quality, "__name__", "quality")).replace("_", " "))
+
+
+TASKS: Registry[Task] = Registry("task", "prunus.tasks", RunError)
+
+
+def check_task(task: Any) -> None:
+    """RunError unless `task` is a Task, the name of one, or names a function of the user's own that makes one."""
+    if isinstance(task, str):
+        if not names_own_code(task):
+            TASKS.check(task)
+    elif task is not None and not isinstance(task, Task):
+        raise RunError(f"task must be a name ({', '.join(TASKS)}) or a prunus.Task, got {type(task).__name__}")
+
+
+def task_of(task: Any) -> Task:
+    """The task that a setting means: a Task, a name, or `module:function`, which is called; None: classification."""
+    check_task(task)
+    if isinstance(task, Task):
+        return task
+    name = task or DEFAULT_TASK
+    if name in TASKS:
+        return TASKS[name]
+    made = made_by_own_function(name, RunError)
+    if not isinstance(made, Task):
+        raise RunError(f"{name!r} must return a prunus.Task, but returned {type(made).__name__}")
+    return made
+
+
+def is_classification(task: Task) -> bool:
+    """Whether a task is the built-in classification, which has ways of its own: top-5, margins, chance."""
+    return task.name == DEFAULT_TASK

@@ -1,0 +1,88 @@
+"""Engines that run a network. To add one, add a file to this folder.
+
+The file's name is the engine's name, the first line of its docstring is its help, and `ENTRY` is the `Engine`.
+Nothing here imports torch, so that the command line can list the engines quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from prunus.errors import ModelError, RunError
+from prunus.util.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def _nothing(_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A network that is ready to run in an engine. Call it with a batch of the example's structure, on `device`."""
+
+    run: Callable[[Any], Any]
+    device: torch.device
+    specialize: Callable[[Any], None] = _nothing  # call it once for each batch size before the batch is timed
+
+    def __call__(self, batch: Any) -> Any:
+        """The network's output for a batch."""
+        return self.run(batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(Entry):
+    """An engine and the packages that it needs."""
+
+    make: Callable[[nn.Module, Any, int], PreparedModel]  # (model, example, threads)
+    requires: Mapping[str, str] = field(default_factory=dict)  # package -> the extra of prunus that installs it
+    package: str = "torch"  # whose version decides how fast it is
+    open_onnx: Callable[[bytes, int], Callable[[Any], Any]] | None = None  # (ONNX model, threads) -> run(array)
+    times_layers: bool = True  # otherwise layers are timed in eager mode, and scaled to the time of the whole network
+
+    def prepare(self, model: nn.Module, example: Any, threads: int) -> PreparedModel:
+        """Make `model` ready to run. It must be in eval mode, now and as long as the result is used.
+
+        example: a tensor, a tuple of positional arguments or a dict of keyword arguments; batches are like it, with
+            any number of images.
+        threads: number of CPU threads. PyTorch's own number belongs to the whole process, so the caller must set it
+            with `torch.set_num_threads`.
+        Raises RunError if a package is missing, and ModelError if the engine cannot run the model.
+        """
+        self.check_installed()
+        content = getattr(model, "content", None)
+        if isinstance(content, bytes):  # an `OnnxFile`
+            return self._prepare_file(content, threads)
+        return self.make(model, example, threads)
+
+    def _prepare_file(self, content: bytes, threads: int) -> PreparedModel:
+        import torch
+
+        if self.open_onnx is None:
+            raise ModelError(f"{self.name} does not read ONNX files")
+        run = self.open_onnx(content, threads)
+        return PreparedModel(lambda batch: run(batch.numpy()), torch.device("cpu"))
+
+    def check_installed(self) -> None:
+        """Raise RunError with the command to run if a package that the engine needs is missing."""
+        require(self.requires, f"the engine {self.name}")
+
+
+ENGINES: Registry[Engine] = Registry("engine", "prunus.timing.engines", RunError)
+
+
+def require(packages: Mapping[str, str], purpose: str) -> None:
+    """Raise RunError with the command to run if a package is not installed. packages: name -> extra of prunus."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        extras = ",".join(sorted({packages[package] for package in missing}))
+        verb = "is" if len(missing) == 1 else "are"
+        raise RunError(
+            f"{purpose} needs {' and '.join(missing)}, which {verb} not installed: pip install 'prunus[{extras}]'"
+        )

@@ -1,0 +1,213 @@
+"""Time of a forward pass. Several models take turns in one run, so that their ratio is meaningful."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from prunus.errors import DataError, RunError
+from prunus.timing.engines import ENGINES, PreparedModel
+from prunus.timing.turns import take_turns
+from prunus.util.progress import Progress
+from prunus.util.state import evaluating
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one forward pass of a batch: the median over the rounds, and the quartiles as its spread."""
+
+    name: str
+    batch_size: int
+    median: float
+    quartiles: tuple[float, float]
+    rounds: int
+    seconds: tuple[float, ...] = ()  # of each round; those of two models are pairs, see `prunus.timing.latency`
+
+    @property
+    def spread(self) -> float:
+        """(upper quartile - lower quartile) / median. 0.05 means a quiet machine; do not trust a figure at 0.5."""
+        return (self.quartiles[1] - self.quartiles[0]) / self.median
+
+    @property
+    def images_per_second(self) -> float:
+        """Throughput at the median."""
+        return self.batch_size / self.median
+
+
+def latency(
+    models: Mapping[str, nn.Module | Callable[[Any], Any]],
+    example: Any,
+    *,
+    engine: str = "eager",
+    batch_sizes: Sequence[int] = (1, 64),
+    rounds: int = 20,
+    warmup: int = 3,
+    threads: int | None = None,
+    cpu_time: bool = False,
+    progress: Progress | None = None,
+) -> list[Timing]:
+    """Median forward time of each model at each batch size, on the device of each model, without gradients.
+
+    models: networks, which run in `engine`, or callables that take a batch, which are timed as they are.
+    example: a batch of one or more images [N, C, H, W], or a tuple or dict of tensors; a batch repeats its images.
+    engine: the engine that runs the networks, by name; see `prunus.timing.engines`.
+    threads: number of CPU threads; PyTorch's current number if not given.
+    cpu_time: measure processor time, summed over threads, instead of wall-clock time. It varies less on a machine
+        that runs other programs too; use it with one thread.
+
+    Models take turns within a round, and every second round runs in reverse order, so that other load on the machine
+    affects all of them equally. Train / eval modes are restored afterwards.
+    """
+    check_turns(models, rounds, batch_sizes, warmup)
+    check_example(example)
+    timings: list[Timing] = []
+    networks = [model for model in models.values() if isinstance(model, nn.Module)]
+    with ready_to_time(networks, threads):
+        prepared = {name: _prepared(model, engine, example, batch_sizes) for name, model in models.items()}
+        for done, size in enumerate(batch_sizes):
+            seconds = _take_turns(prepared, repeated(example, size), (warmup, rounds), cpu_time)
+            timings += [_timing(name, size, values) for name, values in seconds.items()]
+            if progress is not None:
+                progress(done + 1, len(batch_sizes))
+    return timings
+
+
+def check_turns(models: Sized, rounds: int, batch_sizes: Sequence[int], warmup: int = 0) -> None:
+    """RunError unless there is something to time, at least once."""
+    if isinstance(batch_sizes, int):
+        raise RunError(f"batch sizes must be several numbers, as in ({batch_sizes},); got {batch_sizes}")
+    if rounds < 1 or warmup < 0 or min(batch_sizes, default=0) < 1 or not models:
+        raise RunError(
+            f"expected models, rounds >= 1, warmup >= 0 and batch sizes >= 1; got {len(models)} models, {rounds}, "
+            f"{warmup}, {tuple(batch_sizes)}"
+        )
+
+
+@contextmanager
+def ready_to_time(models: Iterable[nn.Module], threads: int | None) -> Iterator[None]:
+    """Models in eval mode, no gradients, and PyTorch on this number of threads; all of it is restored afterwards."""
+    before = torch.get_num_threads()
+    if threads is not None and threads < 1:
+        raise RunError(f"threads must be at least 1, got {threads}")
+    with ExitStack() as stack, torch.no_grad():
+        for model in models:
+            stack.enter_context(evaluating(model))
+        if threads is not None:
+            stack.callback(torch.set_num_threads, before)
+            torch.set_num_threads(threads)
+        yield
+
+
+def prepare(model: nn.Module, engine: str, example: Any, batch_sizes: Sequence[int]) -> PreparedModel:
+    """The model ready to run in an engine at these batch sizes. Call it inside `ready_to_time`."""
+    prepared = ENGINES.find(engine).prepare(model, example, torch.get_num_threads())
+    for size in batch_sizes:
+        prepared.specialize(placed(repeated(example, size), prepared.device))
+    return prepared
+
+
+def repeated(example: Any, size: int) -> Any:
+    """A batch of `size` images: the example's images, repeated as often as needed."""
+
+    def stretch(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        return value.repeat(-(-size // len(value)), *[1] * (value.dim() - 1))[:size].contiguous()
+
+    return tree_map(stretch, example)
+
+
+def placed(batch: Any, device: torch.device) -> Any:
+    """The batch on a device."""
+    return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, batch)
+
+
+def check_example(example: Any) -> None:
+    """DataError unless the example is a batch of at least one image, or of several inputs."""
+    tensors = [value for value in tree_flatten(example)[0] if isinstance(value, Tensor)]
+    if not tensors or tensors[0].dim() < 2 or any(value.dim() and not len(value) for value in tensors):
+        got = [list(value.shape) for value in tensors] or type(example).__name__
+        raise DataError(f"the example should be a batch of at least one image [N, C, H, W], got {got}")
+
+
+def _prepared(model: Any, engine: str, example: Any, batch_sizes: Sequence[int]) -> PreparedModel:
+    if isinstance(model, nn.Module):
+        return prepare(model, engine, example, batch_sizes)
+    return model if isinstance(model, PreparedModel) else PreparedModel(model, torch.device("cpu"))
+
+
+def _take_turns(
+    models: Mapping[str, PreparedModel], batch: Any, turns: tuple[int, int], cpu_time: bool
+) -> dict[str, list[float]]:
+    """Name -> seconds of each round. turns: rounds that do not count, and rounds that do."""
+    runs = [partial(model.run, placed(batch, model.device)) for model in models.values()]
+    devices = [model.device for model in models.values()]
+    warmup, rounds = turns
+    seconds = take_turns(runs, devices, warmup=warmup, rounds=rounds, cpu_time=cpu_time)
+    return dict(zip(models, seconds, strict=True))
+
+
+def _timing(name: str, size: int, seconds: list[float]) -> Timing:
+    low, median, high = np.percentile(seconds, (25, 50, 75))
+    return Timing(name, size, float(median), (float(low), float(high)), len(seconds), tuple(seconds))
+
+
+# How much faster one network is than another, with an interval that says how far the figure can be trusted.
+
+CONFIDENCE = 0.95
+NO_DIFFERENCE = "no measurable difference"
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Median of the ratios of paired turns, and its 95% confidence interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def measurable(self) -> bool:
+        """Whether the interval excludes 1."""
+        return self.low > 1 or self.high < 1
+
+    def __str__(self) -> str:
+        """1.52x (1.40 to 1.66), or that no difference can be measured."""
+        if not self.measurable:
+            return NO_DIFFERENCE
+        return f"{self.ratio:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
+
+def speedup(before: Sequence[float], after: Sequence[float]) -> Speedup:
+    """The speed of `after` relative to `before`, from the seconds of turns that were taken in pairs.
+
+    Both networks of a pair ran right after each other, so that other load affects both. The interval is that of the
+    sign test, which assumes nothing about the distribution: with the n ratios sorted, it reaches from the k-th smallest
+    to the k-th largest, where k is the largest number with 2 P(Binomial(n, 1/2) < k) <= 0.05. Fewer than six pairs
+    give no interval: it is then from 0 to infinity.
+    """
+    ratios = sorted(was / now for was, now in zip(before, after, strict=True))
+    if not ratios:
+        return Speedup(math.nan, 0.0, math.inf)
+    k = _rank(len(ratios))
+    low, high = (ratios[k - 1], ratios[-k]) if k else (0.0, math.inf)
+    return Speedup(statistics.median(ratios), low, high)
+
+
+def _rank(pairs: int) -> int:
+    """The largest k with 2 P(Binomial(pairs, 1/2) < k) <= 1 - CONFIDENCE; 0 if there is none."""
+    k, below = 0, 0
+    while 2 * (below + math.comb(pairs, k)) <= (1 - CONFIDENCE) * 2**pairs:
+        below += math.comb(pairs, k)
+        k += 1
+    return k

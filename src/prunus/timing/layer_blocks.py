@@ -1,0 +1,422 @@
+"""Blocks: what an engine runs as one kernel. A convolution or linear layer, its batch norm and its activation."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from prunus.graph import layer_surgery
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.graph.selection import selection_of, unselect
+from prunus.graph.traced import CONVOLUTIONS, MIXING, TRANSPOSED, Traced, is_depthwise, only_user
+from prunus.graph.units import Indices
+from prunus.timing.engines import Engine
+
+ACTIVATIONS: tuple[type[nn.Module], ...] = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Tanh,
+)
+FUNCTIONS: Mapping[Any, type[nn.Module]] = {
+    F.relu: nn.ReLU,
+    torch.relu: nn.ReLU,
+    torch.relu_: nn.ReLU,
+    "relu": nn.ReLU,
+    "relu_": nn.ReLU,
+    F.relu6: nn.ReLU6,
+    F.hardswish: nn.Hardswish,
+    F.hardsigmoid: nn.Hardsigmoid,
+    F.silu: nn.SiLU,
+    torch.sigmoid: nn.Sigmoid,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One call of a layer with what follows it.
+
+    kind: all that its time depends on except the widths, as text. Blocks of one kind are timed together.
+    modules: copies of the layer, of its batch norm and of its activation, as far as it has them.
+    """
+
+    layer: str
+    kind: str
+    modules: nn.Sequential
+    in_shape: torch.Size  # of the example
+    out_shape: torch.Size
+    first: bool  # reads the network's input
+    last: fx.Node | None  # whose value is the block's
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Numbers of inputs and outputs."""
+        return widths_of(self.modules[0])
+
+    @property
+    def axis(self) -> int:
+        """The dimension of the input that channels are on."""
+        return len(self.in_shape) - 1 if isinstance(self.modules[0], nn.Linear) else 1
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether outputs follow from inputs."""
+        return is_depthwise(self.modules[0])
+
+    @property
+    def groups(self) -> int:
+        """Groups of channels that must stay equally wide."""
+        return 1 if self.depthwise else int(getattr(self.modules[0], "groups", 1))
+
+    @property
+    def fused_kind(self) -> str:
+        """The kind for engines that fold batch norms and biases into the layer, and take no time for a ReLU."""
+        return re.sub(r"( BatchNorm\dd| ReLU(?= )|\+b)", "", self.kind)
+
+
+def widths_of(layer: nn.Module) -> tuple[int, int]:
+    """Numbers of inputs and outputs of a convolution or linear layer."""
+    names = ("in_features", "out_features") if isinstance(layer, nn.Linear) else ("in_channels", "out_channels")
+    return int(getattr(layer, names[0])), int(getattr(layer, names[1]))
+
+
+def find_blocks(graph: ChannelGraph) -> list[Block]:
+    """The blocks of a network in the order of their calls. A layer that is called twice has two."""
+    traced = graph.found.traced
+    calls = [n for n in traced.graph.nodes if n.op == "call_module" and str(n.target) in graph.layers]
+    return [_block(traced, node) for node in calls if isinstance(traced.module(node), MIXING)]
+
+
+def _block(traced: Traced, node: fx.Node) -> Block:
+    modules, last = [traced.module(node)], node
+    norm = traced.batch_norm_after(node)
+    if norm is not None and selection_of(traced.module(norm)) is None:
+        modules, last = [*modules, traced.module(norm)], norm
+    found = _activation_after(traced, last)
+    if found is not None:
+        modules, last = [*modules, found[0]], found[1]
+    block = nn.Sequential(*(copy.deepcopy(module) for module in modules)).eval()
+    unselect(block[0])
+    read = node.all_input_nodes[0]
+    in_shape = traced.shapes[read.name]
+    kind = _kind(str(node.target), block, in_shape, traced.shapes[node.name], read.op == "placeholder")
+    return Block(str(node.target), kind, block, in_shape, traced.shapes[node.name], read.op == "placeholder", last)
+
+
+def _activation_after(traced: Traced, node: fx.Node) -> tuple[nn.Module, fx.Node] | None:
+    user = only_user(node)
+    if user is None:
+        return None
+    if user.op == "call_module":
+        module = traced.module(user)
+        return (module, user) if type(module) in ACTIVATIONS and _is_plain(module) else None
+    kind = FUNCTIONS.get(user.target) if user.op in ("call_function", "call_method") else None
+    return None if kind is None or user.all_input_nodes != [node] else (kind(), user)
+
+
+def _kind(name: str, block: nn.Sequential, in_shape: torch.Size, out_shape: torch.Size, first: bool) -> str:
+    """What the time of a block depends on. Only layers of torch itself are known by their settings: two layers of
+    another class may differ in something that does not show, so the name of the layer tells them apart."""
+    layer = block[0]
+    inside = slice(1, -1) if isinstance(layer, nn.Linear) else slice(2, None)
+    area = f"{_joined(in_shape[inside])}->{_joined(out_shape[inside])}"
+    words = [_settings(layer), area, *(_settings(module) for module in list(block)[1:])]
+    words.append(str(next(block.parameters()).dtype).removeprefix("torch."))
+    words += ["first"] * first
+    if not all(_is_plain(module) for module in block):
+        words.append(f"layer {name}")
+    return " ".join(word for word in words if word)
+
+
+def is_shared(kind: str) -> bool:
+    """Whether a kind says all about a block, so that its timings hold for other networks too."""
+    return " layer " not in kind
+
+
+def _settings(module: nn.Module) -> str:
+    if isinstance(module, nn.Linear):
+        return f"Linear{'' if module.bias is None else '+b'}"
+    if not isinstance(module, CONVOLUTIONS):
+        return type(module).__name__
+    names = ("kernel_size", "stride", "padding", "dilation")
+    parts = [f"{name[0]}{_joined(getattr(module, name))}" for name in names]
+    groups = "depthwise" if is_depthwise(module) else f"g{module.groups}"
+    turned = "Transposed" if isinstance(module, TRANSPOSED) else ""
+    return f"{turned}Conv{len(module.kernel_size)}d {' '.join(parts)} {groups}{'' if module.bias is None else '+b'}"
+
+
+def _joined(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module is of torch's own class and nothing was added to the instance."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return type(module).__module__.startswith("torch.nn.") and not any(hooks) and "forward" not in vars(module)
+
+
+# Blocks that run in PyTorch, cut to some of their widths.
+
+
+def torch_run(block: Block, inputs: int, outputs: int, batch: int, device: torch.device) -> Callable[[], Any]:
+    """A call that runs the block with these numbers of inputs and outputs on random images."""
+    width, wide = block.widths
+    cut = copy.deepcopy(block.modules)
+    kept, made = (_first(w, block.groups, n) for w, n in ((width, inputs), (wide, outputs)))
+    if block.depthwise:
+        layer_surgery.shrink_depthwise(cut[0], kept)
+        made = layer_surgery.depthwise_filters(block.modules[0], kept)
+    else:
+        layer_surgery.shrink_mixing(cut[0], kept, made)
+    for module in list(cut)[1:]:
+        layer_surgery.shrink_channelwise(module, made, wide)
+    return partial(cut, random_input(block, inputs, batch, device))
+
+
+def torch_selection(block: Block, inputs: int, batch: int, device: torch.device) -> Callable[[], Any]:
+    """A call that selects this number of the block's inputs."""
+    width = block.widths[0]
+    x = random_input(block, width, batch, device)
+    return partial(x.index_select, block.axis, torch.from_numpy(_first(width, block.groups, inputs)).to(device))
+
+
+def random_input(block: Block, inputs: int, batch: int, device: torch.device) -> Tensor:
+    """Random images as the block reads them, with this number of channels, in the layout of its weights."""
+    size = [batch, *block.in_shape[1:]]
+    size[block.axis] = inputs
+    weight = next(block.modules.parameters())
+    x = torch.randn(size, device=device, dtype=weight.dtype)
+    last = weight.dim() == 4 and not weight.is_contiguous()
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+def _first(width: int, groups: int, count: int) -> Indices:
+    """The first channels of each group."""
+    return np.arange(width).reshape(groups, -1)[:, : count // groups].reshape(-1)
+
+
+# Blocks as small ONNX graphs, for engines that read ONNX.
+
+FED = 4  # channels that the convolution before a block reads
+READ = 16  # outputs of the convolution behind a selection
+OPSET = 18
+_SIMPLE = {
+    nn.ReLU: "Relu",
+    nn.LeakyReLU: "LeakyRelu",
+    nn.Hardswish: "HardSwish",
+    nn.Sigmoid: "Sigmoid",
+    nn.Tanh: "Tanh",
+}
+
+
+class OnnxGraph:
+    """An ONNX graph that grows at its end. All of its layers have random weights."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        from onnx import TensorProto, helper
+
+        self._draw = np.random.default_rng(0)
+        self._helper: Any = helper
+        self._input: Any = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+        self._float: int = TensorProto.FLOAT
+        self._nodes: list[Any] = []
+        self._weights: list[Any] = []
+        self._end = "x"
+
+    def add(self, operation: str, *inputs: str, **attributes: Any) -> str:
+        """An operation on the value at the end, and its other inputs. Its value is the new end."""
+        name = f"v{len(self._nodes)}"
+        self._nodes.append(self._helper.make_node(operation, [self._end, *inputs], [name], **attributes))
+        self._end = name
+        return name
+
+    def constant(self, values: npt.NDArray[Any]) -> str:
+        """A weight."""
+        from onnx import numpy_helper
+
+        name = f"w{len(self._weights)}"
+        self._weights.append(numpy_helper.from_array(values, name))
+        return name
+
+    def random(self, *shape: int) -> str:
+        """A weight of random numbers, scaled so that values stay of order 1."""
+        scale = 1 / math.sqrt(max(1, math.prod(shape[1:])))
+        return self.constant((scale * self._draw.standard_normal(shape)).astype(np.float32))
+
+    def serialized(self) -> bytes:
+        """The graph as the bytes of an ONNX file."""
+        output = self._helper.make_tensor_value_info(self._end, self._float, None)
+        graph = self._helper.make_graph(self._nodes, "block", [self._input], [output], self._weights)
+        opset = self._helper.make_opsetid("", OPSET)
+        made: bytes = self._helper.make_model(graph, opset_imports=[opset], ir_version=9).SerializeToString()
+        return made
+
+
+def onnx_block(block: Block, inputs: int, outputs: int, images: int) -> tuple[bytes, tuple[int, ...]]:
+    """The graph of a block with these numbers of inputs and outputs, and the shape of its input."""
+    graph, shape = _begun(block, inputs, images)
+    if isinstance(block.modules[0], nn.Linear):
+        _add_linear(graph, block, inputs, outputs)
+    else:
+        _add_convolution(graph, block, inputs, outputs)
+    for module in list(block.modules)[1:]:
+        _add_activation(graph, module)
+    if not isinstance(block.modules[0], nn.Linear):
+        _add_pool(graph, tuple(block.out_shape[2:]))
+    return graph.serialized(), shape
+
+
+def onnx_before(block: Block, inputs: int, images: int) -> tuple[bytes, tuple[int, ...]]:
+    """The graph in front of a block that reads this number of inputs."""
+    graph, shape = _begun(block, inputs, images)
+    _add_pool(graph, tuple(block.in_shape[2:]))
+    return graph.serialized(), shape
+
+
+def onnx_reading(block: Block, inputs: int, images: int, *, selected_from: int = 0) -> tuple[bytes, tuple[int, ...]]:
+    """A 1x1 convolution of this number of inputs, which may be selected from a wider stream."""
+    graph, shape = _begun(block, selected_from or inputs, images)
+    if selected_from:
+        chosen = np.sort(np.random.default_rng(0).permutation(selected_from)[:inputs]).astype(np.int64)
+        graph.add("Gather", graph.constant(chosen), axis=block.axis)
+    if block.axis == 1 and not isinstance(block.modules[0], nn.Linear):
+        ones = [1] * (len(block.in_shape) - 2)
+        graph.add("Conv", graph.random(READ, inputs, *ones), graph.random(READ))
+        _add_pool(graph, tuple(block.in_shape[2:]))
+    return graph.serialized(), shape
+
+
+def has_before(block: Block) -> bool:
+    """Whether a convolution is put in front of a block."""
+    return not block.first and not isinstance(block.modules[0], nn.Linear)
+
+
+def _begun(block: Block, inputs: int, images: int) -> tuple[OnnxGraph, tuple[int, ...]]:
+    size = [images, *block.in_shape[1:]]
+    if not has_before(block):
+        size[block.axis] = inputs
+        return OnnxGraph(tuple(size)), tuple(size)
+    size[1] = FED
+    graph = OnnxGraph(tuple(size))
+    graph.add("Conv", graph.random(inputs, FED, *[1] * (len(size) - 2)), graph.random(inputs))
+    graph.add("Relu")
+    return graph, tuple(size)
+
+
+def _add_linear(graph: OnnxGraph, block: Block, inputs: int, outputs: int) -> None:
+    if len(block.in_shape) == 2:
+        graph.add("Gemm", graph.random(outputs, inputs), graph.random(outputs), transB=1)
+    else:
+        graph.add("MatMul", graph.random(inputs, outputs))
+        graph.add("Add", graph.random(outputs))
+
+
+def _add_convolution(graph: OnnxGraph, block: Block, inputs: int, outputs: int) -> None:
+    layer: Any = block.modules[0]
+    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    shared = {"kernel_shape": kernel, "strides": stride, "dilations": dilation}
+    if block.depthwise:
+        outputs = inputs * layer.out_channels // layer.in_channels
+    groups = inputs if block.depthwise else layer.groups
+    if isinstance(layer, TRANSPOSED):
+        pads, more = [*layer.padding, *layer.padding], list(layer.output_padding)
+        weight = graph.random(inputs, outputs // groups, *kernel)
+        graph.add(
+            "ConvTranspose", weight, graph.random(outputs), group=groups, pads=pads, output_padding=more, **shared
+        )
+        return
+    sizes = zip(block.in_shape[2:], block.out_shape[2:], kernel, stride, dilation, strict=True)
+    missing = [max(0, (out - 1) * s + d * (k - 1) + 1 - size) for size, out, k, s, d in sizes]
+    pads = [n // 2 for n in missing] + [n - n // 2 for n in missing]
+    weight = graph.random(outputs, inputs // groups, *kernel)
+    graph.add("Conv", weight, graph.random(outputs), group=groups, pads=pads, **shared)
+
+
+def _add_activation(graph: OnnxGraph, module: nn.Module) -> None:
+    """A batch norm is folded into the layer before it, so it adds nothing."""
+    if type(module) in _SIMPLE:
+        graph.add(_SIMPLE[type(module)])
+    elif isinstance(module, nn.ReLU6):
+        graph.add("Clip", *(graph.constant(np.array(edge, dtype=np.float32)) for edge in (0.0, 6.0)))
+    elif isinstance(module, nn.Hardsigmoid):
+        graph.add("HardSigmoid", alpha=1 / 6, beta=0.5)
+    elif isinstance(module, nn.SiLU):
+        before = graph._end
+        graph.add("Sigmoid")
+        graph.add("Mul", before)
+
+
+def _add_pool(graph: OnnxGraph, area: tuple[int, ...]) -> None:
+    """One position of the image: takes no time, and any layout."""
+    graph.add("MaxPool", kernel_shape=[1] * len(area), strides=[max(1, n) for n in area])
+
+
+# What is run to time a layer or a selection: in PyTorch the block itself, in other engines small ONNX graphs.
+
+
+@dataclass(frozen=True)
+class Run:
+    """Something that can be run and timed."""
+
+    what: Literal["block", "before", "selection", "reading"]
+    inputs: int
+    outputs: int = 0
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A time as a sum of the times of runs, minus the times of others."""
+
+    plus: tuple[Run, ...]
+    minus: tuple[Run, ...] = ()
+
+
+def layer_sum(engine: Engine, block: Block, inputs: int, outputs: int) -> Sum:
+    """How the time of a block with these widths is measured."""
+    run = Run("block", inputs, outputs)
+    if engine.open_onnx is None or not has_before(block):
+        return Sum((run,))
+    return Sum((run,), (Run("before", inputs),))
+
+
+def selection_sum(engine: Engine, block: Block, inputs: int) -> Sum:
+    """How the time of selecting this number of the block's inputs is measured."""
+    run = Run("selection", inputs)
+    if engine.open_onnx is None or not has_before(block):
+        return Sum((run,))
+    return Sum((run, Run("before", inputs)), (Run("before", block.widths[0]), Run("reading", inputs)))
+
+
+def open_run(
+    engine: Engine, block: Block, run: Run, images: int, device: torch.device, threads: int
+) -> Callable[[], Any]:
+    """A function that performs a run once."""
+    if engine.open_onnx is None:
+        if run.what == "selection":
+            return torch_selection(block, run.inputs, images, device)
+        return torch_run(block, run.inputs, run.outputs, images, device)
+    if run.what == "block":
+        model, shape = onnx_block(block, run.inputs, run.outputs, images)
+    elif run.what == "before":
+        model, shape = onnx_before(block, run.inputs, images)
+    else:
+        wide = block.widths[0] if run.what == "selection" else 0
+        model, shape = onnx_reading(block, run.inputs, images, selected_from=wide)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    return partial(engine.open_onnx(model, threads), x)

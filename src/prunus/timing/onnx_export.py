@@ -1,0 +1,303 @@
+"""ONNX files: written from a network, checked after writing, and run by onnxruntime."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from prunus.errors import DataError, FileError, ModelError
+from prunus.graph.runner import copied
+from prunus.graph.traced import Example, as_call
+from prunus.timing.engines import require
+from prunus.util.batches import call, device_of
+from prunus.util.state import evaluating, generators_kept
+
+# A network as a program of torch.export, and the comparison of an exported network with the original.
+
+TOLERANCE = 1e-3  # share of the largest output: other kernels add in another order
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the outputs of an exported network are from the original's."""
+
+    error: float  # largest difference, divided by the largest output
+    num_images: int
+
+
+def export_program(model: nn.Module, example: Example, dynamic_batch: bool) -> Any:
+    """The program of torch.export, for any number of images (`dynamic_batch`) or for that of the example."""
+    args, kwargs = _example_call(example, dynamic_batch)
+    shapes = None
+    if dynamic_batch:
+        batch = torch.export.Dim("batch")
+        given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        shapes = tree_map(lambda v: {0: batch} if isinstance(v, Tensor) and v.dim() else None, dict(given))
+    _register_outputs(model, args, kwargs)
+    try:
+        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    except Exception as error:
+        reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
+        hint = " Try dynamic_batch=False: the file then takes a fixed number of images." if dynamic_batch else ""
+        raise ModelError(f"torch.export cannot follow {type(model).__name__}: {reason}.{hint}") from error
+
+
+def _register_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell torch.export about dataclasses in the model's output, which it does not look into by itself."""
+    with evaluating(model), generators_kept(), torch.no_grad():
+        left = [model(*tree_map(copied, args), **tree_map(copied, kwargs))]
+    while left:
+        for value in tree_flatten(left.pop())[0]:
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                kind = type(value)
+                torch.export.register_dataclass(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
+                left += [getattr(value, field.name) for field in dataclasses.fields(value)]
+
+
+def _example_call(example: Example, dynamic_batch: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The example's arguments. A dynamic batch gets two images, because torch takes a size of 1 for a constant."""
+    args, kwargs = as_call(example)
+    if dynamic_batch:
+        double = lambda v: torch.cat([v[:1], v[:1]]) if isinstance(v, Tensor) and v.dim() else v  # noqa: E731
+        args, kwargs = tree_map(double, args), tree_map(double, kwargs)
+    return args, kwargs
+
+
+def compare(model: nn.Module, exported: Callable[[Any], Any], batches: list[Any]) -> Difference:
+    """Run both on all batches. Raises ModelError if the outputs differ by more than 1e-3 of the largest one.
+
+    exported: takes a batch of the same structure and returns the same outputs, in any nesting.
+    """
+    error = max(relative_error(_outputs(model, batch), tree_flatten(exported(batch))[0]) for batch in batches)
+    if not error <= TOLERANCE:
+        raise ModelError(
+            f"the exported network's output differs from PyTorch's by {error:.1e} of the largest value; "
+            f"at most {TOLERANCE:g} is accepted"
+        )
+    return Difference(error, sum(len(tree_flatten(batch)[0][0]) for batch in batches))
+
+
+def comparison_batches(example: Example, images: Tensor | None, dynamic_batch: bool) -> list[Any]:
+    """Batches to compare on: the given images, or random ones. A dynamic batch is tried with several and with one."""
+    if images is None:
+        return _random_batches(example, dynamic_batch)
+    shape = tree_flatten(example)[0][0].shape
+    if not isinstance(example, Tensor) or images.shape[1:] != shape[1:] or not len(images):
+        raise DataError(
+            f"images to compare on should be [N, {', '.join(map(str, shape[1:]))}], not {list(images.shape)}"
+        )
+    if dynamic_batch:
+        return [images, images[:1]]
+    size = len(example)
+    if len(images) < size:
+        raise DataError(f"the file takes {size} images at a time, but only {len(images)} were given to compare on")
+    return [images[i : i + size] for i in range(0, len(images) - size + 1, size)]
+
+
+def _random_batches(example: Example, dynamic_batch: bool) -> list[Any]:
+    draw = torch.Generator().manual_seed(0)
+
+    def like(value: Any, count: int | None) -> Any:
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        shape = (count or len(value), *value.shape[1:])
+        if not value.is_floating_point():
+            return value[:1].expand(shape).contiguous()
+        return torch.randn(shape, generator=draw).to(value)
+
+    return [tree_map(lambda v, n=n: like(v, n), example) for n in ((3, 1) if dynamic_batch else (None,))]
+
+
+def _outputs(model: nn.Module, batch: Any) -> list[Any]:
+    home = device_of(model)
+    placed = tree_map(lambda v: v.to(home) if isinstance(v, Tensor) else v, batch)
+    return [o.cpu() if isinstance(o, Tensor) else o for o in tree_flatten(call(model, placed))[0]]
+
+
+def relative_error(want: list[Any], got: list[Any]) -> float:
+    """The largest difference between two lists of outputs, each divided by the largest value of its output."""
+    pairs = [(w, g) for w, g in zip(want, got, strict=True) if isinstance(w, Tensor)]
+    return max(
+        (float((w - g).abs().max() / w.abs().max().clamp(min=1e-30)) for w, g in pairs if w.numel()), default=0.0
+    )
+
+
+PACKAGES: Mapping[str, str] = {"onnx": "onnx", "onnxscript": "onnx", "onnxruntime": "onnx"}  # package -> extra
+OLDEST = 18  # the opset that torch's exporter writes; older ones are converted from it
+
+
+def export_onnx(
+    model: nn.Module,
+    example: Example,
+    path: Path,
+    *,
+    opset: int | None = None,
+    images: Tensor | None = None,
+    dynamic_batch: bool = True,
+) -> tuple[int, Difference]:
+    """Write `model` to `path`, run the file in onnxruntime and compare it with PyTorch. `model` is not changed.
+
+    The input is called `input` and the output `output`. Several inputs have the names of forward's arguments; several
+    outputs have the keys of the dict that forward returns, or are output_0, output_1, ... A dynamic batch is `batch`.
+    opset: ONNX opset; torch's own choice if not given.
+    images: images to compare on; random ones if not given.
+    dynamic_batch: the file takes any number of images at a time; otherwise that of the example.
+    Returns the opset of the file and the difference. Raises ModelError if the network cannot be written or differs.
+    """
+    require(PACKAGES, "ONNX export")
+    with evaluating(model), generators_kept(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporters warn about themselves
+        batches = comparison_batches(example, images, dynamic_batch)
+        written = _write(export_program(model, example, dynamic_batch), path, opset)
+        session = open_session(path, torch.get_num_threads())
+        run = lambda batch: [torch.from_numpy(np.asarray(o)) for o in run_session(session, batch)]  # noqa: E731
+        return written, compare(model, run, batches)
+
+
+def open_session(path: Path | bytes, threads: int) -> Any:
+    """An onnxruntime session on the CPU, of a file or of its content."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelError(f"onnxruntime cannot run the file: {str(error).strip().splitlines()[0]}") from error
+
+
+def run_session(session: Any, batch: Any) -> list[Any]:
+    """The outputs for a batch: a tensor, or a tuple or dict of tensors, in the order of the network's arguments."""
+    tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor)]
+    names = [given.name for given in session.get_inputs()]
+    if isinstance(batch, dict) and len(names) > 1:
+        feed = {name: np.ascontiguousarray(batch[name].cpu().numpy()) for name in names}
+    else:
+        feed = {name: np.ascontiguousarray(t.cpu().numpy()) for name, t in zip(names, tensors, strict=True)}
+    outputs: list[Any] = session.run(None, feed)
+    return outputs
+
+
+def _write(program: Any, path: Path, opset: int | None) -> int:
+    import onnx
+
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and not 1 <= opset <= newest:
+        raise ModelError(f"the installed onnx knows opsets 1 to {newest}, not {opset}")
+    proto = _onnx_program(program, opset if opset is None else max(opset, OLDEST))
+    if opset is not None and opset < OLDEST:
+        proto = _older(proto, opset)
+    found = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
+    if opset is not None and found != opset:
+        raise ModelError(f"ONNX opset {opset} was requested, but torch's exporter can only write opset {found}")
+    onnx.save(proto, path)
+    return int(found)
+
+
+def _onnx_program(program: Any, opset: int | None) -> Any:
+    with _quiet("torch.onnx"):
+        try:
+            made = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset, **_names(program))
+        except Exception as error:
+            which = f" (opset {opset})" if opset else ""
+            raise ModelError(f"ONNX cannot express this network{which}: {_first_cause(error)}") from error
+    proto = made.model_proto  # type: ignore[union-attr]
+    _name_batch_axis(proto.graph)
+    return proto
+
+
+def _names(program: Any) -> dict[str, Any]:
+    """Names of inputs and outputs. Several inputs keep those that torch gives them: forward's arguments."""
+    outputs = program.call_spec.out_spec
+    places = outputs.unflatten(list(range(outputs.num_leaves)))  # the structure of the output, with numbers for tensors
+    if isinstance(places, dict) and sorted(places.values(), key=str) == list(range(len(places))):
+        found = [str(key) for key, _ in sorted(places.items(), key=lambda pair: pair[1])]
+    else:
+        found = [f"output_{number}" for number in range(outputs.num_leaves)]
+    named = {"output_names": ["output"] if outputs.num_leaves == 1 else found}
+    return {**named, "input_names": ["input"]} if len(program.graph_signature.user_inputs) == 1 else named
+
+
+def _name_batch_axis(graph: Any) -> None:
+    """Call the first input's first axis `batch` wherever its symbol occurs, also in terms such as 2*s77."""
+    values = [*graph.input, *graph.output, *graph.value_info]
+    sizes = [size for value in values for size in value.type.tensor_type.shape.dim if size.dim_param]
+    symbol = sizes[0].dim_param if sizes else ""
+    for size in sizes if symbol.isidentifier() else []:
+        size.dim_param = re.sub(rf"\b{symbol}\b", "batch", size.dim_param)
+
+
+def _first_cause(error: BaseException) -> str:
+    """The original error in one line. torch's exporter wraps it in advice to its own developers."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _older(proto: Any, opset: int) -> Any:
+    from onnx import version_converter
+
+    try:
+        return version_converter.convert_version(proto, opset)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0].rpartition("failed: ")[2] if str(error).strip() else ""
+        raise ModelError(
+            f"this network cannot be written in ONNX opset {opset} ({reason}); use opset {OLDEST} or later"
+        ) from error
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Silence a logger below errors."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+# A finished ONNX file as a network: engines that read ONNX run it as it is.
+
+
+class OnnxFile(nn.Module):
+    """The network in an ONNX file with one input of images. PyTorch cannot change it; calling it runs onnxruntime."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        require(PACKAGES, "reading an ONNX file")
+        self.path = Path(path)
+        try:
+            self.content = self.path.read_bytes()
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+        given = self.session.get_inputs()
+        if len(given) != 1 or len(given[0].shape) < 2:
+            raise ModelError(f"{path} must have one input [N, ...], but has {[one.name for one in given]}")
+        self.shape: tuple[int, ...] = tuple(given[0].shape[1:])  # of an image
+        if not all(isinstance(size, int) for size in self.shape):
+            raise ModelError(f"{path} takes images of any size {list(self.shape)}; export it for one size")
+
+    @cached_property
+    def session(self) -> Any:
+        """The file, opened in onnxruntime on PyTorch's number of threads."""
+        return open_session(self.content, torch.get_num_threads())
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.from_numpy(np.asarray(run_session(self.session, images)[0]))

@@ -1,0 +1,355 @@
+"""The training loop: read `_train_one_epoch` first."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.errors import RunError
+from prunus.tasks import Quality, is_classification
+from prunus.tasks.evaluate import Accuracy, image_values, outputs_for, too_good, unpack_for
+from prunus.tasks.evaluate import evaluate as measure
+from prunus.tasks.quality import QualityWords
+from prunus.train.checkpoint import (
+    BestEpoch,
+    Epoch,
+    Journal,
+    State,
+    from_dict,
+    load_checkpoint,
+    save_checkpoint,
+    to_dict,
+)
+from prunus.train.settings import TrainingSettings
+from prunus.train.setup import (
+    TrainingRun,
+    example_of,
+    holdout_share,
+    identity_of,
+    mixed,
+    prepare,
+    returned_like,
+    set_epoch,
+    strides_unmentioned,
+    summed,
+)
+from prunus.train.sparsity import SoftFilters
+from prunus.train.trackers import epoch_figures, tracking
+from prunus.util.batches import Batches, call, count_images, labels_to, move
+from prunus.util.files import check_writable
+from prunus.util.options import check, plain, replaced
+from prunus.util.processes import accelerating
+from prunus.util.progress import Show, shown
+from prunus.util.state import generators_kept, reseed
+
+# Running loss and quality of an epoch, and the report that a progress bar shows.
+
+
+class DivergedError(RunError):
+    """The training loss is no longer finite."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Position of a training run. Loss and quality are means over the epoch so far, on this process's batches."""
+
+    epoch: int  # from 1
+    epochs: int
+    step: int  # from 1, within the epoch
+    steps: int
+    loss: float
+    accuracy: float | None  # the quality of the task; None if it is no mean over images
+    images_per_second: float
+    seconds_left: float
+
+
+def steps_of_epochs(show: Show, phase: str = "train") -> Callable[[StepReport], None]:
+    """For `prunus.util.progress.shown`: one phase for all epochs."""
+
+    def report(news: StepReport) -> None:
+        quality = "" if news.accuracy is None else f" {100 * news.accuracy:.1f}%,"
+        note = f"loss {news.loss:.3f},{quality} {news.images_per_second:,.0f} images/s"
+        done, total = (news.epoch - 1) * news.steps + news.step, news.epochs * news.steps
+        show(phase, done, total, f"epoch {news.epoch}/{news.epochs}, {note}")
+
+    return report
+
+
+class Meter:
+    """Sums on the device. Reading them makes the CPU wait for an accelerator, so they are read only now and then."""
+
+    def __init__(self, device: torch.device, quality: Quality) -> None:
+        self._quality = quality
+        kind = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
+        self._sums = torch.zeros(2, dtype=kind, device=device)  # loss, quality
+        self.num_images = 0
+        self._start = time.perf_counter()
+
+    @property
+    def measures(self) -> bool:
+        """Whether the quality is measured during training: only per cent that are means over images."""
+        return self._quality.is_mean and self._quality.unit == "%"
+
+    def add(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
+        """Count one step of `count` images: mean loss (0-d), outputs and labels."""
+        found = torch.zeros_like(loss)
+        if self.measures:
+            with torch.no_grad():
+                found = image_values(self._quality, outputs, labels, count).sum()
+        self._sums += torch.stack((loss.detach() * count, found))
+        self.num_images += count
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of the epoch."""
+        return time.perf_counter() - self._start
+
+    def totals(self) -> Tensor:
+        """[loss sum, quality sum, images] of this process, to be summed over processes."""
+        return torch.cat((self._sums, self._sums.new_tensor([self.num_images])))
+
+    def means(self, where: str) -> tuple[float, float | None]:
+        """(loss, quality) so far; DivergedError if the loss is not finite."""
+        loss, quality = self._sums.tolist()
+        return checked(loss / self.num_images, where), quality / self.num_images if self.measures else None
+
+
+def checked(loss: float, where: str) -> float:
+    """`loss`; DivergedError if the training has diverged."""
+    if not abs(loss) < float("inf"):  # NaN compares false as well
+        raise DivergedError(
+            f"the training loss became {loss} in {where}: the run has diverged. A lower learning rate or a warm-up "
+            "usually helps. Check the images for NaN, and try without mixed precision"
+        )
+    return loss
+
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_REPORTS = 0.5
+Evaluate = Callable[[nn.Module, Batches], Accuracy]
+OnStep = Callable[[StepReport], None]
+OnEpoch = Callable[[Epoch], None]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained network and the history of its training."""
+
+    model: nn.Module
+    history: tuple[Epoch, ...]
+    kept: int | None = None  # number of the epoch whose weights `model` has, with keep_best; 0: as it was given
+
+
+def fit(
+    model: nn.Module,
+    train: Batches,
+    holdout: Batches | None = None,
+    settings: TrainingSettings | None = None,
+    *,
+    teacher: nn.Module | None = None,
+    checkpoint_dir: str | Path | None = None,
+    evaluate: Evaluate | None = None,
+    progress: OnStep | bool | None = None,
+    on_epoch: OnEpoch | None = None,
+    **changes: Any,
+) -> Fitted:
+    """Train a copy of `model` on the batches of `train` and return it; `model` itself is not changed.
+
+        fitted = prunus.fit(model, train, holdout, preset="cifar", epochs=50, seed=1)
+
+    holdout: batches for `evaluate(model, holdout)`, which is called after each epoch; by default the task's quality.
+    settings, changes: a `TrainingSettings`, or its fields by name: preset, epochs, lr, mixed_precision, channels_last,
+        seed, sparsity, sparsity_by, soft_prune, keep_best, first_epoch, task, device, about, warmup, batch_norm, mixup,
+        ema, views, temperature, distill_weight, distill_features, tracker.
+    teacher: the network to distil from, usually the unpruned one.
+    checkpoint_dir: folder for the state after each epoch and for metrics.jsonl. The same call continues a killed run,
+        and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run with other
+        weights or settings is refused.
+    progress: False, or a function that is called about twice a second with a `StepReport`. on_epoch: after each epoch.
+
+    Under torchrun every process makes this call with the same arguments, and all get the same network.
+    """
+    chosen: TrainingSettings = replaced(settings or TrainingSettings(), changes, RunError)
+    check(chosen, RunError)
+    folder = None if checkpoint_dir is None else Path(checkpoint_dir)
+    display = shown(progress, steps_of_epochs)
+    with accelerating(chosen.device, chosen.mixed_precision) as accelerator, generators_kept(), display as report:
+        run = prepare(model, train, teacher, chosen, accelerator)
+        store = _Store(folder, run, {} if folder is None else identity_of(run, chosen, model, teacher))
+        first = _evaluate_together(run, holdout, evaluate) if chosen.keep_best else None
+        best = None if first is None else BestEpoch(run.result, first)
+        history = store.resume(best)
+        soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
+        with _journal(run, chosen, folder, history) as write:
+            for epoch in range(len(history), run.schedule.epochs):
+                reseed(chosen.seed, chosen.drawn_epoch(epoch), accelerator.process_index)
+                set_epoch(train, chosen.drawn_epoch(epoch))
+                trained = _train_one_epoch(run, epoch, report)
+                if soft is not None:
+                    soft.zero()
+                history.append(dataclasses.replace(trained, holdout=_evaluate_together(run, holdout, evaluate)))
+                logger.info("%s", history[-1])
+                if best is not None:
+                    best.see(history)
+                store.save(history, best)
+                write()
+                if on_epoch is not None:
+                    on_epoch(history[-1])
+        accelerator.wait_for_everyone()
+    _warn_if_too_good(history, run)
+    if best is not None:
+        best.restore()
+    return Fitted(returned_like(run, model), tuple(history), None if best is None else best.number)
+
+
+@contextmanager
+def _journal(
+    run: TrainingRun, settings: TrainingSettings, folder: Path | None, history: list[Epoch]
+) -> Iterator[Callable[[], None]]:
+    """A function that writes the last epoch to metrics.jsonl and to the tracker; in the main process alone it does."""
+    is_main, words = run.accelerator.is_main_process, QualityWords.of(run.task)
+    journal = Journal(folder if is_main else None, history)
+    with tracking(settings.tracker if is_main else None, folder, plain(settings), len(history)) as track:
+
+        def write() -> None:
+            journal.write(history)
+            track(epoch_figures(history[-1], words), history[-1].number)
+
+        yield write
+
+
+class _Store:
+    """The checkpoint of a run; without a folder nothing is kept."""
+
+    def __init__(self, folder: Path | None, run: TrainingRun, identity: dict[str, Any]) -> None:
+        self._folder, self._run, self._identity = folder, run, identity
+
+    def resume(self, best: BestEpoch | None) -> list[Epoch]:
+        """Load the checkpoint into the run, if there is one, and return the history so far."""
+        run = self._run
+        if self._folder is None:
+            return []
+        if run.accelerator.is_main_process:
+            check_writable(self._folder)
+        state = load_checkpoint(self._folder, run.model, run.sgd, self._identity)
+        if state is None:
+            return []
+        if run.accelerator.scaler is not None:
+            run.accelerator.scaler.load_state_dict(dict(state.scaler))
+        if best is not None:
+            best.resume(state.best, dict(state.weights["best"]))
+        if run.average is not None:
+            run.average.resume(state.weights["average"])
+        return [from_dict(values) for values in state.history]
+
+    def save(self, history: list[Epoch], best: BestEpoch | None) -> None:
+        """Write the checkpoint; the main process alone does."""
+        run = self._run
+        if self._folder is not None and run.accelerator.is_main_process:
+            scaler = {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
+            weights = {"best": {} if best is None else best.weights, "average": run.averages()}
+            seen = {} if best is None else best.to_dict()
+            state = State(self._identity, [to_dict(epoch) for epoch in history], scaler, seen, weights)
+            save_checkpoint(self._folder, run.model, run.sgd, state)
+
+
+@strides_unmentioned()
+def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
+    device, reported = run.accelerator.device, time.perf_counter()
+    where, rate = f"epoch {epoch + 1}", 0.0
+    run.train_mode()
+    meter = Meter(device, run.task.measured)
+    for step, batch in enumerate(islice(run.batches, run.steps)):
+        images, labels_here = unpack_for(run.task, batch, step)
+        images, labels = move(images, device, run.settings.channels_last), labels_to(labels_here, device)
+        images, targets = mixed(images, labels, run.settings.mixup)
+        rate = _set_lr(run.sgd, run.schedule.lr_at(epoch + (step + 0.5) / run.steps))
+        outputs = outputs_for(run.task, _outputs(run, images, f"{where}, step {step + 1}"), labels_here, step)
+        loss = summed(run.objective, outputs, images, targets)
+        run.optimizer.zero_grad()
+        run.accelerator.backward(loss)
+        run.optimizer.step()
+        run.after_step(epoch * run.steps + step)
+        meter.add(loss, outputs, labels, count_images(images))
+        if time.perf_counter() - reported > SECONDS_BETWEEN_REPORTS or step + 1 == run.steps:
+            reported = time.perf_counter()
+            _report(run, epoch, step + 1, meter, progress)
+    _same_buffers(run)
+    if meter.num_images == 0:
+        raise RunError(f"the loader gave no batches in {where}, although its length is {run.steps}")
+    total_loss, quality, num_images = run.accelerator.reduce(meter.totals(), reduction="sum").tolist()
+    run.steps_done, run.seconds = run.steps_done + run.steps, run.seconds + meter.seconds
+    loss_mean = checked(total_loss / num_images, where)
+    mean = quality / num_images if meter.measures else None
+    return Epoch(epoch + 1, rate, loss_mean, mean, None, meter.seconds, num_images / meter.seconds)
+
+
+def _outputs(run: TrainingRun, images: Any, where: str) -> Any:
+    """What the network computes; a batch norm that sees a single value per channel is explained."""
+    try:
+        return call(run.wrapped, images)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise RunError(
+            f"{where}: a batch norm cannot be trained on a single image ({error}). Leave out the last, smaller batch "
+            "(drop_last=True in a DataLoader), or change the batch size"
+        ) from error
+
+
+def _report(run: TrainingRun, epoch: int, step: int, meter: Meter, progress: OnStep) -> None:
+    loss, accuracy = meter.means(f"epoch {epoch + 1}, step {step}")
+    seconds_per_step = (run.seconds + meter.seconds) / (run.steps_done + step)
+    left = (run.schedule.epochs - epoch) * run.steps - step
+    speed = meter.num_images * run.accelerator.num_processes / meter.seconds
+    position = (epoch + 1, run.schedule.epochs, step, run.steps)
+    progress(StepReport(*position, loss, accuracy, speed, left * seconds_per_step))
+
+
+def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Evaluate | None) -> Accuracy | None:
+    """Each process evaluates its share; all get the result of the whole. None without held-out images."""
+    if holdout is None:
+        return None
+    evaluate = evaluate or functools.partial(measure, task=run.task)
+    if run.accelerator.num_processes == 1 or not run.task.measured.is_mean:  # only means can be merged from shares
+        return evaluate(run.result, holdout)
+    part = evaluate(run.result, holdout_share(holdout, run.accelerator))
+    shares = (part.top1, part.top5 or 0.0, part.loss, 1.0)
+    mine = torch.tensor(shares, dtype=torch.float64, device=run.accelerator.device) * part.num_images
+    top1, top5, loss, num_images = run.accelerator.reduce(mine, reduction="sum").tolist()
+    top5_share = None if part.top5 is None else top5 / num_images
+    return Accuracy(top1 / num_images, top5_share, loss / num_images, round(num_images))
+
+
+def _same_buffers(run: TrainingRun) -> None:
+    """Give all processes the first one's batch-norm statistics: each has seen other batches."""
+    if run.accelerator.num_processes > 1:
+        from accelerate.utils import broadcast
+
+        for buffer in (*run.model.buffers(), *run.result.buffers()):
+            buffer.copy_(broadcast(buffer))
+
+
+def _set_lr(optimizer: torch.optim.Optimizer, rate: float) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    return rate
+
+
+def _warn_if_too_good(history: list[Epoch], run: TrainingRun) -> None:
+    last = history[-1].holdout if history and is_classification(run.task) else None
+    warning = None if last is None else too_good(last)
+    if warning:
+        logger.warning("%s", warning)

@@ -1,0 +1,97 @@
+"""A short test that chooses a learning rate: the whole schedule, squeezed into a few steps, at several rates."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch import nn
+
+from prunus.train.fit import DivergedError, Evaluate, fit
+from prunus.train.settings import Preset
+from prunus.train.setup import length, set_epoch
+from prunus.util.batches import Batch, Batches
+from prunus.util.progress import Progress
+
+SHARES = (1.0, 0.3, 0.1, 0.03)  # of the schedule's rate
+FEWEST_STEPS, MOST_STEPS = 10, 40  # of each try
+SHARE_OF_RUN = 0.1  # all tries together take about this share of the training's steps
+
+MARGIN = 0.05  # of the best accuracy: a rate within it is close
+
+
+@dataclass(frozen=True)
+class RateTry:
+    """A rate and the held-out accuracy after its try; -inf if the training diverged."""
+
+    lr: float
+    top1: float
+
+
+class FirstBatches:
+    """The first batches of a loader."""
+
+    def __init__(self, loader: Batches, count: int) -> None:
+        self._loader, self._count = loader, count
+        self.order = getattr(loader, "order", loader)  # says whether the loader is one process's share already
+
+    def __iter__(self) -> Iterator[Batch]:
+        return islice(iter(self._loader), self._count)
+
+    def __len__(self) -> int:
+        return min(self._count, length(self._loader))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the loader which epoch begins."""
+        set_epoch(self._loader, epoch)
+
+
+def steps_per_try(steps: int, epochs: int) -> int:
+    """The number of steps of a try, for a training of `epochs` epochs of `steps` steps."""
+    wanted = round(SHARE_OF_RUN * steps * epochs / len(SHARES))
+    return min(steps, max(FEWEST_STEPS, min(MOST_STEPS, wanted)))
+
+
+def try_rates(
+    model: nn.Module,
+    train: Batches,
+    holdout: Batches,
+    schedule: Preset,
+    *,
+    evaluate: Evaluate,
+    progress: Progress | None = None,
+    **others: Any,
+) -> tuple[RateTry, ...]:
+    """Train copies of `model` for a few steps, each at a share of the schedule's rate.
+
+    A try warms up and decays as the schedule does, so that a high rate is judged after its decay.
+    others: teacher, seed and further settings, as for `fit`.
+    """
+    few = FirstBatches(train, steps_per_try(length(train), schedule.epochs))
+    tries = []
+    for number, share in enumerate(SHARES):
+        rate = share * schedule.lr
+        short = dataclasses.replace(schedule, epochs=1, lr=rate)
+        try:
+            fitted = fit(model, few, preset=short, progress=False, **others)
+            tries.append(RateTry(rate, evaluate(fitted.model, holdout).top1))
+        except DivergedError:
+            tries.append(RateTry(rate, -math.inf))
+        if progress is not None:
+            progress(number + 1, len(SHARES))
+    return tuple(tries)
+
+
+def best_rate(tries: tuple[RateTry, ...]) -> float:
+    """The highest rate whose accuracy comes close to the best of the tries.
+
+    A few steps favour low rates, and a training recovers from a small loss at its start; so the limit is MARGIN.
+    """
+    best = max(one.top1 for one in tries)
+    if math.isinf(best):
+        return tries[-1].lr
+    return max(one.lr for one in tries if one.top1 >= best - MARGIN * abs(best))

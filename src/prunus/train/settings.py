@@ -1,0 +1,216 @@
+"""Settings of a training run. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Literal
+
+from prunus.errors import RunError
+from prunus.tasks import Task
+from prunus.tasks.quality import task_option
+from prunus.train.distillation import Distillation
+from prunus.train.trackers import TrackerSettings
+from prunus.util.options import option
+from prunus.util.registry import unknown
+
+# Training schedules by name: those of the paper (section 4), and cosine with warm-up.
+
+DEFAULT_PRESET = "cosine"  # of `fit` and `compress`: the shortest, and good for retraining
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Number of epochs and learning rate schedule.
+
+    steps:  lr x factor^(number of `milestones` passed), milestones as fractions of all epochs;
+    cosine: lr x (1 + cos(pi x fraction of the epochs done after the warm-up)) / 2.
+    Both start with `warmup` epochs in which the rate rises linearly, at most `longest_warmup` of the run.
+    """
+
+    name: str
+    epochs: int
+    lr: float
+    batch_size: int  # images per step, over all processes
+    schedule: Literal["steps", "cosine"] = "steps"
+    milestones: tuple[float, ...] = (0.4, 0.8)
+    factor: float = 0.2
+    warmup: float = 0.0  # epochs
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    longest_warmup: float = 0.1  # as a share of the run: one shorter than its warm-up would never reach the full rate
+
+    def __post_init__(self) -> None:
+        """Refuse values that would train nothing or diverge."""
+        if self.epochs < 1 or self.batch_size < 1:
+            raise RunError(f"preset {self.name}: epochs and batch_size must be at least 1, got {self}")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise RunError(f"preset {self.name}: the learning rate must be above 0, got {self.lr}")
+        if self.schedule not in ("steps", "cosine"):
+            raise RunError(f"preset {self.name}: schedule must be steps or cosine, got {self.schedule!r}")
+        if not self.warmup >= 0:
+            raise RunError(f"preset {self.name}: warmup must be at least 0 epochs, got {self.warmup}")
+        if not 0 <= self.longest_warmup < 1:
+            raise RunError(f"preset {self.name}: longest_warmup must be at least 0 and below 1, got {self}")
+
+    def warmed_up(self, share: float | None) -> Preset:
+        """The preset with a warm-up of this share of the run, whatever its own is; None changes nothing."""
+        if share is None:
+            return self
+        return dataclasses.replace(self, warmup=share * self.epochs, longest_warmup=share)
+
+    def lr_at(self, epochs_done: float) -> float:
+        """The learning rate after `epochs_done` epochs; 2.5 is the middle of the third."""
+        warmup = min(self.warmup, self.epochs * self.longest_warmup)
+        if epochs_done < warmup:
+            return self.lr * epochs_done / warmup
+        if self.schedule == "cosine":
+            share = (epochs_done - warmup) / (self.epochs - warmup)
+            return self.lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
+        # Rounded: 0.28 x 25 is 7.000000000000001 in binary, and epoch 7 is meant.
+        passed = sum(epochs_done >= round(milestone * self.epochs, 6) for milestone in self.milestones)
+        return self.lr * self.factor**passed
+
+
+def _by_name(*presets: Preset) -> Mapping[str, Preset]:
+    return MappingProxyType({preset.name: preset for preset in presets})
+
+
+PRESETS = _by_name(
+    Preset("cifar", epochs=200, lr=0.01, batch_size=128, factor=0.2),
+    Preset("imagenet-vgg16", epochs=30, lr=0.0003, batch_size=256, factor=0.4),
+    Preset("imagenet-resnet50", epochs=120, lr=0.0003, batch_size=256, factor=0.4),
+    # The paper gives only the epochs and the optimizer of the effectiveness study; rate and batch are those of CIFAR.
+    Preset("effectiveness", epochs=150, lr=0.01, batch_size=128, factor=0.2),
+    Preset("cosine", epochs=30, lr=0.05, batch_size=128, schedule="cosine", warmup=1.0),
+)
+
+
+def preset_of(name: str | Preset, *, epochs: int | None = None, lr: float | None = None) -> Preset:
+    """The preset of this name (or the preset itself), with epochs and learning rate replaced if they are given."""
+    if isinstance(name, str) and name not in PRESETS:
+        raise RunError(unknown("training preset", name, PRESETS))
+    if not isinstance(name, str | Preset):
+        raise RunError(f"preset must be a name or a prunus.Preset, got {name!r}")
+    preset = PRESETS[name] if isinstance(name, str) else name
+    changes = {key: value for key, value in {"epochs": epochs, "lr": lr}.items() if value is not None}
+    return dataclasses.replace(preset, **changes)  # type: ignore[arg-type]
+
+
+GROUP = "Fine-tuning"
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """How training treats a network that is good already. `prunus train` and `prunus prune` have these alike.
+
+    views: epoch n draws what epoch n - views drew: order of images, augmentation, dropout. The teacher answers each
+        batch once (`prunus.train.distillation`).
+    batch_norm: frozen keeps the statistics; scales and shifts train.
+    mixup: see `prunus.train.setup`. ema: see `prunus.train.setup`.
+    distill_features: see `prunus.train.distillation`.
+    """
+
+    warmup: float | None = option(
+        None, "Share of the run in which the rate rises; the preset's by default", group=GROUP, least=0, below=1
+    )
+    batch_norm: Literal["live", "frozen"] = option(
+        "live", "Batch-norm statistics: live or frozen", group=GROUP, choices=("live", "frozen")
+    )
+    mixup: float = option(0.0, "Mix pairs of images; 0.2 is common, 0 for none", group=GROUP, least=0)
+    ema: float = option(
+        0.0, "Return averaged weights; decay per step such as 0.999, 0 for none", group=GROUP, least=0, below=1
+    )
+    temperature: float = option(4.0, "Temperature of the distillation", group=GROUP, above=0)
+    distill_weight: float = option(0.5, "Weight of the teacher in the loss", group=GROUP, least=0, most=1)
+    distill_features: float = option(0.0, "Weight of the distance to the teacher's feature maps", group=GROUP, least=0)
+    views: int | None = option(
+        None,
+        "Repeat order and augmentation after this number of epochs, so that a teacher answers once",
+        group=GROUP,
+        least=1,
+    )
+    mixed_precision: Literal["no", "bf16", "fp16"] = option(
+        "no", "no, bf16 (faster on CPUs with AVX512-BF16) or fp16 (GPUs)", group=GROUP, choices=("no", "bf16", "fp16")
+    )
+
+    @property
+    def distillation(self) -> Distillation:
+        """The teacher's part of the loss, if there is a teacher."""
+        return Distillation(self.temperature, self.distill_weight, self.distill_features)
+
+    @property
+    def idle_without_teacher(self) -> str | None:
+        """The first setting that was changed and does nothing without a teacher."""
+        plain = FineTuning()
+        names = ("temperature", "distill_weight", "distill_features")
+        return next((name for name in names if getattr(self, name) != getattr(plain, name)), None)
+
+    @property
+    def fine_tuning(self) -> dict[str, Any]:
+        """These settings by name, without those that a class adds."""
+        return {field.name: getattr(self, field.name) for field in fields(FineTuning)}
+
+
+@dataclass(frozen=True)
+class TrainingSettings(TrackerSettings, FineTuning):
+    """How to train. `epochs` and `lr` replace those of the preset; `FineTuning` has the rest.
+
+    keep_best: the network before the first epoch counts as epoch 0; of equal epochs the last is taken.
+    first_epoch: number of epochs that were trained before; this training draws other random numbers than they did.
+    sparsity, sparsity_by: see `prunus.train.sparsity`. soft_prune: see `prunus.train.sparsity`.
+    task: what the network is for: a `Task` or the name of one; classification by default.
+    device: None takes the best available.
+    about: what else identifies the run (data set, augmentation), as JSON values. A checkpoint of a run with other
+        settings is refused.
+    """
+
+    preset: str | Preset = option(
+        DEFAULT_PRESET,
+        f"Schedule: {', '.join(PRESETS)}; {DEFAULT_PRESET} by default",
+        group="Training",
+        parse=str,
+        valid=preset_of,
+    )
+    epochs: int | None = option(None, "Number of epochs, instead of the preset's", group="Training", least=1)
+    lr: float | None = option(None, "Learning rate, instead of the preset's", group="Training", above=0)
+    channels_last: bool = option(True, "Memory layout that is faster for most convolutions", group="Training")
+    seed: int = option(0, "Seed of initial weights, held-out images, order and augmentation", group="Training", least=0)
+    sparsity: float = option(
+        0.0, "Penalty on batch-norm scales, as in network slimming (1e-4) and SSS", group="Sparsity", least=0
+    )
+    sparsity_by: Literal["l1", "proximal"] = option(
+        "l1", "How the penalty acts: l1 (slimming) or proximal (SSS)", group="Sparsity", choices=("l1", "proximal")
+    )
+    soft_prune: float = option(
+        0.0, "Fraction of filters set to zero after each epoch, as in SFP", group="Sparsity", least=0, below=1
+    )
+    keep_best: bool = option(
+        False, "Return the epoch with the best held-out quality, not the last one", group="Training", hidden=True
+    )
+    first_epoch: int = option(0, "Number of epochs that were trained before", group="Training", least=0, hidden=True)
+    task: str | Task | None = task_option()
+    device: Any = None  # a torch.device or its name
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def schedule(self) -> Preset:
+        """The preset, with epochs, learning rate and warm-up replaced if they are given."""
+        return preset_of(self.preset, epochs=self.epochs, lr=self.lr).warmed_up(self.warmup)
+
+    def drawn_epoch(self, epoch: int) -> int:
+        """The epoch whose random numbers this one uses: order of images, augmentation, dropout."""
+        return self.first_epoch + (epoch if self.views is None else epoch % self.views)
+
+
+def check_together(settings: TrainingSettings) -> None:
+    """Refuse settings that do nothing, or cannot work, beside each other."""
+    if settings.sparsity_by != "l1" and not settings.sparsity:
+        raise RunError(
+            f"sparsity_by={settings.sparsity_by} does nothing without sparsity: give sparsity as well (--sparsity 1e-4)"
+        )
+    if settings.ema and settings.soft_prune:
+        raise RunError("ema and soft_prune cannot be combined: filters that are zero now and then have no zero average")

@@ -1,0 +1,375 @@
+"""Preparation of a run: the copy to train, its optimizer and loss, wrapped by Accelerate; and the run's identity."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Beta
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+
+from prunus.errors import DataError, RunError
+from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks.evaluate import mean_loss, squared_distance, unpack_for
+from prunus.train.checkpoint import digest
+from prunus.train.distillation import Distillation, FeatureMaps, Teacher, common_maps
+from prunus.train.settings import Preset, TrainingSettings, check_together
+from prunus.train.sparsity import Objective, ProximalSGD, batch_norm_scales, with_penalty
+from prunus.util.batches import Batch, Batches, device_of, move, order_channels_last
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+# The moving average of a network's weights during training (EMA, Polyak averaging).
+
+
+class AveragedWeights:
+    """A copy of a network whose weights and batch-norm statistics are averages over the steps of its training.
+
+        average = d x average + (1 - d) x weights,    d = min(decay, (1 + steps) / (10 + steps))
+
+    The smaller d of the first steps forgets the start sooner. Whole numbers (batches that were counted) are copied.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._model, self._decay = model, decay
+        self.model = copy.deepcopy(model)
+        self._pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
+
+    @torch.no_grad()
+    def step(self, steps: int) -> None:
+        """Take in the weights after a step; `steps` of the whole run were done before it."""
+        share = 1 - min(self._decay, (1 + steps) / (10 + steps))
+        for mean, now in self._pairs:
+            if mean.is_floating_point():
+                mean.lerp_(now, share)
+            else:
+                mean.copy_(now)
+
+    def resume(self, weights: Mapping[str, Tensor]) -> None:
+        """Continue from the averages that a checkpoint has kept."""
+        self.model.load_state_dict(weights)
+
+
+# Which batches each process gets when several train together.
+
+
+class EveryNth:
+    """Batches rank, rank + world, rank + 2 world, ... of a loader that every process reads from the start."""
+
+    def __init__(self, loader: Batches, rank: int, world: int) -> None:
+        self._loader, self._rank, self._world = loader, rank, world
+
+    def __iter__(self) -> Iterator[Batch]:
+        return islice(iter(self._loader), self._rank, None, self._world)
+
+    def __len__(self) -> int:
+        return max(0, -(-(length(self._loader) - self._rank) // self._world))
+
+
+def training_share(loader: Batches, accelerator: Accelerator) -> Batches:
+    """This process's batches of a training loader.
+
+    A loader made for this rank and world (`loader.world` or `loader.order.world`) is a share already. Accelerate
+    divides a DataLoader. Of any other loader each process takes every n-th batch. One step
+    sees one batch of each process.
+    """
+    if accelerator.num_processes == 1 or _shared_already(loader, accelerator.num_processes):
+        return loader
+    if isinstance(loader, DataLoader):
+        return accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]
+    return EveryNth(loader, accelerator.process_index, accelerator.num_processes)
+
+
+def holdout_share(loader: Batches, accelerator: Accelerator) -> Batches:
+    """This process's batches of a held-out loader: each image is in one share only, unlike with Accelerate."""
+    world = accelerator.num_processes
+    if world == 1 or _shared_already(loader, world) or length(loader) < world:
+        return loader  # fewer batches than processes: all read all of it, and the merged accuracy is the same
+    return EveryNth(loader, accelerator.process_index, world)
+
+
+def steps_of(loader: Batches, accelerator: Accelerator) -> int:
+    """Steps of an epoch, the same in all processes: one with more steps would wait for the others forever."""
+    steps = length(loader)
+    if accelerator.num_processes > 1:
+        steps = int(accelerator.gather(torch.tensor([steps], device=accelerator.device)).min())
+    if steps < 1:
+        raise DataError("there is nothing to train on: the loader has no batches; check the part, split and limit")
+    return steps
+
+
+def length(loader: Batches) -> int:
+    """len(loader); RunError if it has none, because schedules need the length of an epoch."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise RunError(
+            f"training needs a loader with a length, got {type(loader).__name__} without one (and a generator can be "
+            "read only once): pass a list of batches or a DataLoader over a data set with a length"
+        ) from error
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the loader and its samplers which epoch begins, if they have `set_epoch`."""
+    for listener in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        tell = getattr(listener, "set_epoch", None)
+        if tell is not None:
+            tell(epoch)
+
+
+def _shared_already(loader: Any, world: int) -> bool:
+    order = getattr(loader, "order", loader)  # prunus.zoo.data keeps rank and world in the loader's order
+    return int(getattr(order, "world", 1)) == world
+
+
+# Mixup (Zhang et al. 2018): a batch is mixed with itself in another order, images and losses alike.
+
+Targets = list[tuple[float, Any]]  # share of the loss, labels
+
+
+def mixed(images: Any, labels: Any, strength: float) -> tuple[Any, Targets]:
+    """Images s x + (1 - s) x[order] and the labels of both, with their shares s and 1 - s of the loss.
+
+    s is drawn from Beta(strength, strength), one for the batch; the larger of s and 1 - s goes to the labels as they
+    are. A teacher sees the mixed images. A strength of 0 mixes nothing.
+    """
+    if not strength:
+        return images, [(1.0, labels)]
+    if not (isinstance(images, Tensor) and images.is_floating_point() and isinstance(labels, Tensor)):
+        raise RunError("mixup needs a tensor of images and a tensor of labels in each batch; leave it out")
+    drawn = float(Beta(strength, strength).sample())
+    share = max(drawn, 1 - drawn)
+    order = torch.randperm(len(images)).to(images.device)
+    return torch.lerp(images[order], images, share), [(share, labels), (1 - share, labels[order])]
+
+
+# The loss that a run minimises: the task's, and the teacher's part if there is a teacher.
+
+
+def plain_objective(task: Task) -> Objective:
+    """The loss of the task alone."""
+    return lambda outputs, _images, labels: mean_loss(task, outputs, labels)
+
+
+def distilled_objective(task: Task, teacher: Teacher, soft: Distillation, maps: FeatureMaps) -> Objective:
+    """The loss with a teacher; `maps` are those of the network that is trained, the teacher's have the same names."""
+
+    def distil(outputs: Any, images: Any, labels: Any) -> Tensor:
+        answers, its_maps = teacher.answer(images)
+        answers = answers if task.outputs is None else task.outputs(answers)  # logits [N, K]
+        if isinstance(outputs, Tensor) and answers.shape != outputs.shape:
+            raise RunError(
+                f"the teacher's outputs are {list(answers.shape)}, the network's {list(outputs.shape)}; "
+                "both must have the same classes"
+            )
+        if is_classification(task):
+            loss = soft.loss(outputs, answers, labels)
+        else:
+            loss = soft.mixed(task, outputs, answers, labels)
+        return loss + soft.features * squared_distance(maps.found(), its_maps) if soft.features else loss
+
+    return distil
+
+
+def summed(objective: Objective, outputs: Any, images: Any, targets: Targets) -> Tensor:
+    """The sum of the objective over all labels of a batch, by their shares."""
+    if len(targets) == 1:
+        return objective(outputs, images, targets[0][1])
+    parts = [share * objective(outputs, images, labels) for share, labels in targets]
+    return sum(parts[1:], parts[0])
+
+
+@dataclass
+class TrainingRun:
+    """What the loop works with. `wrapped` is `model` wrapped by Accelerate: mixed precision, processes.
+
+    average: the moving average of the weights, if that is what the run returns. maps: the feature maps of `model` that
+    the loss compares with the teacher's; none without `distill_features`.
+    """
+
+    model: nn.Module
+    wrapped: nn.Module
+    sgd: torch.optim.SGD
+    optimizer: Any
+    task: Task
+    objective: Objective
+    batches: Batches
+    steps: int
+    schedule: Preset
+    accelerator: Accelerator
+    settings: TrainingSettings
+    average: AveragedWeights | None
+    maps: FeatureMaps
+    steps_done: int = 0
+    seconds: float = 0.0
+
+    @property
+    def result(self) -> nn.Module:
+        """The network that is evaluated and returned."""
+        return self.model if self.average is None else self.average.model
+
+    def train_mode(self) -> None:
+        """Every module in training mode; batch norms whose statistics are frozen stay in eval mode."""
+        self.wrapped.train()
+        if self.settings.batch_norm == "frozen":
+            for module in self.model.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+
+    def averages(self) -> dict[str, Tensor]:
+        """The averaged weights; empty if there are none."""
+        return {} if self.average is None else self.average.model.state_dict()
+
+    def after_step(self, steps: int) -> None:
+        """Average the weights, if asked; `steps` of the whole run were done before this one."""
+        if self.average is not None:
+            self.average.step(steps)
+
+
+class _Wrapper(nn.Module):
+    """Holds the network one level down: Accelerate patches this module, and the network itself stays clean."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The network's own forward."""
+        return self.network(*inputs, **named)
+
+
+def prepare(
+    model: nn.Module,
+    train: Batches,
+    teacher: nn.Module | None,
+    settings: TrainingSettings,
+    accelerator: Accelerator,
+) -> TrainingRun:
+    """The run of a copy of `model`, on the accelerator's device. The caller's objects are not changed."""
+    for what, network in (("model", model), ("teacher", teacher)):
+        if not isinstance(network, nn.Module) and network is not None:
+            raise RunError(f"{what} must be a torch.nn.Module, got {type(network).__name__}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RunError(f"{type(model).__name__} has no parameter with requires_grad: there is nothing to train")
+    if teacher is None and settings.idle_without_teacher:
+        raise RunError(f"{settings.idle_without_teacher} does nothing without a teacher: pass one, or leave it out")
+    check_together(settings)
+    schedule, student = settings.schedule, copy.deepcopy(model)
+    if settings.channels_last:
+        order_channels_last(student)
+    wrapped = accelerator.prepare_model(_Wrapper(student))
+    trainable = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    sgd = ProximalSGD(
+        _groups(student, trainable, settings),
+        lr=schedule.lr,
+        momentum=schedule.momentum,
+        weight_decay=schedule.weight_decay,
+        nesterov=schedule.momentum > 0,
+    )
+    batches = training_share(train, accelerator)
+    run = TrainingRun(
+        model=student,
+        wrapped=wrapped,
+        sgd=sgd,
+        optimizer=accelerator.prepare_optimizer(sgd),
+        task=(task := task_of(settings.task)),
+        objective=plain_objective(task),
+        batches=batches,
+        steps=steps_of(batches, accelerator),
+        schedule=schedule,
+        accelerator=accelerator,
+        settings=settings,
+        average=AveragedWeights(student, settings.ema) if settings.ema else None,
+        maps=FeatureMaps(student, []),
+    )
+    if teacher is not None:
+        _learn_from(teacher, run, train)
+    if settings.sparsity and settings.sparsity_by == "l1":
+        run.objective = with_penalty(run.objective, student, settings.sparsity)
+    return run
+
+
+def _groups(model: nn.Module, trainable: list[nn.Parameter], settings: TrainingSettings) -> list[dict[str, Any]]:
+    """Parameters for the optimizer; batch-norm scales are a group of their own if they take proximal steps."""
+    if not settings.sparsity or settings.sparsity_by == "l1":
+        return [{"params": trainable}]
+    scales = batch_norm_scales(model)
+    known = {id(scale) for scale in scales}
+    rest = [parameter for parameter in trainable if id(parameter) not in known]
+    return [{"params": rest}, {"params": scales, "penalty": settings.sparsity}]
+
+
+def _learn_from(teacher: nn.Module, run: TrainingRun, train: Batches) -> None:
+    """Put the teacher's part into the run's loss."""
+    settings = run.settings
+    master = Teacher(teacher, run.accelerator, settings.channels_last, keeps=settings.views is not None)
+    if settings.distill_features:
+        names = common_maps(run.model, master.network, example_of(train, run))
+        run.maps = FeatureMaps(run.model, names)
+        master.watch(names)
+    run.objective = distilled_objective(run.task, master, settings.distillation, run.maps)
+
+
+def example_of(train: Batches, run: TrainingRun) -> Any:
+    """One image of the first batch, on the run's device."""
+    images, _ = unpack_for(run.task, next(iter(train)), 0)
+    first = tree_map(lambda x: x[:1] if isinstance(x, Tensor) else x, images)
+    return move(first, run.accelerator.device, run.settings.channels_last)
+
+
+@contextmanager
+def strides_unmentioned() -> Iterator[None]:
+    """Without PyTorch's warning that gradients have other strides than the weights of several processes.
+
+    Of a weight [N, 1, ...] both layouts are the same bytes in memory, so nothing is lost by it.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        yield
+
+
+def identity_of(
+    run: TrainingRun, settings: TrainingSettings, model: nn.Module, teacher: nn.Module | None
+) -> dict[str, Any]:
+    """Everything that the result depends on. A checkpoint with another identity belongs to another run."""
+    return {
+        **dict(settings.about),
+        **dataclasses.asdict(run.schedule),
+        "seed": settings.seed,
+        "steps": run.steps,
+        "processes": run.accelerator.num_processes,
+        "mixed_precision": run.accelerator.mixed_precision,
+        "channels_last": settings.channels_last,
+        "distillation": None if teacher is None else dataclasses.asdict(settings.distillation),
+        "initial weights": digest(model),
+        "teacher": digest(teacher),
+        **({"keep_best": True} if settings.keep_best else {}),
+        "first_epoch": settings.first_epoch,
+        **({"sparsity": settings.sparsity, "sparsity_by": settings.sparsity_by} if settings.sparsity else {}),
+        **({"soft_prune": settings.soft_prune} if settings.soft_prune else {}),
+        **settings.fine_tuning,
+        **({} if is_classification(run.task) else {"task": run.task.name or "own"}),
+    }
+
+
+def returned_like(run: TrainingRun, original: nn.Module) -> nn.Module:
+    """The trained network with the original's device and modes, in contiguous layout (safetensors needs it)."""
+    run.maps.remove()
+    trained = run.result
+    trained.to(device=device_of(original), memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    trained.zero_grad(set_to_none=True)
+    for module, twin in zip(trained.modules(), original.modules(), strict=True):
+        module.training = twin.training
+    return trained

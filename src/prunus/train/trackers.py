@@ -1,0 +1,126 @@
+"""Figures of training and pruning for experiment trackers, through Accelerate: TensorBoard, wandb and others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunus.errors import RunError
+from prunus.util.options import option
+from prunus.util.registry import unknown
+
+if TYPE_CHECKING:
+    from prunus.tasks.quality import QualityWords
+    from prunus.train.checkpoint import Epoch
+
+Log = Callable[[Mapping[str, float | None], int], None]  # name -> figure; step
+PROJECT = "prunus"
+BOARD = "tensorboard"
+
+
+def check_tracker(name: str) -> None:
+    """RunError unless Accelerate knows the tracker and its package is installed."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    if name not in LOGGER_TYPE_TO_CLASS:
+        raise RunError(unknown("tracker", name, sorted(LOGGER_TYPE_TO_CLASS)))
+    if name not in [str(getattr(found, "value", found)) for found in get_available_trackers()]:
+        package = "'prunus[trackers]'" if name == BOARD else name
+        raise RunError(f"the tracker {name} is not installed: pip install {package}")
+
+
+@dataclass(frozen=True)
+class TrackerSettings:
+    """Where figures are sent, besides the run's own files. It changes nothing in the result."""
+
+    tracker: str | None = option(
+        None,
+        "Send figures to a tracker: tensorboard, or wandb and others where they are installed",
+        group="Output",
+        valid=check_tracker,
+    )
+
+
+def nowhere(figures: Mapping[str, float | None], step: int) -> None:
+    """A `Log` that keeps nothing."""
+
+
+@contextmanager
+def tracking(
+    name: str | None, folder: Path | None, config: Mapping[str, Any], done: int | None = None
+) -> Iterator[Log]:
+    """A function that sends figures to a tracker; without a tracker it does nothing.
+
+    folder: for trackers that write files; TensorBoard's go to `folder`/tensorboard. config: the settings, to be listed
+    there. done: steps that a continued run has behind it; TensorBoard drops later ones, of a run that was killed.
+    The tracker begins with the first figures: nothing is written for a run that is refused.
+    """
+    if name is None:
+        yield nowhere
+        return
+    check_tracker(name)
+    kind = _class_of(name)
+    if kind.requires_logging_directory and folder is None:
+        raise RunError(f"the tracker {name} writes files: give the run a folder")
+    begun: list[Any] = []
+
+    def log(figures: Mapping[str, float | None], step: int) -> None:
+        if not begun:
+            begun.append(_opened(kind, folder, done))
+            begun[0].store_init_configuration({key: _plain(value) for key, value in config.items()})
+        begun[0].log(_finite(figures), step=step)
+
+    try:
+        yield log
+    finally:
+        for tracker in begun:
+            tracker.finish()
+
+
+def _class_of(name: str) -> Any:
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    return LOGGER_TYPE_TO_CLASS[name]
+
+
+def _opened(kind: Any, folder: Path | None, done: int | None) -> Any:
+    from accelerate import PartialState
+
+    PartialState()  # trackers ask it which process they are in
+    if kind.name == BOARD:
+        found = kind(BOARD, folder, purge_step=None if done is None else done + 1)
+    else:
+        found = kind(PROJECT, folder) if kind.requires_logging_directory else kind(PROJECT)
+    if hasattr(found, "start"):  # older versions of Accelerate start at once
+        found.start()
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _finite(figures: Mapping[str, float | None]) -> dict[str, float]:
+    return {tag(name): value for name, value in figures.items() if value is not None and math.isfinite(value)}
+
+
+def tag(name: str) -> str:
+    """A name as all trackers take it: layer1.0.conv1:out -> layer1.0.conv1.out."""
+    return name.replace(" ", "_").replace(":", ".")
+
+
+def epoch_figures(epoch: Epoch, quality: QualityWords) -> dict[str, float | None]:
+    """The figures of an epoch."""
+    held = epoch.holdout
+    return {
+        "train/loss": epoch.loss,
+        f"train/{quality.name}": epoch.accuracy,
+        "train/lr": epoch.lr,
+        "train/images_per_second": epoch.images_per_second,
+        f"holdout/{quality.name}": None if held is None else held.top1,
+        "holdout/loss": None if held is None else held.loss,
+    }

@@ -1,0 +1,190 @@
+"""Batches of any loader: (images, labels) from tuples and dicts, checked, moved and passed to a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from prunus.errors import DataError, ModelError
+
+Batch = Sequence[Any] | Mapping[str, Any]
+Batches = Iterable[Batch]  # a DataLoader, prunus's own Loader, a list of batches
+
+IMAGE_KEYS = ("image", "images", "pixel_values", "input", "inputs", "x")
+OUTPUT_KEYS = ("logits", "out")
+LABEL_KEYS = ("label", "labels", "target", "targets", "y")
+
+
+def check_batches(loader: Any, what: str) -> None:
+    """DataError unless `loader` can be read batch by batch."""
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise DataError(
+            f"{what} must be batches of (images, labels), such as a DataLoader or a list; got {type(loader).__name__}"
+        )
+
+
+def unpack(batch: Batch, index: int) -> tuple[Any, Tensor]:
+    """(images, labels) of a batch that is a pair or a dict; labels as int64 [N].
+
+    Images are the input of the model: a tensor [N, C, H, W], or a tuple or dict of tensors for several inputs.
+    """
+    if isinstance(batch, Mapping):
+        images, labels = _pick(batch, IMAGE_KEYS, index), _pick(batch, LABEL_KEYS, index)
+    elif isinstance(batch, list | tuple) and len(batch) == 2:
+        images, labels = batch
+    else:
+        got = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+        raise DataError(f"batch {index} must be a pair (images, labels) or a dict with both, but is a {got}")
+    _check_finite(images, index)
+    return images, as_class_indices(labels, index)
+
+
+def unpack_any(batch: Any, index: int) -> tuple[Any, Any]:
+    """(images, labels) of a batch with labels of any kind; labels are None if the batch is images alone."""
+    if isinstance(batch, Mapping):
+        images = _pick(batch, IMAGE_KEYS, index)
+        labels = next((batch[key] for key in LABEL_KEYS if key in batch), None)
+    elif isinstance(batch, Tensor):
+        images, labels = batch, None
+    elif isinstance(batch, list | tuple) and 1 <= len(batch) <= 2:
+        images, labels = batch[0], batch[1] if len(batch) == 2 else None
+    else:
+        got = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+        raise DataError(
+            f"batch {index} must be images, a pair (images, labels) or a dict with both, but is a {got}; for other "
+            "batches, give a task of your own inputs="
+        )
+    _check_finite(images, index)
+    return images, labels
+
+
+def count_images(images: Any) -> int:
+    """The number of images in the inputs of a network: the length of the first tensor."""
+    for tensor in tree_leaves(images):
+        if isinstance(tensor, Tensor) and tensor.ndim:
+            return len(tensor)
+    raise DataError(f"the inputs of the network must hold a tensor [N, ...], got {type(images).__name__}")
+
+
+def labels_to(labels: Any, device: torch.device) -> Any:
+    """Labels of any structure with their tensors on `device`."""
+    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, labels)
+
+
+def check_range(labels: Tensor, logits: Tensor, index: int) -> None:
+    """Raise DataError unless logits are [N, K] for the N labels and every label lies in 0 .. K-1."""
+    if logits.ndim != 2 or len(logits) != len(labels):
+        raise DataError(
+            f"batch {index}: for {len(labels)} labels the model must return logits [{len(labels)}, classes], "
+            f"but it returns {list(logits.shape)}"
+        )
+    classes = logits.shape[1]
+    if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
+        raise DataError(
+            f"batch {index} has labels from {int(labels.min())} to {int(labels.max())}, but the model has "
+            f"{classes} classes, 0 to {classes - 1}; number the classes from 0, or build the model with more"
+        )
+
+
+def logits_of(output: Any) -> Tensor:
+    """The class scores in a model's output, see `main_output`."""
+    return main_output(output, "a tensor of class scores [N, classes]")
+
+
+def main_output(output: Any, wanted: str = "a tensor") -> Tensor:
+    """The tensor of an output that counts: itself; `logits` or `out` of a dict or dataclass, else its first value; the
+    first of a tuple (the others are auxiliary heads)."""
+    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping | type):
+        output = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+    if isinstance(output, Mapping):
+        named = next((name for name in OUTPUT_KEYS if output.get(name) is not None), None)
+        output = next(iter(output.values()), None) if named is None else output[named]
+    elif isinstance(output, list | tuple) and output:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise ModelError(f"the model must return {wanted}, not {type(output).__name__}")
+    return output
+
+
+def call(model: nn.Module, images: Any) -> Any:
+    """model(images), with a tuple of inputs spread as arguments and a dict as keywords."""
+    if isinstance(images, Mapping):
+        return model(**images)
+    if isinstance(images, list | tuple):
+        return model(*images)
+    return model(images)
+
+
+def move(images: Any, device: torch.device, channels_last: bool = False) -> Any:
+    """Images on `device`, 4-dimensional ones in channels-last order if asked. The caller's tensors are not changed."""
+    if isinstance(images, Mapping):
+        return {key: move(value, device, channels_last) for key, value in images.items()}
+    if isinstance(images, list | tuple):
+        return tuple(move(value, device, channels_last) for value in images)
+    if not isinstance(images, Tensor):
+        raise DataError(f"images must be tensors [N, C, H, W], not {type(images).__name__}")
+    if channels_last and images.ndim == 4:
+        return images.to(device, non_blocking=True, memory_format=torch.channels_last)
+    return images.to(device, non_blocking=True)
+
+
+def order_channels_last(model: nn.Module) -> nn.Module:
+    """Put the model's 4-dimensional weights and buffers into channels-last order, in place, and return it.
+
+    `model.to(memory_format=torch.channels_last)` does the same, but it refuses 5-dimensional weights (Conv3d).
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return model
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the model's first parameter or buffer; the CPU if it has neither."""
+    for tensors in (model.parameters(), model.buffers()):
+        for tensor in tensors:
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _check_finite(images: Any, index: int) -> None:
+    for tensor in tree_leaves(images):
+        # One sum is quicker than a look at each number, and it is finite only if all of them are.
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.sum(dtype=_wide(tensor)).isfinite():
+            count = int((~tensor.isfinite().flatten(1).all(1)).sum()) if tensor.ndim > 1 else 1
+            raise DataError(
+                f"batch {index}: {count} of {len(tensor)} images have values that are NaN or infinite; check how they "
+                "are read and normalised (a standard deviation of 0?)"
+            )
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+
+
+def _pick(batch: Mapping[str, Any], keys: tuple[str, ...], index: int) -> Any:
+    for key in keys:
+        if key in batch:
+            return batch[key]
+    raise DataError(f"batch {index} is a dict with the keys {sorted(batch)}, but none of them is {' or '.join(keys)}")
+
+
+def as_class_indices(labels: Any, index: int) -> Tensor:
+    """Labels as int64 [N]; DataError if they are something else."""
+    if not isinstance(labels, Tensor):
+        raise DataError(f"batch {index}: labels must be a tensor of class indices [N], not {type(labels).__name__}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DataError(
+            f"batch {index}: labels must be integers (class indices), not {labels.dtype}; "
+            "convert one-hot or soft labels with argmax(1)"
+        )
+    if labels.ndim != 1:
+        raise DataError(
+            f"batch {index}: labels must have the shape [N], one class index per image, not {list(labels.shape)}"
+        )
+    return labels.long()

@@ -1,0 +1,188 @@
+"""Progress of long work: a bar in a terminal or a notebook, otherwise a line every half minute.
+
+    with shown(progress, steps("score")) as report:
+        for number, batch in enumerate(loader):
+            ...
+            report(number + 1, len(loader))
+
+`progress` is what the caller asked for: a function of its own, False for silence, or None. Work inside other work that
+is shown adds its phases to the same display, and is silent where the outer work is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+logger = logging.getLogger("prunus.progress")
+clock = time.monotonic
+
+Progress = Callable[[int, int | None], None]  # steps done, steps in all (None where that is not known)
+PhaseProgress = Callable[[str, int, int, str], None]  # phase, steps done, steps in all, note
+Show = Callable[[str, int, int | None, str], None]  # the same, of a display
+Own = TypeVar("Own", bound=Callable[..., None])
+
+BAR_AFTER = 2.0  # seconds; shorter work shows nothing
+LINE_EVERY = 30.0  # seconds
+
+
+class Display(Protocol):
+    """Shows how far the phases of some work are."""
+
+    def show(self, phase: str, done: int, total: int | None, note: str) -> None:
+        """Take a report of a phase."""
+
+    def close(self) -> None:
+        """The work is over."""
+
+
+def steps(phase: str) -> Callable[[Show], Progress]:
+    """For `shown`: reports of one phase, as (steps done, steps in all)."""
+    return lambda show: lambda done, total: show(phase, done, total, "")
+
+
+def phases(show: Show) -> PhaseProgress:
+    """For `shown`: reports of several phases."""
+    return show
+
+
+@contextmanager
+def shown(progress: Own | bool | None, adapt: Callable[[Show], Own]) -> Iterator[Own]:
+    """What the work should call to report: the caller's own function, or one that feeds a display.
+
+    adapt: makes a function as the work calls it of a display's `show`.
+    """
+    quiet = progress is False or callable(progress)
+    outer = None if quiet else _active.get()
+    display = outer or (_Silence() if quiet else _display())
+    token = _active.set(display)
+    try:
+        yield progress if callable(progress) else adapt(display.show)
+    finally:
+        _active.reset(token)
+        if outer is None:
+            display.close()
+
+
+class _Silence:
+    """Shows nothing."""
+
+    def show(self, phase: str, done: int, total: int | None, note: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Bars:
+    """A bar for each phase that is not finished, if the work takes more than BAR_AFTER seconds."""
+
+    def __init__(self, console: Console) -> None:
+        from rich import progress as rich
+        from rich.table import Column
+
+        # Only the note may be shortened on a narrow terminal.
+        columns: list[Any] = [
+            rich.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            rich.BarColumn(bar_width=24 if console.width >= 110 else 8),
+            rich.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            rich.TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            rich.TextColumn("left", table_column=Column(no_wrap=True)),
+            rich.TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            rich.TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        ]
+        piped = not sys.stdout.isatty()  # what is printed there must not go where the bars are
+        self._bars = rich.Progress(
+            *columns, console=console, transient=True, expand=True, redirect_stdout=not piped, redirect_stderr=True
+        )
+        self._tasks: dict[str, Any] = {}
+        self._start, self._started = clock(), False
+
+    def show(self, phase: str, done: int, total: int | None, note: str) -> None:
+        if phase not in self._tasks:
+            for task in self._bars.tasks:
+                self._bars.update(task.id, visible=not task.finished)
+            self._tasks[phase] = self._bars.add_task(phase, total=total, note="")
+        self._bars.update(self._tasks[phase], completed=done, total=total, note=note)
+        if not self._started and clock() - self._start >= BAR_AFTER:
+            self._started = True
+            self._bars.start()
+
+    def close(self) -> None:
+        if self._started:
+            self._bars.stop()
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """The start of a phase, and its first report."""
+
+    start: float
+    reported: float
+    done: int
+
+
+class _Lines:
+    """A line about the phase at work every LINE_EVERY seconds: to the log if it is on, otherwise to stderr."""
+
+    def __init__(self) -> None:
+        self._said = self._heard = clock()
+        self._begun: dict[str, _Beginning] = {}
+
+    def show(self, phase: str, done: int, total: int | None, note: str) -> None:
+        now = clock()
+        begun = self._begun.setdefault(phase, _Beginning(self._heard, now, done))  # it follows the one heard before
+        self._heard = now
+        if now - self._said < LINE_EVERY:
+            return
+        self._said = now
+        count = f"{done}" if total is None else f"{done} of {total}"
+        words = [f"{phase}: {count}", f"{_duration(now - begun.start)} so far"]
+        if total is not None and begun.done < done < total:
+            left = (now - begun.reported) * (total - done) / (done - begun.done)
+            words.append(f"about {_duration(left)} left")
+        _say(", ".join([*words, note] if note else words))
+
+    def close(self) -> None:
+        pass
+
+
+_active: ContextVar[Display | None] = ContextVar("the display of the work around this one", default=None)
+
+
+def _display() -> Display:
+    """Bars where they can be drawn; of several processes only the first one speaks."""
+    if os.environ.get("RANK", "0") != "0":
+        return _Silence()
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    terminal = sys.stderr.isatty() and not console.is_dumb_terminal
+    notebook = console.is_jupyter and find_spec("ipywidgets") is not None
+    return _Bars(console) if terminal or notebook else _Lines()
+
+
+def _say(line: str) -> None:
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info("%s", line)
+    else:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def _duration(seconds: float) -> str:
+    """3725 -> 1:02:05; 62 -> 1:02."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

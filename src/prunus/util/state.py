@@ -1,0 +1,217 @@
+"""Restore what running a network may change: attributes, containers, buffers, hooks and generators of its modules."""
+
+from __future__ import annotations
+
+import operator
+import random
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+PLAIN = frozenset(
+    (int, float, bool, str, bytes, complex, type(None), type, torch.dtype, torch.device, torch.Size, slice, range)
+) | {types.FunctionType, types.BuiltinFunctionType, types.ModuleType}
+CONTAINERS = frozenset((dict, OrderedDict, set))
+_DEPTH = 3  # how deep objects other than modules are followed
+_LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
+
+
+class ModuleState:
+    """The state of all modules of a network. `restore` can be called several times. See `module_state_kept`."""
+
+    def __init__(self, *models: nn.Module, weights: bool = False) -> None:
+        self._weights = weights
+        self._seen: set[int] = set()
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._empty: list[dict[Any, Any] | set[Any]] = []  # most hooks
+        self._lists: list[tuple[Any, list[Any]]] = []  # lists and deques
+        self._sets: list[tuple[set[Any], set[Any]]] = []
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._arrays: list[tuple[Any, Any]] = []
+        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        for model in models:
+            self._module(model)
+
+    # -- taking the state
+
+    def _module(self, module: nn.Module) -> None:
+        if id(module) in self._seen:
+            return
+        self._seen.add(id(module))
+        if isinstance(module, torch.jit.ScriptModule):
+            for buffer in module.buffers():
+                self._value(buffer, 0)
+            return
+        values = module.__dict__
+        self._dicts.append((values, dict(values)))
+        parameters = values["_parameters"]
+        for value in values.values():
+            kind = type(value)
+            if kind in PLAIN or value is parameters:
+                continue
+            if kind in CONTAINERS and not value:
+                self._empty.append(value)
+            elif kind is not tuple or not PLAIN.issuperset(map(type, value)):  # not a kernel size
+                self._value(value, 0)
+        if parameters:
+            self._dicts.append((parameters, dict(parameters)))
+        if parameters and (self._weights or _may_write_parameters(module)):
+            for parameter in parameters.values():
+                self._value(parameter, 0)
+
+    def _value(self, value: Any, depth: int) -> None:
+        kind = type(value)
+        if kind in PLAIN:
+            return
+        if isinstance(value, nn.Module):
+            self._module(value)
+        elif isinstance(value, dict):
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                self._dicts.append((value, dict(value)))
+                for part in value.values():
+                    self._value(part, depth)
+        elif id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._other(value, depth)
+
+    def _other(self, value: Any, depth: int) -> None:
+        if isinstance(value, Tensor):
+            if not isinstance(value, _LAZY):
+                self._tensors.append((value, value.detach().clone()))
+        elif isinstance(value, list | deque | tuple):
+            if not isinstance(value, tuple):
+                self._lists.append((value, list(value)))
+            for part in value:
+                self._value(part, depth)
+        elif isinstance(value, set):
+            self._sets.append((value, set(value)))
+        elif isinstance(value, np.ndarray):
+            self._arrays.append((value, value.copy()))
+        elif isinstance(value, torch.Generator):
+            self._generators.append((value, value.get_state()))
+        elif isinstance(value, types.MethodType):
+            self._value(value.__self__, depth + 1)
+        elif depth < _DEPTH and type(getattr(value, "__dict__", None)) is dict and not isinstance(value, type):
+            self._dicts.append((value.__dict__, dict(value.__dict__)))
+            for part in value.__dict__.values():
+                self._value(part, depth + 1)
+
+    # -- putting it back
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Make everything as it was. What has not changed is not written to."""
+        for live, saved in self._dicts:
+            if not _same_items(live, saved):
+                live.clear()
+                live.update(saved)
+        for empty in self._empty:
+            if empty:
+                empty.clear()
+        for items, before in self._lists:
+            if len(items) != len(before) or any(a is not b for a, b in zip(items, before, strict=True)):
+                items.clear()
+                items.extend(before)
+        for members, kept in self._sets:
+            if members != kept:
+                members.clear()
+                members.update(kept)
+        for tensor, clone in self._tensors:
+            if tensor.shape != clone.shape or tensor.dtype != clone.dtype:
+                tensor.data = clone.clone()
+            elif not torch.equal(tensor, clone):
+                tensor.copy_(clone)
+        for array, copied in self._arrays:
+            array[...] = copied
+        for generator, state in self._generators:
+            generator.set_state(state)
+
+
+def _same_items(live: dict[Any, Any], saved: dict[Any, Any]) -> bool:
+    """Whether two dicts have the same keys in the same order, and the same objects under them."""
+    if len(live) != len(saved):
+        return False
+    return all(map(operator.is_, live.values(), saved.values())) and all(map(operator.eq, live, saved))
+
+
+def _may_write_parameters(module: nn.Module) -> bool:
+    """Whether forward may write into parameters: it is not PyTorch's own, or it has hooks."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks) or "forward" in module.__dict__ or not type(module).__module__.startswith("torch.nn.modules")
+
+
+@contextmanager
+def module_state_kept(*models: nn.Module, weights: bool = False) -> Iterator[None]:
+    """Restore the state of all modules of these networks afterwards, also after an error.
+
+    weights: also those of layers of PyTorch, whose own code does not write to them.
+    """
+    state = ModuleState(*models, weights=weights)
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def has_own_switch(model: nn.Module) -> bool:
+    """Whether a module has a `train` or `eval` of its own, which may change weights."""
+    kinds = {type(module) for module in model.modules()}
+    return any(kind.train is not nn.Module.train or kind.eval is not nn.Module.eval for kind in kinds)
+
+
+# Context managers that restore state: train / eval mode of every module, random generators, settings of compilers.
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """Put the model into eval mode, and restore the mode of each module afterwards, also after an error."""
+    modes = [(module, module.training) for module in model.modules()]
+    if any(training for _, training in modes):  # setting what is set already takes as long as a small network
+        model.eval()
+    try:
+        yield model
+    finally:
+        for module, training in modes:  # one by one: a training model may contain a frozen batch norm in eval mode
+            if module.training != training:
+                module.training = training
+
+
+@contextmanager
+def generators_kept(seed: int | None = None) -> Iterator[None]:
+    """Restore the global generators of torch (all devices), numpy and random afterwards; seed them first if asked."""
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  users' transforms may use it
+    devices = list(range(torch.cuda.device_count()))
+    with torch.random.fork_rng(devices):
+        try:
+            if seed is not None:
+                reseed(seed)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Code under torch.compile runs as it is written: so it can be recorded, and other widths take no time."""
+    if "torch._dynamo" not in sys.modules:  # importing it takes a second
+        yield
+        return
+    with torch._dynamo.config.patch(error_on_nested_fx_trace=False), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def reseed(*numbers: int) -> None:
+    """Seed the global generators from one or several numbers; (seed, epoch) and (seed, epoch + 1) are independent."""
+    words = np.random.SeedSequence(numbers).generate_state(2, np.uint32)
+    torch.manual_seed(int(words[0]))
+    random.seed(int(words[1]))
+    np.random.seed(words[1])  # noqa: NPY002

@@ -1,0 +1,248 @@
+"""Labelled images by name, as normalised batches.
+
+    data = load("cifar10")                       # or digits, mnist, cifar100, imagenet:PATH, folder:PATH
+    for images, labels in data.loader("train", 128, augment=True, shuffle=True): ...
+
+A data set has three disjoint parts: `train` for the weights, `holdout` for decisions, `test` for the final report.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prunus.errors import DataError
+from prunus.zoo import data_files as cifar
+from prunus.zoo import data_files as digits
+from prunus.zoo import data_files as mnist
+from prunus.zoo import folders
+from prunus.zoo import folders as label_table
+from prunus.zoo import folders as masks
+from prunus.zoo.images import Images, ImageSet, MemoryImages, Part, divide, stratified
+from prunus.zoo.loader import Batch, FileLoader, Loader, MemoryLoader, Order
+from prunus.zoo.names import NAMES, Holdout, check_data_set, parse_holdout
+
+__all__ = ["NAMES", "Batch", "ImageData", "LabelKind", "Loader", "Part", "load", "locate", "roots"]
+
+_LOCATE: Mapping[str, Callable[[tuple[Path, ...]], Path | None]] = MappingProxyType(
+    {
+        "mnist": mnist.locate_mnist,
+        "cifar10": lambda places: cifar.locate("cifar10", places),
+        "cifar100": lambda places: cifar.locate("cifar100", places),
+    }
+)
+LabelKind = Literal["classes", "masks", "several"]  # of an image: one class, a class for each pixel, several labels
+_FOLDERS = MappingProxyType(
+    {"classes": folders.read_folder, "masks": masks.read_masks, "several": label_table.read_labelled}
+)
+_TASKS = MappingProxyType({"masks": "segmentation", "several": "multilabel"})  # that need such labels
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """A data set, divided into its parts."""
+
+    name: str
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    shape: tuple[int, int, int]  # channels, height, width
+    parts: Mapping[Part, Images]
+    mirror: bool
+    max_corrupt: int | None
+    workers: int = 0  # processes that decode files
+
+    def count(self, part: Part) -> int:
+        """Number of images in a part; 0 if the part does not exist."""
+        return len(self.parts[part].labels) if part in self.parts else 0
+
+    def has(self, part: Part) -> bool:
+        """Whether there are images of a part."""
+        return self.count(part) > 0
+
+    def example(self) -> Tensor:
+        """An input of a network: zeros [1, C, H, W]."""
+        return torch.zeros(1, *self.shape)
+
+    def loader(
+        self,
+        part: Part,
+        batch_size: int = 128,
+        *,
+        augment: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        limit: int | None = None,
+        rank: int = 0,
+        world: int = 1,
+    ) -> Loader:
+        """Batches of one part.
+
+        augment: pad, crop and mirror (images in memory), random resized crop and mirror (files).
+        limit: largest number of images; a stratified sample, drawn with `seed`.
+        rank, world: number of this process and of all processes, each of which gets its own images.
+        """
+        images = self._part(part)
+        if limit is not None and limit < len(images.labels):
+            if limit < 1:
+                raise DataError(f"limit must be at least 1, got {limit}")
+            images = images.take(stratified(images.strata, limit, seed))
+        order = Order(len(images.labels), batch_size, shuffle, seed, rank, world)
+        common = (order, self.classes, self.mean, self.std)
+        if isinstance(images, MemoryImages):
+            return MemoryLoader(images, *common, augment=augment, mirror=self.mirror)
+        return FileLoader(
+            images,
+            *common,
+            size=self.shape[1],
+            augment=augment,
+            workers=self.workers,
+            max_corrupt=self.max_corrupt,
+        )
+
+    def _part(self, part: Part) -> Images:
+        if part not in self.parts:
+            has = ", ".join(f"{name} ({self.count(name)})" for name in self.parts) or "nothing"
+            advice = ". Hold some out: --holdout train:0.1" if part == "holdout" else ""
+            raise DataError(f"{self.name} has no {part} images; it has {has}{advice}")
+        return self.parts[part]
+
+
+def load(
+    spec: str,
+    root: str | Path | None = None,
+    *,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    size: int | None = None,
+    holdout: str = "train:0.1",
+    seed: int = 0,
+    workers: int = 0,
+    max_corrupt: int | None = None,
+    labels: LabelKind | None = "classes",
+) -> ImageData:
+    """Open a data set by name.
+
+    spec: one of NAMES; `mnist:PATH`, `cifar10:PATH` and `cifar100:PATH` give the folder to look in, like `root`.
+    mean, std: of pixels in [0, 1], one number or one per channel; the data set's own by default.
+    size: height and width in pixels; images in memory are resized, files are cropped.
+    holdout: `train:SHARE`, `test:SHARE` (decide on a share of the test images, report on the others) or `none`.
+    seed: chooses the held-out images.
+    workers: number of processes that decode image files; images in memory need none.
+    max_corrupt: largest number of files that may fail to decode in an epoch; by default 20, and at most one in 20.
+    labels: of `folder:PATH`: folders of classes, masks, or several labels from a CSV; None takes what is there.
+    """
+    if size is not None and size < 1:
+        raise DataError(f"size must be at least 1 pixel, got {size}")
+    held = parse_holdout(holdout)
+    found = _resized(_read(spec, root, size, labels), size)
+    return ImageData(
+        name=found.name,
+        classes=found.classes,
+        mean=_per_channel("mean", mean, found.mean),
+        std=_per_channel("std", std, found.std),
+        shape=found.shape,
+        parts=MappingProxyType(_parts(found, held, seed)),
+        mirror=found.mirror,
+        max_corrupt=max_corrupt,
+        workers=workers,
+    )
+
+
+def roots(root: str | Path | None = None) -> tuple[Path, ...]:
+    """The folders that are searched for data sets: `root`, or $PRUNUS_DATA, or ./data and the user's cache."""
+    if root is not None:
+        return (Path(root),)
+    if os.environ.get("PRUNUS_DATA"):
+        return (Path(os.environ["PRUNUS_DATA"]),)
+    return (Path("data"), Path.home() / ".cache" / "prunus" / "data")
+
+
+def locate(name: str, root: str | Path | None = None) -> Path | None:
+    """The file or folder of `mnist`, `cifar10` or `cifar100`; None if it was not found."""
+    return _LOCATE[name](roots(root))
+
+
+def _read(spec: str, root: str | Path | None, size: int | None, labels: LabelKind | None) -> ImageSet:
+    check_data_set(spec)
+    name, _, path = spec.partition(":")
+    if name == "folder":
+        return _read_folder(Path(path).expanduser(), size, labels)
+    if labels is not None and labels in _TASKS:
+        raise DataError(f"{name} has one class per image; for {_TASKS[labels]} take folder:PATH or module:function")
+    if name == "digits":
+        return digits.read_digits()
+    if name == "imagenet":
+        return folders.read_imagenet(Path(path).expanduser(), size)
+    place = path or root
+    found = locate(name, place)
+    if found is None:
+        looked = ", ".join(str(folder) for folder in roots(place))
+        raise DataError(
+            f"{name} was not found in {looked}; run `prunus data get {name}`, or give its folder (--data-root)"
+        )
+    return mnist.read_mnist(found) if name == "mnist" else cifar.read(name, found)
+
+
+def _read_folder(path: Path, size: int | None, labels: LabelKind | None) -> ImageSet:
+    there: LabelKind = "masks" if masks.has_masks(path) else "several" if label_table.has_table(path) else "classes"
+    top = path / "train" if (path / "train").is_dir() else path
+    by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}
+    if labels == "classes" and there != "classes" and (there == "masks" or not by_class):
+        what = "images and masks" if there == "masks" else "a CSV of labels"
+        raise DataError(f"{path}: this is {what}, not one folder per class: take the task {_TASKS[there]}")
+    return _FOLDERS[labels or there](path, size)
+
+
+def _resized(found: ImageSet, size: int | None) -> ImageSet:
+    if size is None or not isinstance(found.train, MemoryImages) or not isinstance(found.test, MemoryImages):
+        return found
+    train = found.train.resized(size)
+    test = (
+        replace(found.test, pixels=train.pixels)
+        if found.test.pixels is found.train.pixels
+        else found.test.resized(size)
+    )
+    return replace(found, train=train, test=test, shape=(found.shape[0], size, size))
+
+
+def _parts(found: ImageSet, held: Holdout, seed: int) -> dict[Part, Images]:
+    parts: dict[Part, Images] = {}
+    if found.train is not None:
+        parts["train"] = found.train
+    if found.test is not None:
+        parts["test"] = found.test
+    if held.source == "none" or held.source not in parts:
+        return parts
+    whole = parts[held.source]
+    taken, rest = divide(whole.strata, held.share, seed)
+    if not len(taken) or not len(rest):
+        raise DataError(
+            f"{held.source}:{held.share:g} of {len(whole.labels)} images are {len(taken)} held-out images, "
+            f"and {len(rest)} remain; both numbers must be at least 1"
+        )
+    parts["holdout"], parts[held.source] = whole.take(taken), whole.take(rest)
+    return parts
+
+
+def _per_channel(what: str, given: tuple[float, ...] | None, default: tuple[float, ...]) -> tuple[float, ...]:
+    if given is None:
+        return default
+    values = tuple(float(value) for value in given)
+    if len(values) == 1:
+        values *= len(default)
+    bad = not all(np.isfinite(values)) or (what == "std" and min(values, default=0) <= 0)
+    if len(values) != len(default) or bad:
+        need = "positive " if what == "std" else ""
+        count = "one" if len(default) == 1 else f"one or {len(default)}"
+        number = "number" if len(default) == 1 else "numbers"
+        raise DataError(f"{what} must be {count} finite {need}{number}, got {list(given)}")
+    return values

@@ -1,0 +1,303 @@
+"""Images in memory as uint8, or in files that are decoded when they are needed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from prunus.errors import DataError
+
+# Parts of a data set, seeded and stratified, so that no decision uses the images of the final report.
+
+Part = Literal["train", "holdout", "test"]
+IntArray = npt.NDArray[np.int64]
+
+
+def stratified(labels: IntArray, count: int, seed: int) -> IntArray:
+    """The sorted positions of `count` images, drawn at random with the same share of each class.
+
+    Class k gets floor(n_k * count / N) images; the remaining ones go to the classes with the largest remainders.
+    """
+    total = len(labels)
+    if not 0 <= count <= total:
+        raise DataError(f"cannot take {count} of {total} images")
+    sizes = np.bincount(labels) if total else np.zeros(0, dtype=np.int64)  # [K]
+    quotas, remainders = np.divmod(sizes * count, max(total, 1))
+    left = count - int(quotas.sum())
+    quotas[np.argsort(-remainders, kind="stable")[:left]] += 1
+    mixed = np.random.default_rng(seed).permutation(total)  # [N]
+    by_class = mixed[np.argsort(labels[mixed], kind="stable")]  # [N] sorted by class, in random order within each
+    starts = np.cumsum(sizes) - sizes  # [K]
+    rank_in_class = np.arange(total) - starts[labels[by_class]]
+    return np.sort(by_class[rank_in_class < quotas[labels[by_class]]])
+
+
+def divide(labels: IntArray, share: float, seed: int) -> tuple[IntArray, IntArray]:
+    """Sorted positions (taken, rest): a stratified `share` of the images, and the others."""
+    taken = stratified(labels, round(len(labels) * share), seed)
+    return taken, np.setdiff1d(np.arange(len(labels)), taken)
+
+
+RESIZED_AT_ONCE = 4096  # number of images; limits the memory of their float copies
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryImages:
+    """Images of one uint8 tensor. `rows` selects some of them, so that parts share the tensor's memory."""
+
+    pixels: Tensor  # [M, C, H, W] uint8
+    rows: IntArray  # [N] positions in pixels
+    labels: IntArray  # [N]
+
+    @property
+    def strata(self) -> IntArray:
+        """The class of each image; samples and parts keep the share of each."""
+        return self.labels
+
+    @classmethod
+    def whole(cls, pixels: Tensor, labels: IntArray) -> MemoryImages:
+        """All images of a tensor."""
+        return cls(pixels, np.arange(len(labels)), labels)
+
+    def take(self, positions: IntArray) -> MemoryImages:
+        """The images at these positions."""
+        return replace(self, rows=self.rows[positions], labels=self.labels[positions])
+
+    def resized(self, size: int) -> MemoryImages:
+        """The same images with size x size pixels (bilinear, with antialiasing)."""
+        if tuple(self.pixels.shape[2:]) == (size, size):
+            return self
+        parts = []
+        for start in range(0, len(self.pixels), RESIZED_AT_ONCE):
+            chunk = self.pixels[start : start + RESIZED_AT_ONCE]
+            shape = (size, size)
+            scaled = F.interpolate(chunk.float(), shape, mode="bilinear", antialias=True, align_corners=False)
+            parts.append(scaled.round_().clamp_(0, 255).to(torch.uint8))
+        return replace(self, pixels=torch.cat(parts))
+
+
+@dataclass(frozen=True, eq=False)
+class FileImages:
+    """Images in files of any size. Each has a class, several labels, or a mask with the class of each pixel."""
+
+    paths: tuple[str, ...]
+    labels: IntArray  # classes [N], all 0 if there are masks; or [N, L]: 0 or 1 for each of L labels
+    masks: tuple[str, ...] = ()  # files
+
+    @property
+    def strata(self) -> IntArray:
+        """The class of each image; samples and parts keep the share of each. All 0 without one class per image."""
+        return self.labels if self.labels.ndim == 1 else np.zeros(len(self.labels), dtype=np.int64)
+
+    def take(self, positions: IntArray) -> FileImages:
+        """The images at these positions."""
+        paths, masks = (tuple(f[p] for p in positions) if f else () for f in (self.paths, self.masks))
+        return FileImages(paths, self.labels[positions], masks)
+
+
+Images = MemoryImages | FileImages
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """A data set as it was read, before images are held out."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Images | None
+    test: Images | None
+    shape: tuple[int, int, int]  # channels, height, width
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    mirror: bool  # whether a mirrored image still shows its class: True for photographs, False for digits
+
+
+def checked_labels(labels: IntArray, classes: int, path: str | Path) -> IntArray:
+    """The labels, or a DataError if one of them is not a class."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        first = int(wrong[0])
+        raise DataError(
+            f"{path}: labels must lie in 0..{classes - 1}; {len(wrong)} do not, "
+            f"the first is {int(labels[first])} at image {first}"
+        )
+    return labels
+
+
+def checked_pair(pixels: Tensor, labels: IntArray, path: str | Path) -> None:
+    """Raise a DataError unless there are images, and one label for each."""
+    if len(pixels) != len(labels):
+        raise DataError(f"{path}: {len(pixels)} images but {len(labels)} labels; expected one label for each image")
+    if len(labels) == 0:
+        raise DataError(f"{path}: has no images")
+
+
+# Decoded images in one safetensors file, which opens quickly and cannot contain code.
+
+FORMAT = "prunus-images-1"
+
+
+def filename(name: str) -> str:
+    """The file name of a data set."""
+    return f"{name}.safetensors"
+
+
+def write(path: Path, name: str, train: MemoryImages, test: MemoryImages) -> None:
+    """Write both parts to `path`. The caller moves the complete file into place."""
+    tensors = {}
+    for part, images in (("train", train), ("test", test)):
+        tensors[f"{part}.images"] = images.pixels[torch.from_numpy(images.rows)].contiguous()
+        tensors[f"{part}.labels"] = torch.from_numpy(images.labels.astype(np.uint8))
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, {"format": FORMAT, "name": name})
+    path.chmod(mode)  # follow the user's umask; save_file lets only the owner read the file
+
+
+def read(path: Path, name: str, classes: int) -> tuple[MemoryImages, MemoryImages]:
+    """Training and test images of a file that `write` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("format") != FORMAT or (file.metadata() or {}).get("name") != name:
+                raise DataError(f"{path}: was not written by `prunus data get {name}`; delete it and run that command")
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: is not a complete safetensors file ({error}); delete it and get it again") from error
+    parts = []
+    for part in ("train", "test"):
+        pixels = tensors[f"{part}.images"]  # [N, C, H, W] uint8
+        labels = checked_labels(tensors[f"{part}.labels"].numpy().astype(np.int64), classes, path)
+        checked_pair(pixels, labels, path)
+        parts.append(MemoryImages.whole(pixels, labels))
+    return parts[0], parts[1]
+
+
+# Image files, and masks with the class of each pixel, decoded and cropped to squares of equal size.
+
+Pixels = npt.NDArray[np.uint8]
+RESIZE_SHARE = 256 / 224  # the shorter side before the centre crop, relative to the crop
+CROP_AREA = (0.08, 1.0)  # fraction of the image that a random crop covers
+LABELLED_AREA = 0.5  # the least fraction where several labels or a mask must still be true of the crop
+CROP_RATIO = (3 / 4, 4 / 3)  # its width over its height
+CROP_TRIES = 10
+IGNORED = 255  # in a mask: the pixel does not count
+INDEX_MODES = ("1", "L", "P", "I", "I;16")  # of images that hold one number for each pixel
+
+
+def decode(path: str, size: int, rng: np.random.Generator | None, least: float = CROP_AREA[0]) -> Pixels:
+    """One RGB image [3, size, size]: a random crop, resized and possibly mirrored; the centre crop without `rng`.
+
+    least: the smallest fraction of the image that a random crop covers.
+    """
+    image = _rgb(path)
+    if rng is None:
+        return _channels_first(centre_crop(image, size))
+    box, mirrored = random_view(image.size, rng, least)
+    return _channels_first(_viewed(image, size, box, mirrored, Image.Resampling.BILINEAR))
+
+
+def decode_with_mask(
+    path: str, mask: str, size: int, rng: np.random.Generator | None, num_classes: int
+) -> tuple[Pixels, npt.NDArray[np.int64]]:
+    """An image [3, size, size] and the class of each of its pixels [size, size].
+
+    Both are resized as a whole, or cropped and mirrored alike with `rng`: the image bilinearly, the mask to the nearest
+    pixel, so that no class is mixed from two others.
+    """
+    image, indices = _rgb(path), read_mask(mask)
+    if indices.shape != (image.height, image.width):
+        height, width = indices.shape
+        raise DataError(
+            f"{mask}: the mask has {width} x {height} pixels, and its image {path} has {image.width} x {image.height}; "
+            "both must have the same size"
+        )
+    check_classes(indices, num_classes, mask)
+    whole = ((0, 0, image.width, image.height), False)
+    box, mirrored = whole if rng is None else random_view(image.size, rng, LABELLED_AREA)
+    pixels = _viewed(image, size, box, mirrored, Image.Resampling.BILINEAR)
+    classes = _viewed(Image.fromarray(indices), size, box, mirrored, Image.Resampling.NEAREST)
+    return _channels_first(pixels), np.asarray(classes).astype(np.int64)
+
+
+def read_mask(path: str) -> npt.NDArray[np.int32]:
+    """The class indices of a mask [H, W]. A palette is not looked up: its indices are the classes."""
+    with Image.open(path) as opened:
+        if opened.mode not in INDEX_MODES:
+            raise DataError(
+                f"{path}: expected a mask with one class index per pixel (a grey or palette PNG), got the mode "
+                f"{opened.mode}, which holds colours: replace each colour by the number of its class"
+            )
+        if opened.format == "JPEG":
+            raise DataError(f"{path}: JPEG changes the numbers of pixels, so it cannot hold a mask: save it as PNG")
+        return np.asarray(opened).astype(np.int32)
+
+
+def check_classes(indices: npt.NDArray[np.int32], num_classes: int, path: str) -> None:
+    """DataError unless all pixels of a mask are classes or ignored."""
+    wrong = np.unique(indices[((indices < 0) | (indices >= num_classes)) & (indices != IGNORED)])
+    if len(wrong):
+        raise DataError(
+            f"{path}: there are {num_classes} classes, 0 to {num_classes - 1}, and only {IGNORED} is ignored; the mask "
+            f"has {', '.join(map(str, wrong[:5]))}{', ...' if len(wrong) > 5 else ''}"
+        )
+
+
+def random_view(
+    image_size: tuple[int, int], rng: np.random.Generator, least: float
+) -> tuple[tuple[int, int, int, int], bool]:
+    """What a training step sees of an image: (left, top, right, bottom), and whether it is mirrored."""
+    left, top, width, height = crop_box(image_size, rng, least)
+    return (left, top, left + width, top + height), bool(rng.random() < 0.5)
+
+
+def _viewed(
+    image: Image.Image, size: int, box: tuple[int, int, int, int], mirrored: bool, how: Image.Resampling
+) -> Image.Image:
+    image = image.crop(box).resize((size, size), how)
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image
+
+
+def _rgb(path: str) -> Image.Image:
+    with Image.open(path) as opened:
+        return opened.convert("RGB")
+
+
+def _channels_first(image: Image.Image) -> Pixels:
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def centre_crop(image: Image.Image, size: int) -> Image.Image:
+    """Resize the shorter side to size * 256 / 224 and crop the central size x size pixels."""
+    scale = round(size * RESIZE_SHARE) / min(image.size)
+    width, height = (max(size, int(side * scale)) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))
+
+
+def crop_box(
+    image_size: tuple[int, int], rng: np.random.Generator, least: float = CROP_AREA[0]
+) -> tuple[int, int, int, int]:
+    """(left, top, width, height) of a random crop; the largest central crop of an allowed shape if none fits."""
+    full_width, full_height = image_size
+    for _ in range(CROP_TRIES):
+        area = full_width * full_height * rng.uniform(least, CROP_AREA[1])
+        ratio = math.exp(rng.uniform(math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])))
+        width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < width <= full_width and 0 < height <= full_height:
+            left = int(rng.integers(0, full_width - width + 1))
+            return left, int(rng.integers(0, full_height - height + 1)), width, height
+    ratio = min(max(full_width / full_height, CROP_RATIO[0]), CROP_RATIO[1])
+    width, height = min(full_width, round(full_height * ratio)), min(full_height, round(full_width / ratio))
+    return (full_width - width) // 2, (full_height - height) // 2, width, height

@@ -1,0 +1,351 @@
+"""Batches of normalised float images and labels. Their order depends only on (seed, epoch, batch index)."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from prunus.errors import DataError
+from prunus.zoo.images import (
+    CROP_AREA,
+    LABELLED_AREA,
+    FileImages,
+    IntArray,
+    MemoryImages,
+    Pixels,
+    decode,
+    decode_with_mask,
+)
+
+# The standard augmentation of He et al. 2016, on whole batches of uint8 images at once.
+
+PADDED_SHARE = 8  # pad by 1/8 of the height: 4 pixels for 32
+
+
+def pad_crop_mirror(
+    pixels: Tensor, rng: np.random.Generator, *, mirror: bool, whole: int | None = None, share: slice = slice(None)
+) -> Tensor:
+    """Pad each image with black, crop it to its old size at a random place, and mirror it with probability 1/2.
+
+    All random numbers come from `rng` in a fixed order, so the same generator gives the same images.
+    whole, share: the number of images in a batch that several processes share, and which of them `pixels` are.
+    """
+    count, _, height, width = pixels.shape
+    whole = count if whole is None else whole
+    pad = max(1, height // PADDED_SHARE)
+    tops, lefts = (torch.from_numpy(rng.integers(0, 2 * pad + 1, whole)[share]) for _ in range(2))  # [N] each
+    padded = F.pad(pixels, (pad, pad, pad, pad))  # [N, C, H + 2 pad, W + 2 pad]
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view [N, C, 2 pad + 1, 2 pad + 1, H, W]
+    cropped = windows[torch.arange(count), :, tops, lefts]  # [N, C, H, W]
+    if mirror:
+        mirrored = torch.from_numpy(rng.random(whole)[share] < 0.5)  # [N]
+        cropped[mirrored] = cropped[mirrored].flip(3)
+    return cropped
+
+
+Batch = tuple[Tensor, Tensor]  # images, labels
+
+
+@dataclass(frozen=True)
+class Order:
+    """Assigns images to batches. Each of `world` processes has its own `rank` and gets its own images.
+
+    Shuffled batches are for training: every process gets the same number of images (up to world - 1 images are skipped
+    in an epoch), and a last batch of one image is skipped, because batch norm cannot train on it. Unshuffled batches
+    are for evaluation: every image comes exactly once.
+    """
+
+    total: int
+    batch_size: int
+    shuffle: bool = False
+    seed: int = 0
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise DataError(f"batch_size must be at least 1, got {self.batch_size}")
+        if not 0 <= self.rank < self.world:
+            raise DataError(f"rank must lie in 0..{self.world - 1} (world {self.world}), got {self.rank}")
+        if self.seed < 0:
+            raise DataError(f"seed must be at least 0, got {self.seed}")
+
+    @property
+    def num_images(self) -> int:
+        """Number of images of this process in an epoch."""
+        if not self.shuffle:
+            return len(range(self.rank, self.total, self.world))
+        share = self.total // self.world
+        alone = share > 1 and self.batch_size > 1 and share % self.batch_size == 1
+        return share - 1 if alone else share
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of this process in an epoch."""
+        return -(-self.num_images // self.batch_size)
+
+    def positions(self, epoch: int) -> IntArray:
+        """Positions of this process's images in their order [num_images]."""
+        order = np.arange(self.total)
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, epoch]).permutation(self.total)
+        return order[self.share][: self.num_images]
+
+    def rng(self, epoch: int, batch: int) -> np.random.Generator:
+        """The random generator of one batch, the same in all processes; it does not depend on the batches before."""
+        return np.random.default_rng([self.seed, epoch, batch, 0])
+
+    def whole(self, batch: int) -> int:
+        """Number of images in a batch over all processes. Images `self.share` of them are this process's.
+
+        Random numbers are drawn for all of them, so that an image gets the same, however many processes share a batch.
+        """
+        size, images = self.batch_size * self.world, self.num_images * self.world if self.shuffle else self.total
+        return min(size, images - batch * size)
+
+    @property
+    def share(self) -> slice:
+        """Which images of a whole batch are this process's."""
+        return slice(self.rank, None, self.world)
+
+
+class Loader(ABC):
+    """An iterable of (images float32 [N, C, H, W], labels int64 [N]); `set_epoch` shuffles them anew."""
+
+    def __init__(self, order: Order, classes: tuple[str, ...], mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self.order = order
+        self.classes = classes
+        self.epoch = 0
+        # (p / 255 - mean) / std == p * scale + shift: one multiplication and one addition per pixel
+        deviation, centre = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (std, mean))
+        self._scale = (1 / (255 * deviation)).float()  # [1, C, 1, 1]
+        self._shift = (-centre / deviation).float()  # [1, C, 1, 1]
+
+    @property
+    def num_images(self) -> int:
+        """Number of images of this process in an epoch."""
+        return self.order.num_images
+
+    @property
+    def batch_size(self) -> int:
+        """Number of images in a batch; the last batch may be smaller."""
+        return self.order.batch_size
+
+    def __len__(self) -> int:
+        return self.order.batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration. Each epoch has its own order and augmentation."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.iterate()
+
+    def iterate(self, start: int = 0) -> Iterator[Batch]:
+        """The batches from number `start` on, the same as in a full iteration."""
+        return self._normalised(self._pixels(self.epoch, start))
+
+    def images_at(self, positions: Sequence[int]) -> Batch:
+        """The images at these positions of the whole part, in its own order and without augmentation.
+
+        Files that cannot be decoded are left out.
+        """
+        return next(self._normalised(iter([self._pixels_at(np.asarray(positions, dtype=np.int64))])))
+
+    def _normalised(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for pixels, labels in batches:
+            yield pixels.to(torch.float32).mul_(self._scale).add_(self._shift), labels
+
+    @abstractmethod
+    def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
+        """uint8 images [N, C, H, W], augmented if requested, and their labels."""
+
+    @abstractmethod
+    def _pixels_at(self, positions: IntArray) -> Batch:
+        """uint8 images [N, C, H, W] at these positions, not augmented, and their labels."""
+
+
+class MemoryLoader(Loader):
+    """Batches of images in memory."""
+
+    def __init__(
+        self,
+        images: MemoryImages,
+        order: Order,
+        classes: tuple[str, ...],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        *,
+        augment: bool,
+        mirror: bool,
+    ) -> None:
+        super().__init__(order, classes, mean, std)
+        self._images = images
+        self._augment = augment
+        self._mirror = mirror
+
+    def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
+        positions = self.order.positions(epoch)
+        rows = torch.from_numpy(self._images.rows[positions])
+        labels = torch.from_numpy(self._images.labels[positions])
+        for index in range(start, len(self)):
+            span = slice(index * self.batch_size, (index + 1) * self.batch_size)
+            pixels = self._images.pixels[rows[span]]  # [N, C, H, W]
+            if self._augment:
+                pixels = pad_crop_mirror(
+                    pixels,
+                    self.order.rng(epoch, index),
+                    mirror=self._mirror,
+                    whole=self.order.whole(index),
+                    share=self.order.share,
+                )
+            yield pixels, labels[span]
+
+    def _pixels_at(self, positions: IntArray) -> Batch:
+        taken = self._images.take(positions)
+        return taken.pixels[torch.from_numpy(taken.rows)], torch.from_numpy(taken.labels)
+
+
+# Batches of images from files, decoded in worker processes. A file that cannot be decoded is reported and skipped.
+
+logger = logging.getLogger(__name__)
+
+MOST_CORRUPT, CORRUPT_SHARE = 20, 20  # by default 20 files of an epoch may be corrupt, and at most one in 20
+SHOWN = 5  # corrupt files listed in an error
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A batch from a worker: the decoded images, and the files that could not be decoded."""
+
+    pixels: torch.Tensor  # [n, 3, size, size] uint8
+    labels: torch.Tensor  # [n], [n, L] or, of masks, [n, size, size]
+    corrupt: tuple[tuple[str, str], ...]  # (path, reason)
+    wrong: str = ""  # a mask that cannot be used; said in the main process, where its type is not lost
+
+
+class BatchDecoder(Dataset[Decoded]):
+    """Item i is the whole batch i. Its random numbers depend on i only, not on the worker that decodes it."""
+
+    def __init__(
+        self, images: FileImages, order: Order, epoch: int, size: int, augment: bool, num_classes: int
+    ) -> None:
+        self.images = images
+        self.order = order
+        self.epoch = epoch
+        self.size = size
+        self.augment = augment
+        self.num_classes = num_classes
+        self.positions: IntArray = order.positions(epoch)
+
+    def __len__(self) -> int:
+        return self.order.batches
+
+    def __getitem__(self, index: int) -> Decoded:
+        rng, whole = self.order.rng(self.epoch, index), self.order.whole(index)
+        # One generator per image, so that a corrupt file does not change the other crops.
+        seeds = [rng.integers(2**63) for _ in range(whole)][self.order.share]
+        pixels: list[Pixels] = []
+        labels: list[npt.NDArray[np.int64]] = []
+        corrupt: list[tuple[str, str]] = []
+        positions = self.positions[index * self.order.batch_size : (index + 1) * self.order.batch_size]
+        for position, seed in zip(positions, seeds, strict=True):
+            crop_rng = np.random.default_rng(seed)
+            try:
+                image, label = self._image(position, crop_rng if self.augment else None)
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+                corrupt.append((self.images.paths[position], f"{type(error).__name__}: {error}"))
+            except DataError as error:
+                return Decoded(torch.zeros(0), torch.zeros(0), (), str(error))
+            else:
+                pixels.append(image)
+                labels.append(label)
+        stacked = np.stack(pixels) if pixels else np.zeros((0, 3, self.size, self.size), np.uint8)
+        targets = np.stack(labels) if labels else np.zeros(0, np.int64)
+        return Decoded(torch.from_numpy(stacked), torch.from_numpy(targets), tuple(corrupt))
+
+    def _image(self, position: int, rng: np.random.Generator | None) -> tuple[Pixels, npt.NDArray[np.int64]]:
+        """Pixels [3, size, size] and label of one image; a mask [size, size] is cropped like its image."""
+        path, single = self.images.paths[position], self.images.labels.ndim == 1
+        if self.images.masks:
+            return decode_with_mask(path, self.images.masks[position], self.size, rng, self.num_classes)
+        least = CROP_AREA[0] if single else LABELLED_AREA
+        return decode(path, self.size, rng, least), np.asarray(self.images.labels[position], dtype=np.int64)
+
+
+class FileLoader(Loader):
+    """Batches of images from files. Corrupt images are skipped and listed in `corrupt`: path -> reason."""
+
+    def __init__(
+        self,
+        images: FileImages,
+        order: Order,
+        classes: tuple[str, ...],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        *,
+        size: int,
+        augment: bool,
+        workers: int,
+        max_corrupt: int | None,
+    ) -> None:
+        super().__init__(order, classes, mean, std)
+        self.corrupt: dict[str, str] = {}
+        self._images = images
+        self._size = size
+        self._augment = augment
+        self._workers = workers
+        # Of few images, a few corrupt ones are already many.
+        default = min(MOST_CORRUPT, max(1, order.num_images // CORRUPT_SHARE))
+        self._max_corrupt = default if max_corrupt is None else max_corrupt
+
+    def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
+        decoder = BatchDecoder(self._images, self.order, epoch, self._size, self._augment, len(self.classes))
+        batches: DataLoader[Decoded] = DataLoader(
+            decoder,
+            batch_size=None,
+            sampler=range(start, len(self)),
+            num_workers=self._workers,
+            generator=torch.Generator(),  # DataLoader would draw from the global generator
+        )
+        corrupt: dict[str, str] = {}  # of this epoch
+        try:
+            for decoded in batches:
+                if decoded.wrong:
+                    raise DataError(decoded.wrong)
+                corrupt.update(decoded.corrupt)
+                if len(corrupt) > self._max_corrupt:
+                    raise DataError(
+                        f"{len(corrupt)} images cannot be decoded, and at most {self._max_corrupt} of "
+                        f"{self.num_images} may be skipped; repair or delete them, or allow more with max_corrupt. "
+                        f"The first ones: {_named(corrupt)}"
+                    )
+                if len(decoded.labels):
+                    yield decoded.pixels, decoded.labels
+        finally:
+            if not corrupt.keys() <= self.corrupt.keys():  # each epoch skips the same files; once is enough
+                logger.warning("skipped %d images that cannot be decoded: %s", len(corrupt), _named(corrupt))
+            self.corrupt.update(corrupt)
+
+    def _pixels_at(self, positions: IntArray) -> Batch:
+        taken = Order(len(positions), len(positions))
+        decoded = BatchDecoder(self._images.take(positions), taken, 0, self._size, False, len(self.classes))[0]
+        if decoded.wrong:
+            raise DataError(decoded.wrong)
+        return decoded.pixels, decoded.labels
+
+
+def _named(corrupt: dict[str, str]) -> str:
+    """The first few files with their reasons."""
+    named = "; ".join(f"{path} ({reason})" for path, reason in list(corrupt.items())[:SHOWN])
+    return f"{named}; ..." if len(corrupt) > SHOWN else named

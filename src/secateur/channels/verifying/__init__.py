@@ -1,1 +1,0 @@
-"""Proof by running: a pruned network must compute what the zeroed network computes."""

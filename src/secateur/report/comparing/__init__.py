@@ -1,1 +1,0 @@
-"""A page that compares runs."""

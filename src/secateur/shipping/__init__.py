@@ -1,1 +1,0 @@
-"""Shipping: networks as files that run without secateur, and how fast they run."""

@@ -1,1 +1,0 @@
-"""Seconds to score each layer by each metric (the paper's Fig. 6)."""

@@ -1,0 +1,85 @@
+"""From labels to units, each step against a plain computation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import prunus as sc
+from prunus.graph.discover import components
+from prunus.graph.grouping import Places
+from prunus.graph.traced import named_modules
+from prunus.graph.units import Streams
+from tests.nets import NETS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_components_are_numbered_by_their_first_node(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, edges = int(rng.integers(1, 30)), int(rng.integers(0, 30))
+    a, b = rng.integers(0, count, edges), rng.integers(0, count, edges)
+    least = np.arange(count)  # the least node that can be reached
+    for _ in range(count):
+        for i, j in zip(a, b, strict=True):
+            least[i] = least[j] = min(least[i], least[j])
+    want = np.searchsorted(np.unique(least), least)
+    got, number = components(count, a, b)
+    assert number == len(np.unique(least)) and got.tolist() == want.tolist()
+
+
+def test_no_nodes_have_no_components() -> None:
+    empty = np.zeros(0, np.int64)
+    assert components(0, empty, empty)[1] == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_of_channels(seed: int) -> None:
+    """Every occurrence of a channel is listed once, by layer, with its positions in order."""
+    rng = np.random.default_rng(seed)
+    channels = 12
+    vectors = {name: rng.integers(-2, channels, int(rng.integers(1, 15))) for name in ("a", "b", "c")}
+    places = Places(vectors, channels)
+    some = np.sort(rng.choice(channels, 5, replace=False))
+    for only in (None, "b"):
+        got: dict[tuple[str, int], list[int]] = {}
+        if only is None or np.isin(vectors["b"], some).any():
+            for name, which, positions in places.of(some, only):
+                assert len(which) == len(positions)
+                for i, row in zip(which, positions, strict=True):
+                    assert (name, int(some[i])) not in got
+                    got[name, int(some[i])] = row.tolist()
+        want = {
+            (name, int(c)): np.flatnonzero(vector == c).tolist()
+            for name, vector in vectors.items()
+            for c in some
+            if (only is None or name == only) and (vector == c).any()
+        }
+        assert got == want
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("streams", ["select", "coupled"])
+def test_a_channel_is_alive_while_a_layer_reads_it(name: str, streams: Streams) -> None:
+    """Of a unit that keeps one channel per block, readers read these, and writers keep what some layer reads."""
+    torch.manual_seed(0)
+    case = NETS[name]
+    graph = sc.trace(case.build().eval(), case.example(), streams)
+    for unit in graph.units.values():
+        kept = [int(np.flatnonzero(unit.blocks == block)[0]) for block in range(unit.granule)]
+        live = graph.liveness({unit.name: kept})
+        numbers = graph.grouped.channels[unit.name]
+        held = set(graph.grouped.held)
+        gone = {int(c) for i, c in enumerate(numbers) if i not in kept}
+        readers = {reader.module for reader in unit.readers}
+        for channel in gone:
+            others = [n for n, vector in graph.found.reads.items() if channel in vector and n not in readers]
+            assert live.alive[channel] == bool(others or channel in held)
+        assert live.alive[numbers[kept]].all()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_modules_are_walked_as_torch_does(name: str) -> None:
+    model = NETS[name].build()
+    model.again = next(iter(model.children()))  # a module with two names is listed once
+    assert named_modules(model) == list(model.named_modules())

@@ -1,0 +1,168 @@
+"""Layers that keep all of their inputs: they lose outputs, and zeros take the places of channels that are gone."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import prunus as sc
+from tests import proof
+from tests.exporting import onnx_error
+
+IMAGE = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+class StandardConv(nn.Conv2d):
+    """A weight-standardised convolution with a gain for each filter."""
+
+    def __init__(self, inputs: int, outputs: int, groups: int = 1) -> None:
+        super().__init__(inputs, outputs, 3, padding=1, groups=groups)
+        self.gain = nn.Parameter(torch.rand(outputs, 1, 1, 1) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        spread, mean = torch.std_mean(self.weight, (1, 2, 3), keepdim=True)
+        return F.conv2d(x, self.gain * (self.weight - mean) / spread, self.bias, 1, 1, groups=self.groups)
+
+
+class CentredLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight - self.weight.mean(1, keepdim=True), self.bias)
+
+
+class Standard(nn.Module):
+    """All layers are standardised: a -> norm -> b (two groups) -> c -> fc."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = StandardConv(3, 8), StandardConv(8, 12, groups=2), StandardConv(12, 6)
+        self.norm, self.fc = nn.BatchNorm2d(8), CentredLinear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.b(F.relu(self.norm(self.a(x)))))
+        return self.fc(F.relu(self.c(h)).mean((2, 3)))
+
+
+class Stream(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = StandardConv(3, 8), StandardConv(8, 6), StandardConv(6, 8), StandardConv(8, 4)
+        self.e = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.e(F.relu(self.d(F.relu(h + self.c(F.relu(self.b(h)))))))
+
+
+def built(kind: type[nn.Module] = Standard) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().double().eval()
+
+
+KEEP = {"a:out": [1, 2, 6], "b:out": [0, 3, 4, 7, 8, 11], "c:out": [0, 5]}
+
+
+def test_outputs_go_and_inputs_are_filled_with_zeros() -> None:
+    model = built()
+    graph = sc.trace(model, IMAGE)
+    assert {name: (unit.width, unit.granule) for name, unit in graph.units.items()} == {
+        "a:out": (8, 1),
+        "b:out": (12, 2),
+        "c:out": (6, 1),
+    }
+    assert graph.frozen == {"fc": "it is an output of the network"}
+    small = sc.prune(graph, sc.Plan.of(graph, KEEP))
+    with proof.masked(model, graph, KEEP):
+        masked = proof.outputs(model, IMAGE)
+    with sc.zeroed(graph, KEEP):
+        zeroed = proof.outputs(model, IMAGE)
+    assert proof.relative_error(zeroed, masked) < 1e-12
+    assert proof.relative_error(proof.outputs(small, IMAGE), masked) < 1e-12
+    assert [tuple(layer.weight.shape) for layer in (small.a, small.b, small.c, small.fc)] == [
+        (3, 3, 3, 3),
+        (6, 4, 3, 3),
+        (2, 12, 3, 3),
+        (5, 6),
+    ]
+    assert [len(layer.gain) for layer in (small.a, small.b, small.c)] == [3, 6, 2]
+    assert small.norm.num_features == 3
+    assert graph.cost(KEEP).macs * 2 == proof.counted_macs(small, IMAGE)
+    assert graph.cost(KEEP).macs == 64 * (3 * 27 + 6 * 4 * 9 + 2 * 12 * 9) + 5 * 6
+
+
+def test_rounds_compose_and_are_saved(tmp_path: Path) -> None:
+    model = built()
+    graph = sc.trace(model, IMAGE)
+    plan = sc.Plan.of(graph, KEEP)
+    small = sc.prune(graph, plan)
+    again = sc.trace(small, IMAGE)
+    assert {name: unit.width for name, unit in again.units.items()} == {"a:out": 3, "b:out": 6, "c:out": 2}
+    second = sc.Plan.of(again, {"a:out": [0, 2], "b:out": [1, 2, 4, 5], "c:out": [1]})
+    smaller = sc.prune(again, second)
+    both = plan.then(second)
+    kept = {"a:out": [1, 6], "b:out": [3, 4, 8, 11], "c:out": [5]}
+    assert {name: list(both.keep[name]) for name in kept} == kept
+    with proof.masked(model, graph, kept):
+        masked = proof.outputs(model, IMAGE)
+    assert proof.relative_error(proof.outputs(smaller, IMAGE), masked) < 1e-12
+    sc.save(smaller, both, tmp_path / "net")
+    loaded = sc.load(tmp_path / "net", built())
+    assert proof.relative_error(proof.outputs(loaded, IMAGE), masked) < 1e-12
+    assert proof.train_step(copy.deepcopy(smaller), IMAGE) == {name for name, _ in model.named_parameters()}
+
+
+def test_streams_are_cut_if_they_are_coupled() -> None:
+    """In select mode a stream is read whole, because a layer that keeps all inputs gains nothing by selecting."""
+    model = built(Stream)
+    assert list(sc.trace(model, IMAGE).units) == ["b:out", "d:out"]
+    graph = sc.trace(model, IMAGE, streams="coupled")
+    keep = {"a:out": [0, 3, 4], "b:out": [1, 5], "d:out": [2]}
+    assert set(keep) == set(graph.units)
+    with proof.masked(model, graph, keep):
+        masked = proof.outputs(model, IMAGE)
+    small = sc.prune(graph, sc.Plan.of(graph, keep))
+    assert proof.relative_error(proof.outputs(small, IMAGE), masked) < 1e-12
+    assert (small.a.out_channels, small.c.out_channels, small.d.in_channels) == (3, 3, 8)
+
+
+def test_without_a_batch_dimension() -> None:
+    model = nn.Sequential(StandardConv(3, 8), nn.ReLU(), StandardConv(8, 4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    graph = sc.trace(model.double().eval(), IMAGE[0])
+    keep = {"0:out": [0, 5], "2:out": [3]}
+    small = sc.prune(graph, sc.Plan.of(graph, keep))
+    with sc.zeroed(graph, keep):
+        zeroed = proof.outputs(model, IMAGE[0])
+    assert proof.relative_error(proof.outputs(small, IMAGE[0]), zeroed) < 1e-12
+    assert small[0].out_channels == 2
+
+
+class Called(nn.Module):
+    """A standardised layer that is called by keyword, or has a hook: nothing can be put in front of it."""
+
+    def __init__(self, keyword: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.keyword = nn.Conv2d(3, 8, 1), StandardConv(8, 8), nn.Conv2d(8, 2, 1), keyword
+        if not keyword:
+            self.b.register_forward_pre_hook(lambda module, args: (args[0] * args[0].shape[1],))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.c(self.b(input=h) if self.keyword else self.b(h))
+
+
+@pytest.mark.parametrize("keyword", [True, False])
+def test_what_cannot_be_filled_is_frozen(keyword: bool) -> None:
+    torch.manual_seed(0)
+    model = Called(keyword).double().eval()
+    if keyword:
+        model.b.forward = lambda input: StandardConv.forward(model.b, input)
+    assert set(sc.trace(model, IMAGE).frozen) >= {"a", "b"}
+
+
+def test_export() -> None:
+    graph = sc.trace(built().float(), IMAGE.float())
+    assert onnx_error(sc.prune(graph, sc.Plan.of(graph, KEEP)), IMAGE.float(), dynamo=True) < 1e-5

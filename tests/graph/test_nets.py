@@ -1,0 +1,212 @@
+"""Tiny networks against their hand-derived answers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import prunus as sc
+from tests import proof
+from tests.graph.dags import randomised
+from tests.nets import NETS, Answer, Residual, Tiny
+from tests.nets_frozen import FROZEN_NETS
+
+ALL = {**NETS, **FROZEN_NETS}
+MODES = ("select", "coupled")
+
+
+def built(tiny: Tiny, seed: int = 0) -> tuple[nn.Module, Any]:
+    torch.manual_seed(seed)
+    model = tiny.build().double().eval()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            randomised(module)
+    return model, like(tiny.example(), torch.float64)
+
+
+def like(example: Any, dtype: torch.dtype) -> Any:
+    if isinstance(example, tuple):
+        return tuple(like(part, dtype) for part in example)
+    if isinstance(example, dict):
+        return {name: like(part, dtype) for name, part in example.items()}
+    return torch.randn(example.shape, dtype=dtype)
+
+
+def answer_of(unit: sc.Unit) -> Answer:
+    return Answer(
+        unit.width,
+        tuple(reader.module for reader in unit.readers),
+        tuple(writer.module for writer in unit.writers),
+        unit.kind,
+        unit.granule,
+    )
+
+
+def unordered(answer: Answer) -> tuple[Any, ...]:
+    return answer.width, tuple(sorted(answer.readers)), tuple(sorted(answer.writers)), answer.kind, answer.granule
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_units_by_name(name: str) -> None:
+    model, example = built(ALL[name])
+    units = sc.trace(model, example, streams="select").units
+    assert {key: unordered(answer_of(unit)) for key, unit in units.items()} == {
+        key: unordered(answer) for key, answer in ALL[name].units.items()
+    }
+    assert all(key == unit.name for key, unit in units.items())
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "padded_shortcut"])
+def test_coupled_units(name: str) -> None:
+    model, example = built(ALL[name])
+    wanted = ALL[name].coupled if ALL[name].coupled is not None else tuple(ALL[name].units.values())
+    units = sc.trace(model, example, streams="coupled").units.values()
+    assert sorted(unordered(answer_of(unit)) for unit in units) == sorted(unordered(answer) for answer in wanted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ALL)
+def test_macs_and_params(name: str, mode: str) -> None:
+    model, example = built(ALL[name])
+    graph = sc.trace(model, example, streams=mode)
+    assert (graph.macs, graph.params) == (ALL[name].macs, ALL[name].params)
+    whole = graph.cost(sc.Plan.of(graph, {}))
+    assert (whole.macs, whole.params) == (ALL[name].macs, ALL[name].params)
+    assert sum(layer.macs for layer in whole.layers.values()) == ALL[name].macs
+
+
+@pytest.mark.parametrize("name", FROZEN_NETS)
+def test_frozen_layers_are_named_with_a_reason(name: str) -> None:
+    model, example = built(ALL[name])
+    frozen = sc.trace(model, example).frozen
+    for layer in ALL[name].frozen:
+        reasons = [reason for key, reason in frozen.items() if key.split(":")[0] == layer]
+        assert reasons and all(len(reason) > 10 for reason in reasons), f"{layer} is not in {frozen}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ALL)
+def test_pruned_is_zeroed(name: str, mode: str) -> None:
+    model, example = built(ALL[name])
+    graph = sc.trace(model, example, streams=mode)
+    whole = proof.outputs(model, example)
+    trained = proof.train_step(copy.deepcopy(model), example)
+    changed = 0.0
+    for seed in range(4):
+        keep = proof.random_keep(graph, seed)
+        plan = sc.Plan.of(graph, keep)
+        with sc.zeroed(graph, plan):
+            zeroed = proof.outputs(model, example)
+        with proof.masked(model, graph, keep):
+            masked = proof.outputs(model, example)
+        small = sc.prune(graph, plan)
+        assert proof.relative_error(zeroed, masked) < 1e-12
+        assert proof.relative_error(proof.outputs(small, example), zeroed) < 1e-12
+        changed = max(changed, proof.relative_error(zeroed, whole))
+        assert graph.cost(plan).macs == proof.counted_macs(small, example)
+        assert proof.train_step(small, example) == trained
+    assert changed > 1e-6, "nothing was removed, or nothing that matters"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_costs_what_one_image_costs(mode: str) -> None:
+    model, _ = built(NETS["residual"])
+    graph = sc.trace(model, torch.zeros(4, 3, 8, 8, dtype=torch.float64), streams=mode)
+    assert graph.macs == NETS["residual"].macs
+
+
+def test_blocks_of_a_grouped_convolution() -> None:
+    model, example = built(NETS["grouped"])
+    units = sc.trace(model, example).units
+    assert units["a:out"].blocks.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert units["g:out"].blocks.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_blocks_of_a_shuffle() -> None:
+    # Halves {0..3}, {4..7} interleave; the first group of `g` then reads 0 4 1 5, the second 2 6 3 7.
+    model, example = built(NETS["shuffle"])
+    blocks = sc.trace(model, example).units["a:out"].blocks
+    sets = {frozenset(np.flatnonzero(blocks == block).tolist()) for block in set(blocks.tolist())}
+    assert sets == {frozenset({0, 1}), frozenset({2, 3}), frozenset({4, 5}), frozenset({6, 7})}
+
+
+def test_positions_of_a_flattened_map() -> None:
+    model, example = built(NETS["flattened"])
+    (reader,) = sc.trace(model, example).units["conv:out"].readers
+    wanted = np.arange(64).reshape(4, 16)  # channel c fills inputs 16 c .. 16 c + 15
+    assert np.array_equal(np.sort(reader.inputs, axis=1)[np.argsort(reader.channels)], wanted)
+
+
+def test_filters_of_a_gated_half() -> None:
+    model, example = built(NETS["glu"])
+    (writer,) = sc.trace(model, example).units["a:out"].writers
+    pairs = {int(c): set(o.tolist()) for c, o in zip(writer.channels, writer.outputs, strict=True)}
+    assert pairs == {0: {0, 4}, 1: {1, 5}, 2: {2, 6}, 3: {3, 7}}
+
+
+def test_inputs_of_two_depthwise_filters() -> None:
+    model, example = built(NETS["depthwise"])
+    (reader,) = sc.trace(model, example).units["a:out"].readers
+    pairs = {int(c): set(i.tolist()) for c, i in zip(reader.channels, reader.inputs, strict=True)}
+    assert pairs == {0: {0, 1}, 1: {2, 3}, 2: {4, 5}, 3: {6, 7}}
+
+
+def test_readers_of_two_halves() -> None:
+    model, example = built(NETS["halves"])
+    readers = {r.module: sorted(r.channels.tolist()) for r in sc.trace(model, example).units["a:out"].readers}
+    assert readers == {"b": [0, 1, 2, 3], "c": [4, 5, 6, 7]}
+
+
+def test_a_stream_channel_without_readers_dies_everywhere() -> None:
+    """conv1 keeps 0 1, fc keeps 1 2: channel 3 is read by nobody, so stem and conv2 lose their filter of it."""
+    model, example = built(NETS["residual"])
+    graph = sc.trace(model, example, streams="select")
+    plan = sc.Plan.of(graph, {"conv1:in": [0, 1], "fc:in": [1, 2]})
+    cost = graph.cost(plan)
+    # stem 3x3x9x64, conv1 6x2x9x64, conv2 3x6x9x64, fc 2x5
+    assert {name: layer.macs for name, layer in cost.layers.items()} == {
+        "stem": 5184,
+        "conv1": 6912,
+        "conv2": 10368,
+        "fc": 10,
+    }
+    assert cost.macs == 22474
+    assert cost.params == 81 + 108 + 162 + 10
+    small = sc.prune(graph, plan)
+    assert isinstance(small, Residual)
+    assert (small.stem.weight.shape[0], small.conv2.weight.shape[0], small.bn2.weight.shape[0]) == (3, 3, 3)
+    assert torch.equal(small.stem.weight, model.get_parameter("stem.weight")[:3])
+    assert torch.equal(small.fc.weight, model.get_parameter("fc.weight")[:, [1, 2]])
+
+
+def test_selection_stands_before_norm_and_activation() -> None:
+    """In a pre-activation block the selection comes first, so the norm shrinks with it."""
+    model, example = built(NETS["pre_activation"])
+    graph = sc.trace(model, example, streams="select")
+    small = sc.prune(graph, sc.Plan.of(graph, {"conv1:in": [0, 3]}))
+    assert small.get_parameter("bn1.weight").tolist() == model.get_parameter("bn1.weight")[[0, 3]].tolist()
+    assert small.get_parameter("conv1.weight").shape == (6, 2, 3, 3)
+    assert small.get_parameter("stem.weight").shape[0] == 4
+    assert small.get_parameter("bn3.weight").shape[0] == 4
+
+
+def test_layer_scale_shrinks_with_its_channels() -> None:
+    model, example = built(NETS["layer_scale"])
+    graph = sc.trace(model, example)
+    small = sc.prune(graph, sc.Plan.of(graph, {"a:out": [1, 3]}))
+    assert small.get_parameter("gamma").flatten().tolist() == [-1.0, 0.25]
+
+
+def test_auxiliary_head_still_works_in_training() -> None:
+    model, example = built(FROZEN_NETS["auxiliary_head"])
+    graph = sc.trace(model, example)
+    small = sc.prune(graph, sc.Plan.of(graph, {"b:out": [0, 2]})).train()
+    logits, auxiliary = small(example)
+    assert logits.shape == auxiliary.shape == (1, 5)
+    expected = copy.deepcopy(model).train()(example)[1]
+    assert torch.allclose(auxiliary, expected, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,221 @@
+"""Layers as people write them: convolution and linear functions on the parameters of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import prunus as sc
+from prunus.graph.runner import GraphRunner
+from tests import proof
+from tests.score.toys import CLASSES, batches
+
+IMAGE = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+class OwnConv(nn.Module):
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels, self.tall = inputs, outputs, outputs
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, 3, 3) * 0.3)
+        self.bias = nn.Parameter(torch.randn(outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, bias=self.bias, padding=1)
+
+
+class OwnLinear(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(outputs, inputs)), nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Net(nn.Module):
+    """a -> norm -> b -> hidden -> fc, of layers of one kind or the other."""
+
+    def __init__(self, conv: Callable[..., nn.Module], linear: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = conv(3, 8), nn.BatchNorm2d(8), conv(8, 6)
+        self.hidden, self.fc = linear(6, 10), linear(10, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.b(F.relu(self.norm(self.a(x)))))
+        return self.fc(F.relu(self.hidden(h.mean((2, 3)))))
+
+
+def own() -> nn.Module:
+    torch.manual_seed(0)
+    return Net(OwnConv, OwnLinear).double().eval()
+
+
+def usual() -> nn.Module:
+    """The same network of PyTorch's layers."""
+    model = Net(lambda i, o: nn.Conv2d(i, o, 3, padding=1), nn.Linear).double().eval()
+    model.load_state_dict(own().state_dict())
+    return model
+
+
+KEEP = {"a:out": [1, 2, 6], "b:out": [0, 5], "hidden:out": [0, 4, 5, 9]}
+
+
+def test_they_are_pruned_like_pytorchs_layers(tmp_path: Path) -> None:
+    graph, twin = sc.trace(own(), IMAGE), sc.trace(usual(), IMAGE)
+    assert {name: unit.width for name, unit in graph.units.items()} == {"a:out": 8, "b:out": 6, "hidden:out": 10}
+    assert list(graph.units) == list(twin.units)
+    plan = sc.Plan.of(graph, KEEP)
+    small = sc.prune(graph, plan)
+    wanted = sc.prune(twin, sc.Plan.of(twin, KEEP))
+    assert proof.same_state(small, wanted)
+    assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(wanted, IMAGE)) < 1e-12
+    with sc.zeroed(graph, KEEP):
+        assert proof.relative_error(proof.outputs(graph.model, IMAGE), proof.outputs(wanted, IMAGE)) < 1e-12
+    assert graph.cost(KEEP).macs == twin.cost(KEEP).macs == 64 * 9 * (3 * 3 + 3 * 2) + 2 * 4 + 4 * CLASSES
+    assert (small.b.in_channels, small.b.out_channels, small.b.tall) == (3, 2, 6)
+    again = sc.trace(small, IMAGE)
+    second = sc.Plan.of(again, {"a:out": [0, 2]})
+    smaller = sc.prune(again, second)
+    sc.save(smaller, plan.then(second), tmp_path / "net")
+    assert proof.same_state(sc.load(tmp_path / "net", own()), smaller)
+
+
+def test_they_are_scored_like_pytorchs_layers() -> None:
+    graph, twin = sc.trace(own(), IMAGE), sc.trace(usual(), IMAGE)
+    for metric in ("gsd", "l1", "fisher", "taylor", "reader_energy", "di"):
+        mine, its = (sc.score(g, batches(), metric) for g in (graph, twin))
+        for unit in twin.units:
+            np.testing.assert_allclose(mine.values[unit], its.values[unit], rtol=1e-9)
+
+
+def test_sensitivity_runs_what_depends_on_them() -> None:
+    graph, twin = sc.trace(own(), IMAGE), sc.trace(usual(), IMAGE)
+    for g in (graph, twin):
+        runner = GraphRunner(g.found.traced)
+        calls = [runner.calls_of({reader.module for reader in unit.readers}) for unit in g.units.values()]
+        assert [g.found.traced.layer_of(node) for (node,) in calls] == ["b", "hidden", "fc"]
+
+
+# ------------------------------------------------------------------------------- what must stay as it is
+
+
+class Grouped(OwnConv):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, self.bias, padding=1, groups=2)
+
+
+class Shortcut(OwnConv):
+    """Its input goes another way too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.mean(1, keepdim=True)
+
+
+class Weighed(OwnConv):
+    """Its weight is used for something else too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / self.weight.norm()
+
+
+class Scaled(OwnConv):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight * 0.5, self.bias, padding=1)
+
+
+class Foreign(OwnConv):
+    """The bias comes from elsewhere."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.shift = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, self.shift, padding=1)
+
+
+class WidthInForward(OwnConv):
+    """Its width is a factor, under a name that surgery leaves alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (self.tall / 8)
+
+
+def tied() -> nn.Module:
+    """Two layers share a weight."""
+    parts = [OwnConv(8, 8), OwnConv(8, 8)]
+    parts[1].weight = parts[0].weight
+    return nn.Sequential(*parts)
+
+
+class Tokens(nn.Module):
+    """A linear function on the last of four dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = OwnLinear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Around(nn.Module):
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.a, self.middle, self.b, self.c = nn.Conv2d(3, 8, 1), middle, nn.Conv2d(8, 6, 1), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(F.relu(self.b(F.relu(self.middle(self.a(x))))))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = OwnConv(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.layer(x.sin())
+
+
+FREE = {"a:out", "middle:out", "b:out"}
+CASES: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
+    "plain": (lambda: OwnConv(8, 8), FREE),
+    "without bias": (lambda: OwnConv(8, 8, bias=False), FREE),
+    "called twice": (Twice, {"a:out", "middle.layer:out", "b:out"}),
+    "one input": (lambda: nn.Sequential(nn.Conv2d(8, 1, 1), OwnConv(1, 8)), {"a:out", "middle.1:out", "b:out"}),
+    "groups": (lambda: Grouped(4, 8), {"b:out"}),
+    "input elsewhere": (lambda: Shortcut(8, 8), {"b:out"}),
+    "weight elsewhere": (lambda: Weighed(8, 8), {"b:out"}),
+    "scaled": (lambda: Scaled(8, 8), {"b:out"}),
+    "foreign bias": (lambda: Foreign(8, 8), {"b:out"}),
+    "width in forward": (lambda: WidthInForward(8, 8), FREE),
+    "tied": (tied, {"b:out"}),
+    "tokens": (Tokens, {"b:out"}),
+}
+
+
+@pytest.mark.parametrize("streams", ["select", "coupled"])
+@pytest.mark.parametrize("name", CASES)
+def test_exact_or_frozen(name: str, streams: Any) -> None:
+    torch.manual_seed(0)
+    build, units = CASES[name]
+    model = Around(build()).double().eval()
+    graph = sc.trace(model, IMAGE, streams)
+    assert set(graph.units) == units
+    for seed in range(3):
+        keep = proof.random_keep(graph, seed, 0.2, 0.8)
+        small = sc.prune(graph, sc.Plan.of(graph, keep))
+        with sc.zeroed(graph, keep):
+            zeroed = proof.outputs(model, IMAGE)
+        with proof.masked(model, graph, keep):
+            assert proof.relative_error(proof.outputs(model, IMAGE), zeroed) < 1e-12
+        assert proof.relative_error(proof.outputs(small, IMAGE), zeroed) < 1e-12
+        assert graph.cost(keep).macs * 2 == proof.counted_macs(small, IMAGE)

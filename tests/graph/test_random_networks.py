@@ -1,0 +1,163 @@
+"""Random networks: what is pruned equals what is zeroed, whatever the network looks like.
+
+`PRUNUS_EXAMPLES=20000` looks further than the suite's 500, and elsewhere each time.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+import prunus as sc
+from tests import proof
+from tests.graph.dag_makers import dags
+from tests.graph.dags import BATCH, Dag
+
+EXAMPLES = int(os.environ.get("PRUNUS_EXAMPLES", "500"))
+FUZZ = settings(
+    max_examples=EXAMPLES,
+    derandomize="PRUNUS_EXAMPLES" not in os.environ,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+)
+IMAGE = torch.randn(BATCH, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+EXACT = 1e-12
+
+
+def exact(got: list[torch.Tensor], want: list[torch.Tensor], scale: list[torch.Tensor]) -> None:
+    """Equal to 1e-12 of the larger of the two outputs, the zeroed and the whole one."""
+    for one, other, whole in zip(got, want, scale, strict=True):
+        assert one.shape == other.shape
+        size = max(other.abs().max().item(), whole.abs().max().item(), 1e-6)
+        assert (one - other).abs().max().item() <= EXACT * size
+
+
+@FUZZ
+@given(dags(), st.sampled_from(("select", "coupled")), st.integers(0, 2**16))
+def test_pruned_is_zeroed(net: Dag, mode: str, seed: int) -> None:
+    net.eval()
+    note(f"streams={mode!r}, seed={seed}\n{net}")
+    whole = proof.outputs(net, IMAGE)
+    before = copy.deepcopy(net.state_dict())
+    graph = sc.trace(net, IMAGE, streams=mode)
+    keep = proof.random_keep(graph, seed, 0.2, 0.7)
+    note(f"keep {keep}")
+    plan = sc.Plan.of(graph, keep)
+    with sc.zeroed(graph, plan):
+        zeroed = proof.outputs(net, IMAGE)
+    with proof.masked(net, graph, keep):
+        exact(proof.outputs(net, IMAGE), zeroed, whole)
+    small = sc.prune(graph, plan)
+    exact(proof.outputs(small, IMAGE), zeroed, whole)
+
+    cost = graph.cost(plan)
+    assert cost.macs * BATCH == proof.counted_macs(small, IMAGE)
+    assert graph.macs * BATCH == proof.counted_macs(net, IMAGE)
+    assert cost.params == weights_of(small, cost.layers)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    follow(net, small, graph, plan, mode, seed)
+
+
+def weights_of(model: torch.nn.Module, layers: Iterable[str]) -> int:
+    """Weights of these layers (or bare parameters that work as one), those that two share counted once."""
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    found = [tensors[f"{name}.weight"] if f"{name}.weight" in tensors else tensors[name] for name in layers]
+    return sum({id(tensor): tensor.numel() for tensor in found}.values())
+
+
+def follow(net: Dag, small: torch.nn.Module, graph: sc.ChannelGraph, plan: sc.Plan, mode: str, seed: int) -> None:
+    """What can be done with a pruned network: prune it again, copy, save and load, train it."""
+    small_graph = sc.trace(small, IMAGE, streams=mode)
+    second = sc.Plan.of(small_graph, proof.random_keep(small_graph, seed + 1))
+    smaller = sc.prune(small_graph, second)
+    want = proof.outputs(smaller, IMAGE)
+    with sc.zeroed(small_graph, second):
+        exact(want, proof.outputs(small, IMAGE), proof.outputs(smaller, IMAGE))
+    composed = plan.then(second)
+    direct = sc.prune(graph, composed)
+    assert proof.same_state(direct, smaller)
+    exact(proof.outputs(direct, IMAGE), want, want)
+    assert sc.Plan.from_json(composed.to_json()).to_json() == composed.to_json()
+
+    assert all(torch.equal(a, b) for a, b in zip(proof.outputs(copy.deepcopy(direct), IMAGE), want, strict=True))
+    with tempfile.TemporaryDirectory() as folder:
+        sc.save(smaller, composed, Path(folder) / "net")
+        loaded = sc.load(Path(folder) / "net", copy.deepcopy(net))
+    assert proof.same_state(loaded, smaller)
+    assert all(torch.equal(a, b) for a, b in zip(proof.outputs(loaded, IMAGE), want, strict=True))
+    assert small.state_dict().keys() <= net.state_dict().keys()
+    trains_like_the_whole(net, small)
+
+
+def trains_like_the_whole(net: Dag, small: torch.nn.Module) -> None:
+    """A gradient reaches the same parameters as in the whole network, where that one trains at all.
+
+    (It does not where a program works in place on what the backward pass needs.)
+    """
+    try:
+        wanted = proof.train_step(copy.deepcopy(net), IMAGE)
+    except (RuntimeError, ValueError):
+        return
+    assert proof.train_step(copy.deepcopy(small), IMAGE) == wanted & set(dict(small.named_parameters()))
+
+
+@settings(FUZZ, max_examples=max(EXAMPLES // 10, 1))
+@given(dags(), st.integers(0, 2**16))
+def test_the_other_way_with_streams_after_a_first_cut(net: Dag, seed: int) -> None:
+    """Selection layers of a first cut must not fool a second one that couples the stream."""
+    net.eval()
+    note(f"seed={seed}\n{net}")
+    first = sc.trace(net, IMAGE, streams="select")
+    small = sc.prune(first, sc.Plan.of(first, proof.random_keep(first, seed)))
+    graph = sc.trace(small, IMAGE, streams="coupled")
+    plan = sc.Plan.of(graph, proof.random_keep(graph, seed + 1))
+    whole = proof.outputs(small, IMAGE)
+    with sc.zeroed(graph, plan):
+        zeroed = proof.outputs(small, IMAGE)
+    exact(proof.outputs(sc.prune(graph, plan), IMAGE), zeroed, whole)
+
+
+@settings(FUZZ, max_examples=max(EXAMPLES // 10, 1))
+@given(dags(), st.integers(0, 2**16))
+def test_one_unit_alone(net: Dag, seed: int) -> None:
+    """Each unit on its own, cut to the bone: one channel a block."""
+    net.eval()
+    note(f"seed={seed}\n{net}")
+    graph = sc.trace(net, IMAGE)
+    whole = proof.outputs(net, IMAGE)
+    for name, kept in proof.random_keep(graph, seed, 1.0, 1.0).items():
+        note(f"keep {name} {kept}")
+        plan = sc.Plan.of(graph, {name: kept})
+        with sc.zeroed(graph, plan):
+            zeroed = proof.outputs(net, IMAGE)
+        exact(proof.outputs(sc.prune(graph, plan), IMAGE), zeroed, whole)
+        assert graph.cost(plan).macs < graph.macs or graph.units[name].width == graph.units[name].granule
+
+
+@settings(FUZZ, max_examples=max(EXAMPLES // 5, 1))
+@given(dags(deceiving=True), st.sampled_from(("select", "coupled")), st.integers(0, 2**16))
+def test_deceiving_networks(net: Dag, mode: str, seed: int) -> None:
+    """Hooks, patched layers and widths in disguise: exact or refused, and the network is as it was."""
+    net.eval()
+    note(f"streams={mode!r}, seed={seed}\n{net}")
+    whole = proof.outputs(net, IMAGE)
+    before = copy.deepcopy(net.state_dict())
+    try:
+        graph = sc.trace(net, IMAGE, streams=mode)
+        plan = sc.Plan.of(graph, proof.random_keep(graph, seed, 0.2, 0.7))
+        small = sc.prune(graph, plan)
+    except sc.PrunusError as error:
+        note(f"refused: {error}")
+    else:
+        with sc.zeroed(graph, plan):
+            zeroed = proof.outputs(net, IMAGE)
+        exact(proof.outputs(small, IMAGE), zeroed, whole)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert all(torch.equal(a, b) for a, b in zip(proof.outputs(net, IMAGE), whole, strict=True))

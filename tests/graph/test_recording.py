@@ -1,0 +1,381 @@
+"""Code as people write it: it is recorded, its channels can go, and what is pruned equals what is zeroed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import prunus as sc
+from prunus.errors import TraceError
+from tests import proof
+from tests.graph.corners import Function, Through
+from tests.nets import Chain, conv, pooled
+
+IMAGE = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+Widths = dict[str, tuple[int, int]]  # unit -> width, granule
+FREE: Widths = {"a:out": (8, 1), "b:out": (6, 1)}
+HALVES: Widths = {"a:out": (8, 2), "b:out": (6, 1)}
+KEPT: Widths = {"b:out": (6, 1)}  # the channels of `a` are all kept, those of `b` are not
+
+
+def is_exact(model: nn.Module, example: Any, widths: Widths) -> sc.ChannelGraph:
+    """The units are these, and three random plans give what zeroing gives."""
+    model = model.double().eval()
+    before = proof.outputs(model, example)
+    graph = sc.trace(model, example)
+    assert {name: (unit.width, unit.granule) for name, unit in graph.units.items()} == widths
+    for seed in range(3):
+        plan = sc.Plan.of(graph, proof.random_keep(graph, seed, 0.2, 0.8))
+        with sc.zeroed(graph, plan):
+            zeroed = proof.outputs(model, example)
+        small = sc.prune(graph, plan)
+        assert proof.relative_error(proof.outputs(small, example), zeroed) < 1e-10
+        assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters()) or not widths
+    assert all(torch.equal(a, b) for a, b in zip(proof.outputs(model, example), before, strict=True))
+    return graph
+
+
+# ------------------------------------------------------------------------------- what can be written in between
+
+
+def swapped(x: Tensor) -> Tensor:
+    first, *rest = x.chunk(2, 1)
+    return torch.cat([*rest, first], 1)
+
+
+def grown(x: Tensor) -> Tensor:
+    """As the blocks of YOLO do it."""
+    parts = list(x.chunk(2, 1))
+    parts.extend(F.relu(parts[-1]) for _ in range(2))
+    return torch.cat([parts[0], parts[2]], 1)
+
+
+def checked(x: Tensor) -> Tensor:
+    assert x.shape[1] == 8
+    return x
+
+
+def border_cleared(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, :, 0] = 0
+    y[..., -1:] = y[..., :1]
+    return y
+
+
+def part_replaced(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, :2] = 0
+    return y
+
+
+def filled(x: Tensor) -> Tensor:
+    y = torch.zeros(x.shape[0], x.shape[1], 8, 8, dtype=x.dtype)
+    y[:] = x
+    return y
+
+
+def replaced_by_another(x: Tensor) -> Tensor:
+    """Channel i takes the values of channel 7 - i."""
+    y = x.clone()
+    y[:, :, 2:5] = x.flip(1)[:, :, 2:5]
+    return y
+
+
+def scripted(thing: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(thing)
+
+
+def swish(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+SWISH = scripted(swish)
+
+
+def looped(x: Tensor) -> Tensor:
+    for _ in range(x.shape[1]):
+        x = x * 0.9
+    return x
+
+
+def only_tensors(x: Any) -> Tensor:
+    return x * 2 if isinstance(x, Tensor) and torch.is_tensor(x) else x - x.mean(1, keepdim=True)
+
+
+def numbers_are_numbers(x: Tensor) -> Tensor:
+    size = x.shape[2]
+    assert isinstance(size, int) and isinstance(x.shape, tuple) and not hasattr(x, "no_such_thing")
+    return F.interpolate(x, (size, size))
+
+
+WRITTEN: dict[str, tuple[Callable[[Tensor], Tensor], Widths]] = {
+    "list of chunks": (lambda x: torch.cat(list(x.chunk(2, 1))[::-1], 1), HALVES),
+    "for over chunks": (lambda x: torch.cat([part * 2 for part in x.chunk(2, 1)], 1), HALVES),
+    "starred": (swapped, HALVES),
+    "grown": (grown, HALVES),
+    "for over images": (lambda x: torch.stack([image * 2 for image in x]), FREE),
+    "length of a shape": (lambda x: x * 2 if len(x.shape) == 4 else x, FREE),
+    "list of a shape": (lambda x: x.reshape(list(x.shape)), FREE),
+    "starred shape": (lambda x: x.reshape(*x.shape[:2], -1).view(x.shape), FREE),
+    "zeros by batch": (lambda x: x + torch.zeros(x.shape[0], 1, 1, 1), FREE),
+    "zeros by shape": (lambda x: x * torch.ones((x.shape[0], 1, *x.shape[2:])), FREE),
+    "tensor of a size": (lambda x: x * torch.tensor(x.shape[2]), FREE),
+    "tensor of a width": (lambda x: x * torch.tensor(x.shape[1]), KEPT),
+    "tensor of widths": (lambda x: x * torch.tensor([x.shape[1], x.shape[2]]).sum(), KEPT),
+    "expanded": (lambda x: x * torch.full((1, 1, 1, 1), 0.5).expand(x.shape[0], 1, 8, 8), FREE),
+    "new tensor": (lambda x: x + x.new_zeros(x.shape[0], 1, 1, 1), FREE),
+    "new tensor of the width": (lambda x: x * x.new_full((x.shape[1], 1, 1), 0.5), KEPT),
+    "zeros like": (lambda x: torch.where(x > 0, x, torch.zeros_like(x)), FREE),
+    "ones like a part": (lambda x: torch.cat([x, torch.ones_like(x[:, :1])], 1)[:, :8], KEPT),
+    "border": (border_cleared, FREE),
+    "part replaced": (part_replaced, {"a:out": (6, 1), "b:out": (6, 1)}),
+    "replaced by another": (replaced_by_another, {"a:out": (4, 1), "b:out": (6, 1)}),
+    "is a tensor": (only_tensors, FREE),
+    "numbers": (numbers_are_numbers, FREE),
+    "scripted function": (lambda x: SWISH(x), FREE),
+    "numpy on sizes": (lambda x: x * float(np.sqrt(x.shape[2])) + torch.from_numpy(np.arange(x.shape[3])), FREE),
+    "numpy on the width": (lambda x: x * float(np.sqrt(x.shape[1])), KEPT),
+    "layer made in forward": (lambda x: nn.ReLU()(nn.MaxPool2d(3, 1, 1)(x)), FREE),
+    "checked width": (checked, KEPT),
+    "looped": (looped, KEPT),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written(name: str) -> None:
+    torch.manual_seed(0)
+    function, widths = WRITTEN[name]
+    is_exact(Through(Function(function)), IMAGE, widths)
+
+
+def test_a_tensor_filled_by_assignment() -> None:
+    """The filled tensor has the width of what is assigned, so its readers select, or its channels are kept."""
+    torch.manual_seed(0)
+    graph = is_exact(Through(Function(filled)), IMAGE, KEPT)
+    assert "joins it with channels that must be kept" in graph.frozen["a"]
+
+
+class Sliced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 6), nn.ReLU())
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(pooled(self.body[2:](self.body[:2](x))))
+
+
+def test_a_sliced_sequential() -> None:
+    torch.manual_seed(0)
+    is_exact(Sliced(), IMAGE, {"body.0:out": (8, 1), "body.2:out": (6, 1)})
+
+
+class PartlyScripted(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sub = scripted(nn.Sequential(conv(4, 4), nn.ReLU()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(pooled(self.relu(self.b(self.sub(self.bn(self.a(x)))))))
+
+
+def test_a_scripted_submodule_keeps_its_channels() -> None:
+    torch.manual_seed(0)
+    graph = is_exact(PartlyScripted(), IMAGE, {"b:out": (6, 1)})
+    assert "sub has no rule" in graph.frozen["a"]
+
+
+class Wrapped(Chain):
+    """A part of the network under torch.compile, or in DataParallel, and a compiled function."""
+
+    def __init__(self, wrap: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        self.sub, self.twice = wrap(nn.Sequential(conv(4, 4), nn.ReLU())), torch.compile(doubled, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(pooled(self.relu(self.b(self.twice(self.sub(self.bn(self.a(x))))))))
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (lambda part: torch.compile(part, backend="eager"), "sub._orig_mod.0:out"),
+        (lambda part: nn.DataParallel(part, []), "sub.module.0:out"),
+    ],
+)
+def test_a_wrapped_part_is_followed(wrap: Callable[[nn.Module], Any], name: str) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        is_exact(Wrapped(wrap), IMAGE, {"a:out": (4, 1), name: (4, 1), "b:out": (6, 1)})
+
+
+def test_a_compiled_part_is_scored() -> None:
+    """The compiled code has run before, and does not see hooks that come later."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = Wrapped(lambda part: torch.compile(part, backend="eager")).double().eval()
+        proof.outputs(model, IMAGE)
+        graph = sc.trace(model, IMAGE)
+        images = [(torch.randn_like(IMAGE), torch.tensor([0, 1])) for _ in range(5)]
+        found = sc.score(graph, images, "act_variance").values["a:out"]
+    with torch.no_grad():
+        wanted = model.bn(model.a(torch.cat([batch for batch, _ in images]))).var((0, 2, 3), correction=0)
+    assert found.tolist() == pytest.approx(wanted.tolist(), rel=1e-9)
+
+
+class Stateless(nn.Module):
+    """A layer that is called with other weights than its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = conv(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = {"weight": self.layer.weight * 2, "bias": self.layer.bias}
+        return torch.func.functional_call(self.layer, weights, (x,))
+
+
+def test_a_layer_called_with_other_weights_is_followed() -> None:
+    torch.manual_seed(0)
+    is_exact(Through(Stateless()), IMAGE, KEPT)
+
+
+def test_what_is_not_recorded_is_refused() -> None:
+    """torch.vmap hides the tensor, so its result would be a constant of the graph. The example does not show it."""
+    model = Through(Function(torch.vmap(lambda x: x - x.mean(0, keepdim=True)))).double().eval()
+    with pytest.raises(TraceError, match="do not compute what the model computes"):
+        sc.trace(model, IMAGE)
+
+
+# ------------------------------------------------------------------------------- arguments
+
+
+class Starred(Chain):
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        assert len(args) < 2
+        x = x if not args else x + args[0]
+        return super().forward(x if "gain" not in kwargs else x * kwargs["gain"])
+
+
+class Listed(Chain):
+    def forward(self, xs: list[Tensor], named: dict[str, Tensor], times: int = 1, *, last: Tensor) -> Tensor:
+        return super().forward(sum(xs) * times + named["one"] - named["two"] + last)  # type: ignore[arg-type]
+
+
+class Shadowed(Chain):
+    def forward(self, x: Tensor, h: Any = None, h_add: Any = None) -> Tensor:
+        assert h is None
+        return super().forward(x + h_add)
+
+
+CHAIN: Widths = {"a:out": (4, 1), "b:out": (6, 1)}
+
+
+@pytest.mark.parametrize(
+    ("build", "example"),
+    [
+        (Starred, IMAGE),
+        (Starred, (IMAGE, IMAGE + 1)),
+        (Starred, {"x": IMAGE, "gain": IMAGE[:, :1]}),
+        (Listed, {"xs": [IMAGE, IMAGE], "named": {"one": IMAGE, "two": IMAGE * 2}, "times": 3, "last": IMAGE + 1}),
+        (Shadowed, {"x": IMAGE, "h_add": IMAGE + 1}),
+    ],
+)
+def test_arguments(build: type[nn.Module], example: Any) -> None:
+    torch.manual_seed(0)
+    is_exact(build(), example, CHAIN)
+
+
+# ------------------------------------------------------------------------------- attributes that forward sets
+
+
+class Remembers(Chain):
+    """Keeps what it saw, in an attribute, a list, a buffer and a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.last: Any = None
+        self.hooked = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.last is not None and self.last[0] != tuple(x.shape):
+            raise RuntimeError("another shape")
+        self.last, self.calls = (tuple(x.shape), x), self.calls + 1
+        if not self.hooked:
+            self.a.register_forward_hook(lambda module, inputs, output: None)
+            self.hooked = True
+        return super().forward(x)
+
+
+def test_attributes_that_forward_sets() -> None:
+    torch.manual_seed(0)
+    model = Remembers().double().eval()
+    graph = sc.trace(model, IMAGE)
+    assert model.last is None and not model.hooked and not model.a._forward_hooks
+    assert model.calls.item() == 0
+    plan = sc.Plan.of(graph, {"a:out": [1, 3]})
+    small = sc.prune(graph, plan)
+    with sc.zeroed(graph, plan):
+        assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(model, IMAGE)) < 1e-10
+
+
+# ------------------------------------------------------------------------------- guards
+
+
+class TwoChecks(nn.Module):
+    """A check of one width freezes that width only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.fc = conv(3, 8), conv(8, 6), conv(6, 4), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.b(F.relu(self.a(x)))
+        assert x.shape[1] == self.c.in_channels
+        return self.fc(pooled(F.relu(self.c(x))))
+
+
+def test_a_guard_freezes_what_it_looked_at() -> None:
+    torch.manual_seed(0)
+    graph = is_exact(TwoChecks(), IMAGE, {"a:out": (8, 1), "c:out": (4, 1)})
+    assert "another path" in graph.frozen["b"]
+
+
+class AsTheWeights(Chain):
+    """Asks a layer for the type and device of its weights, and nothing else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.b.weight.dtype).to(self.bn.weight.device))
+
+
+def test_the_type_of_a_weight_is_no_use_of_it() -> None:
+    torch.manual_seed(0)
+    is_exact(AsTheWeights(), IMAGE, CHAIN)
+
+
+def test_reasons_name_operations_as_people_write_them() -> None:
+    class Scaled(TwoChecks):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.b(F.relu(self.a(x)))
+            x = F.interpolate(x, size=(x.size(1), x.size(1)))
+            return self.fc(pooled(F.relu(self.c(x))))
+
+    torch.manual_seed(0)
+    graph = is_exact(Scaled(), IMAGE, {"a:out": (8, 1), "c:out": (4, 1)})
+    assert graph.frozen["b"].startswith("interpolate does not work with fewer channels")

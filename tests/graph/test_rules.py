@@ -1,0 +1,323 @@
+"""Rules one by one: which channels can go, by hand, and what is pruned equals what is zeroed."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import prunus as sc
+from prunus.errors import TraceError
+from tests.graph.corners import Function, Through
+from tests.graph.dags import randomised
+from tests.graph.test_recording import FREE, HALVES, IMAGE, KEPT, Widths, is_exact, scripted
+from tests.nets import Chain, conv, pooled
+
+
+def layer(*modules: nn.Module) -> nn.Module:
+    return Through(nn.Sequential(*(randomised(module) for module in modules)))
+
+
+def between(function: Any) -> nn.Module:
+    return Through(Function(function))
+
+
+class OwnNorm(nn.Module):
+    """A batch norm on parameters and buffers of its own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.rand(channels) + 0.5), nn.Parameter(torch.randn(channels))
+        self.register_buffer("mean", torch.randn(channels))
+        self.register_buffer("spread", torch.rand(channels) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.mean, self.spread, weight=self.scale, bias=self.shift)
+
+
+class OwnSlopes(nn.Module):
+    """A PReLU on a parameter of its own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.slopes = nn.Parameter(torch.rand(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.prelu(x, self.slopes)
+
+
+def halves_swapped(x: Tensor) -> Tensor:
+    half = x.size(1) // 2
+    return torch.cat([x.narrow(1, half, half), x.narrow(1, 0, half)], 1)
+
+
+# A convolution of 8 or 32 filters in front, so that a unit lies between two layers.
+GROUPS = {"a:out": (8, 1), "between.0:out": (4, 1), "b:out": (6, 1)}  # four groups of two
+RUNS = {"a:out": (8, 1), "between.0:out": (8, 1), "b:out": (6, 1)}  # eight runs of four
+
+CASES: dict[str, tuple[Any, Widths]] = {
+    "group norm": (lambda: layer(conv(8, 8), nn.GroupNorm(4, 8), nn.ReLU()), GROUPS),
+    "group norm of single channels": (lambda: layer(nn.GroupNorm(8, 8)), FREE),
+    "group norm of all channels": (lambda: layer(nn.GroupNorm(1, 8)), KEPT),
+    "pixel shuffle": (lambda: layer(conv(8, 32), nn.PixelShuffle(2)), RUNS),
+    "pixel unshuffle": (lambda: layer(nn.PixelUnshuffle(2), conv(32, 8)), {**FREE, "between.1:out": (8, 1)}),
+    "shuffled and back": (lambda: between(lambda x: F.pixel_shuffle(F.pixel_unshuffle(x, 2), 2)), FREE),
+    "channel shuffle": (lambda: layer(nn.ChannelShuffle(2)), HALVES),
+    "own norm": (lambda: Through(OwnNorm(8)), FREE),
+    "maximum along a row": (lambda: between(lambda x: x * x.max(2, keepdim=True).values), FREE),
+    "minimum and its place": (lambda: between(lambda x: x * torch.min(x, dim=-1, keepdim=True)[0]), FREE),
+    "maximum of channels": (lambda: between(lambda x: x * x.max(1, keepdim=True)[0]), KEPT),
+    "a gate that chooses": (
+        lambda: between(lambda x: torch.where(x.amax(1, keepdim=True) == 0, torch.zeros_like(x), x.sin())),
+        KEPT,
+    ),
+    "a choice by pixels": (lambda: between(lambda x: torch.where(torch.ones(2, 1, 8, 8) > 0, x, x * 2)), FREE),
+    "maximum of two": (lambda: between(lambda x: torch.max(x, -x)), FREE),
+    # The first two channels are counted by the number, so they stay; the other six can go.
+    "slices at a number": (lambda: between(lambda x: torch.cat([x[:, 2:], x[:, :2]], 1)), {**FREE, "a:out": (6, 1)}),
+    "slices from the end": (
+        lambda: between(lambda x: torch.cat([x[:, -3:], x[:, :-3]], 1)),
+        {**FREE, "a:out": (5, 1)},
+    ),
+    "one channel by its number": (lambda: between(lambda x: x * x[:, 2:3]), {**FREE, "a:out": (5, 1)}),
+    "every second": (lambda: between(lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 1)), KEPT),
+    "listed": (lambda: between(lambda x: x[:, [7, 6, 5, 4, 3, 2, 1, 0]]), KEPT),
+    "some listed": (
+        lambda: between(lambda x: x + x[:, [0, 2]].amax((1, 2, 3), keepdim=True)),
+        {**FREE, "a:out": (5, 1)},
+    ),
+    "masked": (lambda: between(lambda x: x.masked_fill(x > x.mean((2, 3), keepdim=True), 0.0)), FREE),
+    "running sums along rows": (lambda: between(lambda x: x.cumsum(2)), FREE),
+    "running sums over channels": (lambda: between(lambda x: x.cumsum(1)), KEPT),
+    "normalised rows": (lambda: between(lambda x: F.normalize(x, dim=3)), FREE),
+    "normalised channels": (lambda: between(lambda x: F.normalize(x)), KEPT),
+    "norms of maps": (lambda: between(lambda x: x * torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True)), FREE),
+    "norms of rows": (lambda: between(lambda x: x * x.norm(p=2, dim=-1, keepdim=True)), FREE),
+    "norms over channels": (lambda: between(lambda x: x * x.norm(2, 1, keepdim=True)), KEPT),
+    "the largest in a row": (lambda: between(lambda x: x * x.argmax(3, keepdim=True)), FREE),
+    "the largest channel": (lambda: between(lambda x: x * x.argmax(1, keepdim=True)), KEPT),
+    "gated linear unit": (lambda: layer(conv(8, 16), nn.GLU(1)), {**FREE, "between.0:out": (8, 1)}),
+    "gates in rows": (lambda: between(lambda x: F.glu(torch.cat([x, x], 3), 3)), FREE),
+    "own slopes": (lambda: Through(OwnSlopes(8)), FREE),
+    "own slope": (lambda: Through(OwnSlopes(1)), FREE),
+    "narrow": (lambda: between(lambda x: torch.cat([x.narrow(1, 1, 2), x], 1)[:, 2:]), {**FREE, "a:out": (5, 1)}),
+    "narrow by half": (lambda: between(halves_swapped), HALVES),
+    "repeated": (
+        lambda: layer(Function(lambda x: x.repeat(1, 2, 1, 1)), conv(16, 8)),
+        {**FREE, "between.1:out": (8, 1)},
+    ),
+    "repeated in runs": (
+        lambda: layer(Function(lambda x: x.repeat_interleave(2, 1)), conv(16, 8)),
+        {**FREE, "between.1:out": (8, 1)},
+    ),
+    "unflatten": (lambda: between(lambda x: x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)), HALVES),
+    "unflatten to numbers": (lambda: layer(nn.Unflatten(1, (2, 4)), nn.Flatten(1, 2)), KEPT),
+    "windows of pixels": (
+        lambda: layer(nn.Unfold(2, stride=2), Function(lambda x: x.unflatten(2, (4, 4))), conv(32, 8)),
+        {**FREE, "between.2:out": (8, 1)},
+    ),
+    "windows there and back": (
+        lambda: between(lambda x: F.fold(F.unfold(x, (3, 3), padding=1), x.shape[2:], (3, 3), padding=1)),
+        FREE,
+    ),
+    "folded": (
+        lambda: layer(conv(8, 32), nn.Flatten(2), nn.Fold((16, 16), 2, stride=2)),
+        {**FREE, "between.0:out": (8, 1)},
+    ),
+    "rows in windows": (lambda: between(lambda x: x.unfold(2, 2, 2).amax(-1)), FREE),
+    "channels in windows": (lambda: between(lambda x: x.unfold(1, 1, 1).amax(-1)), KEPT),
+    "sampled": (lambda: between(lambda x: F.grid_sample(x, x.new_zeros(2, 4, 4, 2), align_corners=False)), FREE),
+    "sampled where it says": (
+        lambda: between(lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1), align_corners=False)),
+        {**FREE, "a:out": (6, 1)},
+    ),
+    "split at numbers": (lambda: between(lambda x: torch.cat(x.split([3, 5], 1)[::-1], 1)), KEPT),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule(name: str) -> None:
+    torch.manual_seed(0)
+    build, widths = CASES[name]
+    is_exact(build(), IMAGE, widths)
+
+
+def test_a_pruned_group_norm_has_fewer_groups() -> None:
+    torch.manual_seed(0)
+    graph = sc.trace(CASES["group norm"][0]().eval(), IMAGE.float())
+    small = sc.prune(graph, sc.Plan.of(graph, {"between.0:out": [0, 3]}))
+    norm = small.between[1]  # type: ignore[index]
+    assert (norm.num_groups, norm.num_channels, len(norm.weight)) == (2, 4, 4)
+
+
+# ------------------------------------------------------------------------------- tensors that must stay alike
+
+
+class Stacked(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.fc, self.dim = conv(3, 8), conv(3, 8), conv(16, 6), nn.Linear(6, 5), dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(pooled(self.c(torch.stack([self.a(x), self.b(x)], self.dim).flatten(1, 2))))
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_stacked_tensors_keep_equal_widths(dim: int) -> None:
+    torch.manual_seed(0)
+    is_exact(Stacked(dim), IMAGE, {"a:out": (16, 2), "c:out": (6, 1)})
+
+
+class Folded(nn.Module):
+    """One of the folded channels is an output, by its number: nothing may move in front of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = conv(3, 8), conv(8, 8), conv(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.b(F.relu(self.a(x)))
+        return h.view(h.size(0), 2, -1, 8, 8)[:, :, 1], self.c(h)
+
+
+class FoldedInParts(Folded):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.b(F.relu(self.a(x)))
+        return h.view(h.size(0), 2, -1, 8, 8).chunk(2, 2)[0].sum(1), self.c(h)
+
+
+class NormedStream(nn.Module):
+    """A stream that a norm over channels takes: a, c -> norm -> b -> fc."""
+
+    def __init__(self, norm: nn.Module, last: bool) -> None:
+        super().__init__()
+        self.a, self.c, self.norm, self.last = conv(3, 8), conv(8, 8), norm, last
+        self.b, self.fc = nn.Linear(8, 6) if last else conv(8, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h = h + self.c(F.relu(h))
+        if not self.last:
+            return self.fc(pooled(F.relu(self.b(self.norm(h)))))
+        return self.fc(F.relu(self.b(self.norm(h.permute(0, 2, 3, 1)))).mean((1, 2)))
+
+
+class OwnLayerNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (8,), self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    ("norm", "last"),
+    [
+        (lambda: nn.LayerNorm(8), True),
+        (OwnLayerNorm, True),
+        (lambda: nn.GroupNorm(1, 8), False),
+        (lambda: nn.LocalResponseNorm(3), False),
+    ],
+)
+def test_readers_select_behind_a_norm_over_channels(norm: Any, last: bool) -> None:
+    """The norm needs all channels of the stream, but the layers that read it do not."""
+    torch.manual_seed(0)
+    graph = is_exact(NormedStream(norm(), last), IMAGE, {"c:in": (8, 1), "b:in": (8, 1), "b:out": (6, 1)})
+    plan = sc.Plan.of(graph, {"c:in": [0], "b:in": [1, 2]})
+    small = sc.prune(graph, plan)
+    assert (small.a.out_channels, small.c.in_channels, small.c.out_channels) == (8, 1, 8)
+    assert small.b.weight.shape[:2] == (6, 2)
+
+
+def test_outputs_are_the_same_channels() -> None:
+    torch.manual_seed(0)
+    is_exact(Folded(), IMAGE, {"a:out": (8, 1)})
+    # Of each four channels the first two are an output. One of the others may go: three make parts of two and one.
+    is_exact(FoldedInParts(), IMAGE, {"a:out": (8, 1), "b:out": (4, 2)})
+
+
+# ------------------------------------------------------------------------------- ways to call, ways to answer
+
+
+class ByKeyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = conv(3, 8), conv(8, 8), conv(8, 6), conv(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(input=x)
+        return self.d(input=F.relu(self.c(input=h + self.b(input=F.relu(h)))))
+
+
+def test_a_layer_called_by_keyword_reads_its_whole_stream() -> None:
+    torch.manual_seed(0)
+    is_exact(ByKeyword(), IMAGE, {"c:out": (6, 1)})
+
+
+def test_a_stream_without_a_batch_dimension_is_read_whole() -> None:
+    class Positional(ByKeyword):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            return self.d(F.relu(self.c(h + self.b(F.relu(h)))))
+
+    torch.manual_seed(0)
+    is_exact(Positional(), IMAGE[0], {"c:out": (6, 1)})
+
+
+class Named(NamedTuple):
+    scores: Any
+    level: Any
+
+
+@dataclasses.dataclass
+class Data:
+    scores: Any
+    level: Any
+
+
+@pytest.mark.parametrize("kind", [Named, Data, lambda scores, level: {"all": [scores, (level,)]}])
+def test_structured_outputs(kind: Any) -> None:
+    class Answers(Chain):
+        def forward(self, x: Tensor) -> Any:
+            return kind(super().forward(x), x.mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = Answers().double().eval()
+    graph = sc.trace(model, IMAGE)
+    plan = sc.Plan.of(graph, {"a:out": [0, 2], "b:out": [1, 3, 5]})
+    small = sc.prune(graph, plan)
+    with sc.zeroed(graph, plan):
+        want, got = model(IMAGE), small(IMAGE)
+    assert type(got) is type(want)
+    scores = [y["all"][0] if isinstance(y, dict) else y.scores for y in (got, want)]
+    assert torch.allclose(scores[0], scores[1], rtol=0, atol=1e-12)
+
+
+# ------------------------------------------------------------------------------- what is no plain network
+
+
+def compiled(model: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.compile(model)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "words"),
+    [
+        (scripted, "TorchScript"),
+        (lambda model: nn.DataParallel(model), r"model\.module"),
+        (compiled, "_orig_mod"),
+        (lambda model: torch.export.export(model, (IMAGE.float(),)), "exported"),
+        (lambda model: torch.export.export(model, (IMAGE.float(),)).module(), "exported"),
+    ],
+)
+def test_wrapped_networks_are_refused_with_advice(wrap: Any, words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        sc.trace(wrap(nn.Sequential(conv(3, 4), nn.ReLU(), conv(4, 2)).eval()), IMAGE.float())

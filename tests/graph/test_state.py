@@ -1,0 +1,284 @@
+"""Nothing of the user's is changed: modes, hooks, random state, requires_grad, weights; on errors too."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus as sc
+from prunus.errors import PrunusError
+from prunus.graph.selection import select
+from tests import proof
+from tests.nets import NETS, PreActivation
+from tests.nets_frozen import FROZEN_NETS
+
+IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def prepared() -> nn.Module:
+    """A network in an untidy state: mixed modes, frozen parameters, gradients, hooks."""
+    torch.manual_seed(3)
+    model = PreActivation().train()
+    model.bn1.eval()
+    model.conv2.weight.requires_grad_(False)
+    model.stem.bias.grad = torch.ones(4)
+    model.bn2.register_forward_hook(lambda module, arguments, output: output * 1.0)
+    model.conv1.register_forward_pre_hook(lambda module, arguments: None)
+    model.conv2.register_full_backward_hook(lambda module, grads, outs: None)
+    model.note = {"mine": [1, 2, 3]}
+    return model
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Everything that must be found again."""
+    state: dict[str, Any] = {"attributes": {}, "modes": {}, "hooks": {}, "tensors": {}}
+    for name, module in model.named_modules():
+        state["modes"][name] = module.training
+        state["attributes"][name] = sorted(vars(module))
+        state["hooks"][name] = [
+            list(hooks.items()) for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+        ]
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        grad = None if tensor.grad is None else tensor.grad.clone()
+        state["tensors"][name] = (id(tensor), tensor.data_ptr(), tensor.requires_grad, tensor.detach().clone(), grad)
+    state["random"] = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())  # noqa: NPY002
+    state["grad_enabled"] = torch.is_grad_enabled()
+    return state
+
+
+def same_values(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_values(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same_values(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    before = state_of(model)
+    yield
+    after = state_of(model)
+    for part in before:
+        assert same_values(before[part], after[part]), part
+
+
+@pytest.mark.parametrize("mode", ["select", "coupled"])
+def test_everything_leaves_the_model_as_it_was(mode: str) -> None:
+    model = prepared()
+    with unchanged(model):
+        graph = sc.trace(model, IMAGE, streams=mode)
+    keep = proof.random_keep(graph, 0)
+    with unchanged(model):
+        plan = sc.Plan.of(graph, keep)
+        graph.cost(plan)
+        graph.balance(keep)
+        sc.prune(graph, plan)
+    with unchanged(model), sc.zeroed(graph, plan):
+        pass
+
+
+def test_the_example_is_left_alone() -> None:
+    class InPlace(PreActivation):
+        def forward(self, x: Tensor) -> Tensor:
+            x.mul_(2.0)
+            return super().forward(x)
+
+    image = IMAGE.clone()
+    sc.trace(InPlace(), image)
+    assert torch.equal(image, IMAGE)
+
+
+def test_keep_is_left_alone() -> None:
+    graph = sc.trace(prepared(), IMAGE)
+    keep = {"conv1:out": [5, 0, 2]}
+    before = copy.deepcopy(keep)
+    plan = sc.Plan.of(graph, keep)
+    graph.balance(keep)
+    assert keep == before
+    assert plan.keep["conv1:out"] == (0, 2, 5)
+
+
+def test_zeroed_puts_back_on_an_exception() -> None:
+    model = prepared()
+    graph = sc.trace(model, IMAGE)
+    plan = sc.Plan.of(graph, proof.random_keep(graph, 0))
+    with unchanged(model), pytest.raises(ZeroDivisionError), sc.zeroed(graph, plan):
+        assert not model.fc.weight.all()
+        _ = 1 / 0
+
+
+def test_zeroed_within_zeroed() -> None:
+    model = prepared().eval()
+    graph = sc.trace(model, IMAGE)
+    one = sc.Plan.of(graph, {"conv1:out": [0, 1]})
+    other = sc.Plan.of(graph, {"conv1:out": [1, 2], "fc:in": [3]})
+    both = sc.Plan.of(graph, {"conv1:out": [1], "fc:in": [3]})
+    with unchanged(model):
+        with sc.zeroed(graph, one):
+            first = proof.outputs(model, IMAGE)
+            with sc.zeroed(graph, other):
+                inner = proof.outputs(model, IMAGE)
+            assert torch.equal(proof.outputs(model, IMAGE)[0], first[0])
+        with sc.zeroed(graph, both):
+            assert torch.equal(proof.outputs(model, IMAGE)[0], inner[0])
+
+
+def test_zeroed_keeps_not_a_number() -> None:
+    """Weights come back bit by bit, whatever they are."""
+    model = prepared()
+    graph = sc.trace(model, IMAGE)
+    with torch.no_grad():
+        model.conv2.weight[0, 0, 0, 0] = float("nan")
+        model.conv2.weight[0, 1, 0, 0] = -0.0
+    before = model.conv2.weight.detach().numpy().tobytes()
+    with sc.zeroed(graph, sc.Plan.of(graph, {"conv1:out": [5]})):
+        assert model.conv2.weight.isnan().sum() == 0
+    assert model.conv2.weight.detach().numpy().tobytes() == before
+
+
+def bad_example(model: nn.Module) -> None:
+    sc.trace(model, torch.zeros(2, 7, 8, 8))
+
+
+OTHER = sc.trace(NETS["chain"].build(), IMAGE)
+
+
+def bad_plan(model: nn.Module) -> None:
+    sc.prune(sc.trace(model, IMAGE), sc.Plan.of(OTHER, {"a:out": [0]}))
+
+
+def bad_zeroed(model: nn.Module) -> None:
+    graph = sc.trace(model, IMAGE)
+    with sc.zeroed(graph, {"conv1:out": [0, 77]}):
+        pass
+
+
+@pytest.mark.parametrize("act", [bad_example, bad_plan, bad_zeroed])
+def test_errors_change_nothing(act: Callable[[nn.Module], None]) -> None:
+    model = prepared()
+    with unchanged(model), pytest.raises(PrunusError):
+        act(model)
+
+
+def test_the_pruned_model_is_like_the_original_in_all_else() -> None:
+    model = prepared()
+    graph = sc.trace(model, IMAGE)
+    small = sc.prune(graph, sc.Plan.of(graph, proof.random_keep(graph, 0)))
+    assert type(small) is type(model)
+    assert {n: m.training for n, m in small.named_modules()} == {n: m.training for n, m in model.named_modules()}
+    assert {n: p.requires_grad for n, p in small.named_parameters()} == {
+        n: p.requires_grad for n, p in model.named_parameters()
+    }
+    assert list(small.state_dict()) == list(model.state_dict())
+    assert small.note == {"mine": [1, 2, 3]} and small.note is not model.note
+    assert len(small.bn2._forward_hooks) == 1 and len(small.conv2._backward_hooks) == 1
+    own = {p.data_ptr() for p in small.parameters()}
+    assert not own & {p.data_ptr() for p in model.parameters()}
+
+
+def test_no_plan_at_all_gives_a_copy() -> None:
+    model = prepared()
+    graph = sc.trace(model, IMAGE)
+    small = sc.prune(graph, sc.Plan.of(graph, {}))
+    assert proof.same_state(small, model)
+    assert torch.equal(proof.outputs(small.eval(), IMAGE)[0], proof.outputs(copy.deepcopy(model).eval(), IMAGE)[0])
+
+
+def test_memory_format_and_dtype_stay() -> None:
+    model = prepared().to(memory_format=torch.channels_last).bfloat16()
+    graph = sc.trace(model, IMAGE.bfloat16())
+    small = sc.prune(graph, sc.Plan.of(graph, {"conv1:out": [0, 1, 2]}))
+    assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
+    assert small.get_parameter("conv2.weight").is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_selection_keeps_the_layout_of_images() -> None:
+    layer = nn.Conv2d(5, 2, 1)
+    seen: list[Tensor] = []
+    select(layer, torch.tensor([4, 0, 2]), 1)
+    layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    layer.weight = nn.Parameter(layer.weight[:, :3])
+    images = torch.randn(2, 5, 6, 4)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        given = images.to(memory_format=layout).requires_grad_()
+        layer(given)
+        assert torch.equal(seen[-1], images[:, [4, 0, 2]])
+        assert seen[-1].is_contiguous(memory_format=layout)
+        (slope,) = torch.autograd.grad(seen[-1].sum(), given)
+        assert slope[0, :, 0, 0].tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["residual", "shuffle", "flattened", "glu", *FROZEN_NETS])
+def test_tracing_twice_says_the_same(name: str) -> None:
+    tiny = {**NETS, **FROZEN_NETS}[name]
+    one, other = tiny.build(), tiny.build()  # other weights, the same structure
+    example = tiny.example()
+    first, second = sc.trace(one, example), sc.trace(other, example)
+    plan = sc.Plan.of(first, proof.random_keep(first, 0))
+    assert sc.Plan.of(second, proof.random_keep(second, 0)).to_json() == plan.to_json()
+    assert first.frozen == second.frozen
+    small = sc.prune(second, plan)
+    assert {n: p.shape for n, p in small.named_parameters()} == {
+        n: p.shape for n, p in sc.prune(first, plan).named_parameters()
+    }
+
+
+class Normalised(nn.Module):
+    """Spectral norms: in training mode, every look at their weights changes buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 3)
+        self.b = nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 3))
+        self.c = nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+def test_weights_that_change_when_they_are_looked_at_are_not() -> None:
+    model = Normalised().train()
+    with unchanged(model):
+        graph = sc.trace(model, IMAGE)
+    assert graph.params == 3 * 8 * 9 + 8 * 8 * 9 + 8 * 8  # computed weights are no shared ones
+
+
+class Listening(nn.Module):
+    """Hooks that write to a list of the model, and hooks on the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 1)
+        self.seen: list[Tensor] = []
+        self.b.register_forward_hook(lambda module, args, output: self.seen.append(output))
+        self.register_forward_pre_hook(lambda module, args: (args[0] - args[0].mean(1, keepdim=True),))
+        self.register_forward_hook(lambda module, args, output: output * 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x)).relu())
+
+
+def test_hooks_that_write_to_the_model_and_hooks_of_the_model_itself() -> None:
+    model = Listening().double().eval()
+    image = IMAGE.double()
+    graph = sc.trace(model, image)
+    assert model.seen == [] and set(graph.units) == {"a:out", "b:out"}
+    plan = sc.Plan.of(graph, {"a:out": [1, 2, 6], "b:out": [0, 5]})
+    small = sc.prune(graph, plan)
+    assert model.seen == []
+    with sc.zeroed(graph, plan):
+        wanted = proof.outputs(model, image)
+    assert proof.relative_error(proof.outputs(small, image), wanted) < 1e-12

@@ -1,0 +1,354 @@
+"""The check at the end of `prune`: it finds what is wrong, names it, and raises no false alarm."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import types
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import prunus as sc
+from prunus.errors import PlanError
+from prunus.graph.compare import distance, flattened
+from prunus.graph.trials import modes_of
+from prunus.graph.verify import culprits
+from tests import proof
+from tests.graph.wrong_nets import Plain, centred
+
+IMAGE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+HALF = {"a:out": list(range(8)), "b:out": list(range(4, 12))}
+
+
+def traced(model: nn.Module, image: Tensor = IMAGE) -> tuple[sc.ChannelGraph, sc.Plan]:
+    graph = sc.trace(model, image)
+    return graph, sc.Plan.of(graph, HALF)
+
+
+def plain(dtype: torch.dtype = torch.float32) -> Plain:
+    torch.manual_seed(0)
+    return Plain().to(dtype).eval()
+
+
+# ------------------------------------------------------------------------------------------ what is wrong is found
+
+
+def test_the_layer_and_the_unit_are_named() -> None:
+    """A hook that came after tracing: the outputs of b are centred over fewer channels."""
+    model = plain()
+    graph, plan = traced(model)
+    model.b.register_forward_hook(lambda module, args, output: centred(output))
+    with pytest.raises(PlanError, match=r"first at layer 'b'.*Keep all channels of 'b:out';"):
+        sc.prune(graph, plan)
+    alone = sc.prune(graph, sc.Plan.of(graph, {"a:out": HALF["a:out"]}))
+    assert alone.a.out_channels == 8
+
+
+def test_without_the_check_a_wrong_network_is_returned() -> None:
+    model = plain()
+    graph, plan = traced(model)
+    model.b.register_forward_hook(lambda module, args, output: centred(output))
+    small = sc.prune(graph, plan, check=False)
+    with sc.zeroed(graph, plan):
+        zeroed = proof.outputs(model, IMAGE)
+    assert proof.relative_error(proof.outputs(small, IMAGE), zeroed) > 0.01
+
+
+def test_a_network_that_fails_is_not_returned() -> None:
+    model = plain()
+    graph, plan = traced(model)
+    model.between = types.MethodType(lambda self, h: h * torch.ones(1, 16, 1, 1), model)
+    with pytest.raises(PlanError, match=r"fails with RuntimeError.*'b:out'"):
+        sc.prune(graph, plan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_small_mistake_is_found_in_any_precision(dtype: torch.dtype) -> None:
+    """One part in a thousand, which bfloat16 itself cannot tell from rounding."""
+    model = plain(dtype)
+    graph, plan = traced(model, IMAGE.to(dtype))
+    sc.prune(graph, plan)
+    model.b.register_forward_hook(lambda module, args, output: output * (1 + output.shape[1] / 16000))
+    with pytest.raises(PlanError, match="differ"):
+        sc.prune(graph, plan)
+
+
+def test_zeros_as_example_hide_nothing() -> None:
+    model = plain()
+    with torch.no_grad():
+        for layer in (model.a, model.b):
+            layer.bias.zero_()
+    graph, plan = traced(model, torch.zeros(1, 3, 16, 16))
+    model.b.register_forward_hook(lambda module, args, output: centred(output))
+    with pytest.raises(PlanError, match="differ"):
+        sc.prune(graph, plan)
+
+
+def test_training_mode_is_checked_if_the_model_is_in_it() -> None:
+    model = plain().train()
+    graph, plan = traced(model)
+    model.b.register_forward_hook(lambda module, args, output: centred(output) if module.training else output)
+    with pytest.raises(PlanError, match="in training mode"):
+        sc.prune(graph, plan)
+    sc.prune(sc.trace(model.eval(), IMAGE), sc.Plan.of(sc.trace(model, IMAGE), {}))
+
+
+def test_a_loaded_network_is_checked(tmp_path: Path) -> None:
+    model = plain()
+    graph, plan = traced(model)
+    sc.save(sc.prune(graph, plan), plan, tmp_path)
+    assert sc.load(tmp_path, plain()).b.out_channels == 8
+    other = plain()
+    other.b.register_forward_hook(lambda module, args, output: centred(output))
+    with pytest.raises(PlanError):
+        sc.load(tmp_path, other)
+
+
+# ------------------------------------------------------------------------------------------------ no false alarm
+
+
+class Dropping(Plain):
+    """Dropout as a layer, as a function, and always on."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.drop, self.always = nn.Dropout2d(0.5), always
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.drop(F.dropout(h.relu(), 0.3, self.always or self.training))
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout(always: bool, training: bool) -> None:
+    torch.manual_seed(0)
+    graph, plan = traced(Dropping(always).train(training))
+    assert sc.prune(graph, plan).b.out_channels == 8
+
+
+class Magnifying(Plain):
+    """Rounding grows fiftyfold in each of seven steps: the outputs of two exact computations have nothing in common."""
+
+    def between(self, h: Tensor) -> Tensor:
+        for _ in range(7):
+            h = torch.sin(50 * h)
+        return h
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_network_that_magnifies_rounding(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    graph, plan = traced(Magnifying().to(dtype).eval(), IMAGE.to(dtype))
+    assert sc.prune(graph, plan).b.out_channels == 8
+
+
+class OfOneType(Plain):
+    """Insists on float32 in the middle, or fails on float64."""
+
+    def __init__(self, insists: bool) -> None:
+        super().__init__()
+        self.insists = insists
+
+    def forward(self, x: Tensor) -> Any:
+        if self.insists and x.dtype != torch.float32:
+            raise TypeError("float32 only")
+        h = self.b(F.relu(self.a(x)))
+        return self.c(torch.tanh(h.float() * 1e3).to(h.dtype))
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_a_network_that_needs_its_type(insists: bool) -> None:
+    torch.manual_seed(0)
+    graph, plan = traced(OfOneType(insists).eval())
+    assert sc.prune(graph, plan).b.out_channels == 8
+
+
+def test_state_of_the_pruned_network_is_that_of_the_original() -> None:
+    class Norms(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n, self.last = nn.BatchNorm2d(16), None
+
+        def between(self, h: Tensor) -> Tensor:
+            self.last = self.n(h)
+            return self.last
+
+    model = Norms().train()
+    graph, plan = traced(model)
+    small = sc.prune(graph, plan)
+    assert small.last is None
+    assert small.n.num_batches_tracked.item() == 0
+    assert torch.equal(small.n.running_mean, torch.zeros(8))
+    assert not small.a._forward_hooks
+    model(IMAGE)  # leaves a tensor with a history, of which copy.deepcopy would complain
+    assert sc.prune(graph, plan).last.requires_grad is False
+
+
+def test_a_network_that_cannot_be_copied() -> None:
+    """Its units are frozen, and the reason is that."""
+
+    class Locked(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    graph = sc.trace(Locked().eval(), IMAGE)
+    assert not graph.units
+    assert "cannot be copied" in graph.frozen["a"]
+
+
+# ------------------------------------------------------------------------------------------------ outputs
+
+
+class Pair(NamedTuple):
+    one: Tensor
+    other: Tensor
+
+
+@dataclasses.dataclass
+class Record:
+    logits: Tensor
+    names: list[str]
+    extra: Any = None
+
+
+class Box:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda t: t,
+        lambda t: (1, [t, None]),
+        lambda t: Pair(torch.ones(2), t),
+        lambda t: OrderedDict(a=torch.ones(1), b={"c": t}),
+        lambda t: Record(torch.zeros(2), ["x"], t),
+        lambda t: Box([Box(t)]),
+        lambda t: t.to_sparse(),
+        lambda t: torch.complex(t, t),
+    ],
+)
+def test_differences_are_found_in_any_structure(wrap: Any) -> None:
+    values = torch.tensor([1.0, -4.0, 2.0])
+    other = values + torch.tensor([0.0, 0.0, 0.5])
+    assert distance(flattened(wrap(values)), flattened(wrap(values.clone()))) == 0.0
+    apart = distance(flattened(wrap(other)), flattened(wrap(values)))
+    assert apart == pytest.approx(0.5 / (4.0 - 1 / 3))  # relative to the largest distance from the mean, -1 / 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.ones(2), torch.ones(3)),
+        (torch.ones(2), (torch.ones(2),)),
+        ({"a": torch.ones(2)}, {"b": torch.ones(2)}),
+        (torch.tensor([1, 2]), torch.tensor([1, 3])),
+        (torch.tensor([1.0, math.nan]), torch.tensor([math.nan, 1.0])),
+        (torch.tensor([1.0, math.inf]), torch.tensor([1.0, 2.0])),
+        (torch.ones(1), torch.zeros(1)),
+        ("one", "other"),
+        (None, torch.ones(1)),
+        (True, 1),
+    ],
+)
+def test_what_cannot_be_measured_is_different(one: Any, other: Any) -> None:
+    assert distance(flattened(one), flattened(other)) == math.inf
+
+
+def test_not_a_number_and_infinity_are_equal_to_themselves() -> None:
+    values = torch.tensor([math.nan, math.inf, -math.inf, 2.0])
+    assert distance(flattened(values), flattened(values.clone())) == 0.0
+    apart = distance(flattened(values + torch.tensor([0, 0, 0, 1.0])), flattened(values))
+    assert apart == pytest.approx(1 / 1.5)  # what is not finite counts as 0, so that the mean is 0.5
+    assert distance(flattened(0.5), flattened(0.4)) == pytest.approx(0.25)
+
+
+# ------------------------------------------------------------------------------------------------ bisection
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        ([{"c"}], ["c"]),
+        ([{"a"}, {"f"}, {"g"}], ["a", "f", "g"]),
+        ([{"b", "g"}], ["g"]),  # only together: without the second, the first does no harm
+        ([{name} for name in "abcdefg"], list("abcdefg")),
+    ],
+)
+def test_bisection_finds_the_fewest(bad: list[set[str]], expected: list[str]) -> None:
+    tried = []
+
+    def fails(names: Sequence[str]) -> bool:
+        tried.append(list(names))
+        return any(group <= set(names) for group in bad)
+
+    assert culprits(list("abcdefg"), fails) == expected
+    assert len(tried) <= 13  # every node of a tree with seven leaves, once
+
+
+def test_bisection_gives_up_dividing_in_time() -> None:
+    assert culprits([str(i) for i in range(64)], lambda names: True, trials=10)[-1] == "63"
+
+
+class Halves(nn.Module):
+    """Two layers write the halves of a stream, which one layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Conv2d(3, 16, 1)
+        self.d, self.e = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.e(F.relu(self.d(F.relu(torch.cat([self.a(x), self.b(x)], 1) + self.c(x)))))
+
+
+def test_trial_plans_leave_an_output_to_every_layer() -> None:
+    """Without the first half of the stream, one layer would have no output, which is no reason to freeze it."""
+    assert {name: unit.width for name, unit in sc.trace(Halves().eval(), IMAGE).units.items()} == {
+        "d:in": 16,
+        "d:out": 4,
+    }
+
+
+def test_code_that_asks_for_the_mode() -> None:
+    class Asks(Plain):
+        def between(self, h: Tensor) -> Tensor:
+            return next(h if self.training else -h for _ in range(1))
+
+    assert modes_of(nn.Sequential(Plain(), nn.Dropout(0.5), nn.BatchNorm2d(8))) == ["eval"]
+    assert modes_of(nn.Sequential(Asks())) == ["eval", "training"]
+    hooked = Plain()
+    hooked.a.register_forward_hook(lambda module, args, output: None)
+    assert modes_of(hooked) == ["eval", "training"]
+
+
+def test_trace_without_the_check_by_running_only_follows_labels() -> None:
+    """The norm's statistics are read as numbers in forward, which labels cannot see: only running finds it."""
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.b = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
+            assert self.norm.running_var is not None
+            self.norm.running_var.uniform_(0.5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.norm.running_var is not None
+            return self.b(self.norm(self.a(x)) * float(self.norm.running_var.sum()))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Sums().eval()
+    example = torch.zeros(1, 3, 8, 8)
+    assert "a:out" in sc.trace(model, example, check=False).units
+    assert "a:out" not in sc.trace(model, example).units

@@ -1,0 +1,84 @@
+"""A representative dozen of torchvision's and timm's networks; `make zoo` runs them all, and those of others."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus as sc
+from tests import proof, zoo_nets
+from tests.exporting import onnx_error
+from tests.networks import from_torchvision
+
+DOZEN_NAMES = (
+    "torchvision:resnet18 torchvision:densenet121 torchvision:efficientnet_b0 torchvision:mobilenet_v3_small "
+    "torchvision:shufflenet_v2_x0_5 torchvision:squeezenet1_1 torchvision:mnasnet0_5 torchvision:googlenet "
+    "timm:res2net50_26w_4s timm:ghostnet_100 timm:convnext_atto timm:hrnet_w18_small timm:skresnet18"
+)
+DOZEN = DOZEN_NAMES.split()
+EXPORTED_NAMES = (
+    "torchvision:resnet18 torchvision:densenet121 torchvision:efficientnet_b0 torchvision:mobilenet_v3_small "
+    "torchvision:shufflenet_v2_x0_5 torchvision:squeezenet1_1 torchvision:regnet_y_400mf torchvision:mnasnet0_5 "
+    "timm:resnet26t timm:ghostnet_100 timm:convnext_atto timm:skresnet18"
+)
+EXPORTED = EXPORTED_NAMES.split()
+
+
+def network(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the libraries' own, about themselves
+        model = zoo_nets.create(name)
+    image = zoo_nets.example(name, dtype=dtype)
+    return zoo_nets.randomise(model.to(dtype), image), image
+
+
+@pytest.mark.parametrize("name", DOZEN)
+def test_a_dozen_of_the_zoo(name: str, tmp_path: Path) -> None:
+    model, image = network(name)
+    whole = proof.outputs(model, image)
+    for mode in ("select", "coupled"):
+        graph = sc.trace(model, image, streams=mode)
+        keep = proof.random_keep(graph, seed=2)
+        plan = sc.Plan.of(graph, keep)
+        with sc.zeroed(graph, plan):
+            zeroed = proof.outputs(model, image)
+        small = sc.prune(graph, plan)
+        want = proof.outputs(small, image)
+        assert proof.relative_error(want, zeroed) <= 1e-12
+        assert proof.relative_error(zeroed, whole) > 0.01
+        assert graph.cost(plan).macs * len(image) == proof.counted_macs(small, image)
+        assert graph.cost(plan).macs < 0.9 * graph.macs
+    assert graph.macs * len(image) == proof.counted_macs(model, image)
+
+    sc.save(small, plan, tmp_path)
+    loaded = sc.load(tmp_path, copy.deepcopy(model))
+    assert proof.same_state(loaded, small)
+    assert torch.equal(proof.outputs(loaded, image)[0], want[0])
+    assert proof.train_step(small, image) == set(dict(small.named_parameters()))
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_dozen_export_to_onnx(name: str) -> None:
+    model, image = network(name, torch.float32)
+    graph = sc.trace(model, image, streams="select")
+    small = sc.prune(graph, sc.Plan.of(graph, proof.random_keep(graph, seed=4)))
+    assert onnx_error(small, image[:1], dynamo=False) <= 1e-4
+
+
+def test_the_new_exporter_too() -> None:
+    model, image = network("torchvision:resnet18", torch.float32)
+    graph = sc.trace(model, image, streams="select")
+    small = sc.prune(graph, sc.Plan.of(graph, proof.random_keep(graph, seed=5)))
+    assert onnx_error(small, image[:1], dynamo=True) <= 1e-4
+
+
+def test_the_zoo_is_whole() -> None:
+    names = zoo_nets.zoo_names()
+    assert len(names) == len(set(names)) >= 200
+    assert len(from_torchvision.classifiers()) == 67
+    assert {name.split(":")[0] for name in names} == set(zoo_nets.LIBRARIES)

@@ -1,0 +1,40 @@
+"""The studies' pictures: files, text, colours and a legend that covers nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+from PIL import Image
+
+from prunus.plots.style import COLUMN, figure, legend, line, save
+
+
+def test_png_and_svg_at_paper_size_with_text_as_text(tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
+    fig, axes = figure(COLUMN, 2.5)
+    axes.plot([0, 1], [0, 1], label="gsd", **line(0))
+    axes.set_xlabel("channels removed (%)")
+    legend(fig, axes)
+    assert save(fig, tmp_path / "out", "picture") == "picture.svg"
+    with Image.open(tmp_path / "out" / "picture.png") as image:
+        assert image.size == (700, 500)  # 3.5 x 2.5 inches at 200 dpi
+    svg = (tmp_path / "out" / "picture.svg").read_text()
+    assert ">channels removed (%)</text>" in svg and ">gsd</text>" in svg
+    save(fig, tmp_path / "again", "picture")
+    assert (tmp_path / "again" / "picture.svg").read_text() == svg
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_lines_differ_without_colours_too() -> None:
+    styles = [line(i) for i in range(24)]
+    assert len({(s["marker"], s["linestyle"]) for s in styles}) == 24
+
+
+def test_the_legend_stands_beside_the_axes(tmp_path: Path) -> None:
+    for where in ("right", "below"):
+        fig, axes = figure(7.0, 3.0)
+        axes.plot([0, 1], [0, 1], label="a line with a long name", **line(0))
+        legend(fig, axes, where=where)
+        save(fig, tmp_path, where)  # lays it out
+        assert not fig.legends[0].get_window_extent().overlaps(axes.get_window_extent())

@@ -1,0 +1,377 @@
+"""`compress`: every kind of goal, a user's own functions, and what is left as found."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import prunus as sc
+from prunus.errors import DataError, DecideError, RunError, TraceError
+from prunus.run.compress import check_base, compress
+from prunus.score.evidence import Channels
+from prunus.tasks.evaluate import Accuracy, evaluate
+from tests.proof import assert_accuracy, counted_macs, same_state
+from tests.run.toys import HOLDOUT, QUICK, TEST, TRAIN, fresh, run, trained
+
+EXAMPLE = torch.zeros(1, 3, 6, 6)
+# stem 8x3x9x36, conv1 24x8x9x36, conv2 8x24x9x36, wide 16x8x9x16, fc 256x4
+MACS, PARAMS = 7776 + 62208 + 62208 + 18432 + 1024, 216 + 1728 + 1728 + 1152 + 1024
+STEP = (8 * 9 * 36 + 8 * 9 * 36) / MACS  # a channel of conv1:out is 3.4% of the network: how near a goal can be met
+
+
+def weights(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.dim() > 1)
+
+
+def test_the_main_job(tmp_path: Path) -> None:
+    model = trained()
+    before = copy.deepcopy(model)
+    state, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    result = run(tmp_path / "run", model, test=TEST)
+    assert same_state(model, before) and not model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+
+    left = counted_macs(result.model.eval(), EXAMPLE)
+    assert 0.6 - STEP <= left / MACS <= 0.6
+    assert len(result.rounds) == 2 and result.rounds[0].macs > result.rounds[1].macs == left
+    assert result.rounds[0].macs <= 0.8 * MACS
+    again = sc.load(tmp_path / "run", fresh())
+    with torch.no_grad():
+        assert torch.equal(again.eval()(TEST[0][0]), result.model(TEST[0][0]))
+    assert sc.Plan.load(tmp_path / "run" / "plan.json") == result.plan
+
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["before"]["macs"] == MACS and summary["before"]["params"] == PARAMS
+    assert (summary["after"]["macs"], summary["after"]["params"]) == (left, weights(result.model))
+    for part, loader in (("holdout", HOLDOUT), ("test", TEST)):
+        assert_accuracy(summary["before"][part]["top1"], model, loader)
+        assert_accuracy(summary["after"][part]["top1"], result.model, loader)
+    assert set(summary["before"]["latency"]) == {"1", "64"}
+    assert summary["after"]["bytes"] == sum(t.numel() * t.element_size() for t in result.model.state_dict().values())
+    assert {"score", "sensitivity", "decide", "prune", "retrain"} <= summary["seconds"].keys()
+    assert summary["layers"]["conv1"]["outputs"] == [24, result.model.conv1.out_channels]
+    files = {"scores.json", "scores.safetensors", "sensitivity.json", "step-plan.json", "plan.json", "round.json"}
+    for number in (1, 2):
+        found = {path.name for path in (tmp_path / "run" / f"round-{number:02d}").iterdir()}
+        assert found == files | {"model.safetensors"} | ({"pictures.safetensors"} if number == 1 else set())
+
+
+def test_without_a_folder_and_with_gradients_on() -> None:
+    result = run()
+    assert result.folder is None and counted_macs(result.model, EXAMPLE) <= 0.6 * MACS
+    assert all(p.requires_grad for p in result.model.parameters())
+
+
+def test_macs_and_params_to_be_left() -> None:
+    result = run(macs=100_000, epochs=0)
+    assert 100_000 - STEP * MACS <= counted_macs(result.model, EXAMPLE) <= 100_000 + 0.005 * MACS
+    assert len(result.rounds) > 1  # as many as alpha needs
+    result = run(params=4000, rounds=1, epochs=0)
+    assert 4000 - 144 <= weights(result.model) <= 4000 and len(result.rounds) == 1
+
+
+def test_one_shot_by_ratio(tmp_path: Path) -> None:
+    result = run(tmp_path, ratio=0.25)
+    assert len(result.rounds) == 1
+    assert {n: len(k) for n, k in result.plan.keep.items()} == {
+        "conv1:in": 6,
+        "conv1:out": 18,
+        "wide:in": 6,
+        "wide:out": 12,
+    }
+    assert not (tmp_path / "round-01" / "sensitivity.json").exists()
+
+
+class Falling:
+    """Accuracy as a function of the MACs that are left: what a run does about it can be foretold."""
+
+    def __init__(self, points: float) -> None:
+        self.points = points  # lost when half of the MACs are gone
+
+    def __call__(self, model: nn.Module, loader: Any) -> Accuracy:
+        gone = 1 - counted_macs(model.eval(), EXAMPLE) / MACS
+        return Accuracy(0.9 - 2 * gone * self.points, None, 0.5, 10)
+
+
+def test_max_drop_stops_before_it(tmp_path: Path) -> None:
+    result = run(tmp_path, max_drop=5, evaluate=Falling(0.1), epochs=0)
+    gone = 1 - counted_macs(result.model, EXAMPLE) / MACS
+    assert 2 * gone * 0.1 <= 0.05 and len(result.rounds) >= 1
+    undone = json.loads((tmp_path / f"round-{len(result.rounds) + 1:02d}" / "round.json").read_text())
+    assert 2 * (1 - undone["macs"] / MACS) * 0.1 > 0.05  # the next round would have lost too much
+    again = run(tmp_path, max_drop=5, evaluate=Falling(0.1), epochs=0)
+    assert same_state(again.model, result.model) and again.rounds == result.rounds
+    (tmp_path / "summary.json").unlink()  # as if killed before the last step
+    (tmp_path / "model.safetensors").unlink()
+    again = run(tmp_path, max_drop=5, evaluate=Falling(0.1), epochs=0)
+    assert same_state(again.model, result.model) and again.plan == result.plan
+
+
+def test_max_drop_that_allows_nothing_gives_the_network_back(tmp_path: Path) -> None:
+    result = run(tmp_path, max_drop=0.0, evaluate=Falling(0.1), epochs=0)
+    assert result.rounds == () and same_state(result.model, trained())
+    assert not any(result.plan.removed().values()) and (tmp_path / "model.safetensors").exists()
+
+
+def test_max_drop_that_allows_all_ends_at_the_floors() -> None:
+    result = run(max_drop=90, evaluate=Falling(0.0), epochs=0, alpha=4.0)
+    assert {n: len(k) for n, k in result.plan.keep.items()} == {
+        "conv1:in": 2,
+        "conv1:out": 3,
+        "wide:in": 2,
+        "wide:out": 2,
+    }
+
+
+def test_a_target_and_max_drop_together() -> None:
+    result = run(target=0.8, max_drop=6, evaluate=Falling(0.1), epochs=0)
+    assert 0.1 < 1 - counted_macs(result.model, EXAMPLE) / MACS <= 0.3
+    result = run(target=0.2, max_drop=6, evaluate=Falling(0.1), epochs=0)
+    assert 0.195 <= 1 - counted_macs(result.model, EXAMPLE) / MACS <= 0.2 + STEP
+
+
+def test_more_rounds_than_granules() -> None:
+    """Twenty rounds to 10%: single channels overshoot the next aims, and the run still ends where it should."""
+    result = run(target=0.1, rounds=20, epochs=0)
+    assert 0.095 <= 1 - counted_macs(result.model, EXAMPLE) / MACS <= 0.1 + STEP and len(result.rounds) <= 20
+
+
+def test_a_users_own_fit_metric_and_evaluate(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def weakest_last(channels: Channels) -> Tensor:
+        heard.append(channels.unit)
+        return torch.arange(channels.moments.channels, 0, -1).double()
+
+    def nudge(model: nn.Module, train: Any, holdout: Any) -> nn.Module:
+        assert train is TRAIN and holdout is HOLDOUT
+        heard.append("fit")
+        trained = copy.deepcopy(model)
+        with torch.no_grad():
+            trained.fc.bias += torch.randn(4)  # from the global generator: the same again after a kill
+        return trained
+
+    def judge(model: nn.Module, loader: Any) -> Accuracy:
+        heard.append("judge")
+        return evaluate(model, loader)
+
+    words: dict[str, Any] = {"metric": weakest_last, "fit": nudge, "evaluate": judge}
+    result = run(tmp_path / "a", **words)
+    assert heard.count("fit") == 2 and heard.count("judge") >= 5 and "conv1:out" in heard
+    assert result.summary["settings"]["metric"] == "weakest_last"
+    kept = {n: k for n, k in result.plan.keep.items() if len(k) < result.plan.widths[n]}
+    assert kept and all(k == tuple(range(len(k))) for k in kept.values())  # the last ones went
+    torch.manual_seed(77)
+    assert same_state(run(tmp_path / "b", **words).model, result.model)
+
+
+def test_options_reach_the_steps(tmp_path: Path) -> None:
+    result = run(tmp_path, exclude=("conv1*",), measure="loss", exact=True, metric="l1", k=1, streams="coupled")
+    found = json.loads((tmp_path / "round-01" / "sensitivity.json").read_text())
+    assert found["measure"] == "loss" and found["alpha"] > 0.5
+    assert all(row["num_images"] == 120 for row in found["tried"].values())
+    assert result.plan.streams == "coupled" and "conv1:out" not in found["tried"]
+    assert len(result.plan.keep["conv1:out"]) == 24
+    by_ratio = run(split="ratio", target=0.3, epochs=0)
+    assert 0.295 <= 1 - counted_macs(by_ratio.model, EXAMPLE) / MACS <= 0.3 + STEP
+
+
+@pytest.mark.parametrize("words", [{"repair": "bn"}, {"repair": "solve", "num_repair_images": 64}, {"distill": True}])
+def test_repair_and_distillation_run(words: dict[str, Any]) -> None:
+    result = run(rounds=1, target=0.4, **words)
+    assert counted_macs(result.model, EXAMPLE) <= 0.6 * MACS
+    plain = run(rounds=1, target=0.4)
+    assert not same_state(result.model, plain.model)
+
+
+def test_retraining_and_repair_do_good() -> None:
+    cut = run(ratio=0.6, metric="random", epochs=0).rounds[0]
+    assert cut.after == cut.pruned and cut.before.top1 > cut.pruned.top1 + 0.05
+    result = run(ratio=0.6, metric="random", epochs=4)
+    again = result.rounds[0]
+    assert again.pruned == cut.pruned and again.after.loss < cut.after.loss and again.after.top1 > cut.after.top1
+    assert [epoch.number for epoch in again.retraining] == [1, 2, 3, 4] and cut.retraining == ()
+    # The best epoch's network is the round's. It is evaluated in channels_last there, and in plain memory afterwards.
+    assert again.kept_epoch
+    last = again.retraining[again.kept_epoch - 1].holdout
+    assert last is not None and last.loss == pytest.approx(again.after.loss, rel=1e-5)
+    for accuracy in (last, again.after):
+        assert_accuracy(accuracy.top1, result.model, HOLDOUT)
+    assert again.seconds["retrain"] >= sum(epoch.seconds for epoch in again.retraining) - 0.001
+    assert type(again).from_dict(json.loads(json.dumps(again.to_dict()))) == again
+    repaired = run(ratio=0.6, metric="random", epochs=0, repair="solve").rounds[0]
+    assert repaired.pruned == repaired.after and repaired.after.loss < cut.after.loss
+
+
+def test_a_shuffling_data_loader_gives_the_same_run_again() -> None:
+    images, labels = (torch.cat(parts) for parts in zip(*TRAIN, strict=True))
+    results = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        loader = DataLoader(TensorDataset(images, labels), batch_size=16, shuffle=True)
+        results.append(compress(trained(), loader, HOLDOUT, target=0.3, rounds=1, **QUICK))
+    assert same_state(results[0].model, results[1].model) and results[0].plan == results[1].plan
+
+
+def test_phases_are_told() -> None:
+    heard: list[tuple[str, int, int]] = []
+    run(rounds=1, target=0.3, test=TEST, progress=lambda phase, done, of, note: heard.append((phase, done, of)))
+    phases = list(dict.fromkeys(phase for phase, _, _ in heard))
+    words = ["score", "sensitivity", "retrain"]
+    assert phases == ["evaluate", *(f"round 1: {word}" for word in words), "test", "latency"]
+    assert all(0 <= done <= of for _, done, of in heard)
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "words, error, complaint",
+    [
+        ({"target": 0.0}, DecideError, "target must be above 0 and below 1, got 0.0"),
+        ({"target": 50}, DecideError, "target must be above 0 and below 1, got 50"),
+        ({"target": 0.99}, DecideError, r"removing 99.0% of the macs is out of reach.*9\d\.\d% can be removed"),
+        ({"params": 100}, DecideError, r"removing 98.3% of the params is out of reach.*can be removed"),
+        ({"macs": MACS}, DecideError, "meets the goal already: it has 151,648 macs, and the goal is 151,648"),
+        ({"params": 10_000}, DecideError, "meets the goal already: it has 5,848 params, and the goal is 10,000"),
+        ({"macs": -5}, DecideError, "macs must be above 0, got -5"),
+        ({"ratio": 1.0}, DecideError, "ratio must be above 0 and below 1, got 1.0"),
+        ({"max_drop": 300}, DecideError, "max_drop must be at least 0 and below 100, got 300"),
+        ({"target": 0.5, "macs": 1000}, DecideError, "give one goal, not 2: target, macs"),
+        ({"target": None}, DecideError, "give a goal: target, speedup, macs, params, max_drop or ratio"),
+        ({"target": 0.5, "k": 0}, DecideError, "k must be at least 1"),
+        ({"target": 0.5, "k": 9}, DecideError, "k must lie between 1 and the number of units .*, 4; got 9"),
+        ({"target": 0.5, "alpha": 0}, DecideError, "alpha must be above 0"),
+        ({"target": 0.5, "alpha": float("nan")}, DecideError, "alpha must be above 0"),
+        ({"target": 0.5, "rounds": 0}, DecideError, "rounds must be at least 1"),
+        ({"target": 0.5, "round_to": 0}, DecideError, "round_to must be at least 1"),
+        ({"target": 0.5, "epochs": -1}, DecideError, "epochs must be at least 0"),
+        (
+            {"target": 0.5, "metric": "gsdd"},
+            DecideError,
+            "there is no metric called 'gsdd': did you mean gsd.*reader_energy",
+        ),
+        ({"target": 0.5, "measure": "f1"}, DecideError, "measure must be one of accuracy, loss; got 'f1'"),
+        ({"target": 0.5, "split": "x"}, DecideError, "no split called 'x'"),
+        ({"target": 0.5, "cost": "x"}, DecideError, "no cost called 'x'"),
+        ({"target": 0.5, "repair": "x"}, DecideError, "no repair called 'x'"),
+        ({"target": 0.5, "preset": "x"}, RunError, "no training preset called 'x'"),
+        ({"target": 0.5, "lr": 0.0}, DecideError, "lr must be above 0, got 0.0"),
+        ({"target": 0.5, "exclude": ("*",)}, DecideError, "no unit is left to prune"),
+        ({"target": 0.5, "colour": 1}, DecideError, "no setting called 'colour'\\. Available: target,"),
+        ({"target": 0.5, "evaluate": lambda m, d: 0.5}, RunError, "must return a prunus.Accuracy.*returned float"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_done(
+    tmp_path: Path, words: dict[str, Any], error: type[Exception], complaint: str
+) -> None:
+    with pytest.raises(error, match=complaint):
+        run(tmp_path / "run", **words)
+    written = {path.name for path in tmp_path.rglob("*.json")}
+    assert written <= ({"config.json"} if "evaluate" in words else set())
+
+
+def test_the_reach_that_is_named_is_the_networks() -> None:
+    """At the floors: stem 2x3x9x36 (its other outputs die), conv1 and conv2 2x3x9x36, wide 2x2x9x16, fc 32x4."""
+    reach = 1 - (1944 + 2 * 1944 + 576 + 128) / MACS
+    with pytest.raises(DecideError, match=rf"\b{100 * reach:.1f}% can be removed"):
+        run(target=0.99)
+
+
+def test_data_that_cannot_be_used() -> None:
+    images, labels = HOLDOUT[0]
+    for holdout, complaint in (
+        ([images], "must be a pair"),
+        ([(images, labels + 10)], "the model has 4 classes"),
+        ([], "gave no images"),
+    ):
+        with pytest.raises(DataError, match=complaint):
+            compress(trained(), TRAIN, holdout, target=0.3, **QUICK)
+    with pytest.raises(DataError, match="the loader gave no images"):
+        compress(trained(), [], HOLDOUT, target=0.3, **QUICK)
+    pairs = [((images, images), labels)]
+    with pytest.raises(TraceError, match=r"the example does not fit Small\.forward"):
+        compress(trained(), pairs, HOLDOUT, target=0.3, **QUICK)
+
+
+def test_a_network_that_guesses_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = [(images, torch.full_like(labels, 3)) for images, labels in HOLDOUT]
+    model = trained()
+    with torch.no_grad():
+        model.fc.bias[0] += 100
+    compress(model, TRAIN, wrong, target=0.2, rounds=1, **{**QUICK, "epochs": 0})
+    assert "the network scores 0.0% on the held-out images, about what guessing among 4 classes gives" in caplog.text
+
+
+def test_a_perfect_held_out_accuracy_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    check_base(Accuracy(0.998, None, 0.01, 1000), 10)
+    assert "99.80% on 1000 images, which is suspiciously perfect" in caplog.text
+    caplog.clear()
+    check_base(Accuracy(0.93, None, 0.2, 1000), 10)
+    assert not caplog.records
+    with pytest.raises(DataError, match="no labelled images"):
+        check_base(Accuracy(0.0, None, 0.0, 0), 10)
+
+
+def test_a_network_without_linear_layers_is_not_taken_for_one_that_guesses(caplog: pytest.LogCaptureFixture) -> None:
+    """A convolution for a classifier, 40% right among 4 classes: fine."""
+
+    class Convolutional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x))).mean((2, 3))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Convolutional().eval()
+    with caplog.at_level(logging.WARNING):
+        compress(
+            model,
+            TRAIN,
+            HOLDOUT,
+            ratio=0.3,
+            **{**QUICK, "epochs": 0},
+            evaluate=lambda m, d: Accuracy(0.4, None, 1.0, 120),
+        )
+    assert not caplog.records
+
+
+def test_the_round_that_meets_the_goal_may_train_longer() -> None:
+    steps: dict[str, int] = {}
+
+    def hear(phase: str, done: int, total: int, note: str) -> None:
+        steps[phase] = total
+
+    run(rounds=2, last_epochs=3, progress=hear)
+    assert {phase: total for phase, total in steps.items() if "retrain" in phase} == {
+        "round 1: retrain": len(TRAIN),
+        "round 2: retrain": 3 * len(TRAIN),
+    }
+    steps.clear()
+    run(rounds=2, epochs=0, last_epochs=2, progress=hear)
+    assert [(phase, total) for phase, total in steps.items() if "retrain" in phase] == [
+        ("round 2: retrain", 2 * len(TRAIN))
+    ]
+    with pytest.raises(DecideError, match="last_epochs needs a goal"):
+        compress(trained(), TRAIN, HOLDOUT, max_drop=1, last_epochs=3, **QUICK)
+
+
+def test_a_result_prints_as_a_short_table() -> None:
+    result = run(epochs=0, rounds=1)
+    lines = repr(result).splitlines()
+    assert lines[0] == "Compressed Small in 1 round(s)" and len(lines) <= 9
+    before, after = (100 * result.summary[side]["holdout"]["top1"] for side in ("before", "after"))
+    assert lines[2].split()[:4] == ["held-out", "accuracy", f"{before:.2f}%", f"{after:.2f}%"]

@@ -1,0 +1,129 @@
+"""Networks of signals (1-D), images (2-D) and volumes (3-D) go through the whole package."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus as sc
+
+CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+POOL = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}
+
+
+class Block(nn.Module):
+    """A residual block between two layers, in 1, 2 or 3 dimensions."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        conv, norm = CONV[dims], NORM[dims]
+        self.stem, self.norm = conv(2, 8, 3, padding=1), norm(8)
+        self.inner, self.outer = conv(8, 12, 3, padding=1), conv(12, 8, 1)
+        self.pool, self.fc = POOL[dims](1), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = torch.relu(x + self.outer(torch.relu(self.inner(x))))
+        return self.fc(self.pool(x).flatten(1))
+
+
+def batches(dims: int, count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Noise; the second class is brighter."""
+    draw = torch.Generator().manual_seed(seed)
+    pairs = []
+    for _ in range(count):
+        labels = torch.randint(0, 2, (16,), generator=draw)
+        images = torch.randn(16, 2, *[4] * dims, generator=draw)
+        pairs.append((images + labels.reshape(-1, *[1] * (dims + 1)), labels))
+    return pairs
+
+
+def made(dims: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(dims)
+        return Block(dims)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_fit_learns_and_changes_nothing_else(dims: int) -> None:
+    model = made(dims)
+    before = copy.deepcopy(model.state_dict())
+    fitted = sc.fit(model, batches(dims, 8, 0), batches(dims, 4, 1), epochs=3, lr=0.05)
+    assert fitted.history[-1].holdout is not None and fitted.history[-1].holdout.top1 > 0.8
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(tensor.is_contiguous() for tensor in fitted.model.state_dict().values())
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("how", [{"repair": "solve", "epochs": 0}, {"repair": "bn", "epochs": 1, "lr": 0.02}])
+def test_compress_and_load(dims: int, how: dict[str, object], tmp_path: object) -> None:
+    model = sc.fit(made(dims), batches(dims, 8, 0), epochs=3, lr=0.05).model
+    result = sc.compress(model, batches(dims, 8, 0), batches(dims, 4, 1), target=0.4, folder=str(tmp_path), **how)
+    assert result.summary["removed"]["macs"] >= 0.35
+    images = batches(dims, 1, 2)[0][0]
+    loaded = sc.load(str(tmp_path), made(dims))
+    assert torch.equal(loaded.eval()(images), result.model.eval()(images))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_every_metric_repair_and_the_law(dims: int) -> None:
+    model, images = made(dims).eval(), batches(dims, 4, 0)
+    graph = sc.trace(model, images[0][0][:1])
+    scores = sc.score(graph, images, metric="all")
+    assert set(scores) == set(sc.METRICS)
+    plan = sc.uniform(graph, scores["gsd_reader"], ratio=0.5)
+    small = sc.prune(graph, plan)
+    with sc.zeroed(graph, plan):
+        expected = model(images[0][0])
+    assert torch.allclose(small(images[0][0]), expected, atol=1e-5)
+    for how in ("solve", "bn", "none"):
+        repaired = sc.repair(graph, plan, images, how=how)
+        assert repaired(images[0][0]).shape == (16, 2)
+    assert sc.sensitivity(graph, scores["gsd_reader"], images).tried
+
+
+def test_two_dimensional_weights_train_in_channels_last() -> None:
+    """Only 4-dimensional tensors change their order; the values of all stay."""
+    from prunus.util.batches import order_channels_last
+
+    for dims in (1, 2, 3):
+        model = made(dims)
+        before = copy.deepcopy(model.state_dict())
+        ordered = order_channels_last(model)
+        assert ordered.stem.weight.is_contiguous(memory_format=torch.channels_last) if dims == 2 else True
+        assert all(torch.equal(before[name], tensor) for name, tensor in ordered.state_dict().items())
+
+
+class Pair(nn.Module):
+    """An image and a signal, as two arguments or by name; the outputs may be in a dict."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.image, self.signal, self.named = nn.Conv2d(2, 8, 3, padding=1), nn.Conv1d(2, 8, 3, padding=1), named
+        self.mix, self.fc = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 2)
+
+    def forward(self, image: Tensor, signal: Tensor) -> Tensor | dict[str, Tensor]:
+        x = torch.relu(self.image(image)) + torch.relu(self.signal(signal)).unsqueeze(2)
+        logits = self.fc(torch.relu(self.mix(x)).mean((2, 3)))
+        return {"logits": logits} if self.named else logits
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_networks_with_several_inputs_need_no_example(named: bool, tmp_path: object) -> None:
+    def pairs(count: int, seed: int) -> list[tuple[object, Tensor]]:
+        return [
+            ({"image": x, "signal": x.mean(2)} if named else (x, x.mean(2)), labels)
+            for x, labels in batches(2, count, seed)
+        ]
+
+    model = sc.fit(Pair(named), pairs(8, 0), epochs=2, lr=0.05, progress=False).model
+    result = sc.compress(model, pairs(8, 0), pairs(4, 1), target=0.3, epochs=0, folder=str(tmp_path), progress=False)
+    assert result.summary["removed"]["macs"] >= 0.25
+    image = batches(2, 1, 2)[0][0]
+    answers = [net.eval()(image, image.mean(2)) for net in (result.model, sc.load(str(tmp_path), Pair(named)))]
+    one, other = (answer["logits"] if named else answer for answer in answers)
+    assert torch.equal(one, other)

@@ -1,0 +1,281 @@
+"""The run's folder: files that vanish, disks that fill, and folders that belong to others."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+import prunus as sc
+from prunus.errors import FileError, RunError
+from prunus.run import context as run_context
+from prunus.run import folder as folder_module
+from prunus.run import round as round_retrain
+from prunus.run import round as rounds
+from prunus.run.folder import RunFolder
+from tests.proof import same_state
+from tests.run.toys import contents, fresh, run, trained
+
+RESULTS = ("model.safetensors", "plan.json")
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in RESULTS}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Every file of a finished run of two rounds."""
+    folder = tmp_path_factory.mktemp("finished")
+    run(folder)
+    return contents(folder)
+
+
+def put(files: dict[str, bytes], folder: Path, *, without: tuple[str, ...] = ()) -> Path:
+    """The files, written down somewhere else, but for some."""
+    for name, content in files.items():
+        if not name.startswith(without or ("?",)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    return folder
+
+
+def test_two_runs_have_the_same_bytes(finished: dict[str, bytes], tmp_path: Path) -> None:
+    run(tmp_path)
+    again = contents(tmp_path)
+    timed = ("summary.json", "round-01/round.json", "round-02/round.json")
+    assert again.keys() == finished.keys()
+    assert [name for name in again if again[name] != finished[name] and name not in timed] == []
+
+
+def test_a_finished_run_is_not_done_again(
+    finished: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(finished, tmp_path)
+
+    def never(*arguments: Any) -> Any:
+        raise AssertionError("the run was finished")
+
+    for module, name in ((round_retrain, "fit"), (rounds, "score"), (run_context, "evaluate")):
+        monkeypatch.setattr(module, name, never)
+    result = run(tmp_path)
+    assert contents(tmp_path) == finished
+    assert same_state(result.model, sc.load(tmp_path, fresh())) and len(result.rounds) == 2
+
+
+STEPS = ["base.json", "round-02/scores", "round-02/sensitivity.json", "round-02/step-plan.json", "round-02/model"]
+
+
+@pytest.mark.parametrize("last", range(len(STEPS) + 1))
+def test_it_goes_on_from_every_step(finished: dict[str, bytes], tmp_path: Path, last: int) -> None:
+    """What was written before a kill is used; what came after is done again, to the same bytes."""
+    done = ("config.json", "base.json", "round-01", *STEPS[1:last])
+    put({n: c for n, c in finished.items() if n.startswith(done if last else ("config.json",))}, tmp_path)
+    result = run(tmp_path)
+    assert results(tmp_path) == {name: finished[name] for name in RESULTS}
+    assert len(result.rounds) == 2
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_lost_result_is_written_again(finished: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    put(finished, tmp_path, without=(name,))
+    run(tmp_path)
+    assert contents(tmp_path) == finished
+
+
+@pytest.mark.parametrize("name", RESULTS[:2])
+def test_a_result_that_cannot_be_loaded_is_told(finished: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    put(finished, tmp_path)
+    (tmp_path / name).write_bytes(finished[name][:-100])
+    with pytest.raises(FileError, match=r"the result in .* cannot be loaded: .* If you delete plan.json and model"):
+        run(tmp_path)
+    (tmp_path / name).unlink()  # as it says
+    run(tmp_path)
+    assert contents(tmp_path) == finished
+
+
+@pytest.mark.parametrize("name", ["round-02/model.safetensors", "round-02/plan.json"])
+def test_a_file_of_the_last_finished_round_is_missing(finished: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    put(finished, tmp_path, without=(name, "summary.json"))
+    before = contents(tmp_path)
+    with pytest.raises(FileError, match=rf"{name} is missing, though round 2 is finished. Put it back, or delete"):
+        run(tmp_path)
+    assert contents(tmp_path) == before
+    (tmp_path / name).write_bytes(finished[name])  # put back, as it says
+    run(tmp_path)
+    assert results(tmp_path) == {name: finished[name] for name in RESULTS}
+
+
+def test_deleting_the_round_goes_on_from_the_one_before(finished: dict[str, bytes], tmp_path: Path) -> None:
+    put(finished, tmp_path, without=("round-02", "summary.json", *RESULTS))
+    run(tmp_path)
+    assert results(tmp_path) == {name: finished[name] for name in RESULTS}
+
+
+def test_an_earlier_round_is_missing(finished: dict[str, bytes], tmp_path: Path) -> None:
+    put(finished, tmp_path, without=("round-01/round.json", "summary.json"))
+    before = contents(tmp_path)
+    with pytest.raises(FileError, match=r"round-01/round.json is missing, though round 2 is finished"):
+        run(tmp_path)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name, content, complaint",
+    [
+        ("config.json", b"{", "config.json cannot be read"),
+        ("config.json", b"[]", "config.json must hold a JSON object, but holds list"),
+        ("base.json", b"\xff\xfe", "base.json cannot be read"),
+        ("base.json", b"{}", "base.json is not as prunus writes it"),
+        ("round-02/round.json", b"", "round.json cannot be read"),
+        ("round-02/round.json", b'{"number": 2}', "round.json is not as prunus writes it"),
+        ("round-02/model.safetensors", b"short", "model.safetensors is not a complete safetensors file"),
+        ("round-02/plan.json", b"{}", "plan.json: not a plan"),
+    ],
+)
+def test_damaged_files_are_named(
+    finished: dict[str, bytes], tmp_path: Path, name: str, content: bytes, complaint: str
+) -> None:
+    put({**finished, name: content}, tmp_path, without=("summary.json",))
+    with pytest.raises(FileError, match=complaint):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["scores.json", "sensitivity.json"])
+def test_a_damaged_step_of_an_unfinished_round(finished: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    whole = {n: c for n, c in finished.items() if n.startswith(("config", "base", "round-01", "round-02/s"))}
+    put({**whole, f"round-02/{name}": b"{}"}, tmp_path)
+    with pytest.raises(FileError, match=name):
+        run(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------- another's folder
+
+
+def test_another_runs_folder_is_refused(finished: dict[str, bytes], tmp_path: Path) -> None:
+    put(finished, tmp_path)
+    with pytest.raises(RunError, match=r"holds another run: settings.round_to was 1 there and is 2 now"):
+        run(tmp_path, round_to=2)
+    with pytest.raises(RunError, match=r"settings.exclude was \[\] there and is \['fc\*'\] now"):
+        run(tmp_path, exclude=("fc*",))
+    other = trained()
+    with torch.no_grad():
+        other.fc.bias[0] += 1e-6
+    with pytest.raises(RunError, match="holds another run: weights was"):
+        run(tmp_path, other)
+    with pytest.raises(RunError, match=r"holds another run: command.model was None there and is 'x' now"):
+        run(RunFolder(tmp_path, about={"command": {"model": "x"}}))
+    assert contents(tmp_path) == finished
+
+
+def test_a_run_of_an_older_version_continues(finished: dict[str, bytes], tmp_path: Path) -> None:
+    """Settings that it did not have are at their defaults."""
+    put(finished, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in (
+        "mixed_precision",
+        "round_to",
+        "metric",
+        "num_repair_images",
+    ):  # a plain default, and what is filled in
+        del config["settings"][name]
+    config["command"] = {"model": "toy", "distill": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match=r"holds another run: settings.round_to was 1 there and is 2 now"):
+        run(RunFolder(tmp_path, about={"command": config["command"]}), round_to=2)
+    about = {"command": {"model": "toy", "distill": None, "mixed_precision": "no"}}  # typed again, with a newer version
+    assert run(RunFolder(tmp_path, about=about)).plan.to_json() == (tmp_path / "plan.json").read_text()
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(RunError, match=r"is not empty and holds no run \(config.json is missing\); use a new folder"):
+        run(tmp_path)
+    with pytest.raises(RunError, match=r"thesis.txt cannot be used as the folder of a run: Not a directory"):
+        run(tmp_path / "thesis.txt")
+    assert contents(tmp_path) == {"thesis.txt": b"years of work"}
+
+
+def test_a_kill_while_the_run_begins(tmp_path: Path, finished: dict[str, bytes]) -> None:
+    """A half-written config is no other run."""
+    (tmp_path / ".config.json.partial").write_text('{"settings": {"tar')
+    run(tmp_path)
+    assert results(tmp_path) == {name: finished[name] for name in RESULTS}
+
+
+# ----------------------------------------------------------------------------------------------------------- full disks
+
+
+class Filling:
+    """A disk that is full from the n-th file on."""
+
+    def __init__(self, files: int) -> None:
+        self.left = files
+
+    def __call__(self, spare: Path, *arguments: Any, **options: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def fill_up(monkeypatch: pytest.MonkeyPatch, disk: Filling) -> None:
+    """Every file is flushed before it takes its place: there a full disk shows."""
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        disk(Path())
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_a_full_disk_loses_no_finished_round(
+    finished: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full at every single file of a run, one after the other: always a clear error, and the run goes on from there."""
+    complaints, files = [], 0
+    while True:
+        with monkeypatch.context() as patch:
+            fill_up(patch, Filling(files))  # room for one more file each time
+            finished_before = RunFolder(tmp_path).finished_rounds()
+            try:
+                run(tmp_path)
+                break
+            except FileError as error:
+                complaints.append(str(error))
+        files += 1
+        assert RunFolder(tmp_path).finished_rounds() >= finished_before
+        assert files < 40
+    assert len(complaints) >= 5 and all("No space left on device" in words for words in complaints), complaints
+    assert all(str(tmp_path) in words for words in complaints)
+    assert results(tmp_path) == {name: finished[name] for name in RESULTS}
+    assert [name for name in contents(tmp_path) if name.endswith((".partial", ".part"))] == []
+
+
+def test_a_full_disk_in_the_middle_of_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """safetensors writes by itself, and says so with an error of its own."""
+
+    def full(*arguments: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(folder_module, "save", full)
+    with pytest.raises(FileError, match=r"model.safetensors cannot be written: .*No space left on device"):
+        run(tmp_path)
+    monkeypatch.undo()
+    assert len(run(tmp_path).rounds) == 2
+
+
+def test_json_of_the_folder(tmp_path: Path) -> None:
+    there = RunFolder(tmp_path)
+    there.write("a.json", {"tuple": (1, 2), "path": tmp_path, 3: None})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"tuple": [1, 2], "path": str(tmp_path), "3": None}
+    RunFolder(tmp_path, writes=False).write("b.json", {})
+    assert not (tmp_path / "b.json").exists()
+    with pytest.raises(FileError, match=r"b.json is missing; the run in .* cannot continue without it"):
+        there.read("b.json")

@@ -1,0 +1,135 @@
+"""The paper's settings, and what a run with them costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from prunus import Settings, trace
+from prunus.errors import DecideError
+from prunus.run.checkup import Speed
+from prunus.run.paper import FIXED, PaperCost, departures, paper_cost
+from prunus.zoo.models import create
+
+
+def test_the_papers_settings_for_each_data_set() -> None:
+    """Section 4 of the paper."""
+    cifar = Settings.paper(target=0.5)
+    assert (cifar.metric, cifar.split, cifar.exact, cifar.measure) == ("gsd", "algorithm1", True, "accuracy")
+    assert (cifar.repair, cifar.distill, cifar.alpha, cifar.k, cifar.rounds) == ("none", False, 3.0, None, None)
+    assert (cifar.preset, cifar.epochs, cifar.lr, cifar.num_images) == ("cifar", 200, 0.01, None)
+    vgg = Settings.paper("imagenet:ILSVRC", "vgg16_imagenet", target=0.5, alpha=4.0, k=4)
+    assert (vgg.epochs, vgg.lr, vgg.num_images, vgg.alpha, vgg.k) == (30, 0.0003, 10_000, 4.0, 4)
+    assert Settings.paper("imagenet:ILSVRC", "resnet50").epochs == 120
+    assert departures(cifar, "cifar10") == []
+    shorter = Settings.paper(epochs=2, lr=0.05)
+    assert departures(shorter, "cifar10") == ["epochs 200 -> 2", "lr 0.01 -> 0.05"]
+
+
+def own(*_: Any) -> Any:
+    """A function of the user's own."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"metric": "l1"}, "the paper has the metric gsd: leave out --metric l1, or leave out --paper"),
+        ({"metric": "gsd:tap=before_activation"}, "the metric gsd: leave out --metric gsd:tap=before_activation, or"),
+        ({"metric": own}, "the metric gsd: leave out metric, or"),
+        ({"metric_options": {"tap": "reader"}}, "no option of G-SD but its ridge: leave out metric_options, or"),
+        ({"split": "uniform"}, "the split algorithm1: leave out --split uniform, or"),
+        ({"exact": False}, "a ranking on all held-out images: leave out --no-exact, or"),
+        ({"measure": "loss"}, "a ranking by accuracy: leave out --measure loss, or"),
+        ({"repair": "solve"}, "no repair: leave out --repair solve, or"),
+        ({"trials": "repaired"}, "no repair before the ranking: leave out --trials repaired, or"),
+        ({"distill": True}, "no distillation: leave out --distill, or"),
+        ({"temperature": 2.0}, "no distillation: leave out --temperature 2.0, or"),
+        ({"rounds": 3}, "no given number of rounds: leave out --rounds 3, or"),
+        ({"speedup": 1.5}, "no goal in time: leave out --speedup 1.5, or"),
+        ({"params": 1e6}, r"no goal in weights \(Algorithm 1 counts MACs\): leave out --params 1000000, or"),
+        ({"ratio": 0.5}, "no equal share of every layer: leave out --ratio 0.5, or"),
+        ({"round_to": 8}, "no multiples that widths are rounded to: leave out --round-to 8, or"),
+        ({"fit": own}, "a retraining of its own: leave out fit, or"),
+        ({"evaluate": own}, "no evaluation but accuracy: leave out evaluate, or"),
+        ({"mixup": 0.2}, "no mixup: leave out --mixup 0.2, or"),
+        ({"warmup": 0.1}, "no warm-up: leave out --warmup 0.1, or"),
+        ({"alpha": 5.9}, r"the paper's alpha is in \[2, 4\], got 5.9"),
+    ],
+)
+def test_what_is_not_the_papers_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(DecideError, match=words):
+        Settings.paper(**changes)
+
+
+def test_no_refusal_says_none_true_or_false() -> None:
+    for name, fixed in FIXED.items():
+        assert not {"None", "True", "False"} & set(fixed.words.split()), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trials": "cut", "exact": True, "metric": "gsd", "repair": "none", "task": "classification"}, []),
+        ({"preset": "cosine"}, ["preset cifar -> cosine", "epochs 200 -> 30", "lr 0.01 -> 0.05"]),
+        ({"target": 0.5, "last_epochs": 3}, ["last_epochs as before -> 3"]),
+        ({"num_images": 100}, ["num_images all -> 100"]),
+        ({"max_drop": 1.5}, ["max_drop no limit -> 1.5"]),
+        ({"target": 0.5, "max_drop": 0.0}, ["max_drop no limit -> 0.0"]),
+        ({"k": 4}, []),  # of 13 units
+        ({"k": 9}, ["k a third of the units -> 9"]),
+        ({"only": ("a", "b")}, ["only all units -> a, b"]),
+        ({"exclude": "c"}, ["exclude conv1:out -> c"]),
+        ({"exclude": ()}, ["exclude conv1:out -> nothing"]),
+        ({"task": "multilabel"}, ["task classification -> multilabel"]),
+    ],
+)
+def test_what_may_differ_is_named(changes: dict[str, Any], words: list[str]) -> None:
+    settings = Settings.paper(**{"exclude": ("conv1:out",), **changes})
+    assert departures(settings, "cifar10", exclude=("conv1:out",), units=13) == words
+    unknown = departures(settings, "cifar10")  # a network that is not in the paper
+    assert unknown == ([f"k a third of the units -> {settings.k}"] if settings.k == 4 else []) + [
+        line for line in words if not line.startswith("exclude")
+    ]
+
+
+def test_the_cost_of_a_run_on_vgg16() -> None:
+    """At alpha 3, k = 4 layers lose what 3 channels of the dearest save: 3.4% of the MACs, so over 20 rounds."""
+    model = create("vgg16", 10)
+    graph = trace(model, torch.zeros(1, 3, 32, 32))
+    # The dearest channel is one of the first layer (64 filters of 3 x 9 weights, read by 64 of 9, on 32 x 32 pixels)
+    # or of a later one; all pairs of 3x3 layers by hand.
+    widths = [(3, 32), (64, 32), (64, 16), (128, 16), (128, 8), (256, 8), (256, 8), (256, 4), (512, 4), (512, 4)]
+    outs = [(64, 32), (128, 16), (128, 16), (256, 8), (256, 8), (256, 8), (512, 4), (512, 4), (512, 4), (512, 2)]
+    dearest = max(9 * (i * s * s + o * t * t) for (i, s), (o, t) in zip(widths, outs, strict=True))
+    settings = Settings.paper(target=0.801, k=4)
+    speed = Speed(forward=0.001, train=0.004, batch_size=128, memory=None)
+    found = paper_cost(graph, settings, speed, train_images=45_000, held_out=5_000)
+    assert found.share == pytest.approx(4 * 3 * dearest / graph.macs) == pytest.approx(0.034, abs=0.0005)
+    assert found.rounds == math.ceil((0.801 - 0.005) * graph.macs / (4 * 3 * dearest)) and found.rounds > 20
+    for more, rounds in ((0.004, 2), (0.006, 3)):  # a goal counts as met within 0.5% of the network
+        near = replace(settings, target=2 * 4 * 3 * dearest / graph.macs + more)
+        assert paper_cost(graph, near, speed, 45_000, 5_000).rounds == rounds
+    units = 13  # of which the last is read by the classifier
+    per_round = 0.001 * 45_000 + 0.5 * 0.001 * 5_000 * units + 200 * (0.004 * 45_000 + 0.001 * 5_000)
+    assert found.round_seconds == pytest.approx(per_round)
+    assert f"at least {found.rounds} rounds of 200 epochs" in str(found)
+    assert f"about {found.rounds * per_round / 3600:,.1f} hours" in str(found)
+    shorter = paper_cost(graph, replace(settings, last_epochs=50), speed, 45_000, 5_000)
+    epochs = 200 * (found.rounds - 1) + 50
+    seconds = found.rounds * per_round - 150 * (0.004 * 45_000 + 0.001 * 5_000)
+    assert f"rounds of 200 epochs (the last of 50), {epochs:,} epochs in all" in str(shorter)
+    assert f"about {seconds / 3600:,.1f} hours" in str(shorter)
+    open_end = paper_cost(graph, Settings.paper(max_drop=1.0), speed, 45_000, 5_000)
+    assert open_end.rounds is None and "a round" in str(open_end)
+
+
+@pytest.mark.parametrize(
+    ("epoch_seconds", "words"), [(0.1, "1 second "), (2.0, "5 seconds"), (90.0, "3.0 minutes"), (7200.0, "4.0 hours")]
+)
+def test_the_time_is_in_a_unit_that_suits_it(epoch_seconds: float, words: str) -> None:
+    cost = PaperCost(2, 1, 1, share=0.1, ranking_seconds=0.5, epoch_seconds=epoch_seconds)  # 1 s and two epochs
+    assert f"about {words}" in str(cost)

@@ -1,0 +1,98 @@
+"""Two processes under torchrun: a round plans as one process does, and all of `prunus prune` ends as it should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_model
+
+import prunus as sc
+from prunus.graph.plan import Plan
+from prunus.score.scores import Scores, load_scores
+from prunus.train.fit import fit
+from prunus.zoo.data import load
+from prunus.zoo.models import create
+from tests.processes import python, torchrun
+from tests.proof import assert_accuracy, counted_macs
+from tests.run.test_speedup import table
+from tests.run.toys import TRAIN, trained
+from tests.run.two_processes import CASES, TABLE, WEIGHTS, prune
+
+
+def test_two_processes_plan_as_one_does(tmp_path: Path) -> None:
+    save_model(trained(), str(tmp_path / WEIGHTS))
+    table(sc.trace(trained(), TRAIN[0][0][:1])).save(tmp_path / TABLE)
+    torchrun("tests.run.two_processes", tmp_path)
+    both = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert both[0] == both[1] and set(both[0]) == {*CASES, "speed"}
+    time = json.loads((tmp_path / "speed" / "summary.json").read_text())["time"]
+    assert time["asked"] == 1.3 <= max(check["predicted"] for check in time["checks"])
+    assert time["measured"]["ratio"] > 0 and len(time["seconds"]) == 2  # by the first process, for both
+    for name, words in CASES.items():
+        _, plan = prune(tmp_path / WEIGHTS, tmp_path / "one" / name, 0, 1, **words)
+        one, two = Plan.from_json(plan), Plan.from_json(both[0][name][1])
+        (scores,) = load_scores(tmp_path / "one" / name / "round-01").values()
+        assert_same_plan(one, two, scores)
+        assert any(one.removed().values())
+    for name in ("exact", "race"):
+        first, second = (
+            json.loads((f / name / "round-01" / "sensitivity.json").read_text()) for f in (tmp_path / "one", tmp_path)
+        )
+        assert first["tried"].keys() == second["tried"].keys()
+        for unit, row in first["tried"].items():
+            assert row["value"] == pytest.approx(second["tried"][unit]["value"], rel=1e-5)
+            assert row["num_images"] == second["tried"][unit]["num_images"]
+
+
+def assert_same_plan(one: Plan, two: Plan, scores: Scores) -> None:
+    """The same number of channels of every unit, and the same ones but for scores equal up to the rounding of sums.
+
+    Scores are sums over all images, here half of them in each process; Gram matrices in float32 agree to about 1e-6.
+    """
+    assert one.removed() == two.removed()
+    for unit in one.keep:
+        values = scores.values[unit]
+        swapped = sorted(set(one.keep[unit]) ^ set(two.keep[unit]))
+        assert not swapped or np.ptp(values[swapped]) <= 1e-5 * np.abs(values).max(), unit
+
+
+def assert_same_training(one: Path, two: Path) -> None:
+    """Two rounds that tried the same rates to the same effect, and whose epochs had the same losses."""
+    rates = [json.loads((folder / "rate.json").read_text()) for folder in (one, two)]
+    assert rates[0]["lr"] == rates[1]["lr"]
+    for first, second in zip(rates[0]["tries"], rates[1]["tries"], strict=True):
+        assert first["top1"] == pytest.approx(second["top1"], abs=0.03)  # of 144 images
+    epochs = [json.loads((folder / "round.json").read_text())["retraining"] for folder in (one, two)]
+    assert epochs[0][0]["loss"] == pytest.approx(epochs[1][0]["loss"], rel=1e-3)  # sums are rounded differently
+
+
+def test_the_whole_command_in_two_processes(tmp_path: Path) -> None:
+    """LeNet-5 on the digits: half of its MACs gone in two rounds, and at most a point of accuracy on test images.
+
+    Two processes try the same rates, augment the same images alike, and so plan and train as one process does.
+    """
+    torch.manual_seed(0)
+    images = load("digits", size=32)
+    loader = images.loader("train", 32, shuffle=True, seed=0)
+    fitted = fit(create("lenet5"), loader, images.loader("test", 256), preset="cosine", epochs=4, lr=0.05)
+    save_model(fitted.model, str(tmp_path / WEIGHTS))
+    goal = ["--target", "0.5", "--rounds", "2", "--epochs", "3", "--device", "cpu"]
+    command = ["prunus", "prune", "lenet5", "--weights", tmp_path / WEIGHTS, "--data", "digits", *goal]
+    out = tmp_path / "run"
+    torchrun(*command, "--out", out)
+    python("-m", *command, "--out", tmp_path / "one")
+    assert_same_training(tmp_path / "one" / "round-01", out / "round-01")
+    one, two = (Plan.load(folder / "round-01" / "plan.json") for folder in (tmp_path / "one", out))
+    assert one.removed() == two.removed()
+    summary = json.loads((out / "summary.json").read_text())
+    before, after = summary["before"], summary["after"]
+    assert before["test"]["num_images"] == after["test"]["num_images"] == images.count("test")
+    assert before["test"]["top1"] > 0.9 and after["test"]["top1"] >= before["test"]["top1"] - 0.01
+    example = torch.zeros(1, 1, 32, 32)
+    small = sc.load(out, create("lenet5")).eval()
+    assert counted_macs(small, example) == after["macs"] <= 0.505 * counted_macs(create("lenet5").eval(), example)
+    assert_accuracy(after["test"]["top1"], small, images.loader("test", 256))

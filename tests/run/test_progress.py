@@ -1,0 +1,95 @@
+"""The long calls of the library report to a display unless they are told not to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import prunus as sc
+from prunus.util import progress
+from tests.run.toys import HOLDOUT, TRAIN, trained
+
+
+class Heard:
+    """A display that remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, tuple[int, int | None]] = {}
+        self.closed = 0
+
+    def show(self, phase: str, done: int, total: int | None, note: str) -> None:
+        self.phases[phase] = done, total
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    trained()  # it is trained once, and that is not of interest here
+    found = Heard()
+    monkeypatch.setattr(progress, "_display", lambda: found)
+    return found
+
+
+def graph() -> sc.ChannelGraph:
+    return sc.trace(trained(), next(iter(TRAIN))[0][:1])
+
+
+def score(**words: Any) -> None:
+    sc.score(graph(), TRAIN, **words)
+
+
+def sensitivity(**words: Any) -> None:
+    found = graph()
+    sc.sensitivity(found, sc.score(found, None, "l1", progress=False), HOLDOUT, exact=True, **words)
+
+
+def repair(**words: Any) -> None:
+    found = graph()
+    plan = sc.uniform(found, sc.score(found, None, "l1", progress=False), ratio=0.3)
+    sc.repair(found, plan, next(iter(TRAIN))[0], **words)
+
+
+def fit(**words: Any) -> None:
+    sc.fit(trained(), TRAIN, epochs=2, **words)
+
+
+def compress(**words: Any) -> None:
+    sc.compress(trained(), TRAIN, HOLDOUT, target=0.2, rounds=1, epochs=1, **words)
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (score, {"score"}),
+        (sensitivity, {"sensitivity"}),
+        (repair, {"repair"}),
+        (fit, {"train"}),
+        (
+            compress,
+            {"evaluate", "classes", "latency", "round 1: learning rate", "round 1: retrain"}
+            | {"round 1: score", "round 1: sensitivity", "round 1: repair"},
+        ),
+    ],
+)
+def test_long_work_is_shown(work: Callable[..., None], expected: set[str], heard: Heard) -> None:
+    work()
+    assert set(heard.phases) == expected
+    assert all(done == total for done, total in heard.phases.values()) and heard.closed == 1
+
+
+@pytest.mark.parametrize("work", [score, sensitivity, repair, fit, compress])
+def test_false_turns_it_off(work: Callable[..., None], heard: Heard) -> None:
+    work(progress=False)
+    assert heard.phases == {}
+
+
+def test_a_fit_of_the_users_own_is_part_of_the_run(heard: Heard) -> None:
+    def own(model: Any, train: Any, holdout: Any) -> Any:
+        return sc.fit(model, train, holdout, epochs=1).model
+
+    sc.compress(trained(), TRAIN, HOLDOUT, target=0.2, rounds=1, fit=own)
+    assert heard.phases["train"][0] == heard.phases["train"][1] and heard.closed == 1

@@ -1,0 +1,146 @@
+"""Every model in every engine: ratios, notes on what does not run, and the table."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import time
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prunus.errors import PrunusError, RunError
+from prunus.ship.bench import Benched, BenchRow, ModelProfile, bench
+from prunus.timing.engines import ENGINES
+from prunus.timing.latency import Timing
+from tests.clock import Clock
+from tests.ship.nets import network, pictures, pruned
+
+PROFILE = ModelProfile(1000, 0, {"Conv2d": 1.0})
+
+
+class Sleepy(nn.Module):
+    """A layer that sleeps."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        return x
+
+
+class Outside(nn.Sequential):
+    """Sleeps 0.01 s outside of its layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return super().forward(x)
+
+
+def test_ratios_and_shares_of_known_durations(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(tick=1e-9)
+    for module in ("prunus.timing.turns", "prunus.ship.bench", __name__):
+        monkeypatch.setattr(importlib.import_module(module), "time", clock)
+    slow, quick = Outside(Sleepy(0.03)), nn.Sequential(Sleepy(0.02))
+    found = bench({"slow": slow, "quick": quick}, pictures(1), (1, 2), ("eager",), rounds=5)
+    assert [(r.model, r.engine, r.timing.batch_size) for r in found.rows] == [
+        ("slow", "eager", 1),
+        ("quick", "eager", 1),
+        ("slow", "eager", 2),
+        ("quick", "eager", 2),
+    ]
+    assert found.rows[0].speedup == 1.0
+    assert found.rows[1].speedup == pytest.approx(2.0, rel=1e-3)
+    assert found.best("quick", 2).timing.median == pytest.approx(0.02, rel=1e-3)
+    shares = found.profiles["slow"].shares
+    assert shares["Sleepy"] == pytest.approx(0.75, rel=1e-3)
+    assert shares["functions"] == pytest.approx(0.25, rel=1e-3)
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_a_pruned_network_in_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile runs with a trivial backend: building C++ would take a minute."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    original, (small, _) = network(), pruned()
+    hooks = [len(m._forward_pre_hooks) for m in small.modules()]
+    found = bench({"original": original, "pruned": small}, pictures(1), (1, 3), rounds=2)
+    assert {(r.model, r.engine) for r in found.rows} == {
+        (name, engine) for name in ("original", "pruned") for engine in ENGINES
+    }
+    assert found.notes == ()
+    # 64 positions: 6x3x9 + 8x6x9 + 6x8x9 and 4x6; pruned: 6x3x9 + 4x4x9 + 6x4x9 and 4x6
+    assert found.profiles["original"].macs == 64 * (162 + 432 + 432) + 24
+    assert found.profiles["pruned"].macs == 64 * (162 + 144 + 216) + 24
+    assert (found.profiles["original"].selections, found.profiles["pruned"].selections) == (0, 1)
+    assert "channel selection" not in found.profiles["original"].shares
+    assert 0 < found.profiles["pruned"].shares["channel selection"] < 0.5
+    assert [len(m._forward_pre_hooks) for m in small.modules()] == hooks
+    assert not any(m._forward_hooks for m in small.modules())
+
+
+class Branching(nn.Module):
+    """Neither torch.fx nor torch.export can follow it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+
+def test_what_cannot_run_is_noted() -> None:
+    found = bench({"branching": Branching()}, pictures(1), (1,), ("eager", "onnxruntime"), rounds=1)
+    assert [r.engine for r in found.rows] == ["eager"]
+    assert found.notes[0].startswith("branching does not run in onnxruntime: torch.export cannot follow Branching")
+    assert found.profiles["branching"].macs is None
+    with pytest.raises(RunError, match="no model runs"):
+        bench({"branching": Branching()}, pictures(1), (1,), ("onnxruntime",), rounds=1)
+    for models, example, engines in (
+        ({}, pictures(1), ("eager",)),
+        ({"a": network()}, pictures(1), ("tensorrt",)),
+        ({"a": network()}, torch.zeros(3), ("eager",)),
+    ):
+        with pytest.raises(PrunusError, match=r"expected at least one model|a batch of at|no engine called"):
+            bench(models, example, (1,), engines)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="not measured"):
+        found.best("branching", 64)
+
+
+@pytest.mark.timing
+def test_folded_and_in_processor_seconds() -> None:
+    """Sleeping takes no processor time, and a folded network has no norms."""
+    slow = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Sleepy(0.05))
+    found = bench({"slow": slow}, pictures(1), (1,), ("eager",), rounds=3, fold_bn=True, cpu_time=True)
+    waited = bench({"slow": slow}, pictures(1), (1,), ("eager",), rounds=3, fold_bn=True)
+    assert 0 < found.rows[0].timing.median < waited.rows[0].timing.median / 2
+    assert {"Conv2d", "Identity", "Sleepy", "functions"} == set(found.profiles["slow"].shares)
+    assert isinstance(slow[1], nn.BatchNorm2d)
+
+
+def test_repr_is_a_short_table() -> None:
+    def row(model: str, engine: str, batch: int, seconds: float, speedup: float) -> BenchRow:
+        interval = (speedup - 0.25, speedup + 0.25)
+        return BenchRow(model, engine, Timing(model, batch, seconds, (seconds, seconds), 1), speedup, interval)
+
+    rows = row("original", "eager", 64, 0.0125, 1.0), row("small", "onnxruntime", 1, 0.00025, 2.5)
+    found = Benched(rows, {"original": PROFILE, "small": PROFILE}, 2, ("small does not run in compile: no compiler",))
+    assert repr(found).splitlines() == [
+        "Benched 2 models on 2 threads",
+        "  model     engine       batch  ms      speed",
+        "  original  eager        64     12.500  no measurable difference",
+        "  small     onnxruntime  1      0.250   2.50x (2.25 to 2.75)",
+        "small does not run in compile: no compiler",
+    ]
+
+
+def test_without_a_compiler_it_says_so() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about itself
+        from torch._inductor import config
+
+    with config.patch({"cpp.cxx": (None, "no-such-compiler"), "fx_graph_cache": False}):
+        found = bench({"a": network()}, pictures(1), (1,), ("eager", "compile"), rounds=1)
+    assert [r.engine for r in found.rows] == ["eager"]
+    assert "a does not run in compile: torch.compile failed" in found.notes[0]
+    assert "No working C++ compiler" in found.notes[0] and "Install g++" in found.notes[0]

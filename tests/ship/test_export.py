@@ -1,0 +1,146 @@
+"""Exported files: the same outputs, any number of images, no pickle, and clear errors."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus as sc
+from prunus.errors import DataError, ModelError
+from prunus.ship.export import export
+from tests.processes import python
+from tests.ship.nets import network, pictures, pruned
+
+EXAMPLE = torch.zeros(1, 3, 8, 8)
+
+
+def run_onnx(path: Path, images: Tensor) -> np.ndarray:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    return found
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_onnx_with_the_selection_and_any_number_of_images(tmp_path: Path, fold: bool) -> None:
+    model, _ = pruned()
+    modes = [m.training for m in model.modules()]
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    done = export(model, EXAMPLE, tmp_path / "small.onnx", fold_bn=fold, images=pictures(3))
+    assert (done.format, done.num_images, done.bytes) == ("onnx", 4, done.path.stat().st_size)
+    assert done.error < 1e-5
+    assert done.opset is not None
+    assert done.opset >= 18
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    for count in (1, 5):
+        with torch.no_grad():
+            want = model.eval()(pictures(count, seed=9)).numpy()
+        np.testing.assert_allclose(run_onnx(done.path, pictures(count, seed=9)), want, rtol=1e-4, atol=1e-5)
+    assert list(tmp_path.iterdir()) == [done.path]  # one file and nothing else
+
+
+LOADS = """
+import pickle, sys, torch
+def refuse(*args, **kwargs): raise RuntimeError("pickle")
+pickle.load = pickle.loads = refuse
+torch.load = refuse
+model = torch.export.load(sys.argv[1]).module()
+images = torch.arange(2 * 3 * 64, dtype=torch.float32).reshape(2, 3, 8, 8) / 100
+print(*[f"{v:.6f}" for v in model(images).flatten().tolist()])
+"""
+
+
+def test_pt2_loads_in_a_new_process_without_pickle(tmp_path: Path) -> None:
+    model, _ = pruned()
+    done = export(model, EXAMPLE, tmp_path / "small.pt2")
+    assert done.error <= 1e-6
+    found = python("-c", LOADS, done.path)
+    images = torch.arange(2 * 3 * 64, dtype=torch.float32).reshape(2, 3, 8, 8) / 100
+    with torch.no_grad():
+        want = model.eval()(images).flatten()
+    np.testing.assert_allclose([float(v) for v in found.split()], want, rtol=1e-4, atol=1e-4)
+
+
+def test_safetensors_with_the_plan_come_back_as_a_model(tmp_path: Path) -> None:
+    model, plan = pruned()
+    done = export(model, EXAMPLE, tmp_path / "small", plan=plan)
+    assert (done.format, done.path) == ("safetensors", tmp_path / "small")
+    again = sc.load(tmp_path / "small", network())
+    with torch.no_grad():
+        assert torch.equal(again.eval()(pictures(2)), model.eval()(pictures(2)))
+    with pytest.raises(ModelError, match="folded"):
+        export(model, EXAMPLE, tmp_path / "folded", plan=plan, fold_bn=True)
+
+
+def test_safetensors_alone(tmp_path: Path) -> None:
+    model, _ = pruned()
+    done = export(model, EXAMPLE, tmp_path / "small.safetensors")
+    assert not done.path.read_bytes().startswith(pickle.PROTO)
+    from safetensors.torch import load_file
+
+    tensors = load_file(done.path)
+    assert tensors.keys() == model.state_dict().keys()  # the selection's index is not a weight
+
+
+class Pairs(nn.Module):
+    """Takes two images, no other number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(2, -1).sum(1)
+
+
+class Cubic(nn.Module):
+    """Bicubic resizing with antialiasing exists since opset 18."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x, size=(4, 4), mode="bicubic", antialias=True)
+
+
+class Spectral(nn.Module):
+    """ONNX has no eigenvalues."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvals(x[:, 0]).abs()
+
+
+def test_clear_errors_for_what_cannot_be_written(tmp_path: Path) -> None:
+    model, _ = pruned()
+    for arguments, words in (
+        ({"path": tmp_path / "small.bin"}, "onnx, pt2, safetensors"),
+        ({"path": tmp_path / "small.bin", "format": "coreml"}, "coreml"),
+        ({"path": tmp_path / "small.pt2", "opset": 18}, "format onnx only"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            export(model, EXAMPLE, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"\[N, 3, 8, 8\], not \[2, 3, 9, 9\]"):
+        export(model, EXAMPLE, tmp_path / "small.pt2", images=torch.zeros(2, 3, 9, 9))
+    with pytest.raises(ModelError, match="dynamic_batch=False"):
+        export(Pairs(), EXAMPLE, tmp_path / "two.pt2")
+    done = export(Pairs(), torch.zeros(2, 3, 8, 8), tmp_path / "two.pt2", dynamic_batch=False)
+    assert done.num_images == 2
+    with pytest.raises(DataError, match="takes 4 images at a time, but only 2 were given"):
+        export(model, torch.zeros(4, 3, 8, 8), tmp_path / "four.pt2", dynamic_batch=False, images=pictures(2))
+    with pytest.raises(ModelError, match=r"opsets 1 to \d+, not 99"):
+        export(model, EXAMPLE, tmp_path / "new.onnx", opset=99)
+    with pytest.raises(ModelError, match=r"ONNX cannot express this network: .*linalg_eig"):
+        export(Spectral(), EXAMPLE, tmp_path / "odd.onnx")
+    with pytest.raises(ModelError, match="opset 9"):
+        export(Cubic(), EXAMPLE, tmp_path / "old.onnx", opset=9)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["two.pt2"]
+
+
+def test_an_older_opset(tmp_path: Path) -> None:
+    import onnx
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    done = export(model, EXAMPLE, tmp_path / "old.onnx", opset=15)
+    assert done.opset == 15
+    assert [o.version for o in onnx.load(done.path).opset_import if not o.domain] == [15]
+    with torch.no_grad():
+        np.testing.assert_allclose(run_onnx(done.path, pictures(2)), model(pictures(2)), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,71 @@
+"""Names in ONNX files: `input`, `output`, `batch`, or those of forward's arguments and of the keys of its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prunus.ship.export import export
+
+RGB, DEPTH = torch.ones(1, 3, 6, 6), torch.ones(1, 1, 6, 6)
+
+
+class One(nn.Module):
+    """One input, one output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rgb, self.depth, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(1, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, pixel_values: Tensor) -> Any:
+        return self.fc(self.rgb(pixel_values).mean((2, 3)))
+
+
+class Two(One):
+    """Two inputs; a dict of outputs."""
+
+    def forward(self, rgb: Tensor, depth: Tensor) -> Any:  # type: ignore[override]
+        found = (self.rgb(rgb) + self.depth(depth)).mean((2, 3))
+        return {"logits": self.fc(found), "feature": found}
+
+
+class Pair(Two):
+    """A tuple of inputs in one argument; a tuple of outputs."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Any:  # type: ignore[override]
+        return tuple(super().forward(*pair).values())
+
+
+def described(values: Any) -> dict[str, list[str | int]]:
+    return {v.name: [size.dim_param or size.dim_value for size in v.type.tensor_type.shape.dim] for v in values}
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "inputs", "outputs"),
+    [
+        (One, RGB, {"input": 3}, {"output": [2]}),
+        (One, {"pixel_values": RGB}, {"input": 3}, {"output": [2]}),
+        (Two, (RGB, DEPTH), {"rgb": 3, "depth": 1}, {"logits": [2], "feature": [4]}),
+        (Two, {"depth": DEPTH, "rgb": RGB}, {"depth": 1, "rgb": 3}, {"logits": [2], "feature": [4]}),
+        (Pair, ((RGB, DEPTH),), {"pair_0": 3, "pair_1": 1}, {"output_0": [2], "output_1": [4]}),
+    ],
+)
+def test_names(model: Any, example: Any, inputs: dict[str, int], outputs: dict[str, Any], tmp_path: Path) -> None:
+    done = export(model(), example, tmp_path / "a.onnx")
+    graph = onnx.load(done.path).graph
+    assert described(graph.input) == {name: ["batch", channels, 6, 6] for name, channels in inputs.items()}
+    assert described(graph.output) == {name: ["batch", *sizes] for name, sizes in outputs.items()}
+
+
+def test_a_fixed_batch_has_no_names_of_axes(tmp_path: Path) -> None:
+    done = export(One(), RGB.repeat(3, 1, 1, 1), tmp_path / "a.onnx", dynamic_batch=False)
+    assert described(onnx.load(done.path).graph.input) == {"input": [3, 3, 6, 6]}
+    session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(["output"], {"input": RGB.repeat(3, 1, 1, 1).numpy()})
+    assert found.shape == (3, 2)

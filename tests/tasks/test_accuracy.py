@@ -1,0 +1,179 @@
+"""evaluate() against scikit-learn on the same logits, and what it must refuse and leave alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from prunus.errors import DataError, ModelError, RunError
+from prunus.tasks.evaluate import Accuracy, evaluate, too_good
+
+
+class Table(nn.Module):
+    """Its logits are its images, so that the right answers are known without a network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1)
+        self.weight = nn.Parameter(torch.ones(1))
+        self.saw_gradients: list[bool] = []
+        self.modes: list[bool] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.saw_gradients.append(torch.is_grad_enabled())
+        self.modes.append(self.norm.training)
+        return images.flatten(1) * self.weight
+
+
+def batches(classes: int, sizes: tuple[int, ...] = (7, 7, 3)) -> list[tuple[Tensor, Tensor]]:
+    draw = np.random.default_rng(classes)
+    return [
+        (
+            torch.from_numpy(draw.normal(size=(n, classes, 1, 1))).float(),
+            torch.from_numpy(draw.integers(0, classes, n)),
+        )
+        for n in sizes
+    ]
+
+
+def flat(data: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    logits = torch.cat([images.flatten(1) for images, _ in data]).double().numpy()
+    return logits, torch.cat([labels for _, labels in data]).numpy()
+
+
+@pytest.mark.parametrize("classes", [10, 37])
+def test_equals_scikit_learn_with_an_uneven_last_batch(classes: int) -> None:
+    data = batches(classes)
+    logits, labels = flat(data)
+    odds = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    found = evaluate(Table(), data)
+    every = np.arange(classes)
+    assert found.num_images == 17
+    assert found.top1 == pytest.approx(accuracy_score(labels, logits.argmax(1)), abs=1e-12)
+    assert found.top5 == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=every), abs=1e-12)
+    assert found.loss == pytest.approx(log_loss(labels, odds, labels=every), rel=1e-6)
+
+
+def test_top5_is_left_out_below_ten_classes_and_when_not_asked_for() -> None:
+    assert evaluate(Table(), batches(9)).top5 is None
+    assert evaluate(Table(), batches(10), topk=(1,)).top5 is None
+    with pytest.raises(RunError, match="topk"):
+        evaluate(Table(), batches(10), topk=(3,))
+
+
+def test_equal_logits_are_not_all_correct() -> None:
+    """A dead network answers zeros; counting ties as hits would call it perfect."""
+    data = [(torch.zeros(20, 10), torch.arange(20) % 10)]
+    assert evaluate(Table(), data).top1 == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("image_key, label_key", [("image", "label"), ("pixel_values", "labels"), ("x", "y")])
+def test_dicts_are_batches_too(image_key: str, label_key: str) -> None:
+    data = batches(10)
+    dicts = [{image_key: images, label_key: labels.to(torch.uint8)} for images, labels in data]
+    assert evaluate(Table(), dicts) == evaluate(Table(), data)
+
+
+def test_a_model_of_two_inputs_and_one_that_answers_with_a_dict() -> None:
+    class Sum(nn.Module):
+        def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+            return {"hidden": left, "logits": left + right}
+
+    images, labels = torch.eye(10), torch.arange(10)
+    assert evaluate(Sum(), [((images, images), labels)]).top1 == 1.0
+    assert evaluate(Sum(), [({"left": images, "right": -2 * images}, labels)]).top1 == 0.0
+
+
+def test_half_precision_logits_give_a_float32_loss() -> None:
+    class Half(Table):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images).to(torch.bfloat16)
+
+    data = [(torch.full((1, 10), 3.0), torch.tensor([4]))]
+    assert evaluate(Half(), data).loss == pytest.approx(np.log(10), rel=1e-6)
+
+
+def test_modes_gradients_and_generators_are_as_found() -> None:
+    model = Table().train()
+    model.norm.eval()  # frozen inside a training model
+    loader = DataLoader(TensorDataset(*map(torch.cat, zip(*batches(10), strict=True))), batch_size=4, shuffle=True)
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    expected = torch.rand(1), random.random(), np.random.rand()  # noqa: NPY002
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    evaluate(model, loader)
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected  # noqa: NPY002
+    assert model.training and not model.norm.training and model.weight.requires_grad
+    assert set(model.saw_gradients) == {False} and set(model.modes) == {False}
+
+
+def test_modes_come_back_after_an_error() -> None:
+    model = Table().train()
+    with pytest.raises(DataError):
+        evaluate(model, [(torch.zeros(2, 10), torch.tensor([0, 10]))])
+    assert model.training and model.norm.training
+
+
+def test_progress_hears_of_every_batch() -> None:
+    heard: list[tuple[int, int | None]] = []
+    evaluate(Table(), batches(10), progress=lambda done, total: heard.append((done, total)))
+    evaluate(Table(), iter(batches(10)), progress=lambda done, total: heard.append((done, total)))
+    assert heard == [(1, 3), (2, 3), (3, 3), (1, None), (2, None), (3, None)]
+
+
+IMAGES = torch.zeros(2, 10)
+
+
+@pytest.mark.parametrize(
+    "loader, words",
+    [
+        ([], "no images"),
+        ([(IMAGES, torch.tensor([0, 10]))], r"batch 0 has labels from 0 to 10.*10 classes, 0 to 9"),
+        ([(IMAGES, torch.tensor([0, 1])), (IMAGES, torch.tensor([-1, 1]))], "batch 1 has labels from -1 to 1"),
+        ([(IMAGES, torch.tensor([0.0, 1.0]))], "integers.*float32"),
+        ([(IMAGES, torch.tensor([True, False]))], "integers.*bool"),
+        ([(IMAGES, torch.tensor([[0], [1]]))], r"shape \[N\].*\[2, 1\]"),
+        ([(IMAGES, [0, 1])], "tensor of class indices.*list"),
+        ([(IMAGES, torch.tensor([0, 1, 2]))], r"for 3 labels.*\[2, 10\]"),
+        ([(IMAGES,)], "pair.*tuple of 1"),
+        ([IMAGES], "pair.*Tensor of 2"),
+        ([{"pictures": IMAGES, "labels": torch.tensor([0, 1])}], r"keys \['labels', 'pictures'\]"),
+        ([("cat.png", torch.tensor([0]))], "images must be tensors.*str"),
+    ],
+)
+def test_bad_batches_are_named(loader: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        evaluate(Table(), loader)
+
+
+def test_a_model_without_logits_and_a_device_that_is_not_there() -> None:
+    class Words(nn.Module):
+        def forward(self, images: Tensor) -> str:
+            return "cat"
+
+    with pytest.raises(ModelError, match="not str"):
+        evaluate(Words(), batches(10))
+    with pytest.raises(RunError, match="'gpu' cannot be used"):
+        evaluate(Table(), batches(10), device="gpu")
+    assert evaluate(Table(), batches(10), device="cpu") == evaluate(Table(), batches(10))
+
+
+@pytest.mark.parametrize(
+    "top1, images, suspicious",
+    [(1.0, 1000, True), (0.998, 1000, True), (1.0, 499, False), (0.9949, 10_000, False), (0.995, 500, True)],
+)
+def test_suspiciously_perfect(top1: float, images: int, suspicious: bool) -> None:
+    words = too_good(Accuracy(top1, None, 0.01, images))
+    assert (words is not None) == suspicious
+    if words is not None:
+        assert f"{100 * top1:.2f}%" in words and "test:0.5" in words

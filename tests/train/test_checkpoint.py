@@ -1,0 +1,187 @@
+"""Checkpoints: resumed runs end bit for bit where unbroken ones end, and bad files are named."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from prunus.errors import FileError, RunError
+from prunus.train.checkpoint import NAME, Epoch, digest
+from prunus.train.fit import fit
+from prunus.train.settings import Preset
+from prunus.util.files import write_atomically
+from tests.processes import python
+from tests.train.toys import batches, network, same_tensors, state_of
+
+SETTINGS = Preset("short", epochs=4, lr=0.1, batch_size=8)
+
+
+class Stop(Exception):
+    """Raised from inside a run."""
+
+
+def run(folder: Path | None, stop_after: int = 0, **options: Any) -> Any:
+    def stop(epoch: Epoch) -> None:
+        if epoch.number == stop_after:
+            raise Stop
+
+    arguments = {"preset": SETTINGS, "checkpoint_dir": folder, "on_epoch": stop, **options}
+    return fit(network(dropout=0.4), batches(5), batches(2, seed=3), **arguments)
+
+
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_a_broken_run_ends_as_an_unbroken_one(tmp_path: Path, stop_after: int) -> None:
+    whole = run(None)
+    with pytest.raises(Stop):
+        run(tmp_path, stop_after)
+    epochs: list[int] = []
+    resumed = run(tmp_path, on_epoch=lambda epoch: epochs.append(epoch.number))
+    assert epochs == list(range(stop_after + 1, 5))
+    assert same_tensors(state_of(resumed.model), state_of(whole.model))
+    assert [e.loss for e in resumed.history] == [e.loss for e in whole.history]
+    assert [e.holdout for e in resumed.history] == [e.holdout for e in whole.history]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_of_an_older_version_without_a_first_epoch_continues(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        run(tmp_path, 2)
+    with safe_open(tmp_path / NAME, framework="pt") as file:
+        metadata = file.metadata()
+    state = json.loads(metadata["state"])
+    assert state["identity"].pop("first_epoch") == 0
+    save_file(load_file(tmp_path / NAME), tmp_path / NAME, {**metadata, "state": json.dumps(state)})
+    assert [epoch.number for epoch in run(tmp_path, first_epoch=8).history] == [1, 2, 3, 4]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()  # as if killed after the last checkpoint
+    again = run(tmp_path, stop_after=4)  # no epoch is left in which to stop
+    assert same_tensors(state_of(first.model), state_of(again.model)) and again.history == first.history
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_the_file_holds_weights_momentum_and_no_pickle(tmp_path: Path) -> None:
+    fitted = run(tmp_path)
+    tensors = load_file(tmp_path / NAME)
+    names = [name for name, _ in fitted.model.named_parameters()]
+    assert {f"momentum.{name}" for name in names} == {name for name in tensors if name.startswith("momentum.")}
+    for name, tensor in fitted.model.state_dict().items():
+        assert torch.equal(tensors[f"model.{name}"], tensor)
+    assert float(tensors["momentum.5.weight"].abs().sum()) > 0
+
+
+def test_tied_weights_are_saved_and_come_back(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(108, 108), nn.Linear(108, 108)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x.flatten(1)))[:, :4]  # type: ignore[no-any-return]
+
+    def train(folder: Path | None, epochs: list[int]) -> nn.Module:
+        torch.manual_seed(0)
+        return fit(
+            Tied(),
+            batches(2),
+            preset=SETTINGS,
+            lr=0.01,
+            checkpoint_dir=folder,
+            on_epoch=lambda e: epochs.append(1 // (3 - e.number)),
+        ).model
+
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, [])  # stops after its third epoch
+    torch.manual_seed(0)
+    resumed = fit(Tied(), batches(2), preset=SETTINGS, lr=0.01, checkpoint_dir=tmp_path).model
+    torch.manual_seed(0)
+    assert same_tensors(state_of(resumed), state_of(fit(Tied(), batches(2), preset=SETTINGS, lr=0.01).model))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"seed": 9}, "seed was 0 and is now 9"),
+        ({"lr": 0.2}, "lr was 0.1 and is now 0.2"),
+        ({"teacher": network()}, "distillation was None and is now"),
+        ({"channels_last": False}, "channels_last was True and is now False"),
+        ({"about": {"augment": True}}, "augment was None and is now True"),
+        ({"first_epoch": 3}, "first_epoch was 0 and is now 3"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    run(tmp_path)
+    before = (tmp_path / NAME).read_bytes()
+    with pytest.raises(RunError, match=f"belongs to another run.*{words}"):
+        run(tmp_path, **change)
+    assert (tmp_path / NAME).read_bytes() == before
+
+
+def test_other_initial_weights_are_another_run(tmp_path: Path) -> None:
+    run(tmp_path)
+    other = network(0.4)
+    with torch.no_grad():
+        other[5].bias[0] += 1e-6
+    with pytest.raises(RunError, match="initial weights was"):
+        fit(other, batches(5), preset=SETTINGS, checkpoint_dir=tmp_path)
+
+
+def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
+    run(tmp_path)
+    whole = (tmp_path / NAME).read_bytes()
+    (tmp_path / NAME).write_bytes(whole[:-100])
+    with pytest.raises(FileError, match=rf"{NAME} is damaged.*delete it"):
+        run(tmp_path)
+    save_file({"x": torch.zeros(2)}, tmp_path / NAME)
+    with pytest.raises(FileError, match="is not a training checkpoint"):
+        run(tmp_path)
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Stop):
+        run(tmp_path, stop_after=2)
+    before = (tmp_path / NAME).read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(FileError, match="cannot be written: No space left on"):
+        patch.setattr(os, "fsync", full)
+        run(tmp_path)
+    assert (tmp_path / NAME).read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [NAME, "metrics.jsonl"]
+    assert same_tensors(state_of(run(tmp_path).model), state_of(run(None).model))
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="file/run/x cannot be written: Not a directory"):
+        write_atomically(tmp_path / "file" / "run" / "x", b"")
+
+
+def test_digests_tell_weights_apart() -> None:
+    left, right = network(), network()
+    assert digest(left) == digest(right) and digest(None) is None
+    with torch.no_grad():
+        right[1].running_mean[0] = 1e-7  # type: ignore[union-attr, operator, index]
+    assert digest(left) != digest(right)
+
+
+def test_killed_a_dozen_times_with_9_and_still_the_same_bits(tmp_path: Path) -> None:
+    report = json.loads(python("-W", "error", "-m", "tests.train.kill_and_resume", tmp_path))
+    assert len(report["epochs gained"]) == 12 and 0 < sum(report["epochs gained"]) < 30, report
+    assert report["whole"] == report["broken"]
+    assert [name for name in report["files"] if not name.endswith(".partial")] == [NAME, "metrics.jsonl", "result"]

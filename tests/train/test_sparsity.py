@@ -1,0 +1,134 @@
+"""Sparsity training and soft filter pruning beside plain loops that follow their publications."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunus.errors import RunError
+from prunus.train.checkpoint import Epoch
+from prunus.train.fit import fit
+from prunus.train.settings import Preset
+from tests.train.toys import batches, network, same_tensors, state_of
+
+FLAT = Preset("flat", epochs=3, lr=0.05, batch_size=8, milestones=())
+DATA = batches(6)
+
+
+def plain_loop(penalty: float = 0.0, epochs: int = 3) -> nn.Module:
+    """SGD; the subgradient penalty x sign(scale) is added to the gradient of each batch-norm scale."""
+    model = copy.deepcopy(network()).train()
+    sgd = torch.optim.SGD(model.parameters(), lr=FLAT.lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    for _ in range(epochs):
+        for images, labels in DATA:
+            sgd.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            model[1].weight.grad += penalty * model[1].weight.detach().sign()
+            sgd.step()
+    return model
+
+
+def proximal_loop(penalty: float) -> nn.Module:
+    """SGD for all parameters but the scales, which are soft-thresholded with momentum."""
+    model = copy.deepcopy(network()).train()
+    scale = model[1].weight
+    rest = [p for p in model.parameters() if p is not scale]
+    sgd = torch.optim.SGD(rest, lr=FLAT.lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    speed = torch.zeros_like(scale)
+    for _ in range(3):
+        for images, labels in DATA:
+            model.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            sgd.step()
+            with torch.no_grad():
+                z = scale - FLAT.lr * scale.grad
+                z = torch.where(z.abs() > FLAT.lr * penalty, z - FLAT.lr * penalty * z.sign(), torch.zeros_like(z))
+                speed = z - scale + 0.9 * speed
+                scale.copy_(z + 0.9 * speed)
+    return model
+
+
+def assert_same(found: nn.Module, wanted: nn.Module) -> None:
+    for (name, a), b in zip(found.state_dict().items(), wanted.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.05])
+def test_l1_adds_the_subgradient_of_network_slimming(penalty: float) -> None:
+    fitted = fit(network(), DATA, preset=FLAT, sparsity=penalty, channels_last=False)
+    assert_same(fitted.model, plain_loop(penalty))
+
+
+def test_proximal_takes_the_steps_of_sparse_structure_selection() -> None:
+    fitted = fit(network(), DATA, preset=FLAT, sparsity=0.05, sparsity_by="proximal", channels_last=False)
+    assert_same(fitted.model, proximal_loop(0.05))
+
+
+@pytest.mark.parametrize("way", ["l1", "proximal"])
+def test_scales_shrink(way: str) -> None:
+    plain = fit(network(), DATA, preset=FLAT).model
+    sparse = fit(network(), DATA, preset=FLAT, sparsity=0.5, sparsity_by=way).model
+    assert sparse.get_submodule("1").weight.abs().sum() < 0.5 * plain.get_submodule("1").weight.abs().sum()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"sparsity": 0.05, "sparsity_by": "proximal"}, {"sparsity": 0.05}, {"soft_prune": 0.5}]
+)
+def test_a_run_that_stops_after_an_epoch_continues_to_the_same_bits(
+    settings: dict[str, object], tmp_path: Path
+) -> None:
+    class StopHereError(Exception):
+        pass
+
+    def stop(epoch: Epoch) -> None:
+        raise StopHereError
+
+    whole = fit(network(), DATA, preset=FLAT, **settings)
+    with pytest.raises(StopHereError):
+        fit(network(), DATA, preset=FLAT, checkpoint_dir=tmp_path, on_epoch=stop, **settings)
+    with pytest.raises(RunError, match="belongs to another run"):
+        fit(network(), DATA, preset=FLAT, checkpoint_dir=tmp_path)
+    resumed = fit(network(), DATA, preset=FLAT, checkpoint_dir=tmp_path, **settings)
+    assert same_tensors(state_of(resumed.model), state_of(whole.model))
+
+
+def test_a_way_of_the_penalty_without_a_penalty_is_refused() -> None:
+    with pytest.raises(RunError, match="sparsity_by=proximal does nothing without sparsity: give sparsity as well"):
+        fit(network(), DATA, preset=FLAT, sparsity_by="proximal")
+
+
+def test_a_network_without_batch_norms_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 4))
+    with pytest.raises(RunError, match="sparsity needs batch norms"):
+        fit(model, DATA, preset=FLAT, sparsity=1e-4)
+
+
+def test_soft_filter_pruning_zeroes_the_weakest_filters_and_lets_them_come_back() -> None:
+    """A plain loop: SGD for an epoch, then half of the filters of the only private unit become 0."""
+    model = copy.deepcopy(network()).train()
+    sgd = torch.optim.SGD(model.parameters(), lr=FLAT.lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    zeroed: list[set[int]] = []
+    for _ in range(3):
+        for images, labels in DATA:
+            sgd.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            sgd.step()
+        with torch.no_grad():
+            norms: Tensor = model[0].weight.flatten(1).norm(dim=1)
+            weakest = norms.argsort()[:3]
+            model[0].weight[weakest] = 0
+            zeroed.append(set(weakest.tolist()))
+            before = model[0].weight.clone()
+    fitted = fit(network(), DATA, preset=FLAT, soft_prune=0.5, channels_last=False)
+    assert_same(fitted.model, model)
+    assert set(fitted.model[0].weight.flatten(1).norm(dim=1).eq(0).nonzero().flatten().tolist()) == zeroed[-1]
+    images, labels = DATA[0]
+    sgd.zero_grad()
+    F.cross_entropy(model(images), labels).backward()
+    sgd.step()
+    assert (model[0].weight[list(zeroed[-1])] != before[list(zeroed[-1])]).any()  # zeros still train

@@ -1,0 +1,111 @@
+"""What running a network changes is restored: attributes, containers, tensors, hooks and generators."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prunus.util.state import ModuleState, module_state_kept
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.count = 0
+        self.items: list[int] = []
+
+
+class Busy(nn.Module):
+    """Changes everything that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.hidden = [nn.Linear(3, 3)]  # not registered
+        self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("total", torch.zeros(3))
+        self.plain = torch.zeros(2)
+        self.memory = Memory()
+        self.names: list[Any] = ["a"]
+        self.table: dict[str, Any] = {"x": [1]}
+        self.members = {1}
+        self.queue = deque([1, 2])
+        self.array = np.zeros(2)
+        self.generator = torch.Generator().manual_seed(1)
+        self.state: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x) + torch.rand(3, generator=self.generator)
+        self.total += 1
+        self.plain += 1
+        self.array += 1
+        self.state, self.fresh = x, x
+        self.memory.count += 1
+        self.memory.items.append(1)
+        self.names.append(x)
+        self.table["y"] = x
+        self.table["x"].append(2)
+        self.members.add(2)
+        self.queue.popleft()
+        self.scale.data = self.scale.data * 2
+        self.hidden[0].tag = "seen"
+        self.register_buffer("late", x)
+        self.norm.register_forward_hook(lambda module, args, output: None)
+        self.add_module("child", nn.Identity())
+        return x
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_is_restored(fails: bool) -> None:
+    model = Busy().train()
+    x = torch.randn(4, 3)
+    parameter, buffer = model.scale, model.total
+    random = model.generator.get_state()
+    attributes = {name: list(module.__dict__) for name, module in model.named_modules()}
+    try:
+        with module_state_kept(model):
+            model(x)
+            assert model.total.sum() == 3
+            if fails:
+                raise ArithmeticError
+    except ArithmeticError:
+        assert fails
+    assert {name: list(module.__dict__) for name, module in model.named_modules()} == attributes
+    assert model.scale is parameter and torch.equal(parameter, torch.ones(3))
+    assert model.total is buffer and torch.equal(buffer, torch.zeros(3))
+    assert torch.equal(model.plain, torch.zeros(2)) and not model.array.any()
+    assert model.norm.num_batches_tracked.item() == 0 and torch.equal(model.norm.running_mean, torch.zeros(3))
+    assert (model.memory.count, model.memory.items) == (0, [])
+    assert (model.names, model.table, model.members) == (["a"], {"x": [1]}, {1})
+    assert (list(model.queue), model.state) == ([1, 2], None)
+    assert not hasattr(model.hidden[0], "tag") and not hasattr(model, "fresh")
+    assert list(dict(model.named_buffers())) == [
+        "total",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    ]
+    assert list(dict(model.named_children())) == ["norm"] and not model.norm._forward_hooks
+    assert torch.equal(model.generator.get_state(), random)
+
+
+def test_what_has_not_changed_is_not_written_to() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    versions = [tensor._version for tensor in model.state_dict().values()]
+    state = ModuleState(model)
+    model(torch.randn(2, 3))
+    state.restore()
+    assert [tensor._version for tensor in model.state_dict().values()] == versions
+
+
+def test_it_can_be_restored_several_times() -> None:
+    model = Busy().train()
+    state = ModuleState(model)
+    for _ in range(2):
+        model(torch.randn(4, 3))
+        state.restore()
+        assert model.state is None and torch.equal(model.total, torch.zeros(3))
