@@ -113,7 +113,7 @@ def main() -> None:
     if found["asked"] != asked:
         sys.exit(f"{args.out} is of another run: {found['asked']}, and this one is {asked}; give another --out")
     if not found["base"]:
-        found["base"] = {"holdout": evaluate(model, holdout).top1, "macs": macs_of(model)}
+        found["base"] = {"holdout": evaluate(model, holdout).quality, "macs": macs_of(model)}
         write(found, args.out)
     gradients(model, data)
     for name, make in IMPORTANCES.items():
@@ -122,7 +122,7 @@ def main() -> None:
             if title not in found["cut"]:
                 small = at_target(model, make(), everywhere, args.target)
                 removed = 1 - macs_of(small) / found["base"]["macs"]
-                found["cut"][title] = {"holdout": evaluate(small, holdout).top1, "removed": round(removed, 4)}
+                found["cut"][title] = {"holdout": evaluate(small, holdout).quality, "removed": round(removed, 4)}
                 print(title, found["cut"][title], flush=True)
                 write(found, args.out)
     best = max(found["cut"], key=lambda title: found["cut"][title]["holdout"])
@@ -143,11 +143,11 @@ def main() -> None:
             on_epoch=lambda epoch: print(epoch, flush=True),
         )
     found["history"] = [
-        {"epoch": e.number, "loss": e.loss, "holdout": e.holdout.top1, "seconds": round(e.seconds, 1)}
+        {"epoch": e.number, "loss": e.loss, "holdout": e.holdout.quality, "seconds": round(e.seconds, 1)}
         for e in fitted.history
         if e.holdout is not None
     ]
-    found["test"] = {"before": evaluate(model, test).top1, "after": evaluate(fitted.model, test).top1}
+    found["test"] = {"before": evaluate(model, test).quality, "after": evaluate(fitted.model, test).quality}
     found["images"] = {"holdout": data.count("holdout"), "test": data.count("test")}
     write(found, args.out)
     print(json.dumps(found, indent=2))

@@ -76,7 +76,7 @@ def measured(graph: sc.ChannelGraph, plan: sc.Plan, data: ImageData, args: Any) 
             mixed_precision=args.precision,
             seed=args.seed,
         ).model
-    return {name: round(100 * sc.evaluate(model, held).top1, 2) for name, model in networks.items()}
+    return {name: round(100 * sc.evaluate(model, held).quality, 2) for name, model in networks.items()}
 
 
 def correlations(rows: dict[str, Any], late: str) -> dict[str, float]:

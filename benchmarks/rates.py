@@ -53,13 +53,13 @@ def row(name: str, model: nn.Module, data: ImageData) -> dict[str, Any]:
     after = {}
     for one in tries:
         fitted = sc.fit(cut, train, preset=preset_of(schedule, lr=one.lr))
-        after[f"{one.lr:g}"] = round(100 * evaluate(fitted.model, test).top1, 2)
+        after[f"{one.lr:g}"] = round(100 * evaluate(fitted.model, test).quality, 2)
         print(f"{name}, rate {one.lr:g}: {after[f'{one.lr:g}']:.2f}%", flush=True)
     return {
-        "before": round(100 * evaluate(model, test).top1, 2),
-        "cut": round(100 * evaluate(cut, test).top1, 2),
+        "before": round(100 * evaluate(model, test).quality, 2),
+        "cut": round(100 * evaluate(cut, test).quality, 2),
         "after": after,
-        "tries": {f"{one.lr:g}": round(100 * one.top1, 2) for one in tries},
+        "tries": {f"{one.lr:g}": round(100 * one.quality, 2) for one in tries},
         "chosen": f"{best_rate(tries):g}",
     }
 

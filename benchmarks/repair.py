@@ -52,7 +52,7 @@ def measured(graph: sc.ChannelGraph, scores: Scores, ratio: float, way: str, ima
     start, spent = time.perf_counter(), time.process_time()
     model = sc.repair(graph, plan, images, **WAYS[way]) if WAYS[way] else sc.prune(graph, plan)
     seconds, spent = time.perf_counter() - start, time.process_time() - spent
-    accuracy = 100 * evaluate(model, test).top1
+    accuracy = 100 * evaluate(model, test).quality
     removed = 1 - graph.cost(plan).macs / graph.macs
     return {
         "accuracy": round(accuracy, 2),
@@ -74,7 +74,7 @@ def main() -> None:
     test = drawn(data, "test", args.test)
     table = table_so_far(args.out, {})
     if "base" not in table:
-        base = round(100 * evaluate(model, test).top1, 2)
+        base = round(100 * evaluate(model, test).quality, 2)
         table = {"network": "resnet56 on cifar10", "images": args.images, "test": args.test, "base": base, "rows": {}}
     scores = score(graph, drawn(data, "train", 5000), "reader_energy")
     images = drawn(data, "train", args.images)

@@ -67,10 +67,10 @@ def curve(start: nn.Module, data: ImageData, lr: float, epochs: int) -> dict[str
         watched,
         preset=sc.Preset("short", epochs=epochs, lr=lr, batch_size=128, schedule="cosine"),
     )
-    tops = [sc.evaluate(start, watched).top1, *(epoch.holdout.top1 for epoch in fitted.history if epoch.holdout)]
+    tops = [sc.evaluate(start, watched).quality, *(epoch.holdout.quality for epoch in fitted.history if epoch.holdout)]
     return {
         "curve": [round(100 * top, 2) for top in tops],
-        "test": round(100 * sc.evaluate(fitted.model, other).top1, 2),
+        "test": round(100 * sc.evaluate(fitted.model, other).quality, 2),
     }
 
 
@@ -102,7 +102,7 @@ def main() -> None:
     args = parser.parse_args()
     model, data = opened("resnet20", args)
     cut, removed = starts(model, data)
-    base = round(100 * sc.evaluate(model, data.loader("holdout", 250)).top1, 2)
+    base = round(100 * sc.evaluate(model, data.loader("holdout", 250)).quality, 2)
     head = {"network": "resnet20 on cifar10", "macs_removed": round(removed, 3), "base": base, "epochs": args.epochs}
     table = table_so_far(args.out, {**head, "runs": {}})
     for rate in RATES:

@@ -53,7 +53,7 @@ def main() -> None:
     table: dict[str, float] = {}
 
     def keep(name: str, network: nn.Module) -> None:
-        table[name] = round(100 * sc.evaluate(network, data.loader("holdout", 250)).top1, 2)
+        table[name] = round(100 * sc.evaluate(network, data.loader("holdout", 250)).quality, 2)
         write(table, args.out)
         print(name, table[name], flush=True)
 

@@ -52,7 +52,7 @@ def retrained(graph: sc.ChannelGraph, scores: sc.Scores, unit: str, lost: int, d
     preset = sc.Preset("short", epochs=1, lr=0.01, batch_size=128, schedule="cosine")
     train = data.loader("train", 128, augment=True, shuffle=True, limit=RETRAIN_IMAGES)
     after = sc.evaluate(sc.fit(cut, train, preset=preset).model, data.loader("test", 250))
-    return {"accuracy": round(100 * after.top1, 2), "loss": round(after.loss, 4)}
+    return {"accuracy": round(100 * after.quality, 2), "loss": round(after.loss, 4)}
 
 
 def correlations(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -100,7 +100,7 @@ def main() -> None:
             plan = plan_of()
             found = sc.evaluate(sc.repair(graph, plan, data.loader("train", 125, limit=images)), judges)
             removed = 1 - graph.cost(plan).macs / graph.macs
-            row = {"accuracy": 100 * found.top1, "loss": found.loss, "macs_removed": removed}
+            row = {"accuracy": 100 * found.quality, "loss": found.loss, "macs_removed": removed}
             table["rows"][name] = {key: round(value, 4) for key, value in row.items()}
             write(table, args.out)
             print(name, table["rows"][name], flush=True)

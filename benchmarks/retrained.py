@@ -62,7 +62,7 @@ class Bench:
 
     def accuracy(self, model: nn.Module, part: str) -> float:
         """Per cent right."""
-        return round(100 * sc.evaluate(model, self.data.loader(part, 250)).top1, 2)  # type: ignore[arg-type]
+        return round(100 * sc.evaluate(model, self.data.loader(part, 250)).quality, 2)  # type: ignore[arg-type]
 
     def train(self, seed: int) -> FirstBatches:
         """Training batches; with --num-images, an epoch is that many of them, others each time."""

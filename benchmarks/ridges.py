@@ -66,7 +66,7 @@ def measured(
         key = f"{name} {ratio:g}"
         if key not in known:
             plan = sc.uniform(graph, scores[name], ratio, units=units_to_prune(graph, "inner"))
-            known[key] = round(100 * accuracy_of(sc.prune(graph, plan), graph, images).top1, 2)
+            known[key] = round(100 * accuracy_of(sc.prune(graph, plan), graph, images).quality, 2)
             print(key, known[key], flush=True)
             keep()
         return float(known[key])

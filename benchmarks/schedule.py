@@ -86,7 +86,7 @@ def retrained(start: nn.Module, teacher: nn.Module, data: ImageData, args: Any, 
         **{"preset": "cosine", "epochs": args.epochs, **settings},
     )
     return {
-        "holdout": [round(100 * epoch.holdout.top1, 2) for epoch in fitted.history if epoch.holdout is not None],
+        "holdout": [round(100 * epoch.holdout.quality, 2) for epoch in fitted.history if epoch.holdout is not None],
         "seconds": [round(epoch.seconds, 1) for epoch in fitted.history],
     }
 

@@ -70,7 +70,7 @@ def row(data: ImageData, seed: int, share: float, model: nn.Module, soft: bool) 
         more: dict[str, Any] = {"preset": "cosine", "lr": 0.01, "epochs": 5, "first_epoch": 20, "seed": seed}
         networks[f"{start}, retrained"] = sc.fit(networks[start], loader, progress=False, **more).model
     test = data.loader("test", 256)
-    found = {name: round(100 * sc.evaluate(network, test).top1, 2) for name, network in networks.items()}
+    found = {name: round(100 * sc.evaluate(network, test).quality, 2) for name, network in networks.items()}
     return {**found, "macs_removed": round(1 - graph.cost(plan).macs / graph.macs, 4)}
 
 

@@ -91,7 +91,7 @@ class Bench:
         self.out, self.networks = args.out, args.networks
         self.test = self.data.loader("test", 250)
         if self.found["base"] is None:
-            write({**self.found, "base": evaluate(self.model, self.test).top1}, self.out)
+            write({**self.found, "base": evaluate(self.model, self.test).quality}, self.out)
 
     @property
     def found(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Bench:
             sc.save(small, plan, self.folder(row))
             graph = sc.trace(self.model, EXAMPLE)
             left = round(graph.cost(plan).macs / graph.macs, 4)
-            top1 = evaluate(small, self.test).top1
+            top1 = evaluate(small, self.test).quality
             self.add(row.title, {"top1": top1, "macs": left, "timed": {}, **more})
             print(f"    {top1:.2%}, {left:.1%} of the MACs", flush=True)
 

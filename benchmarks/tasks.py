@@ -224,7 +224,7 @@ def measure(make: Example) -> dict[str, Any]:
         words = found.summary
         row["before"], row[name] = words["before"]["test"]["top1"], words["after"]["test"]["top1"]
         row[f"{name}_holdout"] = words["after"]["holdout"]["top1"]
-        row[f"{name}_start_holdout"] = found.rounds[-1].pruned.top1  # after the cut and the repair
+        row[f"{name}_start_holdout"] = found.rounds[-1].pruned.quality  # after the cut and the repair
         row[f"{name}_macs_removed"] = words["removed"]["macs"]
         row[f"{name}_seconds"] = round(time.perf_counter() - start, 1)
         row |= {"quality": words["quality"]["name"], "unit": words["quality"]["unit"], "macs": words["before"]["macs"]}

@@ -40,7 +40,7 @@ def fit(model: nn.Module, train, holdout, epochs: int = EPOCHS, rate: float = 0.
             loss.backward()
             optimizer.step()
             schedule.step()
-        print(f"epoch {epoch + 1}: loss {loss:.3f}, held-out accuracy {sc.evaluate(model, holdout).top1:.1%}")
+        print(f"epoch {epoch + 1}: loss {loss:.3f}, held-out accuracy {sc.evaluate(model, holdout).quality:.1%}")
     return model
 
 

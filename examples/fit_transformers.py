@@ -64,4 +64,4 @@ print(result)
 
 sc.save(result.model, result.plan, "small-resnet")
 loaded = sc.load("small-resnet", ResNetForImageClassification(config)).eval()
-print("accuracy of the loaded network on test images:", sc.evaluate(loaded, test).top1)
+print("accuracy of the loaded network on test images:", sc.evaluate(loaded, test).quality)

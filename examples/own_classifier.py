@@ -50,4 +50,4 @@ print(result)
 
 sc.save(result.model, result.plan, "small-classifier")
 loaded = sc.load("small-classifier", Classifier()).eval()
-print("accuracy of the loaded network on test images:", sc.evaluate(loaded, test).top1)
+print("accuracy of the loaded network on test images:", sc.evaluate(loaded, test).quality)

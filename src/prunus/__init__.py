@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from prunus.ship.export import Exported, export
     from prunus.ship.fold import fold_batch_norm
     from prunus.tasks import TASKS, Quality, Task
-    from prunus.tasks.evaluate import Accuracy, evaluate
+    from prunus.tasks.evaluate import Evaluation, evaluate
     from prunus.tasks.regression import regression
     from prunus.tasks.segmentation import segmentation
     from prunus.timing.latency import Timing, latency
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 # Where the public names live. They are imported when first asked for: `prunus --help` need not wait for torch.
 _HOMES = {
-    "Accuracy": "prunus.tasks.evaluate",
+    "Evaluation": "prunus.tasks.evaluate",
     "Benched": "prunus.ship.bench",
     "COSTS": "prunus.decide.costs",
     "ChannelGraph": "prunus.graph.channel_graph",
@@ -134,7 +134,6 @@ __all__ = [
     "METRICS",
     "SPLITS",
     "TASKS",
-    "Accuracy",
     "Benched",
     "ChannelGraph",
     "Channels",
@@ -143,6 +142,7 @@ __all__ = [
     "Compressed",
     "DataError",
     "DecideError",
+    "Evaluation",
     "Exported",
     "FileError",
     "Fitted",

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from prunus.cli.train import _print_epoch
 from prunus.tasks import TASKS
-from prunus.tasks.evaluate import Accuracy
+from prunus.tasks.evaluate import Evaluation
 from prunus.train.checkpoint import Epoch
 from prunus.zoo.data import load
 from prunus.zoo.models import create
@@ -107,7 +107,7 @@ def test_mistakes_are_one_line_and_exit_code_1(tmp_path: Path, words: list[str],
 
 
 def test_the_line_of_an_epoch_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = Accuracy(1.0, 1.0, 0.0, 10_000)
+    whole = Evaluation(1.0, 0.0, 10_000, {"top5": 1.0})
     for number, speed in ((7, 5_181.4), (100, 123_456.0), (1_000, 1_234_567.0)):
         _print_epoch(Epoch(number, 0.029341, 12.3456, 1.0, whole, 1.0, speed), 1_000, TASKS["classification"])
         line = capsys.readouterr().out.rstrip("\n")

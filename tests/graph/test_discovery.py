@@ -73,7 +73,7 @@ def test_a_channel_is_alive_while_a_layer_reads_it(name: str, streams: Streams) 
         gone = {int(c) for i, c in enumerate(numbers) if i not in kept}
         readers = {reader.module for reader in unit.readers}
         for channel in gone:
-            others = [n for n, vector in graph.found.reads.items() if channel in vector and n not in readers]
+            others = [n for n, vector in graph.analysis.reads.items() if channel in vector and n not in readers]
             assert live.alive[channel] == bool(others or channel in held)
         assert live.alive[numbers[kept]].all()
 

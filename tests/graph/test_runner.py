@@ -126,9 +126,9 @@ def test_the_modules_of_another_model() -> None:
     with torch.no_grad():
         pruned.scale.fill_(3.0)
     assert not hasattr(model, "_tensor_constant0") and not hasattr(pruned, "_tensor_constant0")
-    runner = GraphRunner(graph.found.traced, pruned)
+    runner = GraphRunner(graph.analysis.traced, pruned)
     torch.testing.assert_close(runner.run(runner.bind(x)), pruned(x), rtol=0, atol=0)
-    own = GraphRunner(graph.found.traced)
+    own = GraphRunner(graph.analysis.traced)
     torch.testing.assert_close(own.run(own.bind(x)), model(x), rtol=0, atol=0)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from prunus.report import text as sentences
 from prunus.report.read import FinishedRun, NetworkFigures, UnitWidth, read_run
-from prunus.tasks.evaluate import Accuracy
+from prunus.tasks.evaluate import Evaluation
 from prunus.timing.latency import Speedup
 
 
@@ -22,11 +22,9 @@ def told(run: Path) -> FinishedRun:
         "c:out": UnitWidth("private", 64, 9),
     }
     was = NetworkFigures(
-        Accuracy(0.96, None, 0.1, 50), Accuracy(0.95, None, 0.2, 200), 1000, 400, 2000, {"1": 0.002, "64": 0.03}
+        Evaluation(0.96, 0.1, 50), Evaluation(0.95, 0.2, 200), 1000, 400, 2000, {"1": 0.002, "64": 0.03}
     )
-    now = NetworkFigures(
-        Accuracy(0.94, None, 0.1, 50), Accuracy(0.93, None, 0.2, 200), 500, 100, 600, {"1": 0.004, "64": 0.01}
-    )
+    now = NetworkFigures(Evaluation(0.94, 0.1, 50), Evaluation(0.93, 0.2, 200), 500, 100, 600, {"1": 0.004, "64": 0.01})
     speed = {"1": Speedup(0.5, 0.2, 1.1), "64": Speedup(3.0, 2.5, 3.25)}
     return replace(read_run(run), units=units, before=was, after=now, speedup=speed)
 
@@ -36,7 +34,7 @@ def test_the_verdict(told: FinishedRun) -> None:
     assert sentences.verdict(told) == f"{work}; the test accuracy is 2.00 points lower, 93.00%."
     same = replace(told, after=replace(told.after, test=told.before.test))
     assert sentences.verdict(same) == f"{work} at the same test accuracy, 95.00%."
-    better = replace(told, after=replace(told.after, test=Accuracy(0.96, None, 0.2, 200)))
+    better = replace(told, after=replace(told.after, test=Evaluation(0.96, 0.2, 200)))
     assert sentences.verdict(better) == f"{work}; the test accuracy is 1.00 points higher, 96.00%."
     untested = replace(told, before=replace(told.before, test=None))
     assert sentences.verdict(untested) == f"{work}; the held-out accuracy is 2.00 points lower, 94.00%."

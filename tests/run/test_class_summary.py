@@ -12,7 +12,7 @@ from sklearn.metrics import jaccard_score
 from torch import Tensor, nn
 
 from prunus.run.compress import compress
-from prunus.tasks.evaluate import Accuracy
+from prunus.tasks.evaluate import Evaluation
 from tests.run.toys import HOLDOUT, TRAIN, trained
 
 
@@ -45,7 +45,7 @@ def test_segmentation_has_the_overlap_of_each_class(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_of_ones_own_has_no_classes(tmp_path: Path) -> None:
-    own = lambda model, loader: Accuracy(0.5, None, 0.0, 8)
+    own = lambda model, loader: Evaluation(0.5, 0.0, 8)
     words: dict[str, Any] = {"ratio": 0.3, "metric": "l1", "repair": "none", "epochs": 0, "evaluate": own}
     compress(trained(), TRAIN, HOLDOUT, test=HOLDOUT, folder=tmp_path, **words)
     assert not (tmp_path / "classes.json").exists()

@@ -18,7 +18,7 @@ import prunus as sc
 from prunus.errors import DataError, DecideError, RunError, TraceError
 from prunus.run.compress import check_base, compress
 from prunus.score.evidence import Channels
-from prunus.tasks.evaluate import Accuracy, evaluate
+from prunus.tasks.evaluate import Evaluation, evaluate
 from tests.proof import assert_accuracy, counted_macs, same_state
 from tests.run.toys import HOLDOUT, QUICK, TEST, TRAIN, fresh, run, trained
 
@@ -98,9 +98,9 @@ class Falling:
     def __init__(self, points: float) -> None:
         self.points = points  # lost when half of the MACs are gone
 
-    def __call__(self, model: nn.Module, loader: Any) -> Accuracy:
+    def __call__(self, model: nn.Module, loader: Any) -> Evaluation:
         gone = 1 - counted_macs(model.eval(), EXAMPLE) / MACS
-        return Accuracy(0.9 - 2 * gone * self.points, None, 0.5, 10)
+        return Evaluation(0.9 - 2 * gone * self.points, 0.5, 10)
 
 
 def test_max_drop_stops_before_it(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_users_own_fit_metric_and_evaluate(tmp_path: Path) -> None:
             trained.fc.bias += torch.randn(4)  # from the global generator: the same again after a kill
         return trained
 
-    def judge(model: nn.Module, loader: Any) -> Accuracy:
+    def judge(model: nn.Module, loader: Any) -> Evaluation:
         heard.append("judge")
         return evaluate(model, loader)
 
@@ -196,17 +196,17 @@ def test_repair_and_distillation_run(words: dict[str, Any]) -> None:
 
 def test_retraining_and_repair_do_good() -> None:
     cut = run(ratio=0.6, metric="random", epochs=0).rounds[0]
-    assert cut.after == cut.pruned and cut.before.top1 > cut.pruned.top1 + 0.05
+    assert cut.after == cut.pruned and cut.before.quality > cut.pruned.quality + 0.05
     result = run(ratio=0.6, metric="random", epochs=4)
     again = result.rounds[0]
-    assert again.pruned == cut.pruned and again.after.loss < cut.after.loss and again.after.top1 > cut.after.top1
+    assert again.pruned == cut.pruned and again.after.loss < cut.after.loss and again.after.quality > cut.after.quality
     assert [epoch.number for epoch in again.retraining] == [1, 2, 3, 4] and cut.retraining == ()
     # The best epoch's network is the round's. It is evaluated in channels_last there, and in plain memory afterwards.
     assert again.kept_epoch
     last = again.retraining[again.kept_epoch - 1].holdout
     assert last is not None and last.loss == pytest.approx(again.after.loss, rel=1e-5)
     for accuracy in (last, again.after):
-        assert_accuracy(accuracy.top1, result.model, HOLDOUT)
+        assert_accuracy(accuracy.quality, result.model, HOLDOUT)
     assert again.seconds["retrain"] >= sum(epoch.seconds for epoch in again.retraining) - 0.001
     assert type(again).from_dict(json.loads(json.dumps(again.to_dict()))) == again
     repaired = run(ratio=0.6, metric="random", epochs=0, repair="solve").rounds[0]
@@ -269,7 +269,7 @@ def test_phases_are_told() -> None:
         ({"target": 0.5, "lr": 0.0}, DecideError, "lr must be above 0, got 0.0"),
         ({"target": 0.5, "exclude": ("*",)}, DecideError, "no unit is left to prune"),
         ({"target": 0.5, "colour": 1}, DecideError, "no setting called 'colour'\\. Available: target,"),
-        ({"target": 0.5, "evaluate": lambda m, d: 0.5}, RunError, "must return a prunus.Accuracy.*returned float"),
+        ({"target": 0.5, "evaluate": lambda m, d: 0.5}, RunError, "must return a prunus.Evaluation.*returned float"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_done(
@@ -314,13 +314,13 @@ def test_a_network_that_guesses_is_pointed_out(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_perfect_held_out_accuracy_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
-    check_base(Accuracy(0.998, None, 0.01, 1000), 10)
+    check_base(Evaluation(0.998, 0.01, 1000), 10)
     assert "99.80% on 1000 images, which is suspiciously perfect" in caplog.text
     caplog.clear()
-    check_base(Accuracy(0.93, None, 0.2, 1000), 10)
+    check_base(Evaluation(0.93, 0.2, 1000), 10)
     assert not caplog.records
     with pytest.raises(DataError, match="no labelled images"):
-        check_base(Accuracy(0.0, None, 0.0, 0), 10)
+        check_base(Evaluation(0.0, 0.0, 0), 10)
 
 
 def test_a_network_without_linear_layers_is_not_taken_for_one_that_guesses(caplog: pytest.LogCaptureFixture) -> None:
@@ -344,7 +344,7 @@ def test_a_network_without_linear_layers_is_not_taken_for_one_that_guesses(caplo
             HOLDOUT,
             ratio=0.3,
             **{**QUICK, "epochs": 0},
-            evaluate=lambda m, d: Accuracy(0.4, None, 1.0, 120),
+            evaluate=lambda m, d: Evaluation(0.4, 1.0, 120),
         )
     assert not caplog.records
 

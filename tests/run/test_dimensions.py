@@ -53,7 +53,7 @@ def test_fit_learns_and_changes_nothing_else(dims: int) -> None:
     model = made(dims)
     before = copy.deepcopy(model.state_dict())
     fitted = sc.fit(model, batches(dims, 8, 0), batches(dims, 4, 1), epochs=3, lr=0.05)
-    assert fitted.history[-1].holdout is not None and fitted.history[-1].holdout.top1 > 0.8
+    assert fitted.history[-1].holdout is not None and fitted.history[-1].holdout.quality > 0.8
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(tensor.is_contiguous() for tensor in fitted.model.state_dict().values())
 

@@ -11,14 +11,14 @@ import pytest
 from torch import nn
 
 from prunus.errors import DecideError, RunError
-from prunus.tasks.evaluate import Accuracy
+from prunus.tasks.evaluate import Evaluation
 from tests.run.toys import run
 
 
-def full_conv1(model: nn.Module, loader: Any) -> Accuracy:
+def full_conv1(model: nn.Module, loader: Any) -> Evaluation:
     """A quality that only suffers when conv1 loses outputs: zeroed weights count as removed."""
     rows = model.conv2.weight.abs().sum((0, 2, 3))
-    return Accuracy(float((rows > 0).sum()) / 24, None, 1.0, 120)
+    return Evaluation(float((rows > 0).sum()) / 24, 1.0, 120)
 
 
 def test_own_evaluation_ranks_the_units(tmp_path: Path) -> None:
@@ -32,8 +32,8 @@ def test_own_evaluation_ranks_the_units(tmp_path: Path) -> None:
 
 
 def test_own_loss_ranks_the_units(tmp_path: Path) -> None:
-    def judge(model: nn.Module, loader: Any) -> Accuracy:
-        return Accuracy(0.9, None, 3.0 - full_conv1(model, loader).top1, 120)
+    def judge(model: nn.Module, loader: Any) -> Evaluation:
+        return Evaluation(0.9, 3.0 - full_conv1(model, loader).quality, 120)
 
     run(tmp_path, evaluate=judge, measure="loss", epochs=0, rounds=1, target=0.05, k=1)
     found = json.loads((tmp_path / "round-01" / "sensitivity.json").read_text())
@@ -46,7 +46,7 @@ def test_nan_decides_nothing() -> None:
     with pytest.raises(DecideError, match="your measure must return a number, but returned str"):
         run(measure=lambda model, holdout: "good", epochs=0)
     with pytest.raises(RunError, match="the evaluation returned NaN"):
-        run(evaluate=lambda model, loader: Accuracy(math.nan, None, 1.0, 120), epochs=0)
+        run(evaluate=lambda model, loader: Evaluation(math.nan, 1.0, 120), epochs=0)
 
 
 def test_own_retraining_must_return_the_network() -> None:

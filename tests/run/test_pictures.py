@@ -14,7 +14,7 @@ from prunus.plots.run_pictures import load_pictures
 from prunus.run.compress import compress
 from prunus.run.report_files import class_names
 from prunus.score.scores import load_scores
-from prunus.tasks.evaluate import Accuracy, evaluate
+from prunus.tasks.evaluate import Evaluation, evaluate
 from tests.plots.test_feature_maps import entering
 from tests.run.toys import HOLDOUT, TRAIN, run, trained
 
@@ -67,7 +67,7 @@ def test_small_and_only_in_the_first_round(done: Any) -> None:
 def test_batches_that_only_the_users_function_can_read(tmp_path: Path) -> None:
     odd = [(images, labels, "and more") for images, labels in HOLDOUT]
 
-    def own(model: nn.Module, batches: Any) -> Accuracy:
+    def own(model: nn.Module, batches: Any) -> Evaluation:
         return evaluate(model, [(images, labels) for images, labels, _ in batches])
 
     settings: dict[str, Any] = {"ratio": 0.3, "epochs": 0, "metric": "l1"}

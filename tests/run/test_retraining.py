@@ -29,17 +29,17 @@ from tests.run.toys import HOLDOUT, TRAIN, contents, run, trained
 def test_a_destructive_rate_is_undone_and_said(tmp_path: Path) -> None:
     result = run(tmp_path, ratio=0.3, lr=20.0, epochs=2)
     (outcome,) = result.rounds
-    assert outcome.kept_epoch == 0 and outcome.after.top1 == outcome.pruned.top1
-    reached = max(epoch.holdout.top1 for epoch in outcome.retraining if epoch.holdout)
-    assert reached < outcome.pruned.top1
+    assert outcome.kept_epoch == 0 and outcome.after.quality == outcome.pruned.quality
+    reached = max(epoch.holdout.quality for epoch in outcome.retraining if epoch.holdout)
+    assert reached < outcome.pruned.quality
     (words,) = [note for note in result.summary["notes"] if "Round 1" in note]
-    assert f"{100 * outcome.pruned.top1:.2f}%" in words and f"at best {100 * reached:.2f}%" in words
+    assert f"{100 * outcome.pruned.quality:.2f}%" in words and f"at best {100 * reached:.2f}%" in words
     assert words in write_report(tmp_path).read_text()
 
 
 def test_a_drop_is_said_in_points() -> None:
     result = run(ratio=0.6, epochs=0)
-    lost = 100 * (result.summary["before"]["holdout"]["top1"] - result.rounds[-1].after.top1)
+    lost = 100 * (result.summary["before"]["holdout"]["top1"] - result.rounds[-1].after.quality)
     assert lost > 1
     assert result.summary["notes"] == [f"The held-out accuracy is {lost:.2f} points lower than before pruning."]
 
@@ -52,7 +52,7 @@ def test_own_fit_that_makes_it_worse_is_kept_and_said() -> None:
         return model
 
     result = run(ratio=0.2, fit=spoil)
-    now = 100 * result.rounds[0].after.top1
+    now = 100 * result.rounds[0].after.quality
     assert result.summary["notes"][0].startswith("Round 1: your own fit lowered the held-out accuracy from")
     assert result.summary["notes"][0].endswith(f"to {now:.2f}%.")
 
@@ -162,7 +162,7 @@ def pruned_by_default(name: str, folder: Path, **settings: Any) -> Compressed:
 def test_defaults_never_end_below_the_start(name: str, repair: str, highest: float, tmp_path: Path) -> None:
     """Two epochs at the preset's rate took LeNet-5 from 86.1% as cut to 38.9%. After a repair the rates are lower."""
     (outcome,) = pruned_by_default(name, tmp_path, repair=repair).rounds
-    assert outcome.after.top1 >= outcome.pruned.top1
+    assert outcome.after.quality >= outcome.pruned.quality
     # The rate itself is a sensible one: at 0.05 the loss of an epoch rises by 1.8 on both networks. (The accuracy on
     # these 144 images moves by 10 points from one processor to another.)
     losses = [epoch.holdout.loss for epoch in outcome.retraining if epoch.holdout is not None]

@@ -48,12 +48,12 @@ def test_a_run_tells_what_the_repair_brought_back(tmp_path: Path) -> None:
     (outcome,) = result.rounds
     graph = sc.trace(trained(), EXAMPLE)
     cut = sc.evaluate(sc.prune(graph, result.plan), HOLDOUT)
-    assert outcome.cut is not None and outcome.cut.top1 == pytest.approx(cut.top1)
+    assert outcome.cut is not None and outcome.cut.quality == pytest.approx(cut.quality)
     assert outcome.layer_errors and all(after <= before for before, after in outcome.layer_errors.values())
     written = json.loads((tmp_path / "round-01" / "round.json").read_text())
-    assert written["cut"]["top1"] == outcome.cut.top1 and written["layer_errors"] == outcome.layer_errors
-    if cut.top1 < outcome.pruned.top1:
-        back = 100 * (outcome.pruned.top1 - cut.top1)
+    assert written["cut"]["top1"] == outcome.cut.quality and written["layer_errors"] == outcome.layer_errors
+    if cut.quality < outcome.pruned.quality:
+        back = 100 * (outcome.pruned.quality - cut.quality)
         assert any(f"the repair brought back {back:.2f} points" in note for note in result.summary["notes"])
 
 

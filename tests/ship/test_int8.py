@@ -38,7 +38,7 @@ def pictures(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
 def test_a_file_that_both_engines_run(tmp_path: Path) -> None:
     model, example, path = Brightness().eval(), torch.zeros(1, 2, 6, 6), tmp_path / "small.onnx"
     done = export_int8(model, example, path, pictures(20, 0), pictures(40, 1))
-    assert done.before.top1 == done.after.top1 == 1.0 and done.drop == 0 and done.num_calibration == 20
+    assert done.before.quality == done.after.quality == 1.0 and done.drop == 0 and done.num_calibration == 20
     assert done.bytes == path.stat().st_size and [p.name for p in tmp_path.iterdir()] == ["small.onnx"]
     nodes = onnx.load(path).graph.node
     assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in nodes}

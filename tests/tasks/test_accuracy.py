@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from prunus.errors import DataError, ModelError, RunError
-from prunus.tasks.evaluate import Accuracy, evaluate, too_good
+from prunus.tasks.evaluate import Evaluation, evaluate, too_good
 
 
 class Table(nn.Module):
@@ -56,7 +56,7 @@ def test_equals_scikit_learn_with_an_uneven_last_batch(classes: int) -> None:
     found = evaluate(Table(), data)
     every = np.arange(classes)
     assert found.num_images == 17
-    assert found.top1 == pytest.approx(accuracy_score(labels, logits.argmax(1)), abs=1e-12)
+    assert found.quality == pytest.approx(accuracy_score(labels, logits.argmax(1)), abs=1e-12)
     assert found.top5 == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=every), abs=1e-12)
     assert found.loss == pytest.approx(log_loss(labels, odds, labels=every), rel=1e-6)
 
@@ -71,7 +71,7 @@ def test_top5_is_left_out_below_ten_classes_and_when_not_asked_for() -> None:
 def test_equal_logits_are_not_all_correct() -> None:
     """A dead network answers zeros; counting ties as hits would call it perfect."""
     data = [(torch.zeros(20, 10), torch.arange(20) % 10)]
-    assert evaluate(Table(), data).top1 == pytest.approx(0.1)
+    assert evaluate(Table(), data).quality == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("image_key, label_key", [("image", "label"), ("pixel_values", "labels"), ("x", "y")])
@@ -87,8 +87,8 @@ def test_a_model_of_two_inputs_and_one_that_answers_with_a_dict() -> None:
             return {"hidden": left, "logits": left + right}
 
     images, labels = torch.eye(10), torch.arange(10)
-    assert evaluate(Sum(), [((images, images), labels)]).top1 == 1.0
-    assert evaluate(Sum(), [({"left": images, "right": -2 * images}, labels)]).top1 == 0.0
+    assert evaluate(Sum(), [((images, images), labels)]).quality == 1.0
+    assert evaluate(Sum(), [({"left": images, "right": -2 * images}, labels)]).quality == 0.0
 
 
 def test_half_precision_logits_give_a_float32_loss() -> None:
@@ -173,7 +173,7 @@ def test_a_model_without_logits_and_a_device_that_is_not_there() -> None:
     [(1.0, 1000, True), (0.998, 1000, True), (1.0, 499, False), (0.9949, 10_000, False), (0.995, 500, True)],
 )
 def test_suspiciously_perfect(top1: float, images: int, suspicious: bool) -> None:
-    words = too_good(Accuracy(top1, None, 0.01, images))
+    words = too_good(Evaluation(top1, 0.01, images))
     assert (words is not None) == suspicious
     if words is not None:
         assert f"{100 * top1:.2f}%" in words and "test:0.5" in words

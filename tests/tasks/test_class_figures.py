@@ -9,9 +9,9 @@ from sklearn.metrics import confusion_matrix, f1_score, jaccard_score
 from torch import Tensor, nn
 
 from prunus.tasks import TASKS
-from prunus.tasks import quality as class_figures
+from prunus.tasks import evaluate as class_figures
 from prunus.tasks.evaluate import evaluate
-from prunus.tasks.quality import evaluate_by_class
+from prunus.tasks.evaluate import evaluate_by_class
 
 
 class Answers(nn.Module):
@@ -71,7 +71,7 @@ def test_segmentation_and_labels_as_scikit_learn_counts_them() -> None:
     counted = labels != 255
     wanted = jaccard_score(labels[counted].numpy(), logits.argmax(1)[counted].numpy(), average=None)
     assert figures is not None and figures.values == pytest.approx(wanted.tolist())
-    assert accuracy.top1 == pytest.approx(wanted.mean())
+    assert accuracy.quality == pytest.approx(wanted.mean())
     assert sum(figures.sizes) == 95 and figures.confused is not None
 
     logits, present = torch.randn(20, 4, generator=draw), torch.randint(0, 2, (20, 4), generator=draw)
@@ -85,4 +85,4 @@ def test_numbers_have_no_classes() -> None:
     accuracy, figures = evaluate_by_class(
         Answers(), [(torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 3.0]))], TASKS["regression"]
     )
-    assert figures is None and accuracy.top1 == pytest.approx(0.5)
+    assert figures is None and accuracy.quality == pytest.approx(0.5)

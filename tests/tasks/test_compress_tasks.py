@@ -174,11 +174,11 @@ def test_a_function_of_ones_own_decides_without_labels(unet: nn.Module) -> None:
     """Batches of images alone: the user's own evaluation is all that is asked."""
     images, seen = squares(labels=False), []
 
-    def likeness(model: nn.Module, batches: list) -> sc.Accuracy:
+    def likeness(model: nn.Module, batches: list) -> sc.Evaluation:
         seen.append(len(batches))
         with torch.no_grad():
             apart = sum(F.mse_loss(model(x)["out"], unet(x)["out"]).item() for x in batches)
-        return sc.Accuracy(-18.4 - apart, None, apart, 48)
+        return sc.Evaluation(-18.4 - apart, apart, 48)
 
     how = {
         "target": 0.3,

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import prunus as sc
 from prunus.tasks import task_of
-from prunus.tasks.quality import evaluate_by_class
+from prunus.tasks.evaluate import evaluate_by_class
 from prunus.util.batches import main_output, unpack_any
 
 SIZES = (5, 3, 1)
@@ -48,7 +48,7 @@ def test_mean_iou_is_a_ratio_of_sums_over_all_pixels() -> None:
     found = sc.evaluate(Answers(), batches(logits, labels), task="segmentation")
     counted = (labels != 255).numpy()
     there, got = labels.numpy()[counted], logits.argmax(1).numpy()[counted]
-    assert found.top1 == pytest.approx(jaccard_score(there, got, average="macro", labels=range(4)))
+    assert found.quality == pytest.approx(jaccard_score(there, got, average="macro", labels=range(4)))
     parts = [F.cross_entropy(x, y, ignore_index=255).item() * len(x) for x, y in batches(logits, labels)]
     assert found.loss == pytest.approx(sum(parts) / 9, rel=1e-5)
     assert (found.num_images, found.top5) == (9, None)
@@ -60,7 +60,7 @@ def test_classes_that_are_nowhere_do_not_count() -> None:
     labels = torch.ones(9, 2, dtype=torch.long)
     labels[0, 0] = 2
     found = sc.evaluate(Answers(), batches(logits, labels), task="segmentation")
-    assert found.top1 == pytest.approx((17 / 18 + 0) / 2)
+    assert found.quality == pytest.approx((17 / 18 + 0) / 2)
 
 
 def test_logits_of_a_lower_resolution_are_interpolated() -> None:
@@ -77,7 +77,7 @@ def test_another_ignore_index() -> None:
     found = sc.evaluate(Answers(), batches(logits, labels), task=sc.segmentation(ignore_index=-1))
     counted = labels >= 0
     want = jaccard_score(labels[counted].numpy(), logits.argmax(1)[counted].numpy(), average="macro")
-    assert found.top1 == pytest.approx(want)
+    assert found.quality == pytest.approx(want)
 
 
 def test_a_class_that_is_ignored_does_not_count_in_the_mean() -> None:
@@ -90,7 +90,7 @@ def test_a_class_that_is_ignored_does_not_count_in_the_mean() -> None:
     )  # 0 is found, though it never counts
     each = jaccard_score(there, got, average=None, labels=[1, 2])
     found, by_class = evaluate_by_class(Answers(), batches(logits, labels), task)
-    assert found.top1 == pytest.approx(each.mean())
+    assert found.quality == pytest.approx(each.mean())
     assert by_class is not None and by_class.values[0] is None
     assert by_class.values[1:] == pytest.approx(tuple(each))
 
@@ -99,7 +99,7 @@ def test_f1_is_the_mean_over_labels() -> None:
     torch.manual_seed(1)
     logits, labels = torch.randn(9, 6), torch.randint(0, 2, (9, 6))
     found = sc.evaluate(Answers(), batches(logits, labels), task="multilabel")
-    assert found.top1 == pytest.approx(f1_score(labels.numpy(), (logits > 0).numpy(), average="macro"))
+    assert found.quality == pytest.approx(f1_score(labels.numpy(), (logits > 0).numpy(), average="macro"))
     assert found.loss == pytest.approx(F.binary_cross_entropy_with_logits(logits, labels.float()).item(), rel=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_r2_over_all_images() -> None:
     outputs = torch.randn(9, 1)
     labels = outputs[:, 0] + 0.3 * torch.randn(9) + 100
     found = sc.evaluate(Answers(lambda x: x + 100), batches(outputs, labels), task="regression")
-    assert found.top1 == pytest.approx(r2_score(labels.numpy(), outputs.numpy() + 100), rel=1e-4)
+    assert found.quality == pytest.approx(r2_score(labels.numpy(), outputs.numpy() + 100), rel=1e-4)
 
 
 def test_a_task_of_ones_own_in_a_few_lines() -> None:
@@ -120,7 +120,7 @@ def test_a_task_of_ones_own_in_a_few_lines() -> None:
     numbers, wrong = torch.arange(9.0), torch.tensor([0, 0, 1, 0, 2, 0, 0, 0, 3.0])
     parts = [{"photo": n + w, "people": n} for n, w in batches(numbers, wrong)]
     found = sc.evaluate(Answers(lambda x: {"count": x}), parts, task=task)
-    assert found.top1 == pytest.approx(-6 / 9)
+    assert found.quality == pytest.approx(-6 / 9)
     assert found.loss == pytest.approx(6 / 9)
 
 
@@ -154,7 +154,7 @@ def test_classification_by_the_task_is_that_of_evaluate() -> None:
     plain = sc.evaluate(Answers(), batches(logits, labels))
     own = sc.Task(loss=sc.TASKS["classification"].loss, quality=sc.TASKS["classification"].quality)
     again = sc.evaluate(Answers(), batches(logits, labels), task=own)
-    assert again.top1 == plain.top1 == (logits.argmax(1) == labels).double().mean().item()
+    assert again.quality == plain.quality == (logits.argmax(1) == labels).double().mean().item()
     assert again.loss == pytest.approx(plain.loss, rel=1e-6)
 
 
@@ -206,7 +206,7 @@ def test_labels_of_any_structure_count_one_value_for_each_image() -> None:
         for value, boxes in ((1.0, (1, 2, 3)), (5.0, (4,)))
     ]
     found = sc.evaluate(Answers(), parts, task=task)
-    assert (found.top1, found.loss, found.num_images) == (10 / 4, (3 * 1.0 + 5.0) / 4, 4)
+    assert (found.quality, found.loss, found.num_images) == (10 / 4, (3 * 1.0 + 5.0) / 4, 4)
 
 
 MEAN_QUALITY = lambda outputs, labels: -(outputs - labels).abs()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from prunus.tasks.evaluate import Accuracy, evaluate
+from prunus.tasks.evaluate import Evaluation, evaluate
 from prunus.train.checkpoint import digest
 from prunus.train.fit import fit
 from tests.train.toys import batches, network, same_tensors, state_of
@@ -22,12 +22,12 @@ class Scripted:
     def __init__(self, *figures: float) -> None:
         self.figures, self.seen = figures, list[str]()
 
-    def __call__(self, model: nn.Module, _loader: Any) -> Accuracy:
+    def __call__(self, model: nn.Module, _loader: Any) -> Evaluation:
         found = digest(model)
         assert found is not None
         if found not in self.seen:
             self.seen.append(found)
-        return Accuracy(self.figures[self.seen.index(found)], None, 0.0, 16)
+        return Evaluation(self.figures[self.seen.index(found)], 0.0, 16)
 
 
 @pytest.mark.parametrize(("figures", "best"), [((0.5, 0.6, 0.9, 0.7), 2), ((0.9, 0.1, 0.2, 0.3), 0)])
@@ -36,7 +36,7 @@ def test_the_best_epoch_is_returned(figures: tuple[float, ...], best: int) -> No
     fitted = fit(network(), TRAIN, HELD, epochs=3, lr=0.05, keep_best=True, evaluate=script)
     assert fitted.kept == best
     assert digest(fitted.model) == script.seen[best]
-    assert [epoch.holdout.top1 for epoch in fitted.history if epoch.holdout] == list(figures[1:])
+    assert [epoch.holdout.quality for epoch in fitted.history if epoch.holdout] == list(figures[1:])
 
 
 def test_of_equal_epochs_the_last_is_taken() -> None:
@@ -49,7 +49,7 @@ def test_a_destructive_rate_leaves_the_network_as_it_was() -> None:
     before = state_of(good)
     plain = fit(good, TRAIN, TRAIN, epochs=2, lr=3.0)
     kept = fit(good, TRAIN, TRAIN, epochs=2, lr=3.0, keep_best=True)
-    assert evaluate(plain.model, TRAIN).top1 < evaluate(good, TRAIN).top1  # the rate is a bad one
+    assert evaluate(plain.model, TRAIN).quality < evaluate(good, TRAIN).quality  # the rate is a bad one
     assert kept.kept == 0 and same_tensors(state_of(kept.model), before)
     assert plain.kept is None
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from prunus import Plan, prune, trace
 from prunus.errors import DataError, RunError
-from prunus.tasks.evaluate import Accuracy, evaluate
+from prunus.tasks.evaluate import Evaluation, evaluate
 from prunus.train.checkpoint import Epoch
 from prunus.train.fit import StepReport, fit
 from prunus.train.settings import Preset
@@ -191,16 +191,16 @@ def test_progress_and_epochs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_users_own_evaluate() -> None:
-    def own(model: nn.Module, loader: Any) -> Accuracy:
+    def own(model: nn.Module, loader: Any) -> Evaluation:
         assert isinstance(model, nn.Sequential) and loader == "their own thing"
-        return Accuracy(0.25, None, 1.5, 3)
+        return Evaluation(0.25, 1.5, 3)
 
     fitted = fit(network(), batches(1), "their own thing", preset=STEPS, epochs=1, evaluate=own)  # type: ignore[arg-type]
-    assert fitted.history[0].holdout == Accuracy(0.25, None, 1.5, 3)
+    assert fitted.history[0].holdout == Evaluation(0.25, 1.5, 3)
 
 
 def test_metrics_are_json_lines(tmp_path: Path) -> None:
-    nan = lambda model, loader: Accuracy(0.5, None, math.nan, 8)
+    nan = lambda model, loader: Evaluation(0.5, math.nan, 8)
     history = fit(network(), batches(2), [], preset=STEPS, epochs=2, checkpoint_dir=tmp_path, evaluate=nan).history
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [epoch.loss for epoch in history]
@@ -209,7 +209,7 @@ def test_metrics_are_json_lines(tmp_path: Path) -> None:
 
 def test_a_perfect_held_out_score_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        fit(network(), batches(1), [], preset=STEPS, epochs=1, evaluate=lambda *_: Accuracy(1.0, None, 0.0, 1000))
+        fit(network(), batches(1), [], preset=STEPS, epochs=1, evaluate=lambda *_: Evaluation(1.0, 0.0, 1000))
     assert "suspiciously perfect" in caplog.text
 
 

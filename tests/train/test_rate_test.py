@@ -51,5 +51,5 @@ def test_a_rate_that_destroys_a_trained_network_is_not_taken() -> None:
     tries = try_rates(good, train, held, preset_of("cosine", epochs=2, lr=30.0), evaluate=evaluate, seed=0)
     assert [one.lr for one in tries] == pytest.approx([30.0, 9.0, 3.0, 0.9])
     chosen = best_rate(tries)
-    assert chosen < 30.0 and evaluate(good, held).top1 > tries[0].top1
+    assert chosen < 30.0 and evaluate(good, held).quality > tries[0].quality
     assert same_tensors(state_of(good), before)

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from prunus.errors import RunError
 from prunus.run.compress import compress
-from prunus.tasks.evaluate import Accuracy
+from prunus.tasks.evaluate import Evaluation
 from prunus.train import trackers
 from prunus.train.fit import fit
 from prunus.train.trackers import tag, tracking
@@ -27,8 +27,8 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_epochs_of_training(tmp_path: Path) -> None:
-    def own(*_: Any) -> Accuracy:
-        return Accuracy(0.5, None, math.nan, 8)
+    def own(*_: Any) -> Evaluation:
+        return Evaluation(0.5, math.nan, 8)
 
     words: dict[str, Any] = {"preset": STEPS, "checkpoint_dir": tmp_path, "evaluate": own, "tracker": "tensorboard"}
     history = fit(network(), batches(2), [], epochs=2, **words).history
@@ -55,7 +55,7 @@ def test_rounds_plans_and_result_of_a_run(tmp_path: Path) -> None:
     assert found["round/macs"] == [(0, before["macs"]), *((r.number, r.macs) for r in rounds)]
     assert found["round/holdout_accuracy"] == [
         (0, pytest.approx(before["holdout"]["top1"])),
-        *((r.number, pytest.approx(r.after.top1)) for r in rounds),
+        *((r.number, pytest.approx(r.after.quality)) for r in rounds),
     ]
     epochs = [epoch for r in rounds for epoch in r.retraining]
     assert found["train/loss"] == [(step, pytest.approx(e.loss)) for step, e in enumerate(epochs, start=1)]

@@ -130,7 +130,7 @@ def _say(name: str, found: Checkup) -> None:
         _line("images", f"{counts}; {found.classes} classes" if found.classes else counts)
     if found.accuracy is not None:
         word = "of" if found.quality == ACCURACY else "on"
-        shown = f"{found.quality.shown(found.accuracy.top1)} {word} {found.accuracy.num_images:,} held-out images"
+        shown = f"{found.quality.shown(found.accuracy.quality)} {word} {found.accuracy.num_images:,} held-out images"
         name = found.quality.name
         _line(name, shown) if len(name) <= INDENT else _line("quality", f"{name} {shown}")
     _say_cost(found)

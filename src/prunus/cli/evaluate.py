@@ -19,7 +19,7 @@ from prunus.tasks.quality import QualityWords, TaskOptions
 from prunus.util.progress import shown, steps
 
 if TYPE_CHECKING:
-    from prunus.tasks.evaluate import Accuracy
+    from prunus.tasks.evaluate import Evaluation
 
 
 @friendly
@@ -90,22 +90,22 @@ def command(
         complain("warning", suspicion)
 
 
-def _figures(found: Accuracy, task: Task) -> dict[str, Any]:
+def _figures(found: Evaluation, task: Task) -> dict[str, Any]:
     """top1 and top5 of a classifier, the named quality of any other network; loss and number of images."""
     measured = task.measured
-    quality: dict[str, Any] = {"quality": {"name": measured.name, "unit": measured.unit, "value": found.top1}}
+    quality: dict[str, Any] = {"quality": {"name": measured.name, "unit": measured.unit, "value": found.quality}}
     if is_classification(task):
-        quality = {"top1": found.top1, "top5": found.top5}
+        quality = {"top1": found.quality, "top5": found.top5}
     loss = found.loss if math.isfinite(found.loss) else None
     return {**quality, "loss": loss, "num_images": found.num_images}
 
 
-def _say(found: Accuracy, task: Task, title: str, seconds: float) -> None:
+def _say(found: Evaluation, task: Task, title: str, seconds: float) -> None:
     console.print(f"{title}: {found.num_images:,} images")
     words = QualityWords.of(task)
     name = "top-1" if is_classification(task) else words.name
     width = max(5, len(name))
-    console.print(f"{name:<{width}}  {words.shown(found.top1)}")
+    console.print(f"{name:<{width}}  {words.shown(found.quality)}")
     if found.top5 is not None:
         console.print(f"{'top-5':<{width}}  {100 * found.top5:.2f}%")
     console.print(f"{'loss':<{width}}  {found.loss:.4f}")

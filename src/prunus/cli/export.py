@@ -151,6 +151,6 @@ def _export_int8(found: Network, given: ComparisonData, file: ExportOptions, net
     )
     console.print(f"{done.path}: {done.bytes:,} bytes, onnx in 8-bit integers", soft_wrap=True)
     console.print(f"calibrated on {done.num_calibration} training images")
-    before, after = (f"{100 * accuracy.top1:.2f}%" for accuracy in (done.before, done.after))
+    before, after = (f"{100 * accuracy.quality:.2f}%" for accuracy in (done.before, done.after))
     console.print(f"accuracy on {done.before.num_images} held-out images: {before} before, {after} in 8-bit integers,")
     console.print(f"a drop of {done.drop:.2f} points")

@@ -154,7 +154,7 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches 
         if found is not None:
             top5 = "" if found.top5 is None else f", top-5 {100 * found.top5:.2f}%"
             console.print(
-                f"{part}: {'top-1' if classifies else words.name} {words.shown(found.top1)}{top5}, "
+                f"{part}: {'top-1' if classifies else words.name} {words.shown(found.quality)}{top5}, "
                 f"loss {found.loss:.4f} ({found.num_images:,} images)"
             )
     suspicion = None if last.holdout is None or not classifies else too_good(last.holdout)
@@ -166,7 +166,7 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches 
 def _print_epoch(epoch: Epoch, epochs: int, task: Task) -> None:
     words = QualityWords.of(task)
     name = "" if is_classification(task) else f"{words.name} "
-    held = "" if epoch.holdout is None else f"  held-out {name}{words.shown(epoch.holdout.top1)}"
+    held = "" if epoch.holdout is None else f"  held-out {name}{words.shown(epoch.holdout.quality)}"
     train = "" if epoch.accuracy is None else f"  train {words.shown(epoch.accuracy)}"
     line = f"epoch {epoch.number}/{epochs}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}{train}{held}"
     speed = f"  {epoch.images_per_second:,.0f}/s"

@@ -237,11 +237,11 @@ def _layer_terms(cutter: Cutter, units: list[Unit], counts: list[Ints], cost: La
     for name, whole in graph.cost({}).layers.items():
         layer = graph.layers[name]
         if layer.depthwise:
-            inputs = losses.of(graph.found.passes.get(name), graph.selections.readers.get(name))
+            inputs = losses.of(graph.analysis.passes.get(name), graph.selections.readers.get(name))
             outputs = {unit: lost * (layer.outputs // layer.inputs) for unit, lost in inputs.items()}
         else:
-            reads = None if name in graph.found.find_rule.reading_all else graph.found.reads.get(name)
-            inputs, outputs = losses.of(reads, name), losses.of(graph.found.writes.get(name))
+            reads = None if name in graph.analysis.find_rule.reading_all else graph.analysis.reads.get(name)
+            inputs, outputs = losses.of(reads, name), losses.of(graph.analysis.writes.get(name))
         if inputs or outputs:
             at = functools.partial(cost.layer, name)
             terms.append(LayerTerm((whole.inputs, whole.outputs), inputs, outputs, at))
@@ -283,5 +283,5 @@ class _Turns:
     """Per channel of the network: the number of its unit, and its place in the order of removal."""
 
     def __init__(self, graph: ChannelGraph) -> None:
-        self.unit = np.full(graph.found.channels, -1, dtype=np.int64)
-        self.turn = np.zeros(graph.found.channels, dtype=np.int64)
+        self.unit = np.full(graph.analysis.channels, -1, dtype=np.int64)
+        self.turn = np.zeros(graph.analysis.channels, dtype=np.int64)

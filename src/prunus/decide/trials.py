@@ -297,8 +297,8 @@ def evaluate_task_trials(
         raise DataError("the held-out loader gave no images; pass at least one batch of (images, labels)")
     found = torch.zeros(len(trials), 2, dtype=torch.float64)
     for i in runner.mine(range(len(trials))):
-        found[i] = torch.tensor([sums[i + 1].value(), sums[i + 1].loss()[0]])
-    rows = [(sums[0].value(), sums[0].loss()[0]), *add_up(found).tolist()]
+        found[i] = torch.tensor([sums[i + 1].value(), sums[i + 1].evaluation().loss])
+    rows = [(sums[0].value(), sums[0].evaluation().loss), *add_up(found).tolist()]
     results = [_result_task_trials(value, loss, measure, sums[0].num_images) for value, loss in rows]
     return results[0], results[1:]
 
@@ -334,7 +334,7 @@ def _race(
     limits = {"confidence": rules.confidence, "tolerance": rules.tolerance}
     raced = race(values, order, ask, len(runner.trials), rules.k, **limits, seed=rules.seed)
     seen = zip(raced.values.tolist(), raced.seen, strict=True)
-    loss = whole.loss()[0]
+    loss = whole.evaluation().loss
     return (
         _result_task_trials(float(values.mean()), loss, "accuracy", len(values)),
         [TrialResult(value, None, value, count) for value, count in seen],

@@ -23,7 +23,7 @@ from prunus.graph.cost import (
     find_layers,
     writers_left_empty,
 )
-from prunus.graph.discover import Discovery, discover, tensors_behind
+from prunus.graph.discover import ChannelAnalysis, discover, tensors_behind
 from prunus.graph.grouping import make_units
 from prunus.graph.labels import Mismatch, present
 from prunus.graph.plan import Plan, balanced, checked_indices, difference, example_shapes, fingerprint, remember_plan
@@ -53,7 +53,7 @@ def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
     # Hooks of copies may write to the model, and so may code for training, which the trials run too.
     with module_state_kept(model, weights=may_write_weights(model)), constants_varied(model):
         trials = trials_for(graph.model, graph.example)
-        check_recording(graph.found.traced, next((t for t in trials if t.mode == "eval"), None), graph.example)
+        check_recording(graph.analysis.traced, next((t for t in trials if t.mode == "eval"), None), graph.example)
         return _prove_by_running(graph, trials)
 
 
@@ -62,7 +62,7 @@ def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
 
 def _prove_on_labels(graph: ChannelGraph) -> ChannelGraph:
     for _ in range(1000):
-        if not graph.units or not graph.found.depends_on_widths:
+        if not graph.units or not graph.analysis.depends_on_widths:
             return graph
         try:
             uneven = any(unit.granule > 1 for unit in graph.units.values())
@@ -102,7 +102,7 @@ def _kept(unit: Unit, stagger: int, dropped: int) -> list[int]:
 
 def _hold(graph: ChannelGraph, error: Mismatch) -> ChannelGraph:
     """Freeze the units whose channels meet at the node where the replay failed, or as closely before it as possible."""
-    found, numbers = graph.found, graph.grouped.channels
+    found, numbers = graph.analysis, graph.grouped.channels
     units: list[str] = []
     for tensors in tensors_behind(error.node, found.record.values):
         labels = np.concatenate([np.zeros(0, np.int64), *(present(tensor) for tensor in tensors)])
@@ -173,11 +173,11 @@ class ChannelGraph:
     macs, params                 totals per image, counted as in the paper (weights of conv and linear layers)
     """
 
-    def __init__(self, found: Discovery, example: Example, streams: Streams) -> None:
+    def __init__(self, found: ChannelAnalysis, example: Example, streams: Streams) -> None:
         self.model: nn.Module = found.traced.model
         self.example = example
         self.streams: Streams = streams
-        self.found = found
+        self.analysis = found
         self.layers: dict[str, Layer] = find_layers(found.traced)
         self.grouped = make_units(found, streams)
         self.units: dict[str, Unit] = self.grouped.units
@@ -203,7 +203,7 @@ class ChannelGraph:
     def cost(self, plan: Plan | Keep | None = None) -> Cost:
         """MACs and parameters under a plan, in total and per layer, in closed form: no model is built."""
         live = self.liveness({} if plan is None else self.keep_of(plan))
-        return cost_under(self.layers, self.found, live, self.selections.readers)
+        return cost_under(self.layers, self.analysis, live, self.selections.readers)
 
     # -- plans
 
@@ -212,7 +212,7 @@ class ChannelGraph:
         unit, and at least one output for every layer."""
         self._check_names(keep)
         added = {name: balanced(self.units[name], kept) for name, kept in keep.items()}
-        for writer in writers_left_empty(self.found, self.liveness(added)):
+        for writer in writers_left_empty(self.analysis, self.liveness(added)):
             name, channel = self._any_channel_of(writer)
             added[name] = tuple(sorted({*added[name], channel}))
         return added
@@ -232,7 +232,7 @@ class ChannelGraph:
 
     def check(self, keep: Keep) -> None:
         """Raise PlanError unless the network can be pruned to `keep`: every layer has an output, every axis fits."""
-        for writer in writers_left_empty(self.found, self.liveness(keep)):
+        for writer in writers_left_empty(self.analysis, self.liveness(keep)):
             name, channel = self._any_channel_of(writer)
             raise PlanError(
                 f"{writer} would have no outputs left: no layer reads any of its channels. Keep one of them, "
@@ -242,7 +242,7 @@ class ChannelGraph:
 
     def liveness(self, keep: Keep) -> Liveness:
         """The channels that are left if each unit in `keep` keeps only these channels."""
-        return find_alive(self.found, self.grouped, keep)
+        return find_alive(self.analysis, self.grouped, keep)
 
     def _check_names(self, keep: Keep) -> None:
         unknown = next((name for name in keep if name not in self.units), None)
@@ -261,20 +261,20 @@ class ChannelGraph:
     @cached_property
     def selections(self) -> SelectionChains:
         """Where the channel selections of readers that select on their own go."""
-        return find_chains(self.found, set(self.grouped.selecting.values()))
+        return find_chains(self.analysis, set(self.grouped.selecting.values()))
 
     @cached_property
     def frozen(self) -> dict[str, str]:
         """Layers whose outputs must all be kept, and layers without a rule: name -> reason in words."""
         covered = {w.module for unit in self.units.values() for w in unit.writers}
-        reasons = dict(self.found.record.opaque)
+        reasons = dict(self.analysis.record.opaque)
         held = self.grouped.held
-        for name, vector in self.found.writes.items():
+        for name, vector in self.analysis.writes.items():
             if name not in covered:
                 why = next((held[c] for c in vector.tolist() if c in held), None)
                 reasons.setdefault(name, why or "its channels go through an addition whose readers cannot select")
-        reasons |= {name: why for name, why in self.found.held_readers.items() if name not in covered}
-        return {name: reasons[name] for name in reasons if name in self.layers or name in self.found.record.opaque}
+        reasons |= {name: why for name, why in self.analysis.held_readers.items() if name not in covered}
+        return {name: reasons[name] for name in reasons if name in self.layers or name in self.analysis.record.opaque}
 
     @property
     def prunable(self) -> list[str]:
@@ -298,21 +298,21 @@ class ChannelGraph:
 
         Code that looks at sizes may have seen the number of images of the example, so it is traced again.
         """
-        traced = self.found.traced
+        traced = self.analysis.traced
         if not traced.guards:
             return traced
         return trace_calls(self.model, inputs, is_leaf)
 
     def holding(self, reasons: Mapping[str, str]) -> ChannelGraph:
         """The graph of the same network without these units (name -> why their channels must be kept)."""
-        held, readers = dict(self.found.held), dict(self.found.held_readers)
+        held, readers = dict(self.analysis.held), dict(self.analysis.held_readers)
         for name, reason in reasons.items():
             reader = self.grouped.selecting.get(name)
             if reader is not None:
                 readers.setdefault(reader, reason)
             for channel in self.grouped.channels[name].tolist() if reader is None else ():
                 held.setdefault(channel, reason)
-        return ChannelGraph(replace(self.found, held=held, held_readers=readers), self.example, self.streams)
+        return ChannelGraph(replace(self.analysis, held=held, held_readers=readers), self.example, self.streams)
 
 
 def trace(model: nn.Module, example: Example, streams: Streams = "select", *, check: bool = True) -> ChannelGraph:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from prunus.graph.discover import Discovery
+from prunus.graph.discover import ChannelAnalysis
 from prunus.graph.grouping import Grouped
 from prunus.graph.rules.rulebook import is_pass_through
 from prunus.graph.traced import CONVOLUTIONS, FUNCTIONS, MIXING, TRANSPOSED, Traced, batched_dims, is_depthwise
@@ -37,7 +37,7 @@ class Liveness:
     read: Mapping[str, Mask]  # reader that selects -> [channels] what it still reads; other readers read all alive
 
 
-def find_alive(found: Discovery, grouped: Grouped, keep: Keep) -> Liveness:
+def find_alive(found: ChannelAnalysis, grouped: Grouped, keep: Keep) -> Liveness:
     """The channels that are left if each unit in `keep` keeps only these channels."""
     shared = np.ones(found.channels, dtype=bool)
     own: dict[str, Mask] = {}
@@ -56,7 +56,7 @@ def find_alive(found: Discovery, grouped: Grouped, keep: Keep) -> Liveness:
     return Liveness(alive, {reader: mask & alive for reader, mask in read.items()})
 
 
-def writers_left_empty(found: Discovery, live: Liveness) -> list[str]:
+def writers_left_empty(found: ChannelAnalysis, live: Liveness) -> list[str]:
     """Layers that would have no output left."""
     return [writer for writer, vector in found.writes.items() if (vector >= 0).all() and not live.alive[vector].any()]
 
@@ -111,7 +111,9 @@ def cost_of(layer: Layer, inputs: int, outputs: int) -> LayerCost:
     return LayerCost(inputs, outputs, weights * layer.positions, 0 if layer.tied else weights)
 
 
-def cost_under(layers: Mapping[str, Layer], found: Discovery, live: Liveness, reader_of: Mapping[str, str]) -> Cost:
+def cost_under(
+    layers: Mapping[str, Layer], found: ChannelAnalysis, live: Liveness, reader_of: Mapping[str, str]
+) -> Cost:
     """The cost of the channels that are left. `reader_of`: module behind a selection -> the reader that selects."""
     costs = {}
     for name, layer in layers.items():
@@ -223,13 +225,13 @@ class SelectionChains:
         return {member: reader for reader, chain in self.chains.items() for member in chain}
 
 
-def find_chains(found: Discovery, readers: Collection[str]) -> SelectionChains:
+def find_chains(found: ChannelAnalysis, readers: Collection[str]) -> SelectionChains:
     """The chains in front of these readers."""
     calls = (n for n in found.traced.graph.nodes if n.op == "call_module" and str(n.target) in readers)
     return SelectionChains({str(node.target): _chain(found, node) for node in calls})
 
 
-def _chain(found: Discovery, reader: fx.Node) -> list[str]:
+def _chain(found: ChannelAnalysis, reader: fx.Node) -> list[str]:
     traced = found.traced
     chain = [str(reader.target)]
     if traced.calls[chain[0]] > 1:  # each call has other layers in front of it

@@ -190,7 +190,7 @@ def _could_read(traced: Traced, name: str, record: Record) -> None:
 
 
 @dataclass(frozen=True)
-class Discovery:
+class ChannelAnalysis:
     """The channels of a network. A *channel* is a set of labels that can only be removed together.
 
     Channels are numbered 0 .. channels - 1 in the order in which the network writes them. `reads`, `writes` and
@@ -235,7 +235,7 @@ class Discovery:
         )
 
 
-def discover(model: nn.Module, example: Example) -> Discovery:
+def discover(model: nn.Module, example: Example) -> ChannelAnalysis:
     """Trace the network and follow its channels. The model is not changed."""
     with left_as_found(model):
         traced = record_calls(model, example, is_leaf)
@@ -256,7 +256,7 @@ def _follow(find_rule: RuleFinder) -> tuple[RuleFinder, Emitter, Record]:
         find_rule = replace(find_rule, opaque={**find_rule.opaque, **partly})
 
 
-def _number(find_rule: RuleFinder, record: Record, emit: Emitter) -> Discovery:
+def _number(find_rule: RuleFinder, record: Record, emit: Emitter) -> ChannelAnalysis:
     """Unite labels that meet, and number the resulting channels in the order of their first label."""
     empty = np.zeros(0, np.int64)
     a = np.concatenate([empty, *[union[0] for union in record.unions]])
@@ -275,7 +275,7 @@ def _number(find_rule: RuleFinder, record: Record, emit: Emitter) -> Discovery:
     for labels, reason in record.holds:
         for channel in np.unique(of_label[labels]).tolist():
             held.setdefault(channel, reason)
-    return Discovery(
+    return ChannelAnalysis(
         find_rule,
         record,
         channels,

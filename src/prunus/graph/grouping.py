@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prunus.graph.discover import Discovery, components
+from prunus.graph.discover import ChannelAnalysis, components
 from prunus.graph.labels import Balance
 from prunus.graph.units import Indices, Kind, Mask, Reader, Streams, Unit, Writer
 
@@ -41,7 +41,7 @@ class Axes:
     writes: dict[str, tuple[Indices, Indices]]
 
     @classmethod
-    def of(cls, found: Discovery) -> Axes:
+    def of(cls, found: ChannelAnalysis) -> Axes:
         """The axes of all layers of a network."""
         reads, writes = (
             {name: _distinct(vector) for name, vector in vectors.items()} for vectors in (found.reads, found.writes)
@@ -56,7 +56,7 @@ def _distinct(vector: Indices) -> tuple[Indices, Indices]:
     return np.unique(met, return_counts=True)
 
 
-def draft_together(found: Discovery, axes: Axes, alone: Mask, held: dict[int, str]) -> list[Draft]:
+def draft_together(found: ChannelAnalysis, axes: Axes, alone: Mask, held: dict[int, str]) -> list[Draft]:
     """Split the set of all channels by each reader and writer: channels that are never told apart form one draft."""
     group = np.zeros(found.channels, dtype=np.int64)
     fresh = 1
@@ -86,7 +86,7 @@ def _mask(held: dict[int, str], channels: int) -> Mask:
     return mask
 
 
-def draft_alone(found: Discovery, axes: Axes, alone: Mask) -> list[Draft]:
+def draft_alone(found: ChannelAnalysis, axes: Axes, alone: Mask) -> list[Draft]:
     """One draft for each reader of each stream. Channels that one layer writes belong to the same stream."""
     if not alone.any():
         return []
@@ -148,7 +148,7 @@ def _even(channels: Indices, balance: Balance) -> bool:
     return bool((totals == totals[0]).all())
 
 
-def balances_of(drafts: list[Draft], found: Discovery) -> list[list[Balance]]:
+def balances_of(drafts: list[Draft], found: ChannelAnalysis) -> list[list[Balance]]:
     """The balances that bind each draft. A reader that selects on its own is bound only by its own groups."""
     owner = np.full(found.channels, -1, dtype=np.int64)
     by_reader: dict[str, list[int]] = {}
@@ -257,7 +257,7 @@ class Grouped:
     selecting: dict[str, str]  # unit of a stream -> its reader, which selects its own channels
 
 
-def make_units(found: Discovery, streams: Streams) -> Grouped:
+def make_units(found: ChannelAnalysis, streams: Streams) -> Grouped:
     """Group the channels of a network into units."""
     held = dict(found.held)
     alone = found.stream if streams == "select" else np.zeros(found.channels, dtype=bool)
@@ -285,7 +285,7 @@ def make_units(found: Discovery, streams: Streams) -> Grouped:
     )
 
 
-def _hold_unread(found: Discovery, held: dict[int, str]) -> None:
+def _hold_unread(found: ChannelAnalysis, held: dict[int, str]) -> None:
     """Keep channels that no layer reads, or that no layer writes."""
     for vectors, reason in ((found.reads, "no layer reads it"), (found.writes, "no layer writes it")):
         met = np.zeros(found.channels, dtype=bool)
@@ -295,7 +295,7 @@ def _hold_unread(found: Discovery, held: dict[int, str]) -> None:
             held.setdefault(channel, reason)
 
 
-def _hold_balanced_streams(found: Discovery, alone: Mask, held: dict[int, str]) -> None:
+def _hold_balanced_streams(found: ChannelAnalysis, alone: Mask, held: dict[int, str]) -> None:
     """Keep streams that are split into equal parts: readers that select on their own could not keep them equal."""
     for balance in found.balances:
         if balance.reader is None and not (balance.blocks == balance.blocks[:1]).all():
@@ -304,7 +304,7 @@ def _hold_balanced_streams(found: Discovery, alone: Mask, held: dict[int, str]) 
                     held.setdefault(channel, balance.reason)
 
 
-def _named(drafts: list[Draft], found: Discovery) -> list[Draft]:
+def _named(drafts: list[Draft], found: ChannelAnalysis) -> list[Draft]:
     """Name the drafts, in the order in which the network reads them.
 
     Drafts that turn out to be too narrow for a unit get a name too. Otherwise the names of the others would depend on
@@ -335,7 +335,7 @@ def _first_met(vectors: Mapping[str, Indices], channels: int) -> Indices:
     return first
 
 
-def _units(found: Discovery, drafts: list[Draft]) -> dict[str, Unit]:
+def _units(found: ChannelAnalysis, drafts: list[Draft]) -> dict[str, Unit]:
     reads, writes = Places(found.reads, found.channels), Places(found.writes, found.channels)
     units: dict[str, Unit] = {}
     same: dict[bytes, tuple[Writer, ...]] = {}  # readers of one stream share its writers

@@ -50,7 +50,7 @@ def replay_plan(graph: ChannelGraph, keep: Keep) -> tuple[Record, Slices]:
 
 def replay(graph: ChannelGraph, keep: Keep) -> tuple[Record, Slices]:
     """Run the labels of the channels that are left through the network. Raises Mismatch where they do not fit."""
-    found = graph.found
+    found = graph.analysis
     live = graph.liveness(keep)
     emit = {}
     for name, labels in {**found.record.writes, **found.record.parameters}.items():
@@ -64,7 +64,7 @@ def replay(graph: ChannelGraph, keep: Keep) -> tuple[Record, Slices]:
 
 def _wanted(graph: ChannelGraph, live: Liveness) -> dict[str, Indices]:
     """Module that selects -> the labels that it passes on, for existing and for new selections."""
-    found = graph.found
+    found = graph.analysis
     readers = {graph.selections.carriers[reader]: reader for reader in live.read}
     for name, module in found.traced.modules.items():
         if selection_of(module) is not None:
@@ -81,12 +81,12 @@ def _wanted(graph: ChannelGraph, live: Liveness) -> dict[str, Indices]:
 
 def _stays(graph: ChannelGraph, labels: Indices, mask: Mask) -> Mask:
     """Which labels are fixed, or belong to a channel in the mask."""
-    return (labels < 0) | mask[graph.found.of_label[np.maximum(labels, 0)]]
+    return (labels < 0) | mask[graph.analysis.of_label[np.maximum(labels, 0)]]
 
 
 def _arriving(graph: ChannelGraph, module: str) -> Indices:
     """Labels that the module works on in the unpruned network, after its own selection."""
-    found = graph.found
+    found = graph.analysis
     for vectors in (found.record.reads, found.record.passes):
         if module in vectors:
             return vectors[module]
@@ -104,8 +104,8 @@ class _Matcher:
 
     def __init__(self, graph: ChannelGraph) -> None:
         self.graph = graph
-        nodes = graph.found.traced.graph.nodes
-        traced = graph.found.traced
+        nodes = graph.analysis.traced.graph.nodes
+        traced = graph.analysis.traced
         self.nodes = {traced.layer_of(n) or str(n.target): n for n in nodes if n.op.startswith(("call", "get_attr"))}
 
     def kept(self, name: str, before: Indices, after: Indices, mask: Mask | None) -> Indices:
@@ -127,9 +127,9 @@ class _Matcher:
 
 
 def _slices(graph: ChannelGraph, live: Liveness, record: Record) -> Slices:
-    old, slices, matcher = graph.found.record, Slices(), _Matcher(graph)
+    old, slices, matcher = graph.analysis.record, Slices(), _Matcher(graph)
     for name, read in old.reads.items():
-        if name in graph.found.find_rule.reading_all:
+        if name in graph.analysis.find_rule.reading_all:
             inputs = matcher.filled(name, read, record.reads[name], live.alive)
         else:
             inputs = matcher.kept(name, read, record.reads[name], live.read.get(name, live.alive))

@@ -126,7 +126,7 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     try:
         for name, inputs in drops.items():
             layer = graph.model.get_submodule(name)
-            if name in graph.found.find_rule.reading_all:
+            if name in graph.analysis.find_rule.reading_all:
                 hooks.append(layer.register_forward_pre_hook(_without(torch.from_numpy(inputs))))
                 continue
             weight: Tensor = layer.weight  # type: ignore[assignment]

@@ -43,7 +43,7 @@ class NetworkPair:
     """Two networks with the same calls. models: the original and the pruned one."""
 
     def __init__(self, graph: ChannelGraph, pruned: nn.Module, live: Liveness, traced: Traced) -> None:
-        self.traced, self.found = traced, graph.found
+        self.traced, self.found = traced, graph.analysis
         self.nodes: list[fx.Node] = list(traced.graph.nodes)
         self.models = (graph.model, pruned)
         self._live, self._owners = live, graph.selections.readers

@@ -94,7 +94,7 @@ def _method(how: str) -> ReaderChanges:
 
 def _norms(seen: SeenInputs) -> dict[str, Any]:
     """Layer -> the batch norm after it; None for layers with a bias."""
-    traced, model = seen.graph.found.traced, seen.graph.model
+    traced, model = seen.graph.analysis.traced, seen.graph.model
     nodes = {str(node.target): node for node in traced.graph.nodes if node.op == "call_module"}
     return {
         name: norm_after(traced, model, nodes[name]) if inputs.layer.bias is None else None

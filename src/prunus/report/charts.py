@@ -121,9 +121,9 @@ class Course:
         factor = run.quality.factor
         return cls(
             (0.0, *(100 * (1 - r.outcome.macs / run.before.macs) for r in run.rounds)),
-            (factor * run.before.holdout.top1, *(factor * r.outcome.after.top1 for r in run.rounds)),
-            tuple(factor * r.outcome.pruned.top1 for r in run.rounds),
-            (factor * was.top1, factor * now.top1) if part == "test" else (),
+            (factor * run.before.holdout.quality, *(factor * r.outcome.after.quality for r in run.rounds)),
+            tuple(factor * r.outcome.pruned.quality for r in run.rounds),
+            (factor * was.quality, factor * now.quality) if part == "test" else (),
         )
 
 
@@ -190,8 +190,10 @@ def epochs_chart(run: FinishedRun) -> str:
     courses, shown = [], run.quality  # of each round: (epochs done so far, quality), its cut first
     done = 0
     for outcome in (one.outcome for one in run.rounds):
-        known = [(done + e.number, shown.factor * e.holdout.top1) for e in outcome.retraining if e.holdout is not None]
-        courses.append([(done, shown.factor * outcome.pruned.top1), *known])
+        known = [
+            (done + e.number, shown.factor * e.holdout.quality) for e in outcome.retraining if e.holdout is not None
+        ]
+        courses.append([(done, shown.factor * outcome.pruned.quality), *known])
         done += len(outcome.retraining)
     if done < 2:
         return ""
@@ -219,7 +221,7 @@ def _limits(run: FinishedRun, axes: Axes) -> list[str]:
         body.append(svg.line(x, 18, x, axes.down.start, "goal", f"goal: {percent(target)} of the MACs removed"))
         body.append(svg.text(x, 12, "goal", "small", "middle"))
     if asked.max_drop is not None:
-        floor = run.quality.factor * run.before.holdout.top1 - asked.max_drop
+        floor = run.quality.factor * run.before.holdout.quality - asked.max_drop
         if floor >= axes.down.low:
             y = axes.down(floor)
             words = f"lowest held-out {run.quality.name} allowed: {run.quality.scaled(floor)}"

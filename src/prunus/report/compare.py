@@ -65,7 +65,7 @@ def finished(entrants: Sequence[Entrant]) -> Iterator[tuple[Entrant, FinishedRun
 def sides(run: FinishedRun) -> tuple[Side, Side]:
     """Quality, on test images if there are any, and costs of the original and the pruned network."""
     _, was, now = reported_accuracy(run)
-    return Side(was.top1, _costs(run, 0)), Side(now.top1, _costs(run, 1))
+    return Side(was.quality, _costs(run, 0)), Side(now.quality, _costs(run, 1))
 
 
 def _costs(run: FinishedRun, place: int) -> dict[str, float]:
@@ -248,7 +248,7 @@ def _words(entrant: Entrant, whole: Comparison) -> dict[str, Any]:
     head |= {"network": entrant.network, "data": entrant.data}
     run = entrant.run
     if not isinstance(run, FinishedRun):
-        rounds = [{"round": r.number, "macs": r.macs, "quality": r.after.top1} for r in run.rounds]
+        rounds = [{"round": r.number, "macs": r.macs, "quality": r.after.quality} for r in run.rounds]
         return {**head, "finished": False, "rounds": rounds}
     before, after = sides(run)
     return {

@@ -179,7 +179,7 @@ def _so_far(run: UnfinishedRun) -> str:
     if not run.rounds:
         return f"no round is finished. Continue it: prunus prune --resume {run.folder}"
     last = run.rounds[-1]
-    reached = f"held-out {run.quality.name} {run.quality.shown(last.after.top1)}, {big(last.macs)} MACs"
+    reached = f"held-out {run.quality.name} {run.quality.shown(last.after.quality)}, {big(last.macs)} MACs"
     done = f"{count(len(run.rounds), 'round')} done"
     return f"{done}: {reached}. Continue it: prunus prune --resume {run.folder}"
 

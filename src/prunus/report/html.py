@@ -257,7 +257,7 @@ def _rounds(run: FinishedRun) -> str:
     headings = ("round", "macs", "weights", f"{name} before", f"{name} pruned", f"{name} after", "channels removed")
     outcomes = [done.outcome for done in run.rounds]
     rows = [
-        (o.number, o.macs, o.params, o.before.top1, o.pruned.top1, o.after.top1, sum(o.chosen.values()))
+        (o.number, o.macs, o.params, o.before.quality, o.pruned.quality, o.after.quality, sum(o.chosen.values()))
         for o in outcomes
     ]
     return as_csv(headings, rows)
@@ -268,6 +268,6 @@ def _epochs(run: FinishedRun) -> str:
     rows = []
     for done in run.rounds:
         for e in done.outcome.retraining:
-            held = (None, None) if e.holdout is None else (e.holdout.loss, e.holdout.top1)
+            held = (None, None) if e.holdout is None else (e.holdout.loss, e.holdout.quality)
             rows.append((done.outcome.number, e.number, e.lr, e.loss, *held))
     return as_csv(headings, rows)

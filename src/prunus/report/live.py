@@ -68,7 +68,7 @@ def _asked(run: UnfinishedRun) -> str:
     line = run.config.get("command_line")
     rows = {"Command": str(line)} if line else {}
     if run.base is not None:
-        rows[f"Held-out {run.quality.name} before"] = run.quality.shown(run.base.top1)
+        rows[f"Held-out {run.quality.name} before"] = run.quality.shown(run.base.quality)
     rows["If it stops"] = shlex.join(["prunus", "prune", "--resume", str(run.folder)])
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in rows.items())
     return f"<dl>{listed}</dl>"
@@ -85,7 +85,7 @@ def _rounds(run: UnfinishedRun) -> str:
             (f"{sum(done.chosen.values()):,}", float(sum(done.chosen.values())), ""),
             (big(done.macs), float(done.macs), ""),
             (percent(gone) if run.macs else "–", gone, ""),
-            (run.quality.shown(done.after.top1), done.after.top1, ""),
+            (run.quality.shown(done.after.quality), done.after.quality, ""),
             (duration(sum(done.seconds.values())), sum(done.seconds.values()), ""),
         ]
         rows.append(sorting_row(place, cells))
@@ -99,8 +99,8 @@ def _chart(run: UnfinishedRun) -> str:
     if run.base is None or not run.macs:
         return ""
     factor, words = run.quality.factor, run.quality
-    course = [(0.0, factor * run.base.top1)]
-    course += [(100 * (1 - done.macs / run.macs), factor * done.after.top1) for done in run.rounds]
+    course = [(0.0, factor * run.base.quality)]
+    course += [(100 * (1 - done.macs / run.macs), factor * done.after.quality) for done in run.rounds]
     axes = Axes.around([value for _, value in course], [gone for gone, _ in course], 230, words)
     body = axes.grid()
     for start, end in itertools.pairwise(course):
@@ -123,7 +123,7 @@ def _epochs(run: UnfinishedRun) -> str:
             (f"{epoch.number}", float(epoch.number), ""),
             (f"{epoch.lr:.4g}", epoch.lr, ""),
             (f"{epoch.loss:.4f}", epoch.loss, ""),
-            ("–", 0.0, "") if held is None else (run.quality.shown(held.top1), held.top1, ""),
+            ("–", 0.0, "") if held is None else (run.quality.shown(held.quality), held.quality, ""),
         ]
         rows.append(sorting_row(place, cells))
     headings = ("epoch", "learning rate", "training loss", f"held-out {run.quality.name}")

@@ -20,7 +20,7 @@ from prunus.run.folder import BASE, CLASSES, CONFIG, NETWORK, PROGRESS, ROUND, S
 from prunus.run.round import Outcome
 from prunus.run.settings import Settings
 from prunus.score.scores import Scores, load_scores
-from prunus.tasks.evaluate import Accuracy
+from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import ACCURACY, QualityWords
 from prunus.timing.latency import Speedup
 from prunus.train.checkpoint import METRICS_FILE, Epoch, from_dict
@@ -119,8 +119,8 @@ FORMAT, VERSION = "prunus-summary", 1
 class NetworkFigures:
     """Accuracy, size and speed of a network, before or after pruning."""
 
-    holdout: Accuracy
-    test: Accuracy | None
+    holdout: Evaluation
+    test: Evaluation | None
     macs: int
     params: int
     bytes: int
@@ -301,8 +301,8 @@ def _settings(words: Mapping[str, Any]) -> Settings:
 def _side(words: Mapping[str, Any]) -> NetworkFigures:
     test = words["test"]
     return NetworkFigures(
-        Accuracy(**words["holdout"]),
-        None if test is None else Accuracy(**test),
+        Evaluation(**words["holdout"]),
+        None if test is None else Evaluation(**test),
         int(words["macs"]),
         int(words["params"]),
         int(words["bytes"]),
@@ -369,7 +369,7 @@ class UnfinishedRun:
 
     folder: Path
     config: Mapping[str, Any]
-    base: Accuracy | None  # held-out; None until it was measured
+    base: Evaluation | None  # held-out; None until it was measured
     macs: int | None  # of the original network; None for older runs
     quality: QualityWords
     rounds: tuple[Outcome, ...]
@@ -393,7 +393,7 @@ def read_unfinished(folder: Path) -> UnfinishedRun:
     return UnfinishedRun(
         folder,
         files.read(CONFIG),
-        None if not base else files.parse(BASE, lambda words: Accuracy(**words["holdout"])),
+        None if not base else files.parse(BASE, lambda words: Evaluation(**words["holdout"])),
         base.get("macs"),
         QualityWords(**base["quality"]) if "quality" in base else ACCURACY,
         tuple(rounds),

@@ -218,9 +218,12 @@ def _cards(run: FinishedRun) -> str:
     words = run.quality
     for part, a, b in (("Test", was.test, now.test), ("Held-out", was.holdout, now.holdout)):
         if a is not None and b is not None:
-            name, note = f"{part} {words.name}", f"{points(b.top1 - a.top1, words)}; {count(b.num_images, 'image')}"
+            name, note = (
+                f"{part} {words.name}",
+                f"{points(b.quality - a.quality, words)}; {count(b.num_images, 'image')}",
+            )
             note += f", each {100 / b.num_images:.2g} points" if words == ACCURACY else ""
-            cards.append(_card(name, words.shown(b.top1), words.shown(a.top1), note))
+            cards.append(_card(name, words.shown(b.quality), words.shown(a.quality), note))
             if a.top5 is not None and b.top5 is not None and a.top5 < 0.999:
                 cards.append(_card(f"{name}, top-5", percent(b.top5, 2), percent(a.top5, 2), points(b.top5 - a.top5)))
     for name, x, y in (("MACs per image", was.macs, now.macs), ("Weights", was.params, now.params)):

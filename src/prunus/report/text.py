@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prunus.report.read import FinishedRun
-from prunus.tasks.evaluate import Accuracy
+from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import ACCURACY, QualityWords
 
 # Numbers formatted for people.
@@ -64,7 +64,7 @@ def removed_fraction(run: FinishedRun, what: str = "macs") -> float:
     return 1 - now / was if was else 0.0
 
 
-def reported_accuracy(run: FinishedRun) -> tuple[str, Accuracy, Accuracy]:
+def reported_accuracy(run: FinishedRun) -> tuple[str, Evaluation, Evaluation]:
     """The accuracy, or other quality, to report: (name, before, after), on the test images if there are any."""
     if run.before.test is not None and run.after.test is not None:
         return "test", run.before.test, run.after.test
@@ -81,7 +81,7 @@ def verdict(run: FinishedRun) -> str:
     if gone <= 0:
         return "Nothing was removed: the network is unchanged."
     work = f"{percent(gone)} fewer MACs and {percent(removed_fraction(run, 'bytes'))} fewer bytes"
-    what, gained, reached = f"{part} {run.quality.name}", now.top1 - was.top1, run.quality.shown(now.top1)
+    what, gained, reached = f"{part} {run.quality.name}", now.quality - was.quality, run.quality.shown(now.quality)
     if float(run.quality.number(abs(gained))) == 0:
         return f"{work} at the same {what}, {reached}."
     return f"{work}; the {what} is {run.quality.size(gained)} {'higher' if gained > 0 else 'lower'}, {reached}."
@@ -114,19 +114,21 @@ def what_it_cost(run: FinishedRun) -> str:
     head = f"{_changed(run, part, was, now)} on {count(now.num_images, 'image')}"
     if part != "test":
         return f"{head}. These images were also used for decisions."
-    held = f"from {run.quality.shown(run.before.holdout.top1)} to {run.quality.shown(run.after.holdout.top1)}"
+    held = f"from {run.quality.shown(run.before.holdout.quality)} to {run.quality.shown(run.after.holdout.quality)}"
     images = count(run.after.holdout.num_images, "held-out image")
     return f"{head} that were not used for any decision. On the {images}, which decisions used, it changed {held}."
 
 
-def _changed(run: FinishedRun, part: str, was: Accuracy, now: Accuracy) -> str:
+def _changed(run: FinishedRun, part: str, was: Evaluation, now: Evaluation) -> str:
     words = run.quality
-    change = f"from {words.shown(was.top1)} to {words.shown(now.top1)} ({points(now.top1 - was.top1, words)})"
+    change = (
+        f"from {words.shown(was.quality)} to {words.shown(now.quality)} ({points(now.quality - was.quality, words)})"
+    )
     if words != ACCURACY:
         return f"The {part} {words.name} changed {change}"
-    mistakes = round((was.top1 - now.top1) * now.num_images)
+    mistakes = round((was.quality - now.quality) * now.num_images)
     if mistakes == 0:
-        return f"The {part} accuracy is still {words.shown(now.top1)}: the same number of mistakes"
+        return f"The {part} accuracy is still {words.shown(now.quality)}: the same number of mistakes"
     more = "more" if mistakes > 0 else "fewer"
     word = "mistake" if abs(mistakes) == 1 else "mistakes"
     return f"The {part} accuracy changed {change}: {abs(mistakes):,} {more} {word}"

@@ -23,7 +23,7 @@ from prunus.errors import DataError, DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.units import Streams
 from prunus.tasks import Task, is_classification, task_of
-from prunus.tasks.evaluate import Accuracy, evaluate, tensors_of, too_good, unpack_for
+from prunus.tasks.evaluate import Evaluation, evaluate, tensors_of, too_good, unpack_for
 from prunus.tasks.quality import ACCURACY, QualityWords
 from prunus.timing.layer_timing import latency_table
 from prunus.train.rate_test import SHARES, steps_per_try
@@ -114,7 +114,7 @@ def batch_norm_problems(model: nn.Module, images: Any) -> list[str]:
 
 def quality_problems(
     model: nn.Module, held_out: Batches, task: Task, classes: int, count: int
-) -> tuple[Accuracy | None, list[str], list[str]]:
+) -> tuple[Evaluation | None, list[str], list[str]]:
     """Quality on held-out images (None if it cannot be measured), what looks wrong about an accuracy, and notes.
 
     classes: number of classes, 0 if it is not known. count: number of all held-out images.
@@ -127,9 +127,9 @@ def quality_problems(
         return found, [], []
     suspicion = too_good(found)
     problems = [suspicion] if suspicion else []
-    if classes and found.top1 * classes < CHANCE:
+    if classes and found.quality * classes < CHANCE:
         problems.append(
-            f"{100 * found.top1:.1f}% of the held-out images are recognised, about what guessing among "
+            f"{100 * found.quality:.1f}% of the held-out images are recognised, about what guessing among "
             f"{classes} classes gives: check the weights, the labels and the normalisation"
         )
     few = f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points"
@@ -323,7 +323,7 @@ class Checkup:
     speedup: SpeedReach | None = None  # if an engine was named
     images: Mapping[str, int] = field(default_factory=dict)  # part -> number
     classes: int = 0  # or labels; 0 if they are not known
-    accuracy: Accuracy | None = None  # or the quality of another task
+    accuracy: Evaluation | None = None  # or the quality of another task
     quality: QualityWords = ACCURACY
     round: RoundEstimate | None = None
     problems: tuple[str, ...] = ()  # a run would fail or be pointless

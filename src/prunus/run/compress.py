@@ -40,7 +40,7 @@ from prunus.run.settings import Settings, check_settings, fill_defaults, recover
 from prunus.run.speed_check import times_for, with_table_settings
 from prunus.run.summary import SUMMARY_FORMAT, headline, summarise
 from prunus.tasks import task_of
-from prunus.tasks.evaluate import Accuracy, too_good
+from prunus.tasks.evaluate import Evaluation, too_good
 from prunus.train.checkpoint import digest
 from prunus.train.trackers import Log, tracking
 from prunus.util.batches import Batches, check_batches, device_of
@@ -61,9 +61,9 @@ def tracked(settings: Settings, folder: RunFolder, kept: bool) -> Iterator[Log]:
         yield log
 
 
-def track_base(context: RunContext, before: Accuracy) -> None:
+def track_base(context: RunContext, before: Evaluation) -> None:
     """The original network."""
-    figures = {f"round/holdout {context.quality.name}": before.top1, "round/macs": context.graph.macs}
+    figures = {f"round/holdout {context.quality.name}": before.quality, "round/macs": context.graph.macs}
     context.track({**figures, "round/params": context.graph.params}, 0)
 
 
@@ -72,9 +72,9 @@ def track_round(context: RunContext, outcome: Outcome, plan: Plan) -> None:
     name = context.quality.name
     context.track(
         {
-            f"round/holdout {name}": outcome.after.top1,
-            f"round/holdout {name} as cut": None if outcome.cut is None else outcome.cut.top1,
-            f"round/holdout {name} before retraining": outcome.pruned.top1,
+            f"round/holdout {name}": outcome.after.quality,
+            f"round/holdout {name} as cut": None if outcome.cut is None else outcome.cut.quality,
+            f"round/holdout {name} before retraining": outcome.pruned.quality,
             "round/macs": outcome.macs,
             "round/params": outcome.params,
             "round/macs removed": 1 - outcome.macs / context.graph.macs,
@@ -236,7 +236,7 @@ def _start(context: RunContext) -> None:
         folder.write_text(TABLE, context.table.to_json())
 
 
-def _rounds(context: RunContext, before: Accuracy) -> tuple[list[Outcome], nn.Module, Plan]:
+def _rounds(context: RunContext, before: Evaluation) -> tuple[list[Outcome], nn.Module, Plan]:
     """Continue after the finished rounds until the goal is met, too much is lost or nothing can be removed."""
     rounds, current, plan = _resume(context)
     while not _finished(context, rounds, plan, before) and len(rounds) < MOST_ROUNDS:
@@ -254,10 +254,10 @@ def _rounds(context: RunContext, before: Accuracy) -> tuple[list[Outcome], nn.Mo
     return rounds, current, plan
 
 
-def _base(context: RunContext) -> Accuracy:
+def _base(context: RunContext) -> Evaluation:
     """The original network's held-out quality."""
     if context.folder.has(BASE):
-        return context.folder.parse(BASE, lambda words: Accuracy(**words["holdout"]))
+        return context.folder.parse(BASE, lambda words: Evaluation(**words["holdout"]))
     context.say("evaluate", 0, 1)
     found = context.evaluate(context.original, context.data.holdout)
     context.say("evaluate", 1, 1)
@@ -267,7 +267,7 @@ def _base(context: RunContext) -> Accuracy:
     return found
 
 
-def check_base(before: Accuracy, classes: int | None) -> None:
+def check_base(before: Evaluation, classes: int | None) -> None:
     """Warn if held-out accuracy cannot tell good decisions from bad ones. classes: None for any other quality."""
     if before.num_images == 0:
         raise DataError("the held-out set has no labelled images, and decisions need some")
@@ -275,11 +275,11 @@ def check_base(before: Accuracy, classes: int | None) -> None:
         return
     if words := too_good(before):
         logger.warning("%s", words)
-    if before.top1 * classes < CHANCE:
+    if before.quality * classes < CHANCE:
         logger.warning(
             "the network scores %.1f%% on the held-out images, about what guessing among %d classes gives: check the "
             "weights, the labels and the normalisation of the images before pruning it",
-            100 * before.top1,
+            100 * before.quality,
             classes,
         )
 
@@ -298,7 +298,7 @@ def _left_by(context: RunContext, number: int) -> tuple[nn.Module, Plan]:
     return context.original, Plan.of(context.graph, {})
 
 
-def _finished(context: RunContext, rounds: list[Outcome], plan: Plan, before: Accuracy) -> bool:
+def _finished(context: RunContext, rounds: list[Outcome], plan: Plan, before: Evaluation) -> bool:
     if not rounds:
         return False
     if context.settings.ratio is not None or rounds[-1].last or not _allowed(rounds[-1], before, context):
@@ -306,9 +306,9 @@ def _finished(context: RunContext, rounds: list[Outcome], plan: Plan, before: Ac
     return context.met(plan, len(rounds))
 
 
-def _allowed(outcome: Outcome, before: Accuracy, context: RunContext) -> bool:
+def _allowed(outcome: Outcome, before: Evaluation, context: RunContext) -> bool:
     most = context.settings.max_drop
-    return most is None or context.quality.factor * (before.top1 - outcome.after.top1) <= most + 1e-7
+    return most is None or context.quality.factor * (before.quality - outcome.after.quality) <= most + 1e-7
 
 
 def _step_back(context: RunContext, rounds: list[Outcome]) -> tuple[list[Outcome], nn.Module, Plan]:
@@ -319,7 +319,7 @@ def _step_back(context: RunContext, rounds: list[Outcome]) -> tuple[list[Outcome
 
 
 def _summary(
-    context: RunContext, plan: Plan, current: nn.Module, before: Accuracy, rounds: list[Outcome]
+    context: RunContext, plan: Plan, current: nn.Module, before: Evaluation, rounds: list[Outcome]
 ) -> dict[str, Any]:
     """The result in numbers. It is written last: a folder with a summary holds a finished run."""
     folder = context.folder

@@ -19,7 +19,7 @@ from prunus.graph.plan import Plan
 from prunus.run.folder import SPEED, RunFolder
 from prunus.run.settings import Settings
 from prunus.tasks import Task, is_classification, task_of
-from prunus.tasks.evaluate import Accuracy, evaluate
+from prunus.tasks.evaluate import Evaluation, evaluate
 from prunus.tasks.quality import QualityWords
 from prunus.timing.engines import PreparedModel
 from prunus.timing.latency import prepare, ready_to_time
@@ -108,15 +108,15 @@ class RunContext:
         """Send figures to the tracker, if there is one."""
         self.reports.track(figures, step)
 
-    def evaluate(self, model: nn.Module, loader: Batches) -> Accuracy:
+    def evaluate(self, model: nn.Module, loader: Batches) -> Evaluation:
         """The quality and loss by the user's own function or the task's."""
         found = (self.settings.evaluate or functools.partial(evaluate, task=self.task))(model, loader)
-        if not isinstance(found, Accuracy):
+        if not isinstance(found, Evaluation):
             raise RunError(
-                "your evaluate function must return a prunus.Accuracy(top1, top5, loss, num_images), whose top1 may "
+                "your evaluate function must return a prunus.Evaluation(top1, top5, loss, num_images), whose top1 may "
                 f"be any figure where higher is better; it returned {type(found).__name__}"
             )
-        if math.isnan(found.top1):
+        if math.isnan(found.quality):
             raise RunError("the evaluation returned NaN, and decisions cannot be based on it: check your function")
         return found
 

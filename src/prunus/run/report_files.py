@@ -21,8 +21,7 @@ from prunus.run.context import RunContext
 from prunus.run.folder import CLASSES
 from prunus.score.scores import Scores
 from prunus.tasks import is_classification
-from prunus.tasks.evaluate import Accuracy
-from prunus.tasks.quality import ClassFigures, evaluate_by_class
+from prunus.tasks.evaluate import ClassFigures, Evaluation, evaluate_by_class
 from prunus.util.batches import Batches
 from prunus.util.files import write_atomically
 
@@ -51,7 +50,7 @@ def figures_on_test_images(context: RunContext, models: Mapping[str, nn.Module])
     return found
 
 
-def _measured(context: RunContext, model: nn.Module, loader: Batches) -> tuple[Accuracy, ClassFigures | None]:
+def _measured(context: RunContext, model: nn.Module, loader: Batches) -> tuple[Evaluation, ClassFigures | None]:
     """An evaluation of the user's own knows no classes."""
     if context.settings.evaluate is not None:
         return context.evaluate(model, loader), None
@@ -88,7 +87,7 @@ INPUT, LAYER, JOIN, OUTPUT = "input", "layer", "join", "output"
 
 def network_shape(graph: ChannelGraph) -> dict[str, Any]:
     """Nodes in the order of execution; each has its kind, its name, and the numbers of the nodes that it reads."""
-    traced = graph.found.traced
+    traced = graph.analysis.traced
     nodes: list[dict[str, Any]] = []
     origin: dict[fx.Node, int] = {}  # call -> the node that its value comes from
 

@@ -33,7 +33,7 @@ from prunus.score.metrics import metric_of
 from prunus.score.passes import sampled
 from prunus.score.score import score
 from prunus.score.scores import Scores, load_scores, save_scores
-from prunus.tasks.evaluate import Accuracy, unpack_for
+from prunus.tasks.evaluate import Evaluation, unpack_for
 from prunus.tasks.partial_forward import Cut
 from prunus.train.checkpoint import Epoch, from_dict
 from prunus.train.fit import fit, steps_of_epochs
@@ -121,7 +121,7 @@ def _measure(context: RunContext, settings: SplitSettings) -> Any:
 
     def by_own_evaluation(model: nn.Module, holdout: Batches) -> float:
         found = context.evaluate(model, holdout)
-        return found.top1 if measure == "accuracy" else -found.loss
+        return found.quality if measure == "accuracy" else -found.loss
 
     by_own_evaluation.__name__ = str(getattr(own, "__name__", "own"))
     return by_own_evaluation
@@ -160,7 +160,7 @@ def repair_round(
     )
 
 
-def cut_accuracy(context: RunContext, graph: ChannelGraph, plan: Plan) -> Accuracy | None:
+def cut_accuracy(context: RunContext, graph: ChannelGraph, plan: Plan) -> Evaluation | None:
     """Held-out accuracy of the round's network as it is cut, without a repair; None if nothing is repaired."""
     if not REPAIRS.find(_how(context)).needs_images:
         return None
@@ -308,14 +308,14 @@ class Outcome:
     number: int
     macs: int
     params: int
-    before: Accuracy  # at the start of the round
-    pruned: Accuracy  # pruned (and repaired), not retrained
-    after: Accuracy  # retrained
+    before: Evaluation  # at the start of the round
+    pruned: Evaluation  # pruned (and repaired), not retrained
+    after: Evaluation  # retrained
     chosen: dict[str, int]  # unit -> channels removed in this round
     seconds: dict[str, float]  # phase -> seconds
     last: bool = False  # nothing more can be removed
     retraining: tuple[Epoch, ...] = ()  # epoch by epoch; empty if a function of the user's own retrains
-    cut: Accuracy | None = None  # pruned, not repaired; None without a repair
+    cut: Evaluation | None = None  # pruned, not repaired; None without a repair
     layer_errors: dict[str, list[float]] = field(default_factory=dict)  # layer -> error before and after its repair
     kept_epoch: int | None = None  # the best epoch, whose weights the round ends with; 0: as pruned and repaired
     alpha: float | None = None  # of Eqn. 3, as given or solved for the number of rounds; None if no unit was ranked
@@ -328,13 +328,13 @@ class Outcome:
     def from_dict(cls, words: dict[str, Any]) -> Outcome:
         """The inverse of `to_dict`."""
         known = [name for name in ("before", "cut", "pruned", "after") if words.get(name) is not None]
-        accuracies = {name: Accuracy(**words[name]) for name in known}
+        accuracies = {name: Evaluation(**words[name]) for name in known}
         epochs = tuple(from_dict(epoch) for epoch in words.get("retraining", ()))
         return cls(**{**words, **accuracies, "retraining": epochs})
 
 
 def run_round(
-    context: RunContext, number: int, current: nn.Module, so_far: Plan, before: Accuracy
+    context: RunContext, number: int, current: nn.Module, so_far: Plan, before: Evaluation
 ) -> tuple[Outcome, nn.Module, Plan]:
     """One round from the network `current`, which `so_far` leads to. What is in the folder already is not repeated."""
     folder, watch = context.folder, Stopwatch()

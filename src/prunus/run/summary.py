@@ -18,7 +18,7 @@ from prunus.run.folder import SPEED
 from prunus.run.report_files import figures_on_test_images
 from prunus.run.round import Outcome
 from prunus.run.speed_check import is_checked, time_beside
-from prunus.tasks.evaluate import Accuracy
+from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import ACCURACY, QualityWords
 from prunus.timing.latency import Speedup, latency, speedup
 from prunus.util.text import big_number
@@ -91,7 +91,7 @@ TURNS = 20  # of each network at each batch size
 
 
 def summarise(
-    context: RunContext, plan: Plan, pruned: nn.Module, before: Accuracy, rounds: Sequence[Outcome]
+    context: RunContext, plan: Plan, pruned: nn.Module, before: Evaluation, rounds: Sequence[Outcome]
 ) -> dict[str, Any]:
     """Everything a report needs."""
     graph, original = context.graph, context.original
@@ -161,14 +161,14 @@ def headline(summary: Mapping[str, Any]) -> list[list[str]]:
 
 
 def notes(
-    before: Accuracy, rounds: Sequence[Outcome], quality: QualityWords = ACCURACY, solve_only: bool = False
+    before: Evaluation, rounds: Sequence[Outcome], quality: QualityWords = ACCURACY, solve_only: bool = False
 ) -> list[str]:
     """What a person should know about repair and retraining, and the loss of quality in words."""
     found = [about(outcome, quality) for about in (_about_repair, _about_retraining) for outcome in rounds]
     said = [words for words in found if words]
     after = rounds[-1].after if rounds else before
-    if after.top1 < before.top1:
-        lost = quality.size(before.top1 - after.top1)
+    if after.quality < before.quality:
+        lost = quality.size(before.quality - after.quality)
         said.append(f"The held-out {quality.name} is {lost} lower than before pruning.")
         if solve_only:
             said.append("The network was repaired and not retrained. A few epochs (--epochs 3) may recover more.")
@@ -177,9 +177,9 @@ def notes(
 
 def _about_repair(outcome: Outcome, quality: QualityWords) -> str | None:
     """How much of what the cut lost in this round the repair brought back."""
-    if outcome.cut is None or outcome.cut.top1 >= min(outcome.before.top1, outcome.pruned.top1):
+    if outcome.cut is None or outcome.cut.quality >= min(outcome.before.quality, outcome.pruned.quality):
         return None
-    lost, back = (quality.size(now.top1 - outcome.cut.top1) for now in (outcome.before, outcome.pruned))
+    lost, back = (quality.size(now.quality - outcome.cut.quality) for now in (outcome.before, outcome.pruned))
     return (
         f"Round {outcome.number}: the cut lost {lost} of held-out {quality.name}, and the repair brought back {back}."
     )
@@ -187,8 +187,8 @@ def _about_repair(outcome: Outcome, quality: QualityWords) -> str | None:
 
 def _about_retraining(outcome: Outcome, quality: QualityWords) -> str | None:
     """A sentence if retraining in this round did not help."""
-    was, now = outcome.pruned.top1, outcome.after.top1
-    reached = [epoch.holdout.top1 for epoch in outcome.retraining if epoch.holdout is not None]
+    was, now = outcome.pruned.quality, outcome.after.quality
+    reached = [epoch.holdout.quality for epoch in outcome.retraining if epoch.holdout is not None]
     if outcome.kept_epoch == 0 and reached:
         return (
             f"Round {outcome.number}: no epoch of retraining was as good on the held-out images as the network before "

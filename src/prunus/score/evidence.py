@@ -219,11 +219,11 @@ def scales(graph: ChannelGraph, unit: Unit) -> Tensor | None:
     For a stream whose readers select their own channels, only norms of the unit's own reader count.
     """
     numbers = graph.grouped.channels[unit.name]
-    place = np.full(graph.found.channels, -1)
+    place = np.full(graph.analysis.channels, -1)
     place[numbers] = np.arange(unit.width)
     alone = unit.kind == "stream" and graph.streams == "select"
     found = torch.full((unit.width,), -1.0, dtype=torch.float64)
-    for name, vector in graph.found.passes.items():
+    for name, vector in graph.analysis.passes.items():
         norm = graph.model.get_submodule(name)
         if not isinstance(norm, _BatchNorm) or norm.weight is None:
             continue

@@ -221,7 +221,7 @@ def collect_discrimination(
 
 def divide(graph: ChannelGraph) -> list[list[str]]:
     """The readers in the order of their first calls, in LOSSES + 1 stages of nearly equal numbers."""
-    traced = graph.found.traced
+    traced = graph.analysis.traced
     readers = {reader.module for unit in graph.units.values() for reader in unit.readers}
     called = [traced.layer_of(node) for node in traced.graph.nodes]
     names = [name for name in dict.fromkeys(called) if name in readers]

@@ -79,7 +79,7 @@ def propagate(graph: ChannelGraph, last: fx.Node, importance: Tensor) -> dict[st
 
     last: the call that reads the final responses; importance: [F] of those, each position of an image an equal share.
     """
-    traced = graph.found.traced
+    traced = graph.analysis.traced
     runner = GraphRunner(traced, _absolute(graph.model))
     seen: list[tuple[str, Tensor]] = []
     nodes = runner.nodes[: runner.nodes.index(last) + 1]
@@ -182,7 +182,7 @@ def _leaf(x: Any) -> Any:
 
 def _last_layer(graph: ChannelGraph) -> fx.Node:
     """The last call of a convolution or linear layer, which reads the final responses."""
-    traced = graph.found.traced
+    traced = graph.analysis.traced
     kinds = (*CONVOLUTIONS, nn.Linear)
     nodes: list[fx.Node] = list(traced.graph.nodes)
     for node in reversed(nodes):
@@ -194,7 +194,7 @@ def _last_layer(graph: ChannelGraph) -> fx.Node:
 
 def _features(graph: ChannelGraph, last: fx.Node, batches: Batches, progress: Progress | None) -> Tensor:
     """[N, F] what enters the last layer, averaged over pixels."""
-    layer = graph.found.traced.module(last)
+    layer = graph.analysis.traced.module(last)
     found: list[Tensor] = []
 
     def look(_: nn.Module, args: tuple[Any, ...]) -> None:

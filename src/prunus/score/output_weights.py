@@ -175,7 +175,7 @@ class Judges:
     @cached_property
     def _suffixes(self) -> list[SuffixRunner]:
         """One for each batch; none if the trace does not compute what the model computes."""
-        runner = GraphRunner(self._graph.found.traced)
+        runner = GraphRunner(self._graph.analysis.traced)
         with torch.no_grad(), evaluating(self._graph.model), generators_kept():
             agrees = all(trace_agrees(runner, images, floats_of) for images in (self._batches[-1], self._batches[0]))
         return [SuffixRunner(runner, images) for images in self._batches] if agrees else []

@@ -341,7 +341,7 @@ def chunks(graph: ChannelGraph, images: Images) -> Iterator[Any]:
             yield tree_map(lambda t: t[:CHUNK], left)
             left = tree_map(lambda t: t[CHUNK:], left)
             done += 1
-    if count_of(left) and not (done and graph.found.traced.guards):
+    if count_of(left) and not (done and graph.analysis.traced.guards):
         yield left
     elif not done:
         raise DataError("there are no images: every batch is empty")

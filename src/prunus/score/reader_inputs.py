@@ -152,7 +152,7 @@ class _Pass:
 
     def __init__(self, graph: ChannelGraph, positions: int, seed: int) -> None:
         self._graph, self._positions, self._seed = graph, positions, seed
-        traced = graph.found.traced
+        traced = graph.analysis.traced
         readers = {reader.module for unit in graph.units.values() for reader in unit.readers}
         self._places = {
             str(node.target): place
@@ -190,7 +190,7 @@ class _Pass:
         """The first held-out images; None if the network takes one batch size only."""
         images = _joined(self._held)
         images = images if count_of(images) else self._few
-        if not self._graph.found.traced.guards or takes_any_batch(self._graph.model, images):
+        if not self._graph.analysis.traced.guards or takes_any_batch(self._graph.model, images):
             return Judges(self._graph, images)
         log.warning(
             "the network's code depends on the batch size: errors of channels are weighed by the layers that read "
@@ -225,7 +225,7 @@ class _Pass:
 def _few_at_once(graph: ChannelGraph, chunk: Any) -> Iterator[Any]:
     """The images of a chunk, on a CPU so many at a time that their activations stay in its caches."""
     count, numbers = count_of(chunk), sum(t.numel() for t in tree_leaves(chunk) if isinstance(t, Tensor))
-    fits = device_of(graph.model).type != "cpu" or bool(graph.found.traced.guards)
+    fits = device_of(graph.model).type != "cpu" or bool(graph.analysis.traced.guards)
     at_once = count if fits else max(1, min(count, PIXELS * count // max(numbers, 1)))
     for start in range(0, count, at_once):
         yield tree_map(lambda t, i=start: t[i : i + at_once], chunk)

@@ -114,7 +114,7 @@ def tapped(graph: ChannelGraph, taps: Mapping[str, Tap], see: See) -> Iterator[S
     The hooks run after existing hooks, so they see the channels that a channel selection has left. They are removed
     afterwards, on errors too.
     """
-    sharing, calls = Sharing(), graph.found.traced.calls
+    sharing, calls = Sharing(), graph.analysis.traced.calls
     seen: dict[
         tuple[int, bool], tuple[weakref.ref[Tensor], int, str]
     ] = {}  # (id of the tensor, linear layer?) -> tensor, version, layer
@@ -304,7 +304,7 @@ def locate_taps(graph: ChannelGraph, where: Where) -> TapLocations:
         if rest:
             readers[name] = Tap(name, tuple(rest))
             units = " and ".join(dict.fromkeys(slot.unit for slot in rest))
-            several = graph.found.traced.calls.get(name, 1) > 1
+            several = graph.analysis.traced.calls.get(name, 1) > 1
             why = f"{name} is called several times" if several else f"there is no activation right before {name}"
             notes.append(f"{units}: {why}, so its input is scored")
     for note in notes:
@@ -345,7 +345,7 @@ def _origins(graph: ChannelGraph, taps: Mapping[str, Tap]) -> dict[str, Origin |
     def note(name: str, _: nn.Module, given: tuple[Any, ...]) -> None:
         origins[name] = follow.origin(given[0]) if given and isinstance(given[0], Tensor) else None
 
-    once = [name for name in taps if graph.found.traced.calls.get(name, 1) == 1]
+    once = [name for name in taps if graph.analysis.traced.calls.get(name, 1) == 1]
     handles = [model.get_submodule(name).register_forward_pre_hook(partial(note, name)) for name in once]
     try:
         with evaluating(model), generators_kept(), torch.no_grad(), nothing_compiled(), follow:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from prunus.errors import DataError, ModelError
 from prunus.graph.traced import Example
 from prunus.ship.fold import fold_batch_norm
-from prunus.tasks.evaluate import Accuracy, evaluate
+from prunus.tasks.evaluate import Evaluation, evaluate
 from prunus.timing.engines import require
 from prunus.timing.onnx_export import PACKAGES, OnnxFile, export_onnx
 from prunus.util.batches import Batches, unpack
@@ -31,14 +31,14 @@ class Int8Export:
 
     path: Path
     bytes: int
-    before: Accuracy
-    after: Accuracy
+    before: Evaluation
+    after: Evaluation
     num_calibration: int
 
     @property
     def drop(self) -> float:
         """Points of accuracy lost."""
-        return 100 * (self.before.top1 - self.after.top1)
+        return 100 * (self.before.quality - self.after.quality)
 
 
 def export_int8(
@@ -76,7 +76,7 @@ def export_int8(
         found = Int8Export(path, made.stat().st_size, before, after, reader.num_images)
         if found.drop > max_drop:
             raise ModelError(
-                f"int8 loses {found.drop:.2f} points of accuracy ({100 * before.top1:.2f}% to {100 * after.top1:.2f}% "
+                f"int8 loses {found.drop:.2f} points of accuracy ({100 * before.quality:.2f}% to {100 * after.quality:.2f}% "
                 f"on {before.num_images} images), and at most {max_drop:g} are allowed; nothing was written. Calibrate "
                 "on more images, or allow more with --max-drop"
             )

@@ -44,7 +44,7 @@ from prunus.studies.folder import (
     wait_until,
 )
 from prunus.tasks import Task, is_classification, task_of
-from prunus.tasks.evaluate import Accuracy, inputs_alone
+from prunus.tasks.evaluate import Evaluation, inputs_alone
 from prunus.tasks.quality import ACCURACY, QualityWords, task_option
 from prunus.train.checkpoint import digest
 from prunus.train.fit import fit
@@ -376,7 +376,7 @@ class MetricComparison:
             if of:
                 self._say("evaluate", number * of + done, total * of, note)
 
-        def measured(model: nn.Module) -> Accuracy:
+        def measured(model: nn.Module) -> Evaluation:
             return accuracy_of(model, graph, self.images.test, self.task, say)
 
         model = pruned_or_same(graph, plan)
@@ -385,9 +385,9 @@ class MetricComparison:
             row["repaired"] = row["accuracy"]
         elif settings.repair != "none":
             model = repair(graph, plan, self._repair_images(cut.seed), how=settings.repair, seed=cut.seed)
-            row["repaired"] = round(factor * measured(model).top1, 4)
+            row["repaired"] = round(factor * measured(model).quality, 4)
         if settings.epochs:
-            row["retrained"] = round(factor * measured(self._retrained(cut, model)).top1, 4)
+            row["retrained"] = round(factor * measured(self._retrained(cut, model)).quality, 4)
         return row
 
     def _as_cut(self, cut: UniformCut, plan: Plan, model: nn.Module, say: Progress) -> StudyRow:
@@ -438,9 +438,9 @@ def units_to_prune(graph: ChannelGraph, which: Units) -> list[str]:
     return found
 
 
-def _figures(found: Accuracy, factor: float) -> StudyRow:
+def _figures(found: Evaluation, factor: float) -> StudyRow:
     return {
-        "accuracy": round(factor * found.top1, 4),
+        "accuracy": round(factor * found.quality, 4),
         "top5": None if found.top5 is None else round(100 * found.top5, 4),
         "loss": round(found.loss, 6),
         "test_images": found.num_images,

@@ -32,7 +32,7 @@ from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.plan import Plan
 from prunus.ship.fold import fold_batch_norm
 from prunus.tasks import Task, task_of
-from prunus.tasks.evaluate import Accuracy, evaluate, unpack_for
+from prunus.tasks.evaluate import Evaluation, evaluate, unpack_for
 from prunus.util.batches import Batch, Batches, order_channels_last
 from prunus.util.files import STUDY as HELD
 from prunus.util.files import held_by, read_object, write_atomically
@@ -273,7 +273,7 @@ def pruned_or_same(graph: ChannelGraph, plan: Plan) -> nn.Module:
 
 def accuracy_of(
     model: nn.Module, graph: ChannelGraph, test: Batches, task: Task | None = None, progress: Progress | None = None
-) -> Accuracy:
+) -> Evaluation:
     """The result of `prunus.evaluate` for a pruned version of the graph's network, in less time."""
     return evaluate(model if model is graph.model else _folded(model, graph), test, task=task, progress=progress)
 

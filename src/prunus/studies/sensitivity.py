@@ -32,7 +32,7 @@ from prunus.score.score import score
 from prunus.studies.effectiveness import units_to_prune
 from prunus.studies.folder import CONFIG, Provenance, StudyFolder, StudyRow, processes_apart, wait_until
 from prunus.tasks import task_of
-from prunus.tasks.evaluate import Accuracy, evaluate
+from prunus.tasks.evaluate import Evaluation, evaluate
 from prunus.tasks.quality import ACCURACY, QualityWords
 from prunus.train.checkpoint import digest
 from prunus.util.batches import Batches, device_of
@@ -266,9 +266,9 @@ class SensitivityArms:
         own = self.settings.evaluate
         return self._shown(own(model, images) if own else evaluate(model, images, task=self.settings.task))
 
-    def _shown(self, found: Accuracy) -> float:
+    def _shown(self, found: Evaluation) -> float:
         """Accuracy in per cent, or the quality of another task in its unit."""
-        return round(self.settings.quality.factor * found.top1, 4)
+        return round(self.settings.quality.factor * found.quality, 4)
 
 
 def ratio_for(graph: ChannelGraph, units: list[str], share: float) -> float:

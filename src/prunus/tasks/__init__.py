@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from prunus.errors import RunError
 from prunus.util.registry import Entry, Registry
@@ -80,6 +80,12 @@ class Task(Entry):
         False [N, L], L labels of which each is a problem of its own; or whole numbers [N, ...], a class for each pixel
         (a negative one is ignored). By default there are none, and metrics that need classes are refused.
     by_class: the quality of each class, for reports.
+    label_kind: what the label of an image is: one class ("classes"), several labels ("several"), or a class for each
+        pixel ("masks"). None: anything. Images with one class each are sampled class by class, and are drawn by class.
+    details: (outputs, labels) -> further figures, name -> one value for each image [N]; their means are reported.
+    margins: (outputs, labels) -> how safely each image is decided [N]. Races look at the images with the smallest ones
+        first: those change first when channels go.
+    chance: outputs -> the quality that guessing would have.
     """
 
     loss: Callable[[Any, Any], Tensor]
@@ -90,6 +96,10 @@ class Task(Entry):
     distil: Callable[[Any, Any, float], Tensor] | None = None
     classes: Callable[[Any], Tensor] | None = None
     by_class: ByClass | None = None
+    label_kind: Literal["classes", "several", "masks"] | None = None
+    details: Callable[[Any, Any], dict[str, Tensor]] | None = None
+    margins: Callable[[Any, Any], Tensor] | None = None
+    chance: Callable[[Any], float] | None = None
 
     @property
     def measured(self) -> Quality:

@@ -12,10 +12,26 @@ from prunus.tasks import ByClass, Quality, Task
 from prunus.tasks.evaluate import at_least_float32
 from prunus.util.batches import as_class_indices, check_range, logits_of
 
+TOP5_CLASSES = 10
+
 
 def right(logits: Tensor, labels: Tensor) -> Tensor:
     """1 for each image whose class is recognised, otherwise 0: [N]."""
     return (logits.argmax(1) == labels).float()
+
+
+def top5(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """1 for each image whose class is among the five likeliest, otherwise 0. With few classes that says very little."""
+    if logits.shape[1] < TOP5_CLASSES:
+        return {}
+    return {"top5": (logits.topk(5, dim=1).indices == labels[:, None]).any(1)}
+
+
+def margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """Probability of the right class minus that of the likeliest wrong one: [N]. Negative for a mistake."""
+    probabilities = at_least_float32(logits).softmax(1)
+    right_class = probabilities.gather(1, labels[:, None]).squeeze(1)
+    return right_class - probabilities.scatter(1, labels[:, None], -1.0).amax(1)
 
 
 def confusion(found: Tensor, there: Tensor, classes: int) -> Tensor:
@@ -49,13 +65,19 @@ def check(logits: Any, labels: Any, index: int) -> None:
     check_range(as_class_indices(labels, index).cpu(), logits, index)
 
 
-ENTRY = Task(
+CLASSIFICATION = Task(
+    name="classification",
+    help="One class per image: cross-entropy and accuracy",
+    label_kind="classes",
     loss=loss,
     quality=Quality(right, "accuracy", "%"),
     outputs=logits_of,
     check=check,
     distil=divergence,
     classes=lambda labels: labels,
+    details=top5,
+    margins=margins,
+    chance=lambda logits: 1 / logits.shape[1],
     by_class=ByClass(
         "accuracy",
         lambda logits, labels: confusion(logits.argmax(1), labels, logits.shape[1]),

@@ -1,11 +1,11 @@
-"""Accuracy of a classifier: top-1, top-5 and mean cross-entropy over a loader."""
+"""The quality of a network over a loader: loss, quality and details of any task, also class by class."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunus.errors import DataError, RunError
-from prunus.tasks import Quality, Task, is_classification, task_of
+from prunus.tasks import ByClass, Quality, Task, task_of
 from prunus.util.batches import (
     Batches,
     call,
@@ -81,7 +81,7 @@ def unpack_for(task: Task, batch: Any, index: int, labelled: bool = True) -> tup
     """
     if task.inputs is not None:
         return _pair(task.inputs(batch), index)
-    if is_classification(task) and labelled:
+    if task.label_kind == "classes" and labelled:
         return unpack(batch, index)
     images, labels = unpack_any(batch, index)
     if labels is None and labelled:
@@ -139,13 +139,36 @@ def image_values(quality: Quality, outputs: Any, labels: Any, count: int) -> Ten
     return at_least_float32(values.detach())
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What a task measures on some images.
+
+    Attributes:
+        quality: The task's quality; for classification the top-1 accuracy, a fraction of 1.
+        loss: The task's mean loss; for classification the cross-entropy in nats.
+        num_images: The number of images.
+        details: Further figures of the task by name, such as "top5" for ten classes or more.
+    """
+
+    quality: float
+    loss: float
+    num_images: int
+    details: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def top5(self) -> float | None:
+        """Top-5 accuracy, where the task measures it."""
+        return self.details.get("top5")
+
+
 class QualitySums:
-    """Sums of the batches so far. They stay on the device: no batch waits for another."""
+    """Loss, quality and details of the batches so far. They stay on the device: no batch waits for another."""
 
     def __init__(self, task: Task) -> None:
         self._task, self._quality = task, task.measured
         self._losses: list[Tensor] = []
         self._parts: list[Tensor] = []
+        self._details: dict[str, list[Tensor]] = {}
         self.num_images = 0
 
     def add(self, outputs: Any, labels: Any, count: int) -> None:
@@ -156,6 +179,9 @@ class QualitySums:
             self._parts.append(image_values(self._quality, outputs, labels, count).sum())
         else:
             self._parts.append(self._sums_of_batch(outputs, labels))
+        if self._task.details is not None:
+            for name, values in self._task.details(outputs, labels).items():
+                self._details.setdefault(name, []).append(values.sum())
 
     def _sums_of_batch(self, outputs: Any, labels: Any) -> Tensor:
         sums = self._quality.measure(outputs, labels)
@@ -174,16 +200,21 @@ class QualitySums:
 
     def sums(self) -> Tensor:
         """The sums that the quality is computed from, in float64 on the CPU."""
-        return torch.stack(self._parts).cpu().double().sum(0)
+        return _total(self._parts)
 
-    def loss(self) -> tuple[float, int]:
-        """The mean loss, and the number of images."""
+    def evaluation(self) -> Evaluation:
+        """All figures of the images so far."""
         self._check()
-        return float(torch.stack(self._losses).cpu().double().sum()) / self.num_images, self.num_images
+        details = {name: float(_total(parts)) / self.num_images for name, parts in self._details.items()}
+        return Evaluation(self.value(), float(_total(self._losses)) / self.num_images, self.num_images, details)
 
     def _check(self) -> None:
         if self.num_images == 0:
             raise DataError("the loader gave no images to evaluate on; check the part, split and limit")
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts).cpu().double().sum(0)
 
 
 def value_of(quality: Quality, sums: Tensor, num_images: int) -> float:
@@ -194,23 +225,9 @@ def value_of(quality: Quality, sums: Tensor, num_images: int) -> float:
     return value
 
 
-TOP5_CLASSES = 10  # with fewer classes, five guesses say very little, and top5 is None
 PERFECT = 0.995  # a held-out accuracy of this or more, on PERFECT_IMAGES or more, is rarely an honest one
 PERFECT_IMAGES = 500
 See = Callable[[Any, Any, int], None]  # outputs, labels and number of images of a batch
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Fractions of 1, not per cent. `loss` is the mean cross-entropy in nats; top5 is None below 10 classes.
-
-    For a task other than classification, top1 is the task's quality and loss its mean loss.
-    """
-
-    top1: float
-    top5: float | None
-    loss: float
-    num_images: int
 
 
 def evaluate(
@@ -218,26 +235,23 @@ def evaluate(
     loader: Batches,
     *,
     device: torch.device | str | None = None,
-    topk: Sequence[int] = (1, 5),
     task: Task | str | None = None,
     progress: Progress | None = None,
-) -> Accuracy:
-    """Top-1, top-5 and loss of `model` over all batches of `loader`, in eval mode and without gradients.
+) -> Evaluation:
+    """Quality and loss of `model` over all batches of `loader`, in eval mode and without gradients.
 
-    task: classification by default. For any other, top1 is the task's quality, top5 None and loss the task's.
+    task: classification by default, whose quality is the top-1 accuracy, with "top5" among the details.
     Batches are pairs (images, labels) or dicts. The model runs on its own device, or as a copy on `device`. Its mode,
     the random generators and everything else are restored afterwards. Each process sees only its own batches.
     Raises DataError if the loader is empty or labels have a wrong type, shape or range.
     """
-    if isinstance(topk, int) or not set(topk) <= {1, 5} or 1 not in topk:
-        raise RunError(f"topk should be (1,) or (1, 5), not {topk}")
     if not isinstance(model, nn.Module):
         raise RunError(f"expected evaluate(model, loader) with a torch.nn.Module, got {type(model).__name__}")
     check_batches(loader, "loader")
     chosen = task_of(task)
-    sums = sums_for(chosen, 5 in topk)
+    sums = QualitySums(chosen)
     each_answer(_placed(model, device), loader, chosen, sums.add, progress)
-    return sums.accuracy()
+    return sums.evaluation()
 
 
 def each_answer(model: nn.Module, loader: Batches, task: Task, see: See, progress: Progress | None = None) -> None:
@@ -252,50 +266,16 @@ def each_answer(model: nn.Module, loader: Batches, task: Task, see: See, progres
                 progress(index + 1, total)
 
 
-def sums_for(task: Task, want_top5: bool = True) -> _Sums | _TaskSums:
-    """What adds up the batches of a task."""
-    return _Sums(want_top5) if is_classification(task) else _TaskSums(task)
-
-
-class _TaskSums(QualitySums):
-    def accuracy(self) -> Accuracy:
-        return Accuracy(self.value(), None, *self.loss())
-
-
-@dataclass
-class _Sums:
-    """Correct answers and losses of the batches so far. They stay on the device: no batch waits for another."""
-
-    want_top5: bool
-    hits1: list[Tensor] = field(default_factory=list)
-    hits5: list[Tensor] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    num_images: int = 0
-
-    def add(self, logits: Tensor, labels: Tensor, count: int) -> None:
-        self.hits1.append((logits.argmax(1) == labels).sum())
-        if self.want_top5 and logits.shape[1] >= TOP5_CLASSES:
-            self.hits5.append((logits.topk(5, dim=1).indices == labels[:, None]).sum())  # [N, 5] -> 0-d
-        self.losses.append(F.cross_entropy(at_least_float32(logits), labels, reduction="sum"))
-        self.num_images += count
-
-    def accuracy(self) -> Accuracy:
-        if self.num_images == 0:
-            raise DataError("the loader gave no images to evaluate on; check the part, split and limit")
-        top1, loss = _total(self.hits1) / self.num_images, _total(self.losses) / self.num_images
-        return Accuracy(top1, _total(self.hits5) / self.num_images if self.hits5 else None, loss, self.num_images)
-
-
-def too_good(accuracy: Accuracy) -> str | None:
+def too_good(accuracy: Evaluation) -> str | None:
     """A warning if a held-out accuracy is suspiciously perfect: 99.5% or more on 500 images or more. Otherwise None.
 
     A network has such a score on the images that it was trained on, and decisions based on it are decided by chance:
     ResNet-56 scores 100.0% on its training images, and still 99.8% with 8% of its MACs removed.
     """
-    if accuracy.top1 < PERFECT or accuracy.num_images < PERFECT_IMAGES:
+    if accuracy.quality < PERFECT or accuracy.num_images < PERFECT_IMAGES:
         return None
     return (
-        f"held-out accuracy is {100 * accuracy.top1:.2f}% on {accuracy.num_images} images, which is suspiciously "
+        f"held-out accuracy is {100 * accuracy.quality:.2f}% on {accuracy.num_images} images, which is suspiciously "
         "perfect: was the network trained on them? Hold out images that it has not seen (for a trained network that "
         "you were given, half of the test set: --holdout test:0.5), or decide by the loss"
     )
@@ -318,5 +298,62 @@ def _length(loader: Batches) -> int | None:
         return None
 
 
-def _total(values: list[Tensor]) -> float:
-    return float(torch.stack(values).cpu().double().sum())
+# The quality of each class, and which classes are taken for which.
+
+MOST_CLASSES = 1000  # with more, counts of pairs would need too much memory, and no page could show them
+MOST_PAIRS = 2500  # of classes that are confused; all of them up to 50 classes
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """Figures of each class, in the order of the classes."""
+
+    values: tuple[float | None, ...]  # quality, a fraction of 1; None if the class does not occur
+    sizes: tuple[int, ...]  # images or pixels of the class
+    confused: tuple[tuple[int, int, int], ...] | None  # class, what it was taken for, how often; the most frequent
+    complete: bool = True  # whether `confused` lists all
+
+
+class _Counts:
+    """Counts of the batches so far, on the device of the network."""
+
+    def __init__(self, how: ByClass) -> None:
+        self._how = how
+        self._total: Tensor | None = None
+
+    def add(self, outputs: Any, labels: Any) -> None:
+        if not isinstance(outputs, Tensor) or outputs.ndim < 2 or outputs.shape[1] > MOST_CLASSES:
+            return  # a task of the user's own may be a changed copy of a built-in one
+        counts = self._how.counts(outputs, labels)
+        self._total = counts if self._total is None else self._total + counts
+
+    def figures(self) -> ClassFigures | None:
+        if self._total is None:
+            return None
+        counts = self._total.cpu().double()
+        values = [None if math.isnan(value) else value for value in self._how.values(counts).tolist()]
+        sizes = [int(size) for size in self._how.sizes(counts).tolist()]
+        if counts.shape[0] != counts.shape[1]:
+            return ClassFigures(tuple(values), tuple(sizes), None)
+        pairs = _pairs(counts)
+        return ClassFigures(tuple(values), tuple(sizes), tuple(pairs[:MOST_PAIRS]), len(pairs) <= MOST_PAIRS)
+
+
+def _pairs(counts: Tensor) -> list[tuple[int, int, int]]:
+    """Classes that were confused, the most frequent first."""
+    places = (counts * (1 - torch.eye(len(counts)))).nonzero().tolist()
+    found = [(row, column, int(counts[row, column])) for row, column in places]
+    return sorted(found, key=lambda pair: -pair[2])
+
+
+def evaluate_by_class(model: nn.Module, loader: Batches, task: Task) -> tuple[Evaluation, ClassFigures | None]:
+    """The quality of all images, and of each class if the task has classes, in one pass."""
+    sums, counts = QualitySums(task), None if task.by_class is None else _Counts(task.by_class)
+
+    def see(outputs: Any, labels: Any, count: int) -> None:
+        sums.add(outputs, labels, count)
+        if counts is not None:
+            counts.add(outputs, labels)
+
+    each_answer(model, loader, task, see)
+    return sums.evaluation(), None if counts is None else counts.figures()

@@ -59,7 +59,10 @@ def check(logits: Any, labels: Any, index: int) -> None:
         raise DataError(f"batch {index}: the labels of a multi-label network must be 0 or 1")
 
 
-ENTRY = Task(
+MULTILABEL = Task(
+    name="multilabel",
+    help="Several labels per image, each present or not: binary cross-entropy and mean F1 over labels",
+    label_kind="several",
     loss=loss,
     quality=Quality(counts, "mean F1", "%", mean_f1),
     outputs=main_output,

@@ -39,7 +39,7 @@ class Staged:
         """outputs: the network's output -> what `whole` and `without` return of it."""
         self.graph, self._outputs = graph, outputs
         self._cut = cut or cut_by_zeroing(graph)
-        self._runner = GraphRunner(graph.found.traced)
+        self._runner = GraphRunner(graph.analysis.traced)
         self._again = {
             name: self._runner.dependents(self._runner.calls_of({reader.module for reader in unit.readers}))
             for name, unit in graph.units.items()
@@ -89,7 +89,7 @@ class Staged:
         return int(values * width // max(1, images))
 
     def _sizes(self, node: fx.Node) -> list[torch.Size]:
-        shapes = self.graph.found.traced.shapes.get(node.name)
+        shapes = self.graph.analysis.traced.shapes.get(node.name)
         leaves = tree_leaves(shapes, is_leaf=lambda x: isinstance(x, torch.Size))
         return [size for size in leaves if isinstance(size, torch.Size)]
 

@@ -59,7 +59,7 @@ def regression(bins: Sequence[float] | None = None) -> Task:
         numbers per image, the first counts.
     """
     if bins is None:
-        return ENTRY
+        return REGRESSION
     borders = torch.tensor([float(border) for border in bins])
     if not len(borders) or not bool((borders[1:] > borders[:-1]).all()) or not bool(borders.isfinite().all()):
         raise RunError(f"bins= must be ascending borders between the classes, such as [0.2, 0.5]; got {list(bins)}")
@@ -67,10 +67,12 @@ def regression(bins: Sequence[float] | None = None) -> Task:
     def classes(labels: Tensor) -> Tensor:
         return torch.bucketize(labels.reshape(len(labels), -1)[:, 0].float().cpu(), borders)
 
-    return replace(ENTRY, name="regression", classes=classes)
+    return replace(REGRESSION, name="regression", classes=classes)
 
 
-ENTRY = Task(
+REGRESSION = Task(
+    name="regression",
+    help="Numbers: mean squared error and R2, the share of the labels' variance that the outputs explain",
     loss=loss,
     quality=Quality(sums, "R2", "", r_squared),
     outputs=main_output,

@@ -89,6 +89,7 @@ def segmentation(ignore_index: int = IGNORED) -> Task:
 
     return Task(
         name="segmentation",
+        label_kind="masks",
         loss=loss,
         quality=Quality(lambda logits, labels: overlaps(logits, labels, ignore_index), "mean IoU", "%", mean_iou),
         outputs=main_output,
@@ -105,4 +106,8 @@ def segmentation(ignore_index: int = IGNORED) -> Task:
     )
 
 
-ENTRY = replace(segmentation(), name="")
+SEGMENTATION = replace(
+    segmentation(),
+    name="segmentation",
+    help="A class for each pixel: cross-entropy over pixels and mean intersection over union",
+)

@@ -98,7 +98,7 @@ def widths_of(layer: nn.Module) -> tuple[int, int]:
 
 def find_blocks(graph: ChannelGraph) -> list[Block]:
     """The blocks of a network in the order of their calls. A layer that is called twice has two."""
-    traced = graph.found.traced
+    traced = graph.analysis.traced
     calls = [n for n in traced.graph.nodes if n.op == "call_module" and str(n.target) in graph.layers]
     return [_block(traced, node) for node in calls if isinstance(traced.module(node), MIXING)]
 

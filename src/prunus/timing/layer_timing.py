@@ -177,7 +177,7 @@ def _grid(graph: ChannelGraph, block: Block, selects: bool) -> Grid:
         outputs: tuple[int, ...] = (wide,)
     else:
         inputs, outputs = _axis(readers, width, block.groups), _axis(writers, wide, block.groups)
-    size = _positions(block) if _is_used_outside(graph.found.traced, block.last) else 0
+    size = _positions(block) if _is_used_outside(graph.analysis.traced, block.last) else 0
     return Grid(block, inputs, outputs, selects, size)
 
 
@@ -408,7 +408,7 @@ def _network_kind(graph: ChannelGraph, grids: Sequence[Grid]) -> str:
 
     They are not kept if a layer is not shared.
     """
-    traced = graph.found.traced
+    traced = graph.analysis.traced
     calls = [
         (n.op, getattr(n.target, "__name__", str(n.target)), str(traced.shapes.get(n.name))) for n in traced.graph.nodes
     ]

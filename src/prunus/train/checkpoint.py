@@ -24,7 +24,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from prunus.errors import FileError, RunError
-from prunus.tasks.evaluate import Accuracy
+from prunus.tasks.evaluate import Evaluation
 from prunus.util.files import write_atomically
 
 NAME = "checkpoint.safetensors"
@@ -148,7 +148,7 @@ class Epoch:
     lr: float  # of the last step
     loss: float
     accuracy: float | None  # or another quality that is a mean over images; None for any other
-    holdout: Accuracy | None
+    holdout: Evaluation | None
     seconds: float  # without the held-out evaluation
     images_per_second: float
 
@@ -161,7 +161,7 @@ def to_dict(epoch: Epoch) -> dict[str, Any]:
 def from_dict(words: dict[str, Any]) -> Epoch:
     """The epoch that `to_dict` wrote."""
     holdout = words["holdout"]
-    return Epoch(**{**words, "holdout": None if holdout is None else Accuracy(**holdout)})
+    return Epoch(**{**words, "holdout": None if holdout is None else Evaluation(**holdout)})
 
 
 class Journal:
@@ -194,14 +194,14 @@ Weights = dict[str, Tensor]
 class BestEpoch:
     """Holds the weights of the best epoch so far. Of epochs with the same accuracy the last one is the best."""
 
-    def __init__(self, model: nn.Module, start: Accuracy) -> None:
+    def __init__(self, model: nn.Module, start: Evaluation) -> None:
         self._model, self.start = model, start
         self.number, self.accuracy, self.weights = 0, start, _copied(model)
 
     def see(self, history: Sequence[Epoch]) -> None:
         """Take the weights of the epoch that has just ended, if it is the best."""
         last = history[-1]
-        if last.holdout is not None and last.holdout.top1 >= self.accuracy.top1:
+        if last.holdout is not None and last.holdout.quality >= self.accuracy.quality:
             self.number, self.accuracy, self.weights = last.number, last.holdout, _copied(self._model)
 
     def restore(self) -> None:
@@ -214,7 +214,7 @@ class BestEpoch:
 
     def resume(self, found: Mapping[str, Any], weights: Weights) -> None:
         """Continue from what `to_dict` gave; `weights` of epoch 0 are those that the run starts with again."""
-        self.number, self.accuracy = found["number"], Accuracy(**found["accuracy"])
+        self.number, self.accuracy = found["number"], Evaluation(**found["accuracy"])
         if self.number:
             self.weights = {name: weights[name].to(tensor.device) for name, tensor in self.weights.items()}
 

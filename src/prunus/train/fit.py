@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from prunus.errors import RunError
 from prunus.tasks import Quality, is_classification
-from prunus.tasks.evaluate import Accuracy, image_values, outputs_for, too_good, unpack_for
+from prunus.tasks.evaluate import Evaluation, image_values, outputs_for, too_good, unpack_for
 from prunus.tasks.evaluate import evaluate as measure
 from prunus.tasks.quality import QualityWords
 from prunus.train.checkpoint import (
@@ -138,7 +138,7 @@ def checked(loss: float, where: str) -> float:
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_REPORTS = 0.5
-Evaluate = Callable[[nn.Module, Batches], Accuracy]
+Evaluate = Callable[[nn.Module, Batches], Evaluation]
 OnStep = Callable[[StepReport], None]
 OnEpoch = Callable[[Epoch], None]
 
@@ -318,7 +318,7 @@ def _report(run: TrainingRun, epoch: int, step: int, meter: Meter, progress: OnS
     progress(StepReport(*position, loss, accuracy, speed, left * seconds_per_step))
 
 
-def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Evaluate | None) -> Accuracy | None:
+def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Evaluate | None) -> Evaluation | None:
     """Each process evaluates its share; all get the result of the whole. None without held-out images."""
     if holdout is None:
         return None
@@ -326,11 +326,11 @@ def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Eval
     if run.accelerator.num_processes == 1 or not run.task.measured.is_mean:  # only means can be merged from shares
         return evaluate(run.result, holdout)
     part = evaluate(run.result, holdout_share(holdout, run.accelerator))
-    shares = (part.top1, part.top5 or 0.0, part.loss, 1.0)
+    shares = (part.quality, part.loss, 1.0, *part.details.values())
     mine = torch.tensor(shares, dtype=torch.float64, device=run.accelerator.device) * part.num_images
-    top1, top5, loss, num_images = run.accelerator.reduce(mine, reduction="sum").tolist()
-    top5_share = None if part.top5 is None else top5 / num_images
-    return Accuracy(top1 / num_images, top5_share, loss / num_images, round(num_images))
+    quality, loss, total, *details = run.accelerator.reduce(mine, reduction="sum").tolist()
+    means = {name: each / total for name, each in zip(part.details, details, strict=True)}
+    return Evaluation(quality / total, loss / total, round(total), means)
 
 
 def _same_buffers(run: TrainingRun) -> None:

@@ -29,7 +29,7 @@ class RateTry:
     """A rate and the held-out accuracy after its try; -inf if the training diverged."""
 
     lr: float
-    top1: float
+    quality: float
 
 
 class FirstBatches:
@@ -78,7 +78,7 @@ def try_rates(
         short = dataclasses.replace(schedule, epochs=1, lr=rate)
         try:
             fitted = fit(model, few, preset=short, progress=False, **others)
-            tries.append(RateTry(rate, evaluate(fitted.model, holdout).top1))
+            tries.append(RateTry(rate, evaluate(fitted.model, holdout).quality))
         except DivergedError:
             tries.append(RateTry(rate, -math.inf))
         if progress is not None:
@@ -91,7 +91,7 @@ def best_rate(tries: tuple[RateTry, ...]) -> float:
 
     A few steps favour low rates, and a training recovers from a small loss at its start; so the limit is MARGIN.
     """
-    best = max(one.top1 for one in tries)
+    best = max(one.quality for one in tries)
     if math.isinf(best):
         return tries[-1].lr
-    return max(one.lr for one in tries if one.top1 >= best - MARGIN * abs(best))
+    return max(one.lr for one in tries if one.quality >= best - MARGIN * abs(best))

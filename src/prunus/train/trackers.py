@@ -121,6 +121,6 @@ def epoch_figures(epoch: Epoch, quality: QualityWords) -> dict[str, float | None
         f"train/{quality.name}": epoch.accuracy,
         "train/lr": epoch.lr,
         "train/images_per_second": epoch.images_per_second,
-        f"holdout/{quality.name}": None if held is None else held.top1,
+        f"holdout/{quality.name}": None if held is None else held.quality,
         "holdout/loss": None if held is None else held.loss,
     }

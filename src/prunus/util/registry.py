@@ -1,8 +1,11 @@
-"""Named choices of one kind: metrics, costs, splits, repairs, engines.
+"""Named choices of one kind: metrics, tasks, costs, splits, repairs, engines.
 
-A kind of choice is a package, and each entry is a module in it. The module's name is the entry's name, the first line
-of its docstring is its line of help, and its `ENTRY` is the object itself. So adding an entry means adding one file,
-and names and help can be listed without importing any entry (and torch with it).
+A registry reads the modules of a package (or one module). An entry is declared there once, at the top level, as a call
+with the keywords `name` and `help`:
+
+    GSD = Metric(name="gsd", help="Generalised symmetric divergence of the classes", score=gsd)
+
+Names and help are read from the source, so that they can be listed without importing any entry (and torch with it).
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +27,7 @@ from prunus.errors import PrunusError
 class Entry:
     """A named choice. A kind of choice derives from this and adds its function and what that function needs."""
 
-    name: str = ""  # both are filled in by the registry
+    name: str = ""
     help: str = ""
 
 
@@ -31,38 +35,36 @@ E = TypeVar("E", bound=Entry)
 
 
 class Registry(Mapping[str, E], Generic[E]):
-    """The entries of one kind by name, in alphabetical order. Modules whose name starts with `_` are not entries.
+    """The entries of one kind by name, in alphabetical order.
 
-    what: what an entry is called in messages ("metric"). package: the package that holds the entries.
-    error: the class of the error that an unknown name raises.
+    Args:
+        what: What an entry is called in messages ("metric").
+        package: The package or module that declares the entries.
+        error: The class of the error that an unknown name raises.
     """
 
     def __init__(self, what: str, package: str, error: type[PrunusError]) -> None:
         self.what = what
         self._package = package
         self._error = error
-        self._loaded: dict[str, E] = {}
-        self._own: dict[str, E] = {}  # registered at run time
+        self._registered: dict[str, E] = {}  # at run time
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._files(), *self._own}))
+        return iter(sorted({*self._declared, *self._registered}))
 
     def __len__(self) -> int:
-        return len({*self._files(), *self._own})
+        return len({*self._declared, *self._registered})
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name in self._own or name in self._files())
+        return name in self._registered or name in self._declared
 
     def __getitem__(self, name: str) -> E:
         """The entry of this name. Mapping's contract asks for KeyError; `find` gives the message a user can act on."""
-        if name in self._own:
-            return self._own[name]
-        if name not in self._loaded:
-            if name not in self._files():
-                raise KeyError(name)
-            entry: E = import_module(f"{self._package}.{name}").ENTRY
-            self._loaded[name] = replace(entry, name=name, help=self.help(name))
-        return self._loaded[name]
+        if name in self._registered:
+            return self._registered[name]
+        module = import_module(self._declared[name][0])
+        entries = (entry for entry in vars(module).values() if isinstance(entry, Entry))
+        return next(entry for entry in entries if entry.name == name)  # type: ignore[return-value]
 
     def find(self, name: str) -> E:
         """The entry of this name, or an error that lists the nearest names."""
@@ -75,27 +77,36 @@ class Registry(Mapping[str, E], Generic[E]):
             raise self._error(unknown(self.what, name, self))
 
     def help(self, name: str) -> str:
-        """One line about an entry, read from its docstring without importing it."""
-        if name in self._own:
-            return self._own[name].help
-        docstring = ast.get_docstring(ast.parse(self._files()[name].read_text(encoding="utf-8"))) or ""
-        return docstring.partition("\n")[0].rstrip(".")
+        """One line about an entry, without importing it."""
+        return self._registered[name].help if name in self._registered else self._declared[name][1]
 
     def register(self, entry: E) -> E:
-        """Add an entry of the user's own, under its name. A name that is taken is an error."""
+        """Add a user-provided entry under its name. A name that is taken is an error."""
         if not isinstance(entry, Entry):
             raise self._error(f"a {self.what} must be an entry of its registry, got {type(entry).__name__}")
         if not entry.name or entry.name in self:
             reason = f"{entry.name!r} is taken" if entry.name else "it has none"
             raise self._error(f"a {self.what} needs a name of its own: {reason}")
-        self._own[entry.name] = entry
+        self._registered[entry.name] = entry
         return entry
 
-    def _files(self) -> dict[str, Path]:
+    @cached_property
+    def _declared(self) -> dict[str, tuple[str, str]]:
+        """Name -> module and help of each entry, read from the source."""
         spec = find_spec(self._package)
-        places = spec.submodule_search_locations if spec else None
-        files = [path for place in places or () for path in Path(place).glob("[!_]*.py")]
-        return {path.stem: path for path in files}
+        assert spec is not None and spec.origin is not None
+        files = {self._package: Path(spec.origin)}
+        for place in spec.submodule_search_locations or ():
+            files |= {f"{self._package}.{path.stem}": path for path in Path(place).glob("[!_]*.py")}
+        declared: dict[str, tuple[str, str]] = {}
+        for module, path in files.items():
+            for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+                call = getattr(statement, "value", None)
+                if isinstance(call, ast.Call):
+                    texts = {k.arg: str(k.value.value) for k in call.keywords if isinstance(k.value, ast.Constant)}
+                    if "name" in texts and "help" in texts:
+                        declared[texts["name"]] = module, texts["help"]
+        return declared
 
 
 def unknown(what: str, name: str, known: Mapping[str, object] | list[str] | tuple[str, ...]) -> str:

@@ -40,4 +40,9 @@ def latency(graph: ChannelGraph) -> CostOf:
     return table_cost(graph, latency_table(graph))
 
 
-ENTRY = CostEntry(of=latency, measured=True)
+ENTRY = CostEntry(
+    name="latency",
+    help="Seconds per batch, from a table of layer timings measured on this machine",
+    of=latency,
+    measured=True,
+)

@@ -14,4 +14,4 @@ def macs(graph: ChannelGraph) -> CostOf:
     )
 
 
-ENTRY = CostEntry(of=macs)
+ENTRY = CostEntry(name="macs", help="Multiply-adds of convolutions and linear layers per image", of=macs)

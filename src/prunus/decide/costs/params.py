@@ -14,4 +14,4 @@ def params(graph: ChannelGraph) -> CostOf:
     )
 
 
-ENTRY = CostEntry(of=params)
+ENTRY = CostEntry(name="params", help="Weights of convolutions and linear layers", of=params)

@@ -56,4 +56,10 @@ def _plan(task: SplitTask) -> Plan:
     return global_ranking(cutter_for(task), names, task.budget.left or 0.0, task.budget.of(graph))
 
 
-ENTRY = Split(plan=_plan, ranks=False, metric=SCALES)
+ENTRY = Split(
+    name="global_ranking",
+    help="All channels of all units in one ranking: the lowest scores go, wherever they are",
+    plan=_plan,
+    ranks=False,
+    metric=SCALES,
+)

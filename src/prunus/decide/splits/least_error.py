@@ -35,4 +35,11 @@ def _plan(task: SplitTask) -> Plan:
     return least_error(cutter_for(task), names_for(task), task.budget.left or 0.0, task.budget.of(task.graph))
 
 
-ENTRY = Split(plan=_plan, ranks=False, metric="rebuilt", needs_errors=True)
+ENTRY = Split(
+    name="least_error",
+    help="The total error after repair is smallest",
+    plan=_plan,
+    ranks=False,
+    metric="rebuilt",
+    needs_errors=True,
+)

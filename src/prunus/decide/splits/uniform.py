@@ -67,4 +67,6 @@ def _plan(task: SplitTask) -> Plan:
     return uniform_within(cutter_for(task), names_for(task), task.budget.left or 0.0, task.budget.of(task.graph))
 
 
-ENTRY = Split(plan=_plan, ranks=False, metric=DEFAULT_METRIC)
+ENTRY = Split(
+    name="uniform", help="The same fraction of channels from every unit", plan=_plan, ranks=False, metric=DEFAULT_METRIC
+)

@@ -106,4 +106,6 @@ class _Moments:
         return self._squares / self._count
 
 
-ENTRY = Repair(run=run, reader_changes=reader_changes)
+ENTRY = Repair(
+    name="bn", help="Correct the statistics of the batch norms after a cut", run=run, reader_changes=reader_changes
+)

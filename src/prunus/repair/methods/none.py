@@ -18,4 +18,4 @@ def run(
     return prune(graph, plan)
 
 
-ENTRY = Repair(run=run, needs_images=False)
+ENTRY = Repair(name="none", help="Prune only, repair nothing", run=run, needs_images=False)

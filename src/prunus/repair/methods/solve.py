@@ -76,4 +76,10 @@ def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[
     return changes
 
 
-ENTRY = Repair(run=run, reader_changes=reader_changes, tells_errors=True)
+ENTRY = Repair(
+    name="solve",
+    help="Give layers new weights by least squares, so that they match the original network's outputs",
+    run=run,
+    reader_changes=reader_changes,
+    tells_errors=True,
+)

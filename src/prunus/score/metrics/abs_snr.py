@@ -14,4 +14,4 @@ def abs_snr(channels: Channels, ridge: float = 1e-4) -> Tensor:
     )
 
 
-ENTRY = Metric(needs="moments", score=abs_snr)
+ENTRY = Metric(name="abs_snr", help="Generalised absolute signal-to-noise ratio", needs="moments", score=abs_snr)

@@ -12,4 +12,10 @@ def act_variance(channels: Channels) -> Tensor:
     return m2 / count
 
 
-ENTRY = Metric(needs="moments", needs_classes=False, score=act_variance)
+ENTRY = Metric(
+    name="act_variance",
+    help="Variance of the activations; needs no labels",
+    needs="moments",
+    needs_classes=False,
+    score=act_variance,
+)

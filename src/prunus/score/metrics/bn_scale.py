@@ -16,4 +16,9 @@ def bn_scale(filters: Filters) -> Tensor:
     return l2(filters) if filters.scales is None else filters.scales
 
 
-ENTRY = Metric(needs="filters", score=bn_scale)
+ENTRY = Metric(
+    name="bn_scale",
+    help="Scale of the batch norm after the filter (network slimming, Liu et al. 2017)",
+    needs="filters",
+    score=bn_scale,
+)

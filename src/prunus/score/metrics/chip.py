@@ -40,4 +40,10 @@ def _nuclear_norm(products: Tensor) -> Tensor:
     return values.clamp(min=0).sqrt().sum(-1)
 
 
-ENTRY = Metric(needs="maps", needs_classes=False, score=chip)
+ENTRY = Metric(
+    name="chip",
+    help="Channel independence: nuclear norm that is lost with the channel's map (CHIP, Sui et al. 2021)",
+    needs="maps",
+    needs_classes=False,
+    score=chip,
+)

@@ -44,4 +44,9 @@ def cp(contributions: Contributions) -> Tensor:
     return scores
 
 
-ENTRY = Metric(needs="contributions", score=cp)
+ENTRY = Metric(
+    name="cp",
+    help="LASSO choice of channels that rebuild the next layer's output (CP, He et al. 2017)",
+    needs="contributions",
+    score=cp,
+)

@@ -16,4 +16,9 @@ def dcp(found: ReaderGradients) -> Tensor:
     return found.gradients.square().sum(1)
 
 
-ENTRY = Metric(needs="discrimination", score=dcp)
+ENTRY = Metric(
+    name="dcp",
+    help="Gradient of discrimination-aware losses at inner layers (DCP, Zhuang et al. 2018)",
+    needs="discrimination",
+    score=dcp,
+)

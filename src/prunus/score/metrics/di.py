@@ -90,4 +90,11 @@ def _cholesky(matrix: Tensor, rho: float) -> Tensor:
     return factor
 
 
-ENTRY = Metric(needs="maps", score=di, takes_scatter=True, saturates=True)
+ENTRY = Metric(
+    name="di",
+    help="Discriminant information (Kung, Hou and Liu 2019)",
+    needs="maps",
+    score=di,
+    takes_scatter=True,
+    saturates=True,
+)

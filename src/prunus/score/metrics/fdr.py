@@ -12,4 +12,4 @@ def fdr(channels: Channels, ridge: float = 1e-4) -> Tensor:
     return one_versus_rest(channels.moments, lambda p: over(p.gap.square(), p.variance + p.rest_variance + ridge))
 
 
-ENTRY = Metric(needs="moments", score=fdr)
+ENTRY = Metric(name="fdr", help="Generalised Fisher discriminant ratio", needs="moments", score=fdr)

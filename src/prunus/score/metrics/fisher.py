@@ -15,4 +15,6 @@ def fisher(gradients: Gradients) -> Tensor:
     return gradients.effect_squares / (2 * gradients.num_images)
 
 
-ENTRY = Metric(needs="gradients", score=fisher)
+ENTRY = Metric(
+    name="fisher", help="Fisher information of a channel's gate (Theis et al. 2018)", needs="gradients", score=fisher
+)

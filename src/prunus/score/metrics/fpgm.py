@@ -15,4 +15,6 @@ def fpgm(filters: Filters) -> Tensor:
     return torch.cdist(filters.weights, filters.weights).sum(1)  # [n, n] -> [n]
 
 
-ENTRY = Metric(needs="filters", score=fpgm)
+ENTRY = Metric(
+    name="fpgm", help="Distance from the geometric median of the filters (He et al. 2019)", needs="filters", score=fpgm
+)

@@ -23,4 +23,4 @@ def gsd(channels: Channels, ridge: float = 0.05) -> Tensor:
     return one_versus_rest(channels.moments, divergence)
 
 
-ENTRY = Metric(needs="moments", score=gsd)
+ENTRY = Metric(name="gsd", help="Generalised symmetric divergence, the paper's metric", needs="moments", score=gsd)

@@ -16,4 +16,4 @@ def gsd_reader(channels: Channels, ridge: float = 0.05) -> Tensor:
     return (gsd(channels, ridge) + 1) * channels.reader_norms.sqrt()
 
 
-ENTRY = Metric(needs="moments", score=gsd_reader)
+ENTRY = Metric(name="gsd_reader", help="(G-SD + 1) x norm of the readers' weights", needs="moments", score=gsd_reader)

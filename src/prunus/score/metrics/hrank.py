@@ -29,4 +29,10 @@ def every_few(maps: Maps, images: float) -> Tensor:
     return maps.maps[torch.linspace(0, len(maps.maps) - 1, count).round().long()]
 
 
-ENTRY = Metric(needs="maps", needs_classes=False, score=hrank)
+ENTRY = Metric(
+    name="hrank",
+    help="Average rank of the feature maps (HRank, Lin et al. 2020)",
+    needs="maps",
+    needs_classes=False,
+    score=hrank,
+)

@@ -11,4 +11,4 @@ def l1(filters: Filters) -> Tensor:
     return filters.weights.abs().sum(1)
 
 
-ENTRY = Metric(needs="filters", score=l1)
+ENTRY = Metric(name="l1", help="L1 norm of the filters (Li et al. 2017)", needs="filters", score=l1)

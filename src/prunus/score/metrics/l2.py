@@ -11,4 +11,4 @@ def l2(filters: Filters) -> Tensor:
     return filters.weights.square().sum(1).sqrt()
 
 
-ENTRY = Metric(needs="filters", score=l2)
+ENTRY = Metric(name="l2", help="L2 norm of the filters", needs="filters", score=l2)

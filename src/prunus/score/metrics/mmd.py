@@ -68,4 +68,4 @@ def _discrepancy(blocks: Tensor, counts: Tensor) -> Tensor:
     return two.mean(1)
 
 
-ENTRY = Metric(needs="maps", score=mmd)
+ENTRY = Metric(name="mmd", help="Maximum mean discrepancy (Gretton et al. 2012)", needs="maps", score=mmd)

@@ -15,4 +15,9 @@ def nisp(importance: Importance) -> Tensor:
     return importance.values
 
 
-ENTRY = Metric(needs="importance", score=nisp)
+ENTRY = Metric(
+    name="nisp",
+    help="Importance propagated back from the features that the classifier reads (NISP, Yu et al. 2018)",
+    needs="importance",
+    score=nisp,
+)

@@ -16,4 +16,4 @@ def random(bare: Bare, seed: int = 0) -> Tensor:
     return torch.rand(bare.width, dtype=torch.float64, generator=generator)
 
 
-ENTRY = Metric(needs="nothing", score=random)
+ENTRY = Metric(name="random", help="Random scores, a baseline", needs="nothing", score=random)

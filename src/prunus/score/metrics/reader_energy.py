@@ -15,4 +15,10 @@ def reader_energy(channels: Channels) -> Tensor:
     return (m2 / count + mean.square()) * channels.reader_norms
 
 
-ENTRY = Metric(needs="moments", needs_classes=False, score=reader_energy)
+ENTRY = Metric(
+    name="reader_energy",
+    help="Mean square of the activations x squared norm of the readers' weights; needs no labels",
+    needs="moments",
+    needs_classes=False,
+    score=reader_energy,
+)

@@ -122,4 +122,10 @@ def _shrinkage(group: ReaderGroup) -> float:
     return share / (1 - share) if share < MOST else MOST / (1 - MOST)
 
 
-ENTRY = Metric(needs="reader_inputs", score=rebuilt, adds_up=True)
+ENTRY = Metric(
+    name="rebuilt",
+    help="Error that remains after the readers' weights are re-solved without the channel; needs no labels",
+    needs="reader_inputs",
+    score=rebuilt,
+    adds_up=True,
+)

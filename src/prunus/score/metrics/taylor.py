@@ -16,4 +16,9 @@ def taylor(gradients: Gradients) -> Tensor:
     return (gradients.weights * gradients.weight_gradients).abs().sum(1)
 
 
-ENTRY = Metric(needs="gradients", score=taylor)
+ENTRY = Metric(
+    name="taylor",
+    help="First-order Taylor expansion on weights (Molchanov et al. 2019)",
+    needs="gradients",
+    score=taylor,
+)

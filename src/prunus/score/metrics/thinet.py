@@ -27,4 +27,9 @@ def thinet(contributions: Contributions) -> Tensor:
     return steps
 
 
-ENTRY = Metric(needs="contributions", score=thinet)
+ENTRY = Metric(
+    name="thinet",
+    help="Greedy choice by the error of the next layer's output (ThiNet, Luo et al. 2017)",
+    needs="contributions",
+    score=thinet,
+)

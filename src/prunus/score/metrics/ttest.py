@@ -21,4 +21,4 @@ def ttest(channels: Channels, ridge: float = 1e-4) -> Tensor:
     return one_versus_rest(channels.moments, statistic)
 
 
-ENTRY = Metric(needs="moments", score=ttest)
+ENTRY = Metric(name="ttest", help="Generalised Student's t-test (Welch's form)", needs="moments", score=ttest)

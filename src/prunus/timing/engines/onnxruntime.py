@@ -29,4 +29,11 @@ def _open(model: bytes, threads: int) -> Callable[[Any], Any]:
     return lambda images: session.run(None, {name: images})
 
 
-ENTRY = Engine(make=_make, requires=PACKAGES, package="onnxruntime", open_onnx=_open)
+ENTRY = Engine(
+    name="onnxruntime",
+    help="onnxruntime on the CPU, from an ONNX file",
+    make=_make,
+    requires=PACKAGES,
+    package="onnxruntime",
+    open_onnx=_open,
+)

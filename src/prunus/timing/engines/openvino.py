@@ -60,4 +60,11 @@ def _open(model: bytes, threads: int) -> Callable[[Any], Any]:
     return lambda images: request.infer({0: images}, share_inputs=True, share_outputs=True)
 
 
-ENTRY = Engine(make=_make, requires={**PACKAGES, "openvino": "openvino"}, package="openvino", open_onnx=_open)
+ENTRY = Engine(
+    name="openvino",
+    help="OpenVINO on the CPU, from an ONNX file",
+    make=_make,
+    requires={**PACKAGES, "openvino": "openvino"},
+    package="openvino",
+    open_onnx=_open,
+)
