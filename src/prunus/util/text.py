@@ -17,8 +17,43 @@ def short_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def big_number(number: float) -> str:
-    """1234567 -> 1.23 M, as in the paper's tables."""
+    """11944576 as 11.94 M, as in the paper's tables."""
     for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
-        if number >= unit:
+        if abs(number) >= unit:
             return f"{number / unit:.2f}{suffix}"
-    return str(number)
+    return f"{number:g}"
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """0.5015 as 50.2%."""
+    return f"{100 * fraction:.{digits}f}%"
+
+
+def signed(number: float, digits: int = 2) -> str:
+    """-0.84 as −0.84 (with a minus sign), 0.84 as +0.84, zero without a sign."""
+    text = f"{abs(number):.{digits}f}"
+    return text if float(text) == 0 else f"{'+' if number > 0 else '−'}{text}"
+
+
+def relative_change(was: float, now: float) -> str:
+    """200 and 66 as −67.0%."""
+    return f"{signed(100 * (now / was - 1), 1)}%" if was else "–"
+
+
+def milliseconds(seconds: float) -> str:
+    """0.0297 as 29.7 ms."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def duration(seconds: float) -> str:
+    """75 as 1 min 15 s, 0.42 as 0.4 s, 5400 as 1 h 30 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds >= 0.05 else "under 0.1 s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def count(number: int, thing: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
