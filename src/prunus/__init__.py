@@ -1,15 +1,20 @@
-"""Prunus: channel pruning for CNN classifiers. A trained network and labelled images in, a smaller network out.
+"""Prunus makes trained vision networks smaller and faster: a network and images in, a smaller network of its class out.
 
-import prunus as sc
+Any task, images with or without labels. The pruned network computes exactly what the original computes when the removed
+channels are zero, and its layers are re-solved so that it needs no training.
 
-graph  = sc.trace(model, example)                        # who reads and writes every channel
-scores = sc.score(graph, loader, metric="gsd")           # what every channel is worth
-plan   = sc.uniform(graph, scores, ratio=0.3)            # the same share everywhere, or
-sens   = sc.sensitivity(graph, scores, holdout)          # Algorithm 1 of the paper
-plan   = sc.decide(graph, scores, sens, target=0.5)
-small  = sc.prune(graph, plan)                           # a new model of the same class
-sc.save(small, plan, "small/"); small = sc.load("small/", fresh_model).eval()
-result = sc.compress(model, train, holdout, target=0.5)  # all of the above; epochs=3 retrains as well
+    import prunus
+
+    result = prunus.compress(model, train, holdout, target=0.5)  # everything below; epochs=3 retrains as well
+
+    graph = prunus.trace(model, example)                         # who reads and writes every channel
+    scores = prunus.score(graph, loader, metric="gsd")           # what every channel is worth
+    plan = prunus.uniform(graph, scores, ratio=0.3)              # the same share everywhere, or
+    ranking = prunus.sensitivity(graph, scores, holdout)         # Algorithm 1 of the paper
+    plan = prunus.decide(graph, scores, ranking, target=0.5)
+    small = prunus.prune(graph, plan)                            # a new model of the same class
+    prunus.save(small, plan, "small/")
+    small = prunus.load("small/", fresh_model).eval()
 """
 
 import sys
