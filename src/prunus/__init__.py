@@ -19,6 +19,7 @@ channels are zero, and its layers are re-solved so that it needs no training.
 
 import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -211,3 +212,15 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names."""
     return __all__
+
+
+class _Package(ModuleType):
+    """The package. `score`, `repair` and `decide` are functions here and also folders, which Python would bind instead
+    as soon as a module in them is imported. The functions stay."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in ("score", "repair", "decide")):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
