@@ -21,7 +21,7 @@ from torch import nn
 
 import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, write
-from prunus.repair.lockstep import Walk
+from prunus.repair.lockstep import Lockstep
 from prunus.repair.solve import SolveSettings, solve_layers
 from prunus.zoo.data import ImageData
 
@@ -40,8 +40,8 @@ def step(network: nn.Module, share: float, data: ImageData) -> tuple[sc.ChannelG
 @torch.no_grad()
 def towards(target: sc.ChannelGraph, whole: sc.Plan, start: nn.Module, images: Any) -> nn.Module:
     """`start`, which has the shape that `whole` leaves of the target's network, solved for that network's outputs."""
-    walk = Walk(target, start, images, target.liveness(target.keep_of(whole)))
-    solve_layers(walk, SolveSettings(), None)
+    networks = Lockstep(target, start, images, target.liveness(target.keep_of(whole)))
+    solve_layers(networks, SolveSettings())
     return start
 
 

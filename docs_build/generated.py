@@ -14,7 +14,7 @@ import prunus
 from prunus.cli import build
 from prunus.decide.costs import COSTS
 from prunus.decide.splits import SPLITS
-from prunus.repair.methods import REPAIRS
+from prunus.repair.repair import REPAIRS
 from prunus.score.metrics import METRICS
 from prunus.tasks import TASKS
 from prunus.timing.engines import ENGINES

@@ -17,7 +17,7 @@ from prunus.errors import DataError, PlanError, RunError
 from prunus.graph.channel_graph import ChannelGraph, prune, trace
 from prunus.graph.plan import Plan
 from prunus.graph.units import Streams, Unit
-from prunus.repair.methods import REPAIRS, Repair
+from prunus.repair.repair import REPAIRS, Repair
 from prunus.repair.repair import repair
 from prunus.repair.unit_repair import repair_each
 from prunus.util.batches import call
@@ -301,7 +301,7 @@ def test_none_only_prunes_and_needs_no_images() -> None:
 
 def test_an_own_method_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = traced(seeded(READERS["plain"]))
-    monkeypatch.setattr(REPAIRS, "_own", {})
+    monkeypatch.setattr(REPAIRS, "_registered", {})
     REPAIRS.register(Repair(name="twice", help="Prune and double the last bias.", run=_doubled, needs_images=False))
     found = repair(graph, half_of(graph, "0:out"), None, how="twice", times=3.0)
     assert found == ("0:out", 3.0) and list(REPAIRS) == ["bn", "none", "solve", "twice"]

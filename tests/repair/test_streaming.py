@@ -104,11 +104,11 @@ def test_two_stores_together_hold_no_more_than_one_may() -> None:
     for number in range(4):
         first.add(torch.full((25,), float(number)))  # 100 bytes each
     second = ValueStore(400, beside=first)
-    assert first.held == 400
+    assert first.in_memory == 400
     for number in range(4):
         second.add(first.take(number).repeat(2))
-        assert first.held + second.held <= 400
-    assert second.held == 400 and [second.take(n)[0].item() for n in range(4)] == [0, 1, 2, 3]
+        assert first.in_memory + second.in_memory <= 400
+    assert second.in_memory == 400 and [second.take(n)[0].item() for n in range(4)] == [0, 1, 2, 3]
     first.close()
     second.close()
 
@@ -147,14 +147,14 @@ def test_values_that_do_not_fit_are_kept_elsewhere_or_computed_again(
 def test_a_layer_takes_as_many_images_as_it_needs_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images 40 to 79 are of another kind: without any of them, the solved weights would not know of it."""
     seen: dict[str, list[int]] = {}
-    upto = lockstep.Walk.upto
+    chunks_at = lockstep.Lockstep.chunks_at
 
-    def noted(self: lockstep.Walk, node: fx.Node) -> Iterator[lockstep.Chunk]:
-        for chunk in upto(self, node):
+    def noted(self: lockstep.Lockstep, node: fx.Node) -> Iterator[lockstep.Chunk]:
+        for chunk in chunks_at(self, node):
             seen.setdefault(str(node.target), []).extend(range(chunk.first, chunk.first + chunk.size))
             yield chunk
 
-    monkeypatch.setattr(lockstep.Walk, "upto", noted)
+    monkeypatch.setattr(lockstep.Lockstep, "chunks_at", noted)
     monkeypatch.setattr(lockstep, "AT_ONCE", 2**14)
     monkeypatch.setattr(layer_solve, "LEAST", 12)
     layers = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 3), nn.Conv2d(6, 6, 1), nn.Conv2d(6, 2, 3, padding=1)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from prunus.decide.costs import COSTS
 from prunus.decide.splits import SPLITS
-from prunus.repair.methods import REPAIRS
+from prunus.repair.repair import REPAIRS
 from prunus.report.run_page import write_report
 from prunus.score.metrics import METRICS
 from tests.report.runs import CLASSES, COMMAND_LINE, SIDE, Page, charts, make_run, read

@@ -12,7 +12,7 @@ from prunus.cli.console import console, friendly
 from prunus.cli.options import DataOptions, Model, options_from_settings, task_for
 from prunus.decide.settings import RankSettings
 from prunus.decide.splits import SPLITS
-from prunus.repair.methods import REPAIRS
+from prunus.repair.repair import REPAIRS
 from prunus.score.metrics import metric_option, suited_metric
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityWords
@@ -56,7 +56,7 @@ def command(model: Model, *, settings: RankSettings, options: SensitivityOptions
     """
     from prunus.decide.sensitivity import check_k
     from prunus.errors import DecideError
-    from prunus.report.sensitivity_picture import draw_sensitivity
+    from prunus.plots.charts import draw_sensitivity
     from prunus.util.files import write_atomically
 
     check(options, DecideError)

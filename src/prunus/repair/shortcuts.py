@@ -44,7 +44,10 @@ class Shortcut:
         if pruned.shape[axis] != len(self.kept):
             return None
         error = outputs_at(layer, original, where, images)[..., self.kept] - outputs_at(layer, pruned, where, images)
-        scale = _scale(self.norm, torch.ones(len(self.kept), device=pruned.device))
+        scale = torch.ones(len(self.kept), device=pruned.device)  # of each output between the layer and the stream
+        if self.norm is not None:
+            gain = scale if self.norm.weight is None else self.norm.weight.detach()
+            scale = gain / torch.sqrt(self.norm.running_var + self.norm.eps)
         return torch.where(scale.abs() > FLAT, error / scale, 0.0)
 
 
@@ -53,7 +56,7 @@ def order_with_shortcuts(pair: NetworkPair, unsolved: list[fx.Node]) -> tuple[li
     sum, where that is possible; and the shortcuts of these layers.
     """
     order: list[fx.Node] = []
-    found: dict[fx.Node, Shortcut] = {}
+    shortcuts: dict[fx.Node, Shortcut] = {}
     for node in pair.nodes:
         if node in order:
             continue
@@ -61,71 +64,35 @@ def order_with_shortcuts(pair: NetworkPair, unsolved: list[fx.Node]) -> tuple[li
         early = None if shortcut is None else _early(pair, node, shortcut.other, order, unsolved)
         if shortcut is not None and early is not None:
             order += early
-            found[node] = shortcut
+            shortcuts[node] = shortcut
         order.append(node)
-    return order, found
+    return order, shortcuts
 
 
 def _shortcut(pair: NetworkPair, node: fx.Node) -> Shortcut | None:
     """The addition right after `node`; a batch norm may come between."""
     kept = pair.kept_outputs(str(node.target))
-    branch, user = node, only_user(node)
-    norm = pair.layer(user) if user is not None and user.op == "call_module" else None
-    if isinstance(norm, BatchNorm):
-        assert user is not None
+    branch, user, norm = node, only_user(node), None
+    if user is not None and user.op == "call_module" and isinstance(pair.layer(user), BatchNorm):
+        norm = pair.layer(user)
         branch, user = user, only_user(user)
-    other = None if user is None else _other_operand(user, branch)
-    if kept is None or other is None or pair.traced.shapes[other.name] != pair.traced.shapes[node.name]:
+    if kept is None or user is None or (norm is not None and norm.running_var is None):
         return None
-    if isinstance(norm, BatchNorm) and norm.running_var is None:
+    additions = ADDITIONS if user.op == "call_function" else METHODS
+    if user.kwargs or len(user.args) != 2 or user.target not in additions:
+        return None
+    other = next((n for n in user.args if isinstance(n, fx.Node) and n is not branch), None)
+    if other is None or pair.traced.shapes[other.name] != pair.traced.shapes[node.name]:
         return None
     return Shortcut(other, kept, norm)
-
-
-def _other_operand(addition: fx.Node, branch: fx.Node) -> fx.Node | None:
-    if not _is_addition(addition):
-        return None
-    return next((n for n in addition.args if isinstance(n, fx.Node) and n is not branch), None)
-
-
-def _scale(norm: Any, ones: Tensor) -> Tensor:
-    """Factor of each output between the layer and the stream: 1 unless there is a batch norm."""
-    if not isinstance(norm, BatchNorm):
-        return ones
-    gain = ones if norm.weight is None else norm.weight.detach()
-    assert norm.running_var is not None
-    return gain / torch.sqrt(norm.running_var + norm.eps)
-
-
-def _is_addition(node: fx.Node) -> bool:
-    if node.kwargs or len(node.args) != 2:
-        return False
-    return node.target in (ADDITIONS if node.op == "call_function" else METHODS)
 
 
 def _early(
     pair: NetworkPair, node: fx.Node, other: fx.Node, done: list[fx.Node], unsolved: list[fx.Node]
 ) -> list[fx.Node] | None:
-    """The calls that lead to `other` and are not done, if they can be made before `node` and no call notices."""
+    """The calls that `other` still needs, if they can be made before `node` and no call notices; otherwise None."""
     if other in done:
         return []
-    pending = _needed(node, other, done, unsolved)
-    if pending is None:
-        return None
-    order = {n: i for i, n in enumerate(pair.nodes)}
-    after = {node}
-    for between in pair.nodes[order[node] + 1 : order[other]]:
-        if between in pending or between in done:
-            continue
-        # A call in between might write into the inputs of `other`. One that sees only the layer's output cannot.
-        if not all(n in after or n.op == "get_attr" for n in between.all_input_nodes):
-            return None
-        after.add(between)
-    return sorted(pending, key=order.__getitem__)
-
-
-def _needed(node: fx.Node, other: fx.Node, done: list[fx.Node], unsolved: list[fx.Node]) -> list[fx.Node] | None:
-    """The calls that `other` still needs; None if it needs `node` or a layer that is not solved yet."""
     pending: list[fx.Node] = []
     wanted = [other]
     while wanted:
@@ -136,4 +103,13 @@ def _needed(node: fx.Node, other: fx.Node, done: list[fx.Node], unsolved: list[f
             return None
         pending.append(one)
         wanted += one.all_input_nodes
-    return pending
+    order = {n: i for i, n in enumerate(pair.nodes)}
+    after = {node}
+    for between in pair.nodes[order[node] + 1 : order[other]]:
+        if between in pending or between in done:
+            continue
+        # A call in between might write into the inputs of `other`. One that sees only the layer's output cannot.
+        if not all(n in after or n.op == "get_attr" for n in between.all_input_nodes):
+            return None
+        after.add(between)
+    return sorted(pending, key=order.__getitem__)

@@ -19,14 +19,14 @@ from prunus.errors import RunError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.surgery import zeroed
 from prunus.graph.units import Reader
-from prunus.repair.methods import REPAIRS
-from prunus.repair.solve import norm_after, too_few_images, warn_of_few_images
+from prunus.repair.repair import REPAIRS
+from prunus.repair.solve import norm_after, too_few_rows, warn_of_few_images
 from prunus.score.passes import Images
 from prunus.score.reader_inputs import POSITIONS, SeenInputs, collect_reader_inputs, input_width, weights_per_filter
 from prunus.score.rows import rows_of_weight
 
 if TYPE_CHECKING:
-    from prunus.repair.methods import Change, ReaderChanges
+    from prunus.repair.repair import Change, ReaderChanges
 
 
 class UnitRepair:
@@ -40,32 +40,35 @@ class UnitRepair:
 
     def __init__(self, how: str, seen: SeenInputs) -> None:
         self.how, self.seen, self.graph = how, seen, seen.graph
-        self._method = _method(how)
-        self._norms = _norms(seen)
-        self._known: dict[tuple[str, tuple[int, ...]], list[Change]] = {}
+        self._reader_changes = _reader_changes(how)
+        traced, model = seen.graph.analysis.traced, seen.graph.model
+        nodes = {str(node.target): node for node in traced.graph.nodes if node.op == "call_module"}
+        self._norms: dict[str, Any] = {  # layer -> the batch norm after it; None for layers with a bias
+            name: norm_after(traced, model, nodes[name]) if inputs.layer.bias is None else None
+            for name, inputs in seen.layers.items()
+        }
+        self._changes: dict[tuple[str, tuple[int, ...]], list[Change]] = {}  # of each cut, as often as it is asked for
 
     @contextmanager
     def __call__(self, unit: str, kept: Sequence[int]) -> Iterator[None]:
         """The graph's model with this unit cut down to `kept` and repaired, inside the block."""
         key = unit, tuple(kept)
-        if key not in self._known:  # a race asks for the same cut many times
-            self._known[key] = [c for reader in self.seen.units().get(unit, ()) for c in self._changes(reader, key)]
+        if key not in self._changes:  # a race asks for the same cut many times
+            self._changes[key] = []
+            for reader in self.seen.units().get(unit, ()):
+                seen = self.seen.layers[reader.module]
+                columns = _columns_left(seen.layer, reader, self.graph.units[unit].width, kept)
+                if columns is not None:
+                    self._changes[key] += self._reader_changes(seen, self._norms[reader.module], columns)
         with zeroed(self.graph, {unit: kept}), torch.no_grad():
-            before = [(tensor, tensor.detach().clone()) for tensor, _ in self._known[key]]
+            before = [(tensor, tensor.detach().clone()) for tensor, _ in self._changes[key]]
             try:
-                for tensor, value in self._known[key]:
+                for tensor, value in self._changes[key]:
                     tensor.copy_(value)
                 yield
             finally:
                 for tensor, value in before:
                     tensor.copy_(value)
-
-    def _changes(self, reader: Reader, key: tuple[str, tuple[int, ...]]) -> list[Change]:
-        seen, norm = self.seen.layers[reader.module], self._norms[reader.module]
-        columns = _columns_left(seen.layer, reader, self.graph.units[key[0]].width, key[1])
-        if columns is None:
-            return []
-        return self._method(seen, norm, columns)
 
 
 @torch.no_grad()
@@ -77,29 +80,20 @@ def repair_each(
     images: unlabelled, as for `repair`. They are read once, here. `score(graph, units, metric="rebuilt")` uses what
     this pass has seen.
     """
-    _method(how)  # an unknown one is an error before the pass
+    _reader_changes(how)  # an unknown one is an error before the pass
     seen = collect_reader_inputs(graph, images, positions=positions, seed=seed)
     if how == "solve":
-        few = [too_few_images(n, weights_per_filter(s.layer), s.rows, seen.num_images) for n, s in seen.layers.items()]
-        warn_of_few_images(seen.num_images, [one for one in few if one is not None], "A larger ridge is used there.")
+        layers = [(name, weights_per_filter(inputs.layer), inputs.rows) for name, inputs in seen.layers.items()]
+        few = [layer for layer in layers if too_few_rows(*layer[1:])]
+        warn_of_few_images(seen.num_images, few, "A larger ridge is used there.")
     return UnitRepair(how, seen)
 
 
-def _method(how: str) -> ReaderChanges:
+def _reader_changes(how: str) -> ReaderChanges:
     changes = REPAIRS.find(how).reader_changes
     if changes is None:
         raise RunError(f"repair {how!r} changes nothing, so it cannot be used for units; use solve or bn")
     return changes
-
-
-def _norms(seen: SeenInputs) -> dict[str, Any]:
-    """Layer -> the batch norm after it; None for layers with a bias."""
-    traced, model = seen.graph.analysis.traced, seen.graph.model
-    nodes = {str(node.target): node for node in traced.graph.nodes if node.op == "call_module"}
-    return {
-        name: norm_after(traced, model, nodes[name]) if inputs.layer.bias is None else None
-        for name, inputs in seen.layers.items()
-    }
 
 
 def _columns_left(layer: Any, reader: Reader, width: int, kept: Sequence[int]) -> Tensor | None:

@@ -22,7 +22,7 @@ from prunus.errors import RunError
 from prunus.graph.channel_graph import ChannelGraph, prune, trace
 from prunus.graph.files import PLAN_FILE
 from prunus.graph.plan import Plan, same_origin
-from prunus.repair.methods import REPAIRS
+from prunus.repair.repair import REPAIRS
 from prunus.repair.unit_repair import UnitRepair, repair_each
 from prunus.run.context import RunContext, Stopwatch
 from prunus.run.folder import ROUND, SENSITIVITY

@@ -24,8 +24,7 @@ from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.plan import Plan
 from prunus.plots.style import PAGE, figure, legend, line, save, styled
-from prunus.repair.methods import REPAIRS
-from prunus.repair.repair import repair
+from prunus.repair.repair import REPAIRS, repair
 from prunus.run.identity import first_image
 from prunus.score.evidence_sources import ALL, ChosenMetric, choose_metrics, without_classes
 from prunus.score.metrics import METRICS

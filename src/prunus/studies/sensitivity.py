@@ -21,7 +21,7 @@ from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.files import load
 from prunus.plots.style import INK, PAGE, figure, legend, line, save
-from prunus.repair.methods import REPAIRS
+from prunus.repair.repair import REPAIRS
 from prunus.run.compress import Compressed, compress
 from prunus.run.context import RunData
 from prunus.run.folder import SUMMARY, RunFolder

@@ -1,4 +1,4 @@
-"""Correct the statistics of the batch norms after a cut."""
+"""The repair `bn`: correct the statistics of the batch norms after a cut."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from torch import Tensor, fx, nn
 
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
-from prunus.repair.lockstep import NetworkPair, Route, Walk, walked
-from prunus.repair.methods import Repair
-from prunus.repair.shortcuts import BatchNorm
+from prunus.repair.lockstep import NetworkPair, lockstep
+from prunus.repair.repair import Repair
 from prunus.score.passes import Images
 from prunus.score.reader_inputs import LayerInputs
 from prunus.score.rows import exact, rows_of_weight
@@ -32,16 +31,24 @@ def run(
         mean += mean in the pruned network - mean in the original,    var *= variance in the pruned / in the original
 
     over the same images. Sampling errors of a few images affect both networks alike and cancel. A norm before the
-    first cut keeps its statistics. memory: see `prunus.repair.lockstep.walked`. `seed` is ignored.
+    first cut keeps its statistics. memory: see `prunus.repair.lockstep`. `seed` is ignored.
     """
-    with walked(graph, plan, images, memory) as walk:
-        pair = walk.pair
-        todo = [node for node in pair.nodes if _has_statistics(pair, node) and pair.changed(node)]
-        walk.take(Route(pair.nodes, todo, ahead=False))
-        for number, node in enumerate(todo, 1):
-            _correct(walk, node)
+    with lockstep(graph, plan, images, memory) as networks:
+        pair = networks.pair
+        stops = [node for node in pair.nodes if pair.changed(node) and _has_statistics(pair, node)]
+        networks.start(pair.nodes, stops)
+        for number, node in enumerate(stops, 1):
+            before, after = _Moments(), _Moments()
+            for chunk in networks.chunks_at(node):
+                before.add(chunk.entering(node, 0))
+                after.add(chunk.entering(node, 1))
+            norm, kept = pair.layer(node), pair.kept_channels(str(node.target))
+            variance = before.variance()[kept]
+            ratio = torch.where(variance > 0, after.variance() / variance, 1.0)
+            norm.running_mean.add_((after.mean - before.mean[kept]).to(norm.running_mean))
+            norm.running_var.mul_(ratio.to(norm.running_var))
             if progress is not None:
-                progress(number, len(todo))
+                progress(number, len(stops))
         return pair.models[1]
 
 
@@ -50,12 +57,11 @@ def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[
     if norm is None:
         return []
     weight = rows_of_weight(seen.layer)
-    none = torch.zeros_like(weight[:, :, 0])
-    cut = torch.zeros_like(weight)
     index = columns[:, None].expand(-1, weight.shape[1], -1)
-    cut.scatter_(2, index, weight.gather(2, index))
+    cut = torch.zeros_like(weight).scatter_(2, index, weight.gather(2, index))
     every = torch.arange(weight.shape[2], device=weight.device).expand(len(weight), -1)
-    before, after = (seen.whole.narrowed(every, w, none) for w in (weight, cut))
+    zeros = torch.zeros_like(weight[:, :, 0])
+    before, after = (seen.whole.narrowed(every, w, zeros) for w in (weight, cut))
     shift = (after.mean() - before.mean()).reshape(-1)
     ratio = torch.where(before.variance() > 0, after.variance() / before.variance(), 1.0).reshape(-1)
     return [
@@ -64,25 +70,18 @@ def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[
     ]
 
 
+BN = Repair(
+    name="bn", help="Correct the statistics of the batch norms after a cut", run=run, reader_changes=reader_changes
+)
+
+
 def _has_statistics(pair: NetworkPair, node: fx.Node) -> bool:
+    """Whether a node calls a batch norm with statistics of which the kept channels are known."""
     if not pair.called_once(node):
         return False
     norm = pair.layer(node)
     known = pair.kept_channels(str(node.target)) is not None
-    return isinstance(norm, BatchNorm) and norm.running_mean is not None and known
-
-
-def _correct(walk: Walk, node: fx.Node) -> None:
-    before, after = _Moments(), _Moments()
-    for chunk in walk.upto(node):
-        before.add(chunk.entering(node, 0))
-        after.add(chunk.entering(node, 1))
-    norm = walk.pair.layer(node)
-    kept = walk.pair.kept_channels(str(node.target))
-    var_before, var_after = before.variance()[kept], after.variance()
-    ratio = torch.where(var_before > 0, var_after / var_before, 1.0)
-    norm.running_mean.add_((after.mean - before.mean[kept]).to(norm.running_mean))
-    norm.running_var.mul_(ratio.to(norm.running_var))
+    return isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None and known
 
 
 class _Moments:
@@ -104,8 +103,3 @@ class _Moments:
     def variance(self) -> Tensor:
         """Variance of each channel."""
         return self._squares / self._count
-
-
-ENTRY = Repair(
-    name="bn", help="Correct the statistics of the batch norms after a cut", run=run, reader_changes=reader_changes
-)
