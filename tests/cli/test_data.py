@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prunus.zoo import download
+from prunus.zoo import download, names
 from prunus.zoo.data import NAMES
 from tests.cli.command_line import lines, prunus
 from tests.zoo.formats import TinyCifar, write_tar
@@ -28,7 +28,7 @@ def test_data_list_says_what_is_here(tmp_path: Path) -> None:
 
 def test_data_get_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
-    monkeypatch.setattr(download, "SOURCES", {"cifar10": tiny_source()})
+    monkeypatch.setitem(names.DATA_SETS, "cifar10", tiny_source())
     done = prunus("data", "get", "cifar10", "--to", tmp_path / "there", "--from", archive)
     assert done.exit_code == 0, done.output
     path = tmp_path / "there" / "cifar10.safetensors"

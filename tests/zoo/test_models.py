@@ -12,8 +12,8 @@ from torch import fx, nn
 
 from prunus.errors import ModelError
 from prunus.zoo import models
-from prunus.zoo.model_registry import IMAGENET, register
 from prunus.zoo.models import totals
+from prunus.zoo.networks import IMAGENET, register
 from tests import zoo_nets
 
 SMALL = [name for name in models.names() if models.config(name).shape[1] == 32]

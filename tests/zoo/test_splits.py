@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prunus.errors import DataError
 from prunus.zoo import data
-from prunus.zoo.images import Part, divide, stratified
+from prunus.zoo.images import MemoryImages, Part, divide, stratified
 from prunus.zoo.names import parse_holdout
 
 
@@ -38,7 +38,7 @@ def test_the_seed_decides_and_nothing_else() -> None:
 
 def rows(found: data.ImageData, part: Part) -> set[int]:
     images = found.parts[part]
-    assert isinstance(images, data.images.MemoryImages)
+    assert isinstance(images, MemoryImages)
     return set(images.rows.tolist())
 
 

@@ -70,11 +70,12 @@ def get_set(
         prunus data get cifar100 --from cifar-100-python.tar.gz
     """
     from prunus.zoo import data
-    from prunus.zoo.download import get, source
+    from prunus.zoo.download import downloadable, get
 
-    origin = source(name)
     with shown(None, phases) as show:
-        path = get(origin, to or data.roots()[-1], archive, lambda stage, done, total: show(stage, done, total, ""))
+        path = get(
+            downloadable(name), to or data.roots()[-1], archive, lambda stage, done, total: show(stage, done, total, "")
+        )
     found = data.load(name, path.parent, holdout="none")
     counts = f"{found.count('train'):,} training and {found.count('test'):,} test images"
     console.print(f"{name}: {counts}, SHA-256 verified, {path.stat().st_size / 1e6:.1f} MB in {path}", soft_wrap=True)

@@ -15,7 +15,7 @@ from prunus.errors import DataError, ModelError
 from prunus.ship.formats import file_format
 from prunus.util.files import refuse_overwriting
 from prunus.util.options import check, option
-from prunus.zoo.names import is_own_data, parse_holdout
+from prunus.zoo.names import is_user_data, parse_holdout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ class ComparisonData:
         check(self, DataError)
         if self.data is None:
             return None
-        if len(shape) != 3 or is_own_data(self.data):
+        if len(shape) != 3 or is_user_data(self.data):
             raise DataError(f"{self.data}: a file is compared on images of a data set by name; leave out --data")
         mean, std = numbers(self.mean, "--mean"), numbers(self.std, "--std")
         found = load(self.data, self.data_root, mean=mean, std=std, size=shape[-1])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunus.cli.console import ModelArgument, complain, console, resolve
 from prunus.errors import DataError, ModelError
-from prunus.util.user_code import failure, made_by_own_function
+from prunus.util.user_code import call_user_function, failure
 
 if TYPE_CHECKING:
     import torch
@@ -209,7 +209,7 @@ class OwnData:
 
 def open_own_data(spec: str, task: Task) -> OwnData:
     """What make_data returned: two or three loaders, or a dict with some of NAMES."""
-    made = made_by_own_function(spec, DataError)
+    made = call_user_function(spec, DataError)
     if isinstance(made, tuple | list) and 2 <= len(made) <= 3:
         made = dict(zip(LOADERS, made, strict=False))
     known = isinstance(made, Mapping) and set(made) <= set(NAMES) and {"train", "holdout"} <= set(made)

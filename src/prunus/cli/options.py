@@ -24,7 +24,7 @@ from prunus.cli.inputs import numbers
 from prunus.errors import DataError, ModelError, PrunusError
 from prunus.tasks import DEFAULT_TASK, TASKS, is_classification, task_of
 from prunus.util.options import GROUPS, Option, check, default_of, option, options_of
-from prunus.zoo.names import NAMES, check_data_set, is_own_data, parse_holdout
+from prunus.zoo.names import NAMES, check_data_set, is_user_data, parse_holdout
 
 if TYPE_CHECKING:
     import torch
@@ -219,7 +219,7 @@ class DataOptions:
         from prunus.cli.inputs import input_size, normalisation, open_own_data
 
         known, asked = self.known_for(model), resolve(model).asked
-        if is_own_data(known.name):
+        if is_user_data(known.name):
             known._check_nothing_else()
             return open_own_data(known.name, task_of(task))
         same = (asked.get("data"), asked.get("holdout")) == (known.data, known.holdout)
@@ -453,7 +453,7 @@ def _pruned(found: ModelArgument, classes: int | None) -> Network:
     count = classes or _classes(found)
     if count is not None:
         arguments["num_classes"] = count
-    if len(shape) == 3 and shape[0] != config(found.name).shape[0] and not is_own_data(str(found.asked.get("data"))):
+    if len(shape) == 3 and shape[0] != config(found.name).shape[0] and not is_user_data(str(found.asked.get("data"))):
         arguments[channels_argument(found.name)] = shape[0]
     original = create(found.name, **arguments)
     for earlier in found.folders[:-1]:

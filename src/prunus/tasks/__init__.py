@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from prunus.errors import RunError
 from prunus.util.registry import Entry, Registry
-from prunus.util.user_code import made_by_own_function, names_own_code
+from prunus.util.user_code import call_user_function, is_function_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,7 @@ TASKS: Registry[Task] = Registry("task", "prunus.tasks", RunError)
 def check_task(task: Any) -> None:
     """RunError unless `task` is a Task, the name of one, or names a function of the user's own that makes one."""
     if isinstance(task, str):
-        if not names_own_code(task):
+        if not is_function_name(task):
             TASKS.check(task)
     elif task is not None and not isinstance(task, Task):
         raise RunError(f"task must be a name ({', '.join(TASKS)}) or a prunus.Task, got {type(task).__name__}")
@@ -129,7 +129,7 @@ def task_of(task: Any) -> Task:
     name = task or DEFAULT_TASK
     if name in TASKS:
         return TASKS[name]
-    made = made_by_own_function(name, RunError)
+    made = call_user_function(name, RunError)
     if not isinstance(made, Task):
         raise RunError(f"{name!r} must return a prunus.Task, but returned {type(made).__name__}")
     return made

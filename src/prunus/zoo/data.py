@@ -9,7 +9,7 @@ A data set has three disjoint parts: `train` for the weights, `holdout` for deci
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,30 +20,16 @@ import torch
 from torch import Tensor
 
 from prunus.errors import DataError
-from prunus.zoo import data_files as cifar
-from prunus.zoo import data_files as digits
-from prunus.zoo import data_files as mnist
-from prunus.zoo import folders
-from prunus.zoo import folders as label_table
-from prunus.zoo import folders as masks
-from prunus.zoo.images import Images, ImageSet, MemoryImages, Part, divide, stratified
+from prunus.zoo import folders, formats
+from prunus.zoo.images import Images, MemoryImages, Part, divide, stratified
 from prunus.zoo.loader import Batch, FileLoader, Loader, MemoryLoader, Order
-from prunus.zoo.names import NAMES, Holdout, check_data_set, parse_holdout
+from prunus.zoo.names import DATA_SETS, NAMES, DataSet, check_data_set, parse_holdout
 
 __all__ = ["NAMES", "Batch", "ImageData", "LabelKind", "Loader", "Part", "load", "locate", "roots"]
 
-_LOCATE: Mapping[str, Callable[[tuple[Path, ...]], Path | None]] = MappingProxyType(
-    {
-        "mnist": mnist.locate_mnist,
-        "cifar10": lambda places: cifar.locate("cifar10", places),
-        "cifar100": lambda places: cifar.locate("cifar100", places),
-    }
-)
 LabelKind = Literal["classes", "masks", "several"]  # of an image: one class, a class for each pixel, several labels
-_FOLDERS = MappingProxyType(
-    {"classes": folders.read_folder, "masks": masks.read_masks, "several": label_table.read_labelled}
-)
-_TASKS = MappingProxyType({"masks": "segmentation", "several": "multilabel"})  # that need such labels
+_FOLDERS = {"classes": folders.read_classes, "masks": folders.read_masks, "several": folders.read_labelled}
+_TASKS = {"masks": "segmentation", "several": "multilabel"}  # the tasks that need such labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +72,21 @@ class ImageData:
     ) -> Loader:
         """Batches of one part.
 
-        augment: pad, crop and mirror (images in memory), random resized crop and mirror (files).
-        limit: largest number of images; a stratified sample, drawn with `seed`.
-        rank, world: number of this process and of all processes, each of which gets its own images.
+        Args:
+            part: train, holdout or test.
+            batch_size: Number of images in a batch of this process.
+            augment: Pad, crop and mirror (images in memory), random resized crop and mirror (files).
+            shuffle: A new order in each epoch.
+            seed: Of the order, the augmentation and the sample.
+            limit: Largest number of images; a stratified sample.
+            rank: Number of this process, which gets its own images.
+            world: Number of all processes.
         """
-        images = self._part(part)
+        if part not in self.parts:
+            has = ", ".join(f"{name} ({self.count(name)})" for name in self.parts) or "nothing"
+            advice = ". Hold some out: --holdout train:0.1" if part == "holdout" else ""
+            raise DataError(f"{self.name} has no {part} images; it has {has}{advice}")
+        images = self.parts[part]
         if limit is not None and limit < len(images.labels):
             if limit < 1:
                 raise DataError(f"limit must be at least 1, got {limit}")
@@ -108,13 +104,6 @@ class ImageData:
             max_corrupt=self.max_corrupt,
         )
 
-    def _part(self, part: Part) -> Images:
-        if part not in self.parts:
-            has = ", ".join(f"{name} ({self.count(name)})" for name in self.parts) or "nothing"
-            advice = ". Hold some out: --holdout train:0.1" if part == "holdout" else ""
-            raise DataError(f"{self.name} has no {part} images; it has {has}{advice}")
-        return self.parts[part]
-
 
 def load(
     spec: str,
@@ -131,27 +120,44 @@ def load(
 ) -> ImageData:
     """Open a data set by name.
 
-    spec: one of NAMES; `mnist:PATH`, `cifar10:PATH` and `cifar100:PATH` give the folder to look in, like `root`.
-    mean, std: of pixels in [0, 1], one number or one per channel; the data set's own by default.
-    size: height and width in pixels; images in memory are resized, files are cropped.
-    holdout: `train:SHARE`, `test:SHARE` (decide on a share of the test images, report on the others) or `none`.
-    seed: chooses the held-out images.
-    workers: number of processes that decode image files; images in memory need none.
-    max_corrupt: largest number of files that may fail to decode in an epoch; by default 20, and at most one in 20.
-    labels: of `folder:PATH`: folders of classes, masks, or several labels from a CSV; None takes what is there.
+    Args:
+        spec: One of NAMES; `mnist:PATH`, `cifar10:PATH` and `cifar100:PATH` give the folder to look in, like `root`.
+        root: The folder to look in, instead of those of `roots()`.
+        mean: Of pixels in [0, 1], one number or one per channel; the data set's own by default.
+        std: Likewise.
+        size: Height and width in pixels; images in memory are resized, files are cropped.
+        holdout: `train:SHARE`, `test:SHARE` (decide on a share of the test images, report on the others) or `none`.
+        seed: Chooses the held-out images.
+        workers: Number of processes that decode image files; images in memory need none.
+        max_corrupt: Largest number of files that may fail to decode in an epoch; by default 20, and at most one in 20.
+        labels: Of `folder:PATH`: folders of classes, masks, or several labels from a CSV; None takes what is there.
     """
     if size is not None and size < 1:
         raise DataError(f"size must be at least 1 pixel, got {size}")
-    held = parse_holdout(holdout)
-    found = _resized(_read(spec, root, size, labels), size)
+    held_out = parse_holdout(holdout)
+    known, train, test = _read(spec, root, size, labels)
+    parts: dict[Part, Images] = {}
+    if train is not None:
+        parts["train"] = train
+    if test is not None:
+        parts["test"] = test
+    if held_out.source != "none" and held_out.source in parts:
+        whole = parts[held_out.source]
+        taken, rest = divide(whole.strata, held_out.share, seed)
+        if not len(taken) or not len(rest):
+            raise DataError(
+                f"{held_out.source}:{held_out.share:g} of {len(whole.labels)} images are {len(taken)} held-out images, "
+                f"and {len(rest)} remain; both numbers must be at least 1"
+            )
+        parts["holdout"], parts[held_out.source] = whole.take(taken), whole.take(rest)
     return ImageData(
-        name=found.name,
-        classes=found.classes,
-        mean=_per_channel("mean", mean, found.mean),
-        std=_per_channel("std", std, found.std),
-        shape=found.shape,
-        parts=MappingProxyType(_parts(found, held, seed)),
-        mirror=found.mirror,
+        name=known.name,
+        classes=known.classes,
+        mean=_per_channel("mean", mean, known.mean),
+        std=_per_channel("std", std, known.std),
+        shape=known.shape,
+        parts=MappingProxyType(parts),
+        mirror=known.mirror,
         max_corrupt=max_corrupt,
         workers=workers,
     )
@@ -168,69 +174,48 @@ def roots(root: str | Path | None = None) -> tuple[Path, ...]:
 
 def locate(name: str, root: str | Path | None = None) -> Path | None:
     """The file or folder of `mnist`, `cifar10` or `cifar100`; None if it was not found."""
-    return _LOCATE[name](roots(root))
+    return formats.locate(DATA_SETS[name], roots(root))
 
 
-def _read(spec: str, root: str | Path | None, size: int | None, labels: LabelKind | None) -> ImageSet:
+def _read(
+    spec: str, root: str | Path | None, size: int | None, labels: LabelKind | None
+) -> tuple[DataSet, Images | None, Images | None]:
+    """What is known of a data set, its training and its test images, with `size` pixels if that is given."""
     check_data_set(spec)
     name, _, path = spec.partition(":")
     if name == "folder":
         return _read_folder(Path(path).expanduser(), size, labels)
     if labels is not None and labels in _TASKS:
         raise DataError(f"{name} has one class per image; for {_TASKS[labels]} take folder:PATH or module:function")
-    if name == "digits":
-        return digits.read_digits()
     if name == "imagenet":
         return folders.read_imagenet(Path(path).expanduser(), size)
-    place = path or root
-    found = locate(name, place)
-    if found is None:
-        looked = ", ".join(str(folder) for folder in roots(place))
-        raise DataError(
-            f"{name} was not found in {looked}; run `prunus data get {name}`, or give its folder (--data-root)"
-        )
-    return mnist.read_mnist(found) if name == "mnist" else cifar.read(name, found)
+    known = DATA_SETS[name]
+    if name == "digits":
+        train, test = formats.read_digits()
+    else:
+        place = locate(name, path or root)
+        if place is None:
+            looked = ", ".join(str(folder) for folder in roots(path or root))
+            raise DataError(
+                f"{name} was not found in {looked}; run `prunus data get {name}`, or give its folder (--data-root)"
+            )
+        train, test = formats.read(known, place)
+    if size is None:
+        return known, train, test
+    shared = test.pixels is train.pixels  # digits: one tensor for both parts
+    train = train.resized(size)
+    test = replace(test, pixels=train.pixels) if shared else test.resized(size)
+    return replace(known, shape=(known.shape[0], size, size)), train, test
 
 
-def _read_folder(path: Path, size: int | None, labels: LabelKind | None) -> ImageSet:
-    there: LabelKind = "masks" if masks.has_masks(path) else "several" if label_table.has_table(path) else "classes"
+def _read_folder(path: Path, size: int | None, labels: LabelKind | None) -> folders.FolderData:
+    there: LabelKind = "masks" if folders.has_masks(path) else "several" if folders.has_table(path) else "classes"
     top = path / "train" if (path / "train").is_dir() else path
     by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}
     if labels == "classes" and there != "classes" and (there == "masks" or not by_class):
         what = "images and masks" if there == "masks" else "a CSV of labels"
         raise DataError(f"{path}: this is {what}, not one folder per class: take the task {_TASKS[there]}")
     return _FOLDERS[labels or there](path, size)
-
-
-def _resized(found: ImageSet, size: int | None) -> ImageSet:
-    if size is None or not isinstance(found.train, MemoryImages) or not isinstance(found.test, MemoryImages):
-        return found
-    train = found.train.resized(size)
-    test = (
-        replace(found.test, pixels=train.pixels)
-        if found.test.pixels is found.train.pixels
-        else found.test.resized(size)
-    )
-    return replace(found, train=train, test=test, shape=(found.shape[0], size, size))
-
-
-def _parts(found: ImageSet, held: Holdout, seed: int) -> dict[Part, Images]:
-    parts: dict[Part, Images] = {}
-    if found.train is not None:
-        parts["train"] = found.train
-    if found.test is not None:
-        parts["test"] = found.test
-    if held.source == "none" or held.source not in parts:
-        return parts
-    whole = parts[held.source]
-    taken, rest = divide(whole.strata, held.share, seed)
-    if not len(taken) or not len(rest):
-        raise DataError(
-            f"{held.source}:{held.share:g} of {len(whole.labels)} images are {len(taken)} held-out images, "
-            f"and {len(rest)} remain; both numbers must be at least 1"
-        )
-    parts["holdout"], parts[held.source] = whole.take(taken), whole.take(rest)
-    return parts
 
 
 def _per_channel(what: str, given: tuple[float, ...] | None, default: tuple[float, ...]) -> tuple[float, ...]:
@@ -242,7 +227,6 @@ def _per_channel(what: str, given: tuple[float, ...] | None, default: tuple[floa
     bad = not all(np.isfinite(values)) or (what == "std" and min(values, default=0) <= 0)
     if len(values) != len(default) or bad:
         need = "positive " if what == "std" else ""
-        count = "one" if len(default) == 1 else f"one or {len(default)}"
-        number = "number" if len(default) == 1 else "numbers"
-        raise DataError(f"{what} must be {count} finite {need}{number}, got {list(given)}")
+        count = f"one finite {need}number" if len(default) == 1 else f"one or {len(default)} finite {need}numbers"
+        raise DataError(f"{what} must be {count}, got {list(given)}")
     return values

