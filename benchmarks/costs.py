@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 import prunus as sc
 from prunus.score.metrics import METRICS
-from prunus.score.score import score_by
+from prunus.score.score import score
 from prunus.util.files import write_atomically
 from prunus.zoo.models import create, example
 
@@ -71,7 +71,7 @@ def _carry_out(step: str, graph: sc.ChannelGraph, weakest: sc.Scores, loader: li
     if step == "sensitivity":
         return len(sc.sensitivity(graph, weakest, loader, exact=True).tried)
     if step == "score":
-        score_by(graph, loader, MOMENT)
+        score(graph, loader, MOMENT)
     elif step == "train":
         _train(graph.model, loader)
     else:

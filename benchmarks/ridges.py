@@ -26,8 +26,8 @@ import torch
 import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from prunus.graph.channel_graph import ChannelGraph
-from prunus.score.score import score_by
-from prunus.score.scores import Scores, ScoreSettings, rank_correlation
+from prunus.score.score import score
+from prunus.score.scores import Scores, rank_correlation
 from prunus.studies.effectiveness import units_to_prune
 from prunus.studies.folder import BATCH, accuracy_of, in_memory
 from prunus.util.batches import Batches
@@ -50,7 +50,7 @@ def named(metric: str, ridge: float) -> str:
 def all_scores(graph: ChannelGraph, train: Batches) -> dict[str, Scores]:
     """Scores of the inner units by every metric, with every ridge, and by every seed."""
     names = [named(metric, ridge) for metric in METRICS for ridge in RIDGES]
-    found = score_by(graph, train, [*names, "act_variance", "l1"], ScoreSettings(IMAGES, seed=0))
+    found = score(graph, train, [*names, "act_variance", "l1"], IMAGES, seed=0)
     for seed in range(SEEDS):
         found[f"random:{seed}"] = sc.score(graph, metric="random", seed=seed)
     inner = units_to_prune(graph, "inner")

@@ -22,7 +22,7 @@ import prunus as sc
 from benchmarks.ratios import Row, row, say, turn_about
 from prunus.score.evidence import Maps
 from prunus.score.metrics import METRICS
-from prunus.score.score import score_by
+from prunus.score.score import score
 from prunus.zoo.models import create, example
 
 MOMENT = [name for name, metric in METRICS.items() if metric.needs == "moments"]
@@ -48,7 +48,7 @@ def _pass(name: str, batch: int, batches: int, rounds: int) -> Row:
     graph = sc.trace(model, example(name))
     shape = example(name).shape[1:]
     loader = [(torch.randn(batch, *shape), torch.arange(batch) % min(CLASSES, batch // 2)) for _ in range(batches)]
-    ours, plain = turn_about(lambda: score_by(graph, loader, MOMENT), lambda: _forward(model, loader), rounds)
+    ours, plain = turn_about(lambda: score(graph, loader, MOMENT), lambda: _forward(model, loader), rounds)
     title = f"scoring all units by {len(MOMENT)} metrics / plain forward, {name} batch {batch}"
     return row(title, ours / plain, 1.10, "lower")
 

@@ -53,13 +53,12 @@ if TYPE_CHECKING:
     from prunus.report.compare import Comparison, compare
     from prunus.run.compress import Compressed, compress
     from prunus.run.settings import Settings
-    from prunus.score.collect import collect
+    from prunus.score.collect import Statistics, collect
     from prunus.score.evidence import Channels
     from prunus.score.metrics import METRICS
     from prunus.score.moments import ClassMoments
     from prunus.score.score import score
     from prunus.score.scores import Scores
-    from prunus.score.statistics import Statistics
     from prunus.ship.bench import Benched, bench
     from prunus.ship.export import Exported, export
     from prunus.ship.fold import fold_batch_norm
@@ -101,7 +100,7 @@ _HOMES = {
     "PrunusError": "prunus.errors",
     "Sensitivity": "prunus.decide.sensitivity",
     "Settings": "prunus.run.settings",
-    "Statistics": "prunus.score.statistics",
+    "Statistics": "prunus.score.collect",
     "TASKS": "prunus.tasks",
     "Task": "prunus.tasks",
     "Timing": "prunus.timing.latency",

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from prunus.score import statistics as channel_sums
-from prunus.score.moments import ImageSums, empty, update
-from prunus.score.statistics import image_sums, to_sums
+from prunus.score.channel_sums import ImageSums, image_sums, row_sums, row_sums_by_welford, to_image_sums
+from prunus.score.collect import class_moments
 
 
 def images(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -57,7 +56,7 @@ def test_a_large_mean_does_not_drown_a_small_deviation(last: bool) -> None:
     x = images(40, 3, 16, 16) + 1e4
     x = x.to(memory_format=torch.channels_last) if last else x
     labels = torch.arange(40) % 2
-    moments = update(empty(2, 3), image_sums(x), labels)
+    moments = class_moments(x, labels)
     for k in range(2):
         mine = x[labels == k].double().numpy()
         np.testing.assert_allclose(moments.variance[k], mine.var((0, 2, 3)), rtol=1e-6)
@@ -70,20 +69,20 @@ def test_only_doubtful_rows_are_recomputed() -> None:
     x[2, 1] += 500
     x[0, 0] = 7.0
     x[1, 1] = 0.0
-    found = channel_sums.reduce(x)
-    assert found.recomputed is not None
-    assert sorted(zip(found.recomputed.image.tolist(), found.recomputed.channel.tolist(), strict=True)) == [
+    found = row_sums(x)
+    assert found.precise is not None
+    assert sorted(zip(found.precise.image.tolist(), found.precise.channel.tolist(), strict=True)) == [
         (0, 0),
         (2, 1),
     ]
-    m2 = m2_of(to_sums([found]))
+    m2 = m2_of(to_image_sums([found]))
     assert m2[0, 0] == m2[1, 1] == 0
     np.testing.assert_allclose(m2[2, 1], x[2, 1].double().numpy().var() * 64, rtol=1e-8)
 
 
 def test_the_kernel_for_accelerators_agrees() -> None:
     x = images(6, 5, 9, 7)
-    mixed = to_sums([channel_sums.reduce(x), channel_sums._by_welford(x, 63)])
+    mixed = to_image_sums([row_sums(x), row_sums_by_welford(x)])
     assert mixed.positions.tolist() == [63] * 10
     torch.testing.assert_close(mixed.total[:, 5:], mixed.total[:, :5], rtol=0, atol=1e-4)
     torch.testing.assert_close(mixed.squares[:, 5:], mixed.squares[:, :5], rtol=1e-5, atol=0)
@@ -91,9 +90,9 @@ def test_the_kernel_for_accelerators_agrees() -> None:
 
 def test_what_is_kept_does_not_change_with_the_tensor() -> None:
     x = images(3, 4)
-    kept, before = channel_sums.reduce(x), x.double()
+    kept, before = row_sums(x), x.double()
     x.zero_()
-    assert torch.equal(to_sums([kept]).total, before)
+    assert torch.equal(to_image_sums([kept]).total, before)
 
 
 def test_nan_and_infinity_show() -> None:

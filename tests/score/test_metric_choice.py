@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from prunus.errors import ScoreError
-from prunus.score.evidence_sources import choose_metrics
+from prunus.score.choice import choose_metrics
 from prunus.score.metrics import METRICS
-from prunus.score.scores import ScoreSettings
 
 
 def largest(channels: Any) -> Any:
@@ -27,9 +26,9 @@ def test_names_options_and_own_functions() -> None:
 
 
 def test_options_go_to_the_metrics_that_have_them() -> None:
-    found = choose_metrics(["gsd", "l1", "random", "fdr:ridge=2"], ScoreSettings(seed=7), {"ridge": 0.1})
+    found = choose_metrics(["gsd", "l1", "random", "fdr:ridge=2"], {"ridge": 0.1}, seed=7)
     assert [dict(one.options) for one in found] == [{"ridge": 0.1}, {}, {"seed": 7}, {"ridge": 2.0}]
-    again = choose_metrics(found, ScoreSettings(seed=8))  # chosen ones are taken as they are
+    again = choose_metrics(found, seed=8)  # chosen ones are taken as they are
     assert [one.name for one in again] == ["gsd", "l1", "random", "fdr:ridge=2"] and again[3].options == {"ridge": 2.0}
 
 

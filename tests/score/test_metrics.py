@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from prunus.errors import ScoreError
-from prunus.score.evidence import Bare, Channels, Filters, Gradients, Maps, Scatter
+from prunus.score.collect import class_moments
+from prunus.score.evidence import Channels, Filters, Gradients, Maps, Scatter, UnitWidth
 from prunus.score.metrics import METRICS
-from prunus.score.moments import ClassMoments, empty, update
-from prunus.score.statistics import image_sums
 from tests.score import naive
 
 CHANNELS = 4
@@ -33,9 +32,9 @@ def maps(images: int = 30, pixels: int = 6, seed: int = 0) -> tuple[Tensor, Tens
 
 
 def channels(x: Tensor, labels: Tensor, norms: Tensor | None = None) -> Channels:
-    classes = int(labels.max()) + 1
-    moments = update(empty(classes, x.shape[1]), image_sums(x), labels)
-    return Channels("u", moments, torch.ones(x.shape[1], dtype=torch.float64) if norms is None else norms)
+    return Channels(
+        "u", class_moments(x, labels), torch.ones(x.shape[1], dtype=torch.float64) if norms is None else norms
+    )
 
 
 MOMENT = [
@@ -86,10 +85,6 @@ def test_reader_metrics() -> None:
         assert METRICS["reader_energy"].score(seen)[c] == pytest.approx(energy, rel=1e-12)
         weighed = (naive.gsd(values, labels.numpy()) + 1) * np.sqrt(float(norms[c]))
         assert METRICS["gsd_reader"].score(seen)[c] == pytest.approx(weighed, rel=1e-12)
-
-
-def moved(moments: ClassMoments, scale: float, shift: float) -> ClassMoments:
-    return ClassMoments(moments.num_images, moments.count, moments.mean * scale + shift, moments.m2 * scale**2)
 
 
 @pytest.mark.parametrize("name", ["gsd", "fdr", "abs_snr", "ttest"])
@@ -206,12 +201,12 @@ def test_gradient_metrics_by_hand() -> None:
 def test_random_depends_on_seed_and_unit_only() -> None:
     score = METRICS["random"].score
     torch.manual_seed(1)
-    first = score(Bare("a", 5))
+    first = score(UnitWidth("a", 5))
     state = torch.get_rng_state()
-    assert torch.equal(score(Bare("a", 5)), first)
+    assert torch.equal(score(UnitWidth("a", 5)), first)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.equal(score(Bare("b", 5)), first)
-    assert not torch.equal(score(Bare("a", 5), seed=1), first)
+    assert not torch.equal(score(UnitWidth("b", 5)), first)
+    assert not torch.equal(score(UnitWidth("a", 5), seed=1), first)
     assert ((first >= 0) & (first < 1)).all()
 
 

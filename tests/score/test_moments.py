@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prunus.score.moments import Accumulator, ClassMoments, ImageSums, by_class, combine, empty, update
-from prunus.score.statistics import image_sums
+from prunus.score.channel_sums import image_sums
+from prunus.score.collect import Members, class_moments
+from prunus.score.moments import Accumulator, ClassMoments, ClassSums, beside, combine
 
 K, C = 4, 3
 
@@ -26,10 +27,14 @@ def data(images: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def streamed(x: Tensor, labels: Tensor, sizes: list[int]) -> ClassMoments:
-    moments = empty(K, C)
+    accumulator = Accumulator([C], K)
     for part, mine in zip(x.split(sizes), labels.split(sizes), strict=True):
-        moments = update(moments, image_sums(part), mine)
-    return moments
+        accumulator.add(sums(part, mine))
+    return accumulator.result()[0]
+
+
+def sums(x: Tensor, labels: Tensor) -> ClassSums:
+    return Members.of(labels).sums_of_images(image_sums(x))
 
 
 def check(moments: ClassMoments, x: Tensor, labels: Tensor) -> None:
@@ -57,14 +62,22 @@ def test_shuffled_and_merged_are_the_same() -> None:
         check(moments, x, labels)
 
 
-def test_update_and_merge_leave_their_arguments_alone() -> None:
+def test_merging_leaves_its_arguments_alone() -> None:
     x, labels = data()
     before = streamed(x[:20], labels[:20], [20])
     kept = [t.clone() for t in (before.num_images, before.count, before.mean, before.m2)]
-    update(before, image_sums(x[20:]), labels[20:])
     before.merge(before)
     for now, then in zip((before.num_images, before.count, before.mean, before.m2), kept, strict=True):
         assert torch.equal(now, then)
+
+
+def test_rows_are_added_for_classes_as_they_occur() -> None:
+    x, labels = data()
+    order = labels.argsort()  # the last class comes last
+    accumulator = Accumulator([C])
+    for part, mine in zip(x[order].split(7), labels[order].split(7), strict=True):
+        accumulator.add(sums(part, mine))
+    check(accumulator.result()[0], x, labels)
 
 
 def test_a_class_without_images_stays_empty() -> None:
@@ -96,7 +109,7 @@ def test_rest_of_a_class_far_away_does_not_cancel() -> None:
     x = torch.randn(40, 1, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = torch.arange(40) % 4
     x[labels == 2] = x[labels == 2] * 1e4 + 1e6
-    moments = update(empty(4, 1), image_sums(x), labels)
+    moments = class_moments(x, labels)
     others = x[labels != 2].numpy()
     np.testing.assert_allclose(moments.rest.variance[2], others.var(), rtol=1e-3)
     np.testing.assert_allclose(moments.rest.mean[2], others.mean(), atol=1e-8)
@@ -127,15 +140,9 @@ def test_combine_is_associative_and_right(a: list[float], b: list[float], c: lis
 def test_tensors_side_by_side_are_as_if_alone() -> None:
     x, labels = data()
     y = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    together = Accumulator(K, [C, 2])
+    together = Accumulator([C, 2], K)
     for span in (slice(0, 9), slice(9, 40)):
-        both = [image_sums(x[span]), image_sums(y[span])]
-        joined = ImageSums(
-            torch.cat([b.positions for b in both]),
-            torch.cat([b.total for b in both], 1),
-            torch.cat([b.squares for b in both], 1),
-        )
-        together.add(by_class(joined, labels[span]))
+        together.add(beside([sums(x[span], labels[span]), sums(y[span], labels[span])]))
     first, second = together.result()
     check(first, x, labels)
     for k in range(K):
@@ -158,8 +165,8 @@ def test_sum_over_processes_equals_one() -> None:
             return total
 
         span = slice(20 * which, 20 * which + 20)
-        accumulator = Accumulator(K, [C])
-        accumulator.add(by_class(image_sums(x[span]), labels[span]))
+        accumulator = Accumulator([C], K)
+        accumulator.add(sums(x[span], labels[span]))
         accumulator.sum_over(all_reduce)
         return accumulator.result()[0]
 

@@ -14,7 +14,7 @@ import torch
 
 import prunus as sc
 from prunus.score.metrics import METRICS as REGISTRY
-from prunus.score.score import score_by
+from prunus.score.score import score
 from tests import nets
 from tests.processes import ENVIRONMENT, LONGEST
 from tests.score.toys import batches, settled
@@ -27,7 +27,7 @@ import torch
 from torch import distributed as dist
 import prunus as sc
 from prunus.errors import PrunusError
-from prunus.score.score import score, score_by
+from prunus.score.score import score
 from tests import nets
 from tests.score.toys import batches, settled
 
@@ -48,7 +48,7 @@ def error(loader, metric):
         return str(caught)
 
 
-found = score_by(graph, mine, METRICS)
+found = score(graph, mine, METRICS)
 answer = {
     "values": {m: {u: v.tolist() for u, v in s.values.items()} for m, s in found.items()},
     "num_images": found["gsd"].num_images,
@@ -88,7 +88,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_two_processes_equal_one(answers: list[dict[str, Any]]) -> None:
     graph = sc.trace(settled(nets.Residual()), torch.zeros(1, 3, 8, 8, dtype=torch.float64))
-    alone = score_by(graph, batches(32, 4), METRICS)
+    alone = score(graph, batches(32, 4), METRICS)
     for found in answers:
         assert found["num_images"] == 32 and found["sample"] == 20
         for metric in METRICS:

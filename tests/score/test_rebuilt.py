@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import prunus as sc
 from prunus.errors import ScoreError
+from prunus.score import reader_inputs
 from tests.repair.test_layer_solve import chain
 from tests.repair.test_repair import conv, pictures, seeded, twins
 
@@ -102,7 +103,7 @@ def test_a_channel_that_another_one_can_stand_for_goes_first() -> None:
 
 @torch.no_grad()
 def test_the_inputs_of_a_very_wide_reader_are_taken_as_unrelated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunus.score.reader_inputs.WIDEST", 53)
+    monkeypatch.setattr(reader_inputs, "WIDEST", 53)
     naive = Naive()
     with torch.enable_grad():
         stakes = naive.stakes()

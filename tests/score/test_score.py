@@ -16,7 +16,7 @@ from prunus.errors import ScoreError
 from prunus.score.collect import collect
 from prunus.score.evidence import Channels
 from prunus.score.metrics import METRICS, Metric
-from prunus.score.score import score, score_by
+from prunus.score.score import score
 from prunus.score.scores import GIB
 from tests import nets
 from tests.score import naive
@@ -208,7 +208,7 @@ def test_all_metrics_share_the_pass() -> None:
     forwards = []
     handle = graph.model.register_forward_hook(lambda *_: forwards.append(1))
     moment = [name for name, metric in METRICS.items() if metric.needs == "moments"]
-    found = score_by(graph, batches(), moment)
+    found = score(graph, batches(), moment)
     assert len(forwards) == len(batches())
     assert list(found) == moment
     handle.remove()
@@ -326,7 +326,7 @@ def test_memory_for_maps_is_bounded_by_more_passes_and_then_by_fewer_images(capl
 
 def test_di_alone_streams_where_maps_are_small() -> None:
     graph = graph_of(nets.Flattened)  # 16 pixels < 30 images < 64 would not stream
-    alone, beside = score(graph, batches(), "di"), score_by(graph, batches(), ["di", "mmd"])["di"]
+    alone, beside = score(graph, batches(), "di"), score(graph, batches(), ["di", "mmd"])["di"]
     for unit in graph.units:
         np.testing.assert_allclose(alone.values[unit], beside.values[unit], rtol=1e-7)
     assert alone.num_images == 30

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 import prunus as sc
-from prunus.score.evidence_sources import choose_metrics, without_classes
+from prunus.score.choice import choose_metrics, without_classes
 from prunus.score.metrics import METRICS
-from prunus.score.scores import ScoreSettings
 from tests.score.toys import entering
 from tests.tasks.nets import UNet, Wrapped, squares, sums, tags
 
@@ -135,10 +134,10 @@ def test_metrics_of_maps_without_classes_serve_every_task() -> None:
 
 def test_the_reasons_why_metrics_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     every = choose_metrics(list(METRICS))
-    kept = {one.name for one in without_classes(every, ScoreSettings(task="segmentation"))}
+    kept = {one.name for one in without_classes(every, "segmentation")}
     assert set(METRICS) - kept == {"dcp", "di", "mmd"}
     assert "only for classification with one class per image: dcp, di, mmd" in caplog.text
     assert "no classes" not in caplog.text
-    kept -= {one.name for one in without_classes(every, ScoreSettings(task="regression"))}
+    kept -= {one.name for one in without_classes(every, "regression")}
     assert "no classes that they could separate: abs_snr, fdr, gsd, gsd_reader, ttest" in caplog.text
     assert kept == {"abs_snr", "fdr", "gsd", "gsd_reader", "ttest"}

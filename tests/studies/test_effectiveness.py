@@ -125,7 +125,7 @@ def test_same_seed_same_table_and_seeds_have_a_spread(tmp_path: Path) -> None:
 def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = compared(tmp_path / "whole", metrics=["gsd", "random"])
     cuts, passes = [], []
-    cut, score = comparison.pruned_or_same, comparison.score_by
+    cut, score = comparison.pruned_or_same, comparison.score
 
     def counted(*words: Any) -> nn.Module:
         cuts.append(words)
@@ -134,7 +134,7 @@ def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypat
         return cut(*words)
 
     monkeypatch.setattr(comparison, "pruned_or_same", counted)
-    monkeypatch.setattr(comparison, "score_by", lambda *words, **rest: passes.append(words) or score(*words, **rest))
+    monkeypatch.setattr(comparison, "score", lambda *words, **rest: passes.append(words) or score(*words, **rest))
     with pytest.raises(KeyboardInterrupt):
         compared(tmp_path / "stopped", metrics=["gsd", "random"])
     assert len(list((tmp_path / "stopped" / "rows").iterdir())) == 4  # gsd's three, and random's 0 without a cut

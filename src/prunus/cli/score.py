@@ -72,8 +72,8 @@ def command(
         prunus score nets:unet --task segmentation --data folder:street
     """
     from prunus.cli.inputs import checked_part, note_untrained, open_graph
-    from prunus.score.evidence_sources import parse_options
-    from prunus.score.score import score_by
+    from prunus.score.choice import parse_options
+    from prunus.score.score import score as score_channels
     from prunus.score.scores import save_scores
     from prunus.util.processes import leave, rank_and_world
 
@@ -91,7 +91,7 @@ def command(
     loader = found.loader(part, batch_size, limit=wanted, seed=seed, rank=rank, world=world)
     settings = replace(settings, num_images=None, seed=seed, task=task)  # the loader's limit is the sample
     names = names_in(metric or [suited_metric(DEFAULT_METRIC, task)])
-    results = score_by(graph, loader, names, settings, **parse_options(option or []))
+    results = score_channels(graph, loader, names, **vars(settings), **parse_options(option or []))
     if rank == 0:
         if out is not None:
             save_scores(results, out)

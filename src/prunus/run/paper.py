@@ -1,4 +1,4 @@
-"""The paper's method to the letter: its settings, and what a run with them costs.
+"""The paper's method to the letter: its settings, what a run with them costs, and what the paper leaves open.
 
 G-SD, Algorithm 1 with all held-out images, alpha in [2, 4] as given, the paper's schedule for the data set after each
 round, no repair and no distillation (sections 3.2 and 4 of the paper).
@@ -16,54 +16,42 @@ from prunus.run.settings import Settings
 from prunus.tasks import DEFAULT_TASK
 from prunus.train.settings import FineTuning, preset_of
 from prunus.util.options import default_of
+from prunus.util.text import count
 from prunus.zoo.names import parse_holdout
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
     from prunus.run.checkup import Speed
 
-
-@dataclass(frozen=True)
-class Fixed:
-    """A setting that the paper fixes."""
-
-    value: Any
-    words: str  # what the paper has
-
-
 NO_TEACHER = "no distillation"
-FINE_TUNING = {  # in words; anything else is not in the paper either
-    "batch_norm": "live batch-norm statistics",
-    "warmup": "no warm-up",
-    "ema": "no averaged weights",
-    "temperature": NO_TEACHER,
-    "distill_weight": NO_TEACHER,
-    "distill_features": NO_TEACHER,
-    "views": "no epochs that repeat others",
-    "mixed_precision": "no mixed precision",
-}
-FIXED: dict[str, Fixed] = {
-    "metric": Fixed("gsd", "the metric gsd"),
-    "metric_options": Fixed({}, "no option of G-SD but its ridge"),
-    "split": Fixed("algorithm1", "the split algorithm1"),
-    "exact": Fixed(True, "a ranking on all held-out images"),
-    "measure": Fixed("accuracy", "a ranking by accuracy"),
-    "cost": Fixed("macs", "layers that are compared at their MACs"),
-    "streams": Fixed("select", "a selection of its own for each reader of a stream"),
-    "repair": Fixed("none", "no repair"),
-    "trials": Fixed(None, "no repair before the ranking"),
-    "distill": Fixed(False, NO_TEACHER),
-    **{
-        field.name: Fixed(default_of(field), FINE_TUNING.get(field.name, f"no {field.name}"))
-        for field in fields(FineTuning)
-    },
-    "fit": Fixed(None, "a retraining of its own"),
-    "evaluate": Fixed(None, "no evaluation but accuracy"),
-    "round_to": Fixed(1, "no multiples that widths are rounded to"),
-    "rounds": Fixed(None, "no given number of rounds"),
-    "ratio": Fixed(None, "no equal share of every layer"),
-    "speedup": Fixed(None, "no goal in time"),
-    "params": Fixed(None, "no goal in weights (Algorithm 1 counts MACs)"),
+# Setting -> the paper's value, and what the paper has, in words.
+FIXED: dict[str, tuple[Any, str]] = {
+    "metric": ("gsd", "the metric gsd"),
+    "metric_options": ({}, "no option of G-SD but its ridge"),
+    "split": ("algorithm1", "the split algorithm1"),
+    "exact": (True, "a ranking on all held-out images"),
+    "measure": ("accuracy", "a ranking by accuracy"),
+    "cost": ("macs", "layers that are compared at their MACs"),
+    "streams": ("select", "a selection of its own for each reader of a stream"),
+    "repair": ("none", "no repair"),
+    "trials": (None, "no repair before the ranking"),
+    "distill": (False, NO_TEACHER),
+    **{field.name: (default_of(field), f"no {field.name}") for field in fields(FineTuning)},
+    "batch_norm": ("live", "live batch-norm statistics"),
+    "warmup": (None, "no warm-up"),
+    "ema": (0.0, "no averaged weights"),
+    "temperature": (4.0, NO_TEACHER),
+    "distill_weight": (0.5, NO_TEACHER),
+    "distill_features": (0.0, NO_TEACHER),
+    "views": (None, "no epochs that repeat others"),
+    "mixed_precision": ("no", "no mixed precision"),
+    "fit": (None, "a retraining of its own"),
+    "evaluate": (None, "no evaluation but accuracy"),
+    "round_to": (1, "no multiples that widths are rounded to"),
+    "rounds": (None, "no given number of rounds"),
+    "ratio": (None, "no equal share of every layer"),
+    "speedup": (None, "no latency target"),
+    "params": (None, "no goal in weights (Algorithm 1 counts MACs)"),
 }
 THE_SAME: dict[str, Any] = {"trials": "cut", "warmup": 0.0}  # another word for the paper's value
 OPTIONS = ("ridge",)  # of G-SD, that may be given: the paper prints none
@@ -81,35 +69,32 @@ def schedule_for(data: str, model: str = "") -> str:
 def paper_settings(settings: Settings, data: str = "cifar10", model: str = "", given: Collection[str] = ()) -> Settings:
     """`settings` with everything that the paper fixes. Other values that were asked for in its place are refused.
 
-    data, model: names, to choose the schedule and the number of images. epochs, lr, k, preset and num_images are the
-    paper's unless they are given. given: settings that the user gave, perhaps with the value of the default.
+    Args:
+        settings: epochs, lr, k, preset and num_images are the paper's unless they are given.
+        data: A name, to choose the schedule and the number of images, as `model` is.
+        model: The network's name.
+        given: Settings that the user gave, perhaps with the value of the default.
     """
-    plain = {field.name: default_of(field) for field in fields(Settings)}
-    for name, fixed in FIXED.items():
+    defaults = {field.name: default_of(field) for field in fields(Settings)}
+    for name, (value, words) in FIXED.items():
         asked = _asked(settings, name)
-        left_out = asked is None or (asked == plain[name] and name not in given)
-        if not (left_out or asked in (fixed.value, THE_SAME.get(name))):
-            raise DecideError(f"the paper has {fixed.words}: leave out {_typed(name, asked)}, or leave out --paper")
+        left_out = asked is None or (asked == defaults[name] and name not in given)
+        if not (left_out or asked in (value, THE_SAME.get(name))):
+            raise DecideError(f"the paper has {words}: leave out {_typed(name, asked)}, or leave out --paper")
     if not ALPHAS[0] <= settings.alpha <= ALPHAS[1]:
         raise DecideError(f"the paper's alpha is in [2, 4], got {settings.alpha:g}")
-    chosen = settings.preset != plain["preset"] or "preset" in given
-    name = settings.preset if chosen else schedule_for(data, model)
-    preset = preset_of(name, epochs=settings.epochs or None, lr=settings.lr)
+    chosen = settings.preset != defaults["preset"] or "preset" in given
+    preset = preset_of(settings.preset if chosen else schedule_for(data, model), lr=settings.lr)
     some = IMAGENET_IMAGES if data.partition(":")[0] == "imagenet" else None
-    values = {name: fixed.value for name, fixed in FIXED.items() if name != "metric_options"}
+    values = {name: value for name, (value, _) in FIXED.items() if name != "metric_options"}
     return replace(
         settings,
         **{**values, "metric": settings.metric or values["metric"]},
-        preset=name,
-        epochs=preset.epochs if settings.epochs is None else settings.epochs,
+        preset=preset.name,
+        epochs=settings.epochs if settings.epochs or "epochs" in given else preset.epochs,
         lr=preset.lr,
         num_images=settings.num_images or some,
     )
-
-
-def ridge_of(settings: Settings) -> float | None:
-    """The ridge that was given to the metric; None if it is the default."""
-    return _metric_options(settings).get("ridge")
 
 
 def departures(
@@ -117,16 +102,21 @@ def departures(
 ) -> list[str]:
     """What differs from the paper's schedule, images, layers and goal, in words.
 
-    exclude: what the paper does not prune of this network; None if the network is not in the paper.
-    units: number of units that take part, to tell whether k is a third of them.
+    Args:
+        settings: Those of the run.
+        data: The data set's name.
+        model: The network's name.
+        exclude: What the paper does not prune of this network; None if the network is not in the paper.
+        units: Number of units that take part, to tell whether k is a third of them.
     """
     wanted = paper_settings(Settings(), data, model)
-    words = {"last_epochs": "as before", "num_images": "all", "max_drop": "no limit"}
-    found = [
-        f"{name} {_shown(getattr(wanted, name), words.get(name))} -> {_shown(getattr(settings, name), words.get(name))}"
-        for name in ("preset", "epochs", "last_epochs", "lr", "num_images", "max_drop")
-        if getattr(settings, name) != getattr(wanted, name)
-    ]
+    words_for_none = {"last_epochs": "as before", "num_images": "all", "max_drop": "no limit"}
+    found = []
+    for name in ("preset", "epochs", "last_epochs", "lr", "num_images", "max_drop"):
+        papers, here = getattr(wanted, name), getattr(settings, name)
+        if papers != here:
+            shown = [words_for_none.get(name) if value is None else value for value in (papers, here)]
+            found.append(f"{name} {shown[0]} -> {shown[1]}")
     if settings.k is not None and (units is None or settings.k != max(1, round(units / 3))):
         found.append(f"k a third of the units -> {settings.k}")
     if settings.only:
@@ -137,8 +127,9 @@ def departures(
     return found if task in (None, DEFAULT_TASK) else [*found, f"task {DEFAULT_TASK} -> {task}"]
 
 
-def _shown(value: Any, none: str | None) -> str:
-    return str(none if value is None else value)
+def ridge_of(settings: Settings) -> float | None:
+    """The ridge that was given to the metric; None if it is the default."""
+    return _metric_options(settings).get("ridge")
 
 
 def _asked(settings: Settings, name: str) -> Any:
@@ -152,12 +143,16 @@ def _asked(settings: Settings, name: str) -> Any:
 
 
 def _metric_options(settings: Settings) -> dict[str, Any]:
-    parts = settings.metric.split(":")[1:] if isinstance(settings.metric, str) else []
-    if not parts:
-        return dict(settings.metric_options)
-    from prunus.score.evidence_sources import parse_options
+    named = settings.metric if isinstance(settings.metric, str) else ""
+    return {**settings.metric_options, **_options(named.split(":")[1:])}
 
-    return {**settings.metric_options, **parse_options(parts)}
+
+def _options(parts: Sequence[str]) -> dict[str, Any]:
+    if not parts:
+        return {}
+    from prunus.score.choice import parse_options
+
+    return parse_options(parts)
 
 
 def _typed(name: str, asked: Any) -> str:
@@ -169,6 +164,9 @@ def _typed(name: str, asked: Any) -> str:
         return f"--{option}" if asked else f"--no-{option}"
     whole = isinstance(asked, float) and asked.is_integer() and asked >= 1000  # 63000000, not 63000000.0
     return f"--{option} {asked:.0f}" if whole else f"--{option} {asked}"
+
+
+# -- what a run costs
 
 
 @dataclass(frozen=True)
@@ -191,13 +189,13 @@ class PaperCost:
         """Three short lines."""
         first = f"a round removes {min(self.share, 1.0):.1%} of the network at first, and less as it shrinks"
         if self.rounds is None:
-            return f"{first};\n{_count(self.epochs, 'epoch')} and {_hours(self.round_seconds)} a round"
+            return f"{first};\n{count(self.epochs, 'epoch')} and {_hours(self.round_seconds)} a round"
         epochs = (self.rounds - 1) * self.epochs + self.last_epochs
         seconds = self.rounds * self.ranking_seconds + epochs * self.epoch_seconds
         last = "" if self.last_epochs == self.epochs else f" (the last of {self.last_epochs:,})"
         return (
-            f"{first}:\nat least {_count(self.rounds, 'round')} of {_count(self.epochs, 'epoch')}{last}, "
-            f"{_count(epochs, 'epoch')} in all,\n"
+            f"{first}:\nat least {count(self.rounds, 'round')} of {count(self.epochs, 'epoch')}{last}, "
+            f"{count(epochs, 'epoch')} in all,\n"
             f"about {_hours(seconds)} on this machine, at the speed of the unpruned network"
         )
 
@@ -206,45 +204,39 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
     """The cost of a run, from the measured speed and the first round's step k x alpha x FLOSS_max."""
     import numpy as np
 
-    from prunus.decide.amounts import Cutter
     from prunus.decide.candidates import candidates
     from prunus.decide.goal import TOLERANCE
     from prunus.decide.ranked_plan import step_at_alpha_1
+    from prunus.decide.widths import Cutter
     from prunus.run.checkup import estimate
     from prunus.score.scores import Scores
 
     budget = settings.budget(graph)
     cost = budget.of(graph)
     names = candidates(graph, settings.exclude, settings.only)
-    plain = Scores("none", {name: np.arange(float(graph.units[name].width)) for name in names})
-    step = settings.alpha * step_at_alpha_1(Cutter(graph, plain), names, settings.k, cost)
-    found = estimate(speed, train_images, held_out, len(names), teacher=False)
-    score = found.score * min(1.0, (settings.num_images or train_images) / train_images)
-    epochs = settings.epochs or 0
-    last = epochs if settings.last_epochs is None else settings.last_epochs
+    order = Scores("none", {name: np.arange(float(graph.units[name].width)) for name in names})
+    step = settings.alpha * step_at_alpha_1(Cutter(graph, order), names, settings.k, cost)
+    round_estimate = estimate(speed, train_images, held_out, len(names), teacher=False)
+    score = round_estimate.score * min(1.0, (settings.num_images or train_images) / train_images)
+    last = settings.epochs if settings.last_epochs is None else settings.last_epochs
     rounds = None
     if budget.left is not None:  # the run ends within a tolerance of it
         rounds = max(1, math.ceil((cost({}) - budget.left - TOLERANCE * budget.whole) / step - 1e-9))
-    return PaperCost(rounds, epochs, last, step / cost({}), score + found.rank, found.epoch)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+    ranking = score + round_estimate.rank
+    return PaperCost(rounds, settings.epochs, last, step / cost({}), ranking, round_estimate.epoch)
 
 
 def _hours(seconds: float) -> str:
+    """A duration as in the paper's tables: hours with a decimal, not minutes and seconds."""
     if seconds < 60:
-        return _count(max(1, round(seconds)), "second")
+        return count(max(1, round(seconds)), "second")
     return f"{seconds / 3600:,.1f} hours" if seconds >= 360 else f"{seconds / 60:,.1f} minutes"
 
 
-# What the paper leaves open, and what happens here, in the words of `prune --paper` and the recipes.
+# -- what the paper leaves open, and what happens here, in the words of `prune --paper` and the recipes
 
 PAPERS_DATA = ("cifar10", "cifar100", "imagenet")  # that the paper prunes networks on
 DEFAULT_RIDGE = "0.05, from the first author's later code"
-EPOCHS = "The paper gives one number of fine-tuning epochs: it is used for each round."
-BEST = "Which epoch of a fine-tuning is taken is not given: the one with the best held-out accuracy here."
-FLOOR = "How far a layer may shrink is not given: here it keeps at least 2 channels and 10% of its channels."
 
 
 @dataclass(frozen=True)
@@ -255,29 +247,40 @@ class Choices:
     alpha: Any
     k: int | None  # None: a third of the units
     data: str
-    holdout: str | None  # as typed (train:0.1); None for loaders of the user's own
+    holdout: str | None  # as typed (train:0.1); None for user-provided loaders
     rounds: int | None = None  # None: as many as necessary
     retrains: bool = True
 
 
 def open_points(choices: Choices) -> dict[str, str]:
     """The sentences by the names that recipe files call them by; empty where nothing is left open."""
+    # The paper's formula of G-SD has no ridge, so 0 needs no words.
+    ridges = dict.fromkeys(DEFAULT_RIDGE if each is None else _number(each) for each in choices.ridges if each != 0)
+    ridge = (
+        "G-SD divides by variances, which are 0 where a channel is dead for a class: its denominators have a ridge of "
+        f"{' and '.join(ridges)}. gsd:ridge=0 leaves it out."
+    )
+    epochs = "The paper gives one number of fine-tuning epochs: it is used for each round."
+    best = "Which epoch of a fine-tuning is taken is not given: the one with the best held-out accuracy here."
+    third = "a third of the units" if choices.k is None else f"k = {choices.k}"
+    here = f"{third} and alpha {_number(choices.alpha)} here, with as many rounds as necessary."
+    if choices.rounds is not None:  # its alpha is solved
+        here = f"{third} here, and the alpha with which {choices.rounds} rounds reach the goal."
     return {
-        "ridge": _ridge(choices.ridges),
-        "epochs": EPOCHS if choices.retrains else "",
-        "best_epoch": BEST if choices.retrains else "",
-        "floor": FLOOR,
-        "k_and_alpha": _k_and_alpha(choices),
+        "ridge": ridge if ridges else "",
+        "epochs": epochs if choices.retrains else "",
+        "best_epoch": best if choices.retrains else "",
+        "floor": "How far a layer may shrink is not given: here it keeps at least 2 channels and 10% of its channels.",
+        "k_and_alpha": f"k is 'around one-third' of the layers and alpha in [2, 4]: {here}",
         "images": _images(choices.data, choices.holdout),
     }
 
 
 def left_open(settings: Settings, data: str, holdout: str | None) -> tuple[str, ...]:
-    """The sentences for a run by the paper's settings. holdout: as typed; None for loaders of the user's own."""
-    retrains = settings.epochs != 0 or bool(settings.last_epochs)
-    points = open_points(
-        Choices([ridge_of(settings)], settings.alpha, settings.k, data, holdout, retrains=retrains),
-    )
+    """The sentences for a run by the paper's settings. holdout: as typed; None for user-provided loaders."""
+    ridges = [ridge_of(settings)]
+    retrains = settings.retrains_at_all
+    points = open_points(Choices(ridges, settings.alpha, settings.k, data, holdout, retrains=retrains))
     known = data.partition(":")[0] in PAPERS_DATA or settings.preset != schedule_for(data)
     schedule = "" if known else f"The paper has no schedule for {data}: that of its CIFAR experiments is used here."
     return tuple(words for words in (*points.values(), schedule) if words)
@@ -285,54 +288,26 @@ def left_open(settings: Settings, data: str, holdout: str | None) -> tuple[str, 
 
 def ridges_in(metrics: str) -> list[Any]:
     """The ridge of every G-SD in metrics as typed, None for the default: [0.0, None] for "gsd:ridge=0,di,gsd"."""
-    found = [word.strip().split(":") for word in metrics.split(",")]
-    return [_options(parts).get("ridge") for name, *parts in found if name == "gsd"]
+    named = [word.strip().split(":") for word in metrics.split(",")]
+    return [_options(parts).get("ridge") for name, *parts in named if name == "gsd"]
 
 
 def only_drops_ridge(was: Any, now: Any) -> bool:
     """Whether metrics as typed differ only by the ridge of G-SD, which is now 0 as in the paper's formula."""
     if not isinstance(was, str) or not isinstance(now, str) or was == now:
         return False
-    return [_as_printed(word) for word in now.split(",")] == was.split(",")
 
+    def without_ridge(word: str) -> str:
+        name, *parts = word.strip().split(":")
+        return name if name == "gsd" and parts and _options(parts) == {"ridge": 0} else word
 
-def _as_printed(word: str) -> str:
-    name, *parts = word.strip().split(":")
-    return name if name == "gsd" and parts and _options(parts) == {"ridge": 0} else word
-
-
-def _options(parts: Sequence[str]) -> dict[str, Any]:
-    if not parts:
-        return {}
-    from prunus.score.evidence_sources import parse_options
-
-    return parse_options(parts)
-
-
-def _ridge(ridges: Sequence[Any]) -> str:
-    """The paper's formula of G-SD has no ridge, so 0 needs no words."""
-    shown = dict.fromkeys(DEFAULT_RIDGE if ridge is None else _number(ridge) for ridge in ridges if ridge != 0)
-    if not shown:
-        return ""
-    return (
-        "G-SD divides by variances, which are 0 where a channel is dead for a class: its denominators have a ridge of "
-        f"{' and '.join(shown)}. gsd:ridge=0 leaves it out."
-    )
-
-
-def _k_and_alpha(choices: Choices) -> str:
-    """A given number of rounds has its alpha solved."""
-    third = "a third of the units" if choices.k is None else f"k = {choices.k}"
-    here = f"{third} and alpha {_number(choices.alpha)} here, with as many rounds as necessary."
-    if choices.rounds is not None:
-        here = f"{third} here, and the alpha with which {choices.rounds} rounds reach the goal."
-    return f"k is 'around one-third' of the layers and alpha in [2, 4]: {here}"
+    return [without_ridge(word) for word in now.split(",")] == was.split(",")
 
 
 def _images(data: str, holdout: str | None) -> str:
     name = data.partition(":")[0]
-    why = {"cifar10": ", and CIFAR has no validation set", "cifar100": ", and CIFAR has no validation set"}
-    start = f"The layers are chosen by validation accuracy{why.get(name, '; which images is not given')}: "
+    why = ", and CIFAR has no validation set" if name in ("cifar10", "cifar100") else "; which images is not given"
+    start = f"The layers are chosen by validation accuracy{why}: "
     if holdout is None:
         return f"{start}those of your held-out loader decide here."
     held_out = parse_holdout(holdout)

@@ -71,7 +71,7 @@ class Gradients:
 
 
 @dataclass(frozen=True, eq=False)
-class Bare:
+class UnitWidth:
     """The name and width of a unit, and nothing else."""
 
     unit: str

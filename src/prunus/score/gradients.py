@@ -17,7 +17,7 @@ from prunus.graph.channel_graph import ChannelGraph
 from prunus.score.evidence import Gradients, ReaderGradients, filter_places, filters, input_slices
 from prunus.score.passes import sampled, walk
 from prunus.score.taps import Tap, channels_first, reading_taps
-from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import mean_loss
 from prunus.util.batches import Batches, count_images, device_of, labels_to
 from prunus.util.processes import add_up, all_or_none, check_even
@@ -99,8 +99,6 @@ class _Effects:
             self._add_squares(views, found[: len(views)], batch)
 
     def _summed_loss(self, outputs: Any, labels: Any) -> Tensor:
-        if is_classification(self._task):
-            return F.cross_entropy(outputs, labels, reduction="sum")
         return mean_loss(self._task, outputs, labels) * self._count
 
     def _add_squares(
@@ -176,7 +174,7 @@ class InnerClassifier:
 
 
 def collect_discrimination(
-    graph: ChannelGraph, batches: Batches, *, progress: Progress | None = None
+    graph: ChannelGraph, batches: Batches, task: Task, *, progress: Progress | None = None
 ) -> tuple[int, list[ReaderGradients]]:
     """The number of images, and the gradients of the stage losses for every unit. Reads the images twice."""
     stages = divide(graph)
@@ -192,7 +190,7 @@ def collect_discrimination(
         pooled.append([x.detach().double().cpu() for x in taps])
 
     with pooled_inputs(graph, points) as taps:
-        walk(graph, batches, keep, progress=progress)
+        walk(graph, batches, keep, task=task, progress=progress)
     every = torch.cat(labels)
     heads = [InnerClassifier(torch.cat(parts), every, classes) for parts in zip(*pooled, strict=True)]
     weights: dict[str, Any] = {name: graph.model.get_submodule(name).weight for stage in stages for name in stage}
@@ -215,7 +213,7 @@ def collect_discrimination(
                     totals[name] += gradient.double().cpu()
 
     with requiring(list(weights.values())), pooled_inputs(graph, points) as taps:
-        num_images = walk(graph, batches, add, gradients=True, progress=progress)
+        num_images = walk(graph, batches, add, gradients=True, task=task, progress=progress)
     return num_images, [_of_unit(graph, name, totals, num_images) for name in graph.units]
 
 

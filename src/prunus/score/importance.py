@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
-from prunus.graph.rules import layers, pointwise, regrouping
-from prunus.graph.rules.tables import FUNCTIONS, LAYERS, METHODS
+from prunus.graph.rules import layers, pointwise
+from prunus.graph.rules.rulebook import FUNCTIONS, LAYERS, METHODS
 from prunus.graph.runner import Compute, GraphRunner, Values
 from prunus.graph.traced import CONVOLUTIONS
 from prunus.score.evidence import Importance
@@ -31,7 +31,7 @@ from prunus.util.state import evaluating, generators_kept, nothing_compiled
 
 LOADING = 0.5  # share of the deviations in infinite feature selection; the rest is that of the correlations
 REACH = 0.9  # r x the largest eigenvalue of A
-LEFT_OUT = (pointwise.elementwise, pointwise.softmax, layers.norm_over_channels, regrouping.group_norm)
+LEFT_OUT = (pointwise.elementwise, pointwise.softmax, layers.norm_over_channels, layers.group_norm)
 
 
 def collect_importance(

@@ -16,10 +16,10 @@ from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.traced import as_call
 from prunus.graph.units import Indices
+from prunus.score.collect import usable_classes
 from prunus.score.evidence import Maps, Scatter
 from prunus.score.passes import Sample, walk
 from prunus.score.scores import GIB, Where
-from prunus.score.statistics import usable_classes
 from prunus.score.taps import Slot, Tap, TapLocations, gather, locate_taps, watched
 from prunus.tasks import Task
 from prunus.util.batches import Batches

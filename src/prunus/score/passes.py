@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset
 from prunus.errors import DataError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.traced import as_call
-from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import outputs_for, unpack_for
 from prunus.util.batches import (
     IMAGE_KEYS,
@@ -70,7 +70,7 @@ def walk(
             if gradients:
                 images = _leaves(images)
             outputs = call(model, images)
-            if labels is not None and (labelled or is_classification(chosen)):
+            if labels is not None and (labelled or chosen.label_kind == "classes"):
                 outputs = outputs_for(chosen, outputs, labels, index)
             after(index, labels_to(labels, torch.device("cpu")), outputs)
             images_seen += count
@@ -236,7 +236,7 @@ def _places_and_labels(loader: Batches, task: Task) -> tuple[Ints | None, Ints |
     """The places of its data set that a DataLoader reads, and their labels, without reading an image; else None."""
     if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
         return None, None
-    labels = _labels_of(loader.dataset) if is_classification(task) else _no_labels(loader.dataset)
+    labels = _labels_of(loader.dataset) if task.label_kind == "classes" else _no_labels(loader.dataset)
     if labels is None:
         return None, None
     with generators_kept():
@@ -279,7 +279,7 @@ def _only(loader: DataLoader[Any], places: Ints) -> DataLoader[Any]:
 
 def _plain_labels(batch: Batch, index: int, task: Task, labelled: bool = False) -> Ints:
     images, found = unpack_for(task, batch, index, labelled)
-    if found is None or not is_classification(task):
+    if found is None or task.label_kind != "classes":
         return np.zeros(count_images(images), dtype=np.int64)
     labels: Ints = as_class_indices(found, index).cpu().numpy()
     if len(labels) and labels.min() < 0:

@@ -125,23 +125,6 @@ def load_scores(folder: str | Path) -> dict[str, Scores]:
     }
 
 
-def checked(values: Mapping[str, Vector], metric: str, widths: Mapping[str, int]) -> dict[str, Vector]:
-    """The scores themselves; an error unless they are finite and one per channel."""
-    for unit, vector in values.items():
-        if vector.shape != (widths[unit],):
-            raise ScoreError(
-                f"{metric} must give unit {unit} {widths[unit]} scores, one per channel, got the shape "
-                f"{list(vector.shape)}"
-            )
-        if not np.isfinite(vector).all():
-            channel = int(np.flatnonzero(~np.isfinite(vector))[0])
-            raise ScoreError(
-                f"{metric} gives channel {channel} of unit {unit} the score {vector[channel]}; "
-                "a ridge above 0 keeps metrics that divide by variances finite"
-            )
-    return dict(values)
-
-
 def _some(names: list[str], limit: int = 6) -> str:
     return ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")
 

@@ -26,11 +26,11 @@ from prunus.graph.plan import Plan
 from prunus.plots.style import PAGE, figure, legend, line, save, styled
 from prunus.repair.repair import REPAIRS, repair
 from prunus.run.identity import first_image
-from prunus.score.evidence_sources import ALL, ChosenMetric, choose_metrics, without_classes
+from prunus.score.choice import ALL, ChosenMetric, choose_metrics, without_classes
 from prunus.score.metrics import METRICS
 from prunus.score.passes import sampled
-from prunus.score.score import score_by
-from prunus.score.scores import Scores, ScoreSettings, load_scores, rank_correlation, save_scores
+from prunus.score.score import score
+from prunus.score.scores import Scores, load_scores, rank_correlation, save_scores
 from prunus.studies.folder import (
     CONFIG,
     Provenance,
@@ -305,17 +305,15 @@ class MetricComparison:
         group = [one for one in self.metrics if one.shares == first.metric.shares]
         phase = f"score {first.network}, {first.metric.shares}"
         settings = self.settings
-        found = score_by(
+        found = score(
             self.graphs[first.network],
             self.images.train,
             group,
-            ScoreSettings(
-                settings.num_images,
-                num_map_images=settings.num_map_images,
-                memory_gib=settings.memory_gib,
-                seed=first.seed,
-                task=settings.task,
-            ),
+            settings.num_images,
+            num_map_images=settings.num_map_images,
+            memory_gib=settings.memory_gib,
+            seed=first.seed,
+            task=settings.task,
             progress=lambda done, total: self._say(phase, done, total or done),
         )
         save_scores(found, self._scores_path(first))
@@ -570,7 +568,7 @@ def effectiveness(
     compared = choose_metrics([name for each in chosen.metrics for name in (METRICS if each == ALL else [each])])
     task = task_of(chosen.task)
     if ALL in chosen.metrics:
-        compared = without_classes(compared, ScoreSettings(task=task))
+        compared = without_classes(compared, task)
     asked = {**plain(chosen), "metrics": [one.name for one in compared]}
     if is_classification(task):  # as in folders of older versions
         del asked["task"]

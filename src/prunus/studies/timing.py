@@ -17,14 +17,13 @@ from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.runner import GraphRunner, last_uses
 from prunus.plots.style import PAGE, figure, legend, line, save, styled
-from prunus.score.evidence import Bare, Channels, Filters, Maps, filters, reader_norms, scales
-from prunus.score.evidence_sources import choose_metrics
+from prunus.score.choice import choose_metrics
+from prunus.score.collect import class_moments
+from prunus.score.evidence import Channels, Filters, Maps, UnitWidth, filters, reader_norms, scales
 from prunus.score.maps import MapRequest, MapsAt, collect_maps
 from prunus.score.metrics import check_metric_options, metric_of
-from prunus.score.moments import empty, update
 from prunus.score.passes import Sample
 from prunus.score.scores import GIB
-from prunus.score.statistics import image_sums
 from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.util.batches import Batches, device_of, move, unpack
 from prunus.util.options import check, names, option, replaced
@@ -108,7 +107,7 @@ def layer_work(
     if needs == "filters":
         yield lambda: score(Filters(unit, filters(graph, found), scales(graph, found)))
     elif needs == "nothing":
-        yield lambda: score(Bare(unit, found.width))
+        yield lambda: score(UnitWidth(unit, found.width))
     elif needs == "maps":
         yield from (partial(score, part.maps) for part in parts)
     else:
@@ -125,7 +124,7 @@ def _by_moments(
     """
     maps, labels = part.maps.maps, part.maps.labels
     assert maps is not None
-    moments = update(empty(int(labels.max()) + 1, maps.shape[1]), image_sums(maps), labels)
+    moments = class_moments(maps, labels)
     norms = torch.zeros(maps.shape[1], dtype=torch.float64)
     if reads:
         found = graph.units[unit]

@@ -1,6 +1,6 @@
-"""Metrics by name. To add one, add a file to this folder (see `prunus.util.registry`).
+"""Metrics by name, in files by the evidence that they need. A new one is a function and a `Metric` in any of them.
 
-Importing this package imports no metric and not torch.
+Importing this package imports no metric and not torch (see `prunus.util.registry`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # The evidence that a metric's function takes, see `prunus.score.evidence`:
-# moments:       Channels, at each tap; a unit's score is the maximum over its taps
-# maps:          Maps of a sample of images, at each tap; the maximum over taps as well
-# filters:       Filters of the whole unit
-# gradients:     Gradients of the whole unit, from a pass with backward
-# reader_inputs: ReaderInputs of the whole unit, from a pass that needs no labels
-# contributions: Contributions of the whole unit, from the same kind of pass
-# importance:    Importance of the whole unit, from the features that the classifier reads
+# moments:        Channels, at each tap; a unit's score is the maximum over its taps
+# maps:           Maps of a sample of images, at each tap; the maximum over taps as well
+# filters:        Filters of the whole unit
+# gradients:      Gradients of the whole unit, from a pass with backward
+# reader_inputs:  ReaderInputs of the whole unit, from a pass that needs no labels
+# contributions:  Contributions of the whole unit, from the same kind of pass
+# importance:     Importance of the whole unit, from the features that the classifier reads
 # discrimination: ReaderGradients of the whole unit, from a pass with backward and losses at inner layers
-# nothing:       Bare, the unit's name and width
+# nothing:        UnitWidth, the unit's name and width
 Need = Literal[
     "moments",
     "maps",
@@ -48,14 +48,26 @@ WITHOUT_CLASSES = "reader_energy"  # instead of it, for tasks whose labels are n
 
 @dataclass(frozen=True, kw_only=True)
 class Metric(Entry):
-    """A named way to score channels: `score(evidence, **options)` gives one number per channel, higher means keep."""
+    """A named way to score channels.
+
+    Attributes:
+        needs: The evidence that it takes.
+        score: (evidence, **options) -> one number per channel; higher means keep.
+        needs_classes: With moments or maps, of each class; False: of all images together.
+        takes_scatter: With maps, a scatter is enough where it is smaller than whole maps.
+        saturates: With maps, fewer images than pixels give all channels nearly the same score.
+        adds_up: Scores are errors that add up when channels are removed from the lowest score upwards.
+    """
 
     needs: Need
     score: Callable[..., Tensor]
-    needs_classes: bool = True  # needs="moments" or "maps": of each class; False: of all images together
-    takes_scatter: bool = False  # needs="maps": a scatter is enough, where it is smaller than whole maps
-    saturates: bool = False  # needs="maps": with fewer images than pixels all channels get nearly the same score
-    adds_up: bool = False  # scores are errors that add up when channels are removed from the lowest score upwards
+    needs_classes: bool = True
+    takes_scatter: bool = False
+    saturates: bool = False
+    adds_up: bool = False
+
+
+METRICS: Registry[Metric] = Registry("metric", "prunus.score.metrics", ScoreError)
 
 
 def metric_of(metric: str) -> Metric:
@@ -66,7 +78,7 @@ def metric_of(metric: str) -> Metric:
 def check_metric_options(metric: Any) -> None:
     """Raise ScoreError if the options behind a metric's name are wrong. Nothing is imported for a name alone."""
     if isinstance(metric, str) and ":" in metric:
-        from prunus.score.evidence_sources import choose_metrics
+        from prunus.score.choice import choose_metrics
 
         choose_metrics([metric])
 
@@ -83,6 +95,3 @@ def suited_metric(metric: str, task: Any) -> str:
     if metric != DEFAULT_METRIC or task_of(task).classes is not None:
         return metric
     return WITHOUT_CLASSES
-
-
-METRICS: Registry[Metric] = Registry("metric", "prunus.score.metrics", ScoreError)

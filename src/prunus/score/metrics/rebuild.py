@@ -1,4 +1,4 @@
-"""Error that remains after the readers' weights are re-solved without the channel; needs no labels."""
+"""Metrics of what the readers' outputs lose without a channel: thinet, cp and, with re-solved readers, rebuilt."""
 
 from __future__ import annotations
 
@@ -6,12 +6,68 @@ import torch
 from torch import Tensor
 
 from prunus.errors import ScoreError
-from prunus.score.evidence import ReaderGroup, ReaderInputs
+from prunus.score.evidence import Contributions, ReaderGroup, ReaderInputs
 from prunus.score.gram_sums import Elimination
 from prunus.score.metrics import Metric
 
+LARS_STEPS = 8  # of the path for each channel, at most: a channel may leave the path and come back
 TINY = 1e-12
 MOST = 0.9  # shrinkage
+
+
+def thinet(contributions: Contributions) -> Tensor:
+    """Remove channels one by one, each time the one that keeps the error of the readers' outputs smallest.
+
+    The error of removing the set T is the mean over positions of |sum over T of the channel's contribution|^2
+    (Luo et al. 2017, Eqn. 6 and Algorithm 1), here with all filters and 64 positions of each image. A channel's score
+    is the step at which it is removed. The publication's second stage, a least-squares scale for each remaining
+    channel, is part of what the repair `solve` does.
+    """
+    products = contributions.products
+    n = len(products)
+    added = products.diagonal().clone()  # error that each channel would add
+    steps = torch.zeros(n, dtype=torch.float64)
+    for step in range(n):
+        weakest = int(added.argmin())
+        steps[weakest] = step
+        added += 2 * products[weakest]
+        added[weakest] = torch.inf
+    return steps
+
+
+def cp(contributions: Contributions) -> Tensor:
+    """The largest penalty at which the channel still has a coefficient other than 0.
+
+    He et al. 2017, Eqn. 2: minimise over b  1/2 E|Y - sum_i b_i X_i W_i'|^2 + penalty |b|_1, where each W_i (the
+    readers' weights for channel i) has norm 1 and Y is the readers' output. They raise the penalty until as few
+    channels as wanted are left; the exact path of all penalties (LARS) gives this for every number. Their second step,
+    least squares for the remaining weights, is the repair `solve`. Channels without any effect score 0.
+    """
+    from sklearn.linear_model import lars_path_gram
+
+    norms = contributions.norms
+    alive = (norms > 0) & (contributions.products.diagonal() > 0)
+    scores = torch.zeros_like(norms)
+    if not bool(alive.any()):
+        return scores
+    scale = norms[alive]
+    gram = contributions.products[alive][:, alive] / (scale[:, None] * scale)  # of outputs with weights of norm 1
+    target = gram @ scale  # b = norms gives Y
+    unit = float(target.abs().max())
+    gram.diagonal().add_(1e-10 * gram.diagonal().mean())  # channels that are copies of each other stay apart
+    penalties, _, path = lars_path_gram(
+        (target / unit).numpy(),
+        (gram / unit).numpy(),
+        n_samples=1,
+        method="lasso",
+        copy_X=True,
+        copy_Gram=True,
+        max_iter=LARS_STEPS * len(gram),
+    )
+    used = torch.from_numpy(path != 0)  # [channels, knots], penalties falling; a coefficient grows after its knot
+    first = torch.where(used.any(1), used.int().argmax(1) - 1, len(penalties) - 1)
+    scores[alive] = torch.from_numpy(penalties)[first.clamp(min=0)] * unit
+    return scores
 
 
 def rebuilt(inputs: ReaderInputs, ridge: float = 1e-2) -> Tensor:
@@ -122,7 +178,19 @@ def _shrinkage(group: ReaderGroup) -> float:
     return share / (1 - share) if share < MOST else MOST / (1 - MOST)
 
 
-ENTRY = Metric(
+THINET = Metric(
+    name="thinet",
+    help="Greedy choice by the error of the next layer's output (ThiNet, Luo et al. 2017)",
+    needs="contributions",
+    score=thinet,
+)
+CP = Metric(
+    name="cp",
+    help="LASSO choice of channels that rebuild the next layer's output (CP, He et al. 2017)",
+    needs="contributions",
+    score=cp,
+)
+REBUILT = Metric(
     name="rebuilt",
     help="Error that remains after the readers' weights are re-solved without the channel; needs no labels",
     needs="reader_inputs",
