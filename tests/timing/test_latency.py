@@ -34,7 +34,7 @@ class Slow(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ours = Clock()
-    module = importlib.import_module("prunus.timing.turns")
+    module = importlib.import_module("prunus.timing.latency")
     monkeypatch.setattr(module, "time", ours)
     return ours
 
@@ -128,7 +128,7 @@ def test_bad_settings() -> None:
 
 FAULTS = """
 import resource, torch
-from prunus.timing.turns import keep_freed_memory
+from prunus.timing.latency import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

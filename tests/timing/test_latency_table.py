@@ -1,4 +1,4 @@
-"""Latency tables with made-up times: predictions, files, and tables that do not fit."""
+"""Latency tables with made-up times: predictions, estimates between widths, files, and tables that do not fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 import prunus as sc
 from prunus.errors import FileError, RunError
-from prunus.timing.latency_table import LatencyTable, LayerTimes, MeasuredWith, kinds_of, open_table
+from prunus.timing.latency_table import (
+    LatencyTable,
+    LayerTimes,
+    MeasuredWith,
+    alignment,
+    kinds_of,
+    open_table,
+    shares,
+    widths_to_time,
+)
 
 SETTING = MeasuredWith("eager", "2.0", "2.0", "abacus", "beads", threads=1, batch=4)
 
@@ -38,19 +47,20 @@ def small_graph(streams: str = "select") -> sc.ChannelGraph:
 def made_up(graph: sc.ChannelGraph, remainder: float) -> LatencyTable:
     """A layer takes inputs x outputs seconds, and selecting takes half a second."""
 
-    def times(inputs: list[int], outputs: list[int], selecting: tuple[float, ...] = ()) -> LayerTimes:
-        return LayerTimes(
-            tuple(inputs), tuple(outputs), tuple(tuple(float(i * o) for o in outputs) for i in inputs), selecting
-        )
+    kinds = kinds_of(graph)
+
+    def times(name: str, inputs: list[int], outputs: list[int], selects: bool = False, outside: int = 0) -> LayerTimes:
+        seconds = tuple(tuple(float(i * o) for o in outputs) for i in inputs)
+        return LayerTimes(kinds[name], tuple(inputs), tuple(outputs), seconds, (0.5, 0.0) if selects else (), outside)
 
     layers = {
-        "stem": times([3], [2, 4]),
-        "one": times([2, 4], [2, 4, 8], (0.5, 0.0)),
-        "two": times([2, 4, 8], [4]),
-        "fc": times([2, 4], [2], (0.5, 0.0)),
+        "stem": times("stem", [3], [2, 4], outside=36),
+        "one": times("one", [2, 4], [2, 4, 8], selects=True),
+        "two": times("two", [2, 4, 8], [4], outside=36),
+        "fc": times("fc", [2, 4], [2], selects=True),
     }
     whole = sum(one.seconds[-1][-1] for one in layers.values()) + remainder  # 12 + 32 + 32 + 8
-    return LatencyTable(SETTING, kinds_of(graph), layers, whole, remainder, {"stem": 36, "two": 36})
+    return LatencyTable(SETTING, whole, remainder, layers)
 
 
 def units(graph: sc.ChannelGraph) -> tuple[str, str]:
@@ -101,36 +111,28 @@ def test_a_file_and_back(tmp_path: Path) -> None:
     assert "eager 2.0, batch 4, 1 thread, abacus (beads)" in repr(table)
 
 
-def test_a_table_of_version_1_whose_layers_were_slower_alone() -> None:
-    """Layers alone take 84, in the network 76: each is scaled."""
-    graph = small_graph()
-    table = LatencyTable.from_json(changed(made_up(graph, -8.0), version=1))
-    assert table.predict(graph) == pytest.approx(76) and table.remainder == 0
-    assert table.seconds("one", 4, 8) == pytest.approx(32 * 76 / 84)
-    positive = made_up(graph, 10.0)
-    assert LatencyTable.from_json(changed(positive, version=1)) == positive
-
-
-def changed(table: LatencyTable, **change: object) -> str:
-    return json.dumps({**json.loads(table.to_json()), **change})
-
-
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
-    graph = small_graph()
-    table = made_up(graph, 1.0)
-    text = table.to_json()
+    graph, path = small_graph(), tmp_path / "t.json"
+    made_up(graph, 1.0).save(path)
+    data = json.loads(path.read_text())
+    one = data["layers"]["one"]
     for content, message in (
-        (text[: len(text) // 2], "broken or cut off"),
-        ("{}", "not a latency table"),
-        (changed(table, version=9), "version 9"),
-        (changed(table, whole="fast"), "something in it is missing or wrong"),
-        (changed(table, layers={"stem": {}}), "something in it is missing or wrong"),
-        (changed(table, measured_with={"engine": "eager"}), "something in it is missing or wrong"),
+        (path.read_text()[:99], "cannot be read"),
+        ("{}", 'expected JSON with "format": "prunus-latency-table"'),
+        ({"version": 9}, "version 9"),
+        ({"whole": "fast"}, "whole: expected a number, got 'fast'"),
+        ({"layers": {"stem": {}}}, "layers.stem: 'kinds' is missing"),
+        ({"measured_with": {"engine": "eager"}}, "measured_with: 'engine_version' is missing"),
+        ({"layers": {"one": {**one, "inputs": [4, 2]}}}, "ascending"),
+        ({"layers": {"one": {**one, "inputs": [2.0, 4]}}}, "expected a whole number"),
+        ({"layers": {"one": {**one, "seconds": [[1.0, 2.0]]}}}, "number of times"),
+        ({"layers": {"one": {**one, "selecting": [1.0]}}}, "number of inputs"),
+        ({"layers": {"one": {**one, "seconds": [[1.0, 2.0, 3.0], [float("nan"), 1.0, 1.0]]}}}, "finite"),
     ):
-        (tmp_path / "t.json").write_text(content)
+        path.write_text(content if isinstance(content, str) else json.dumps({**data, **content}))
         with pytest.raises(FileError, match=message):
-            open_table(tmp_path / "t.json", graph)
-    with pytest.raises(FileError, match="cannot read the latency table"):
+            open_table(path, graph)
+    with pytest.raises(FileError, match="is missing"):
         open_table(tmp_path / "none.json", graph)
 
 
@@ -140,15 +142,15 @@ def test_a_table_of_another_network_is_refused() -> None:
     for other, message in (
         (replace(table, layers={k: v for k, v in table.layers.items() if k != "two"}), "it has no layer 'two'"),
         (
-            replace(table, layers={**table.layers, "three": ("Conv2d k1x1",)}),
+            replace(table, layers={**table.layers, "three": table.layers["two"]}),
             "it has layers that this one does not have, such as 'three'",
         ),
         (
-            replace(table, layers={**table.layers, "two": ("Conv2d k5x5",)}),
+            replace(table, layers={**table.layers, "two": replace(table.layers["two"], kinds=("Conv2d k5x5",))}),
             "its layer 'two' is Conv2d k5x5, not Conv2d k1x1",
         ),
         (
-            replace(table, times={**table.times, "two": LayerTimes((2,), (4,), ((1.0,),))}),
+            replace(table, layers={**table.layers, "two": LayerTimes(kinds_of(graph)["two"], (2,), (4,), ((1.0,),))}),
             "has 2 inputs and 4 outputs, not 8",
         ),
     ):
@@ -157,3 +159,38 @@ def test_a_table_of_another_network_is_refused() -> None:
     smaller = sc.trace(sc.prune(graph, sc.Plan.of(graph, {units(graph)[0]: [0, 1, 2, 3]})), graph.example)
     table.check(smaller)  # a later round of the same network
     assert table.by_layer(smaller)["two"] == 16
+
+
+def test_widths_that_are_timed() -> None:
+    assert widths_to_time(16) == (1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 15, 16)
+    assert widths_to_time(32) == (3, 4, 8, 12, 15, 16, 20, 24, 28, 31, 32)
+    assert widths_to_time(512) == (32, 64, 128, 192, 255, 256, 260, 264, 320, 384, 448, 508, 511, 512)
+    assert widths_to_time(3) == (1, 2, 3) and widths_to_time(1) == (1,)
+    for width in range(1, 600):
+        found = widths_to_time(width)
+        assert found[-1] == width and found[0] >= 1 and list(found) == sorted(set(found))
+
+
+def test_alignments() -> None:
+    assert [alignment(n) for n in (1, 6, 12, 24, 48, 64, 96)] == [1, 2, 4, 8, 16, 16, 16]
+
+
+def test_a_width_that_was_not_timed_follows_those_of_its_alignment() -> None:
+    timed = (7, 8, 16, 31, 32)
+    assert shares(16, timed) == ((2, 1.0),)
+    assert shares(15, timed) == ((0, pytest.approx(16 / 24)), (3, pytest.approx(8 / 24)))  # odd: between 7 and 31
+    assert shares(24, timed) == (
+        (2, pytest.approx(0.875 * 0 + 7 / 15)),
+        (3, pytest.approx(8 / 15)),
+    )  # no multiple of 8 above
+    assert shares(3, timed) == ((0, 1.0),) and shares(40, timed) == ((4, 1.0),)
+
+
+def test_seconds_at_timed_and_other_widths() -> None:
+    found = LayerTimes(("a",), (8, 16), (4, 8, 16), ((1.0, 2.0, 6.0), (3.0, 9.0, 8.0)), (0.5, 0.0))
+    assert [found.at(8, 4), found.at(16, 16), found.at(16, 8)] == [1.0, 8.0, 9.0]  # slower than wider: kept as it is
+    assert found.at(16, 12) == 8.5 and found.at(12, 4) == 2.0
+    assert found.at(8, 4, selects=True) == 1.5 and found.at(16, 4, selects=True) == 3.0
+    assert found.plus(found).seconds[1] == (6.0, 18.0, 16.0) and found.plus(found).kinds == ("a", "a")
+    assert found.plus(found).selecting == (1.0, 0.0)
+    assert found.scaled(0.5).at(8, 16) == 3.0

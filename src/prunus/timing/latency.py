@@ -1,9 +1,10 @@
-"""Time of a forward pass. Several models take turns in one run, so that their ratio is meaningful."""
+"""Time of a forward pass. Several models take turns in one run, so that their ratio is meaningful, with an interval."""
 
 from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from prunus.errors import DataError, RunError
 from prunus.timing.engines import ENGINES, PreparedModel
-from prunus.timing.turns import take_turns
 from prunus.util.progress import Progress
 from prunus.util.state import evaluating
 
@@ -75,8 +75,13 @@ def latency(
     with ready_to_time(networks, threads):
         prepared = {name: _prepared(model, engine, example, batch_sizes) for name, model in models.items()}
         for done, size in enumerate(batch_sizes):
-            seconds = _take_turns(prepared, repeated(example, size), (warmup, rounds), cpu_time)
-            timings += [_timing(name, size, values) for name, values in seconds.items()]
+            batch = repeated(example, size)
+            runs = [partial(model.run, placed(batch, model.device)) for model in prepared.values()]
+            devices = [model.device for model in prepared.values()]
+            seconds = take_turns(runs, devices, warmup=warmup, rounds=rounds, cpu_time=cpu_time)
+            for name, values in zip(prepared, seconds, strict=True):
+                low, median, high = map(float, np.percentile(values, (25, 50, 75)))
+                timings.append(Timing(name, size, median, (low, high), len(values), tuple(values)))
             if progress is not None:
                 progress(done + 1, len(batch_sizes))
     return timings
@@ -146,23 +151,76 @@ def _prepared(model: Any, engine: str, example: Any, batch_sizes: Sequence[int])
     return model if isinstance(model, PreparedModel) else PreparedModel(model, torch.device("cpu"))
 
 
-def _take_turns(
-    models: Mapping[str, PreparedModel], batch: Any, turns: tuple[int, int], cpu_time: bool
-) -> dict[str, list[float]]:
-    """Name -> seconds of each round. turns: rounds that do not count, and rounds that do."""
-    runs = [partial(model.run, placed(batch, model.device)) for model in models.values()]
-    devices = [model.device for model in models.values()]
-    warmup, rounds = turns
-    seconds = take_turns(runs, devices, warmup=warmup, rounds=rounds, cpu_time=cpu_time)
-    return dict(zip(models, seconds, strict=True))
+# -- turns
+
+LARGEST_KEPT = 2**25 - 2**16  # bytes, just below the largest block that glibc keeps when it is freed (32 MiB)
 
 
-def _timing(name: str, size: int, seconds: list[float]) -> Timing:
-    low, median, high = np.percentile(seconds, (25, 50, 75))
-    return Timing(name, size, float(median), (float(low), float(high)), len(seconds), tuple(seconds))
+def processor_time(device: torch.device, threads: int) -> bool:
+    """Whether to measure processor time: on one thread it is what a quiet machine would take, whatever else runs."""
+    return device.type == "cpu" and threads == 1
 
 
-# How much faster one network is than another, with an interval that says how far the figure can be trusted.
+def take_turns(
+    runs: Sequence[Callable[[], Any]],
+    devices: Sequence[torch.device],
+    *,
+    warmup: int,
+    rounds: int,
+    repeats: int = 0,
+    cpu_time: bool = False,
+) -> list[list[float]]:
+    """Seconds of each run in each round. Every second round is in reverse order.
+
+    repeats: in each turn, run once without timing, and then time this number of calls, all of which count. So a run
+        finds in the processor's caches what its last call left there. By default a turn is one call.
+    cpu_time: processor time, summed over threads, instead of wall-clock time.
+    """
+    keep_freed_memory()
+    seconds: list[list[float]] = [[] for _ in runs]
+    for turn in range(-warmup, rounds):
+        order = range(len(runs)) if turn % 2 == 0 else range(len(runs) - 1, -1, -1)
+        for place in order:
+            if repeats:
+                runs[place]()
+            spent = [timed(runs[place], devices[place], cpu_time) for _ in range(repeats or 1)]
+            if turn >= 0:
+                seconds[place] += spent
+    return seconds
+
+
+def keep_freed_memory() -> None:
+    """Make the C library keep freed memory for the next call, as it does in a program that has run for a while.
+
+    glibc returns large blocks to the system until it has seen one of that size freed, or one on top of the heap. Each
+    call then waits for the system to clear the same memory again, and a narrower network, with smaller blocks, may not.
+    One large block, freed at once, settles it for all.
+    """
+    torch.empty(LARGEST_KEPT, dtype=torch.uint8)
+
+
+def timed(run: Callable[[], Any], device: torch.device, cpu_time: bool = False) -> float:
+    """Seconds of one call. A GPU is asked by its own events; its calls return before the work is done."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize(device)
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            return float(begin.elapsed_time(end)) / 1e3
+    clock = time.process_time if cpu_time else time.perf_counter
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    start = clock()
+    run()
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return clock() - start
+
+
+# -- speed-up
 
 CONFIDENCE = 0.95
 NO_DIFFERENCE = "no measurable difference"
@@ -199,15 +257,9 @@ def speedup(before: Sequence[float], after: Sequence[float]) -> Speedup:
     ratios = sorted(was / now for was, now in zip(before, after, strict=True))
     if not ratios:
         return Speedup(math.nan, 0.0, math.inf)
-    k = _rank(len(ratios))
-    low, high = (ratios[k - 1], ratios[-k]) if k else (0.0, math.inf)
-    return Speedup(statistics.median(ratios), low, high)
-
-
-def _rank(pairs: int) -> int:
-    """The largest k with 2 P(Binomial(pairs, 1/2) < k) <= 1 - CONFIDENCE; 0 if there is none."""
-    k, below = 0, 0
+    pairs, k, below = len(ratios), 0, 0
     while 2 * (below + math.comb(pairs, k)) <= (1 - CONFIDENCE) * 2**pairs:
         below += math.comb(pairs, k)
         k += 1
-    return k
+    low, high = (ratios[k - 1], ratios[-k]) if k else (0.0, math.inf)
+    return Speedup(statistics.median(ratios), low, high)

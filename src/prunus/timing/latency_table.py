@@ -19,12 +19,11 @@ import os
 import platform
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +35,8 @@ from prunus.graph.plan import Plan
 from prunus.graph.units import Keep
 from prunus.timing.engines import Engine
 from prunus.timing.layer_blocks import find_blocks
-from prunus.util.files import read_object, write_atomically
-from prunus.util.options import versioned_object
-
-# Widths at which layers are timed, and how time between two of them is estimated.
+from prunus.util.text import count
+from prunus.util.typed_json import read_record, write_record
 
 LARGEST_BLOCK = 16  # channels that a kernel handles at a time, at most
 NARROW = 16  # layers up to this width are timed at all even widths
@@ -53,15 +50,15 @@ def widths_to_time(width: int) -> tuple[int, ...]:
     multiples of 16. Layers wider than 16 are also timed at some widths that are multiples of 4 or 8 only, or odd.
     """
     if width <= NARROW:
-        found = {n for n in range(1, width) if n % 2 == 0 or n < 4 or n in (width // 2 - 1, width - 1)}
+        widths = {n for n in range(1, width) if n % 2 == 0 or n < 4 or n in (width // 2 - 1, width - 1)}
     elif width <= MEDIUM:
-        found = {*range(4, width, 4), width // 8 - 1, width // 2 - 1, width - 1}
+        widths = {*range(4, width, 4), width // 8 - 1, width // 2 - 1, width - 1}
     else:
         step = max(1, round(width / 8 / LARGEST_BLOCK)) * LARGEST_BLOCK
-        found = {step // 2, *range(step, width, step)}
+        widths = {step // 2, *range(step, width, step)}
         middle = width // 2 // LARGEST_BLOCK * LARGEST_BLOCK
-        found |= {middle + 8, middle + 4, width - 4, middle - 1, width - 1}
-    return tuple(sorted({n for n in found if 0 < n < width} | {width}))
+        widths |= {middle + 8, middle + 4, width - 4, middle - 1, width - 1}
+    return tuple(sorted({n for n in widths if 0 < n < width} | {width}))
 
 
 def alignment(width: int) -> int:
@@ -89,35 +86,46 @@ def shares(width: int, timed: Sequence[int]) -> tuple[tuple[int, float], ...]:
     return ((0, 1.0),) if width < timed[0] else ((len(timed) - 1, 1.0),)
 
 
-# Seconds of a layer at the widths that were timed, and estimates between them.
-
-
 @dataclass(frozen=True)
 class LayerTimes:
-    """Seconds per batch of a layer with its batch norm and activation, at numbers of inputs and outputs.
+    """Seconds per batch of all calls of a layer, each with its batch norm and activation, at some widths.
 
     Times are as measured: a narrower layer may take longer than a wider one. The outputs of a depthwise layer follow
     from its inputs, so it has one column.
     """
 
+    kinds: tuple[str, ...]  # kind of each call, see `prunus.timing.layer_blocks`
     inputs: tuple[int, ...]  # ascending
     outputs: tuple[int, ...]  # ascending
     seconds: tuple[tuple[float, ...], ...]  # [inputs, outputs]
     selecting: tuple[float, ...] = ()  # [inputs] further seconds if these inputs are selected from a stream
+    outside: int = 0  # positions of a channel, if anything but layers uses the outputs; otherwise 0
+
+    def __post_init__(self) -> None:
+        """ValueError unless widths ascend and there is a finite time for each of them."""
+        for axis in (self.inputs, self.outputs):
+            if not axis or min(axis) < 1 or list(axis) != sorted(set(axis)):
+                raise ValueError(f"widths must be ascending whole numbers above 0, not {list(axis)}")
+        if len(self.seconds) != len(self.inputs) or any(len(row) != len(self.outputs) for row in self.seconds):
+            raise ValueError("the number of times is not the number of widths")
+        if self.selecting and len(self.selecting) != len(self.inputs):
+            raise ValueError("the number of times of selections is not the number of inputs")
+        if not all(math.isfinite(second) for row in (*self.seconds, self.selecting) for second in row):
+            raise ValueError("times must be finite numbers")
 
     def at(self, inputs: int, outputs: int, *, selects: bool = False) -> float:
         """Seconds for these numbers of inputs and outputs; see `shares` for widths that were not timed."""
         key = (inputs, outputs, selects)
-        if key not in self._known:
+        if key not in self._estimates:
             rows, columns = shares(inputs, self.inputs), shares(outputs, self.outputs)
-            found = sum(a * b * self.seconds[i][j] for i, a in rows for j, b in columns)
+            estimate = sum(a * b * self.seconds[i][j] for i, a in rows for j, b in columns)
             if selects and self.selecting:
-                found += sum(share * self.selecting[i] for i, share in rows)
-            self._known[key] = found
-        return self._known[key]
+                estimate += sum(share * self.selecting[i] for i, share in rows)
+            self._estimates[key] = estimate
+        return self._estimates[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[int, int, bool], float]:
+    def _estimates(self) -> dict[tuple[int, int, bool], float]:
         return {}
 
     @property
@@ -125,49 +133,26 @@ class LayerTimes:
         """Seconds [inputs, outputs]."""
         return np.array(self.seconds)
 
-    def mapped(self, change: Callable[[float], float]) -> LayerTimes:
-        """The same with every time changed."""
-        seconds = tuple(tuple(map(change, row)) for row in self.seconds)
-        return LayerTimes(self.inputs, self.outputs, seconds, tuple(map(change, self.selecting)))
+    def scaled(self, factor: float) -> LayerTimes:
+        """All times multiplied by a factor."""
+        seconds = tuple(tuple(factor * second for second in row) for row in self.seconds)
+        return replace(self, seconds=seconds, selecting=tuple(factor * second for second in self.selecting))
 
     def plus(self, other: LayerTimes) -> LayerTimes:
-        """The times of two calls of one layer together."""
+        """The times of further calls of the same layer added."""
         pairs = zip(self.seconds, other.seconds, strict=True)
-        seconds = tuple(tuple(a + b for a, b in zip(*rows, strict=True)) for rows in pairs)
-        selecting = tuple(a + b for a, b in zip(self.selecting, other.selecting, strict=True))
-        return LayerTimes(self.inputs, self.outputs, seconds, selecting)
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        found = {"inputs": list(self.inputs), "outputs": list(self.outputs), "seconds": [list(r) for r in self.seconds]}
-        return {**found, "selecting": list(self.selecting)} if self.selecting else found
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> LayerTimes:
-        """Read what `as_dict` returns. ValueError if it is something else."""
-        widths = [tuple(data[axis]) for axis in ("inputs", "outputs")]
-        seconds = tuple(tuple(float(s) for s in row) for row in data["seconds"])
-        selecting = tuple(float(s) for s in data.get("selecting", ()))
-        for axis in widths:
-            if not axis or any(type(n) is not int or n < 1 for n in axis) or list(axis) != sorted(set(axis)):
-                raise ValueError(f"widths must be ascending whole numbers above 0, not {list(axis)}")
-        if len(seconds) != len(widths[0]) or any(len(row) != len(widths[1]) for row in seconds):
-            raise ValueError("the number of times is not the number of widths")
-        if selecting and len(selecting) != len(widths[0]):
-            raise ValueError("the number of times of selections is not the number of inputs")
-        if not all(math.isfinite(s) for row in (*seconds, selecting) for s in row):
-            raise ValueError("times must be finite numbers")
-        return cls(widths[0], widths[1], seconds, selecting)
-
-
-# The machine and the software that times were measured with: times hold for these only.
-
-CPU_FILE = Path("/proc/cpuinfo")
+        return replace(
+            self,
+            kinds=(*self.kinds, *other.kinds),
+            seconds=tuple(tuple(a + b for a, b in zip(*rows, strict=True)) for rows in pairs),
+            selecting=tuple(a + b for a, b in zip(self.selecting, other.selecting, strict=True)),
+            outside=self.outside + other.outside,
+        )
 
 
 @dataclass(frozen=True)
 class MeasuredWith:
-    """Where and how layers were timed."""
+    """Machine, engine and setting of the measurement. Times hold for these only."""
 
     engine: str
     engine_version: str
@@ -177,45 +162,39 @@ class MeasuredWith:
     threads: int
     batch: int
 
+    @classmethod
+    def here(cls, engine: Engine, device: torch.device, batch: int, threads: int) -> MeasuredWith:
+        """The setting of a measurement on this machine."""
+        return cls(engine.name, version(engine.package), torch.__version__, *machine_of(device), threads, batch)
+
     def __str__(self) -> str:
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         where = f"{self.machine} ({self.instructions})"
-        return f"{self.engine} {self.engine_version}, batch {self.batch}, {threads}, {where}"
+        return f"{self.engine} {self.engine_version}, batch {self.batch}, {count(self.threads, 'thread')}, {where}"
 
 
-def measured_with(engine: Engine, device: torch.device, batch: int, threads: int) -> MeasuredWith:
-    """The setting of a measurement on this machine."""
-    return MeasuredWith(
-        engine.name, version(engine.package), torch.__version__, *machine_of(device), threads=threads, batch=batch
-    )
-
-
+@cache
 def machine_of(device: torch.device) -> tuple[str, str]:
     """Model and instruction set of the processor, or of the GPU if the device is one."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return str(properties.name), f"sm_{properties.major}{properties.minor}"
-    return processor(), torch.backends.cpu.get_cpu_capability()
-
-
-@cache
-def processor() -> str:
-    """The model of the processor. Virtual machines hide its name, so family, model and stepping are added."""
+    instructions = torch.backends.cpu.get_cpu_capability()
     try:
-        text = CPU_FILE.read_text(encoding="utf-8")
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        return platform.processor() or platform.machine()
-    name, *numbers = (_entry(key, text) for key in ("model name", "cpu family", "model", "stepping"))
-    return f"{name or platform.machine()} {'-'.join(filter(None, numbers))}".strip()
+        return platform.processor() or platform.machine(), instructions
 
+    def entry(key: str) -> str:
+        line = re.search(rf"^{key}\s*:\s*(.+?)\s*$", text, re.MULTILINE)
+        return line.group(1) if line else ""
 
-def _entry(key: str, text: str) -> str:
-    found = re.search(rf"^{key}\s*:\s*(.+?)\s*$", text, re.MULTILINE)
-    return found.group(1) if found else ""
+    # Virtual machines hide the processor's name, so family, model and stepping are added.
+    numbers = "-".join(filter(None, (entry(key) for key in ("cpu family", "model", "stepping"))))
+    return f"{entry('model name') or platform.machine()} {numbers}".strip(), instructions
 
 
 FORMAT = "prunus-latency-table"
-VERSION = 2
+VERSION = 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,14 +202,12 @@ class LatencyTable:
     """Seconds per batch of the layers of a network, and what they were measured with."""
 
     measured_with: MeasuredWith
-    layers: Mapping[str, tuple[str, ...]]  # layer -> its kind, once for each time that it is called
-    times: Mapping[str, LayerTimes]  # layer -> seconds of all its calls together
     whole: float  # seconds of the whole network, unpruned
     remainder: float  # whole - sum of the layers, at least 0; what is not a layer
-    outside: Mapping[str, int]  # layer whose outputs are used outside of layers -> positions of a channel
+    layers: Mapping[str, LayerTimes]
 
     def __repr__(self) -> str:
-        return f"LatencyTable({self.measured_with}: {len(self.times)} layers, {1e3 * self.whole:.3g} ms)"
+        return f"LatencyTable({self.measured_with}: {len(self.layers)} layers, {1e3 * self.whole:.3g} ms)"
 
     # -- predictions
 
@@ -241,20 +218,20 @@ class LatencyTable:
 
     def by_layer(self, graph: ChannelGraph, keep: Plan | Keep | None = None) -> dict[str, float]:
         """Seconds per batch of each layer, with the selection in front of it."""
-        cost = graph.cost(keep).layers
-        selecting = _selecting(graph, {} if keep is None else graph.keep_of(keep))
+        cost, selecting = graph.cost(keep).layers, set[str]()
+        if graph.streams == "select":  # layers that read a part of a stream
+            kept = {} if keep is None else graph.keep_of(keep)
+            cut = (graph.units[name] for name, channels in kept.items() if len(channels) < graph.units[name].width)
+            selecting = {unit.readers[0].module for unit in cut if unit.kind == "stream"}
         return {
-            name: self.seconds(name, cost[name].inputs, cost[name].outputs, selects=name in selecting)
-            for name in self.times
+            name: times.at(cost[name].inputs, cost[name].outputs, selects=name in selecting)
+            for name, times in self.layers.items()
             if name in cost
         }
 
     def seconds(self, layer: str, inputs: int, outputs: int, *, selects: bool = False) -> float:
-        """Seconds per batch of a layer with these numbers of inputs and outputs.
-
-        selects: whether it selects its inputs from a stream.
-        """
-        return self.times[layer].at(inputs, outputs, selects=selects)
+        """Seconds per batch of a layer with these numbers of inputs and outputs, which it may select from a stream."""
+        return self.layers[layer].at(inputs, outputs, selects=selects)
 
     def remainder_of(self, graph: ChannelGraph, keep: Plan | Keep | None = None) -> float:
         """Seconds of what is not a layer. They shrink with what layers write for others than layers."""
@@ -262,121 +239,83 @@ class LatencyTable:
 
     def outside_share(self, graph: ChannelGraph, keep: Plan | Keep | None = None) -> float:
         """Numbers that layers write for others than layers, as a share of those of the unpruned network."""
+        if not any(times.outside for times in self.layers.values()):
+            return 1.0
         cost = graph.cost(keep).layers
-        return sum(self.outside_part(name, cost[name].outputs) for name in self.outside) if self.outside else 1.0
+        return sum(self.outside_part(name, cost[name].outputs) for name in self.layers if name in cost)
 
     def outside_part(self, layer: str, outputs: int) -> float:
         """The part of `outside_share` that a layer with this number of outputs has."""
-        full = self.times[layer].outputs[-1]
-        return self.outside.get(layer, 0) * min(outputs, full) / self._written_outside
+        times = self.layers[layer]
+        return times.outside * min(outputs, times.outputs[-1]) / self._written_outside
 
     @cached_property
     def _written_outside(self) -> int:
-        return sum(size * self.times[name].outputs[-1] for name, size in self.outside.items()) or 1
+        return sum(times.outside * times.outputs[-1] for times in self.layers.values()) or 1
 
     def widths(self, graph: ChannelGraph) -> dict[str, tuple[int, ...]]:
         """Unit -> the numbers of kept channels at which all its readers and writers were timed, ascending."""
-        found: dict[str, tuple[int, ...]] = {}
+        widths: dict[str, tuple[int, ...]] = {}
         for name, unit in graph.units.items():
             counts = set(range(unit.granule, unit.width + 1, unit.granule))
             for reader in unit.readers:
                 share = reader.inputs.shape[1]
-                if reader.module in self.times and len(reader.channels) == unit.width:
-                    counts &= {n for n in counts if n * share in self.times[reader.module].inputs}
+                if reader.module in self.layers and len(reader.channels) == unit.width:
+                    counts &= {n for n in counts if n * share in self.layers[reader.module].inputs}
             selects = graph.streams == "select" and unit.kind == "stream"
             for writer in () if selects else unit.writers:
-                if writer.module in self.times and len(writer.channels) == unit.width:
-                    counts &= {n for n in counts if n * writer.outputs.shape[1] in self.times[writer.module].outputs}
-            found[name] = tuple(sorted(counts | {unit.width}))
-        return found
+                if writer.module in self.layers and len(writer.channels) == unit.width:
+                    counts &= {n for n in counts if n * writer.outputs.shape[1] in self.layers[writer.module].outputs}
+            widths[name] = tuple(sorted(counts | {unit.width}))
+        return widths
 
     # -- files
 
     def check(self, graph: ChannelGraph) -> None:
         """Raise RunError unless the layers of the network were timed."""
         kinds = kinds_of(graph)
-        more = [name for name in self.layers if name not in kinds]
-        if more:
-            raise RunError(
-                f"the latency table is of another network: it has layers that this one does not have, such as "
-                f"{more[0]!r}; {_REMEDY}"
-            )
-        for name, kind in kinds.items():
-            if name not in self.layers:
-                raise RunError(f"the latency table is of another network: it has no layer {name!r}; {_REMEDY}")
-            if self.layers[name] != kind:
-                raise RunError(
-                    f"the latency table is of another network: its layer {name!r} is "
-                    f"{' and '.join(self.layers[name])}, not {' and '.join(kind)}; {_REMEDY}"
+        wrong = next(
+            (f"it has layers that this one does not have, such as {n!r}" for n in self.layers if n not in kinds), ""
+        )
+        for name, kind in {} if wrong else kinds.items():
+            layer, times = graph.layers[name], self.layers.get(name)
+            if times is None:
+                wrong = f"it has no layer {name!r}"
+            elif times.kinds != kind:
+                wrong = f"its layer {name!r} is {' and '.join(times.kinds)}, not {' and '.join(kind)}"
+            elif layer.inputs > times.inputs[-1] or (not layer.depthwise and layer.outputs > times.outputs[-1]):
+                wrong = (
+                    f"its layer {name!r} has {times.inputs[-1]} inputs and {times.outputs[-1]} outputs, not "
+                    f"{layer.inputs} and {layer.outputs}"
                 )
-            layer, times = graph.layers[name], self.times[name]
-            if layer.inputs > times.inputs[-1] or (not layer.depthwise and layer.outputs > times.outputs[-1]):
-                raise RunError(
-                    f"the latency table is of another network: its layer {name!r} has {times.inputs[-1]} inputs and "
-                    f"{times.outputs[-1]} outputs, not {layer.inputs} and {layer.outputs}; {_REMEDY}"
-                )
-
-    def to_json(self) -> str:
-        """The table as JSON text."""
-        data = {
-            "format": FORMAT,
-            "version": VERSION,
-            "measured_with": asdict(self.measured_with),
-            "whole": self.whole,
-            "remainder": self.remainder,
-            "layers": {
-                name: {"kinds": list(self.layers[name]), "outside": self.outside.get(name, 0), **times.as_dict()}
-                for name, times in self.times.items()
-            },
-        }
-        return json.dumps(data, indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> LatencyTable:
-        """Read the text that `to_json` returns."""
-        data = versioned_object(text, "latency table", FORMAT, VERSION, oldest=1)
-        try:
-            layers = data["layers"]
-            found = cls(
-                MeasuredWith(**data["measured_with"]),
-                {name: tuple(map(str, layer["kinds"])) for name, layer in layers.items()},
-                {name: LayerTimes.from_dict(layer) for name, layer in layers.items()},
-                float(data["whole"]),
-                float(data["remainder"]),
-                {name: int(layer["outside"]) for name, layer in layers.items() if layer["outside"]},
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FileError(f"not a complete latency table: something in it is missing or wrong ({error})") from error
-        return found._calibrated()
-
-    def _calibrated(self) -> LatencyTable:
-        """The table with a remainder of at least 0. In version 1 it was negative where layers are slower alone."""
-        if self.remainder >= 0:
-            return self
-        scale = self.whole / (self.whole - self.remainder)
-        times = {name: one.mapped(lambda seconds: scale * seconds) for name, one in self.times.items()}
-        return replace(self, times=times, remainder=0.0)
+            if wrong:
+                break
+        if wrong:
+            raise RunError(f"the latency table is of another network: {wrong}; {_REMEDY}")
 
     def save(self, path: str | Path) -> None:
         """Write the table to a file, whole or not at all."""
-        write_atomically(Path(path), self.to_json().encode())
+        write_record(Path(path), self, FORMAT, VERSION)
+
+    @classmethod
+    def load(cls, path: str | Path) -> LatencyTable:
+        """Read a table that `save` wrote. FileError if the file is missing or broken."""
+        return read_record(Path(path), cls, FORMAT, VERSION)
 
 
 _REMEDY = "measure this network: prunus latency MODEL --out table.json"
 
 
 def open_table(path: str | Path, graph: ChannelGraph) -> LatencyTable:
-    """Read a table that `prunus latency --out` wrote, here or on another machine, and check that it fits the network.
+    """Read a table that `prunus inspect --latency --out` wrote, here or on another machine; it must fit the network.
 
-    FileError: the file is missing or broken. RunError: the table is of another network. `table.measured_with` says
-    where it was measured; that may be another machine.
+    `table.measured_with` says where it was measured.
+
+    Raises:
+        FileError: The file is missing or broken.
+        RunError: The table is of another network.
     """
-    try:
-        table = LatencyTable.from_json(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read the latency table {path}: {error}") from error
-    except FileError as error:
-        raise FileError(f"{path}: {error}") from error
+    table = LatencyTable.load(path)
     try:
         table.check(graph)
     except RunError as error:
@@ -392,56 +331,46 @@ def kinds_of(graph: ChannelGraph) -> dict[str, tuple[str, ...]]:
     return kinds
 
 
-def _selecting(graph: ChannelGraph, keep: Keep) -> set[str]:
-    """Layers that read a part of a stream."""
-    if graph.streams == "coupled":
-        return set()
-    streams = (graph.units[n] for n, kept in keep.items() if len(kept) < graph.units[n].width)
-    return {unit.readers[0].module for unit in streams if unit.kind == "stream"}
-
-
-# Timings in the user's cache folder: one JSON file for each machine, engine, number of threads and batch size.
-
-FORMAT_CACHE = "prunus-latency-cache"
-
 Timings = dict[str, dict[str, float]]  # kind -> widths as text ("16->32") -> seconds
+
+
+@dataclass(frozen=True)
+class TimingCache:
+    """Timings of one setting, in the user's cache folder."""
+
+    setting: MeasuredWith
+    timings: Timings
+
+    @staticmethod
+    def path(setting: MeasuredWith) -> Path:
+        """The file for this machine, engine, number of threads and batch size."""
+        text = json.dumps({**asdict(setting), "version": VERSION}, sort_keys=True)
+        return cache_folder() / f"{setting.engine}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+    @classmethod
+    def open(cls, setting: MeasuredWith) -> TimingCache:
+        """Known timings; none if there is no file. FileError if the file is broken."""
+        path = cls.path(setting)
+        if not path.exists():
+            return cls(setting, {})
+        try:
+            cache = read_record(path, cls, "prunus-latency-cache", VERSION)
+            if cache.setting != setting or not all(map(math.isfinite, _seconds(cache.timings))):
+                raise FileError(f"{path} is not a file of timings that this prunus wrote")
+        except FileError as error:
+            raise FileError(f"{error}; delete it, and layers are timed again") from error
+        return cache
+
+    def save(self) -> None:
+        """Keep the timings, whole or not at all."""
+        write_record(self.path(self.setting), self, "prunus-latency-cache", VERSION)
+
+
+def _seconds(timings: Timings) -> Iterator[float]:
+    return (second for times in timings.values() for second in times.values())
 
 
 def cache_folder() -> Path:
     """Where timings are kept: $XDG_CACHE_HOME/prunus/latency, or ~/.cache/prunus/latency."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "prunus" / "latency"
-
-
-def cache_file(setting: MeasuredWith) -> Path:
-    """The file for timings of this machine, engine, number of threads and batch size."""
-    text = json.dumps({**asdict(setting), "version": VERSION}, sort_keys=True)
-    return cache_folder() / f"{setting.engine}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-
-
-def read_cache(setting: MeasuredWith) -> Timings:
-    """Known timings; none if there is no file. FileError if the file is broken."""
-    path = cache_file(setting)
-    if not path.exists():
-        return {}
-    hint = "; delete it, and layers are timed again"
-    try:
-        data = read_object(path)
-    except FileError as error:
-        raise FileError(f"{error}{hint}") from error
-    if data.get("format") != FORMAT_CACHE or data.get("version") != VERSION or data.get("setting") != asdict(setting):
-        raise FileError(f"{path} is not a file of timings that this prunus wrote{hint}")
-    timings = data.get("timings")
-    if not isinstance(timings, dict) or not all(map(_is_times, timings.values())):
-        raise FileError(f"{path} holds times that are no numbers{hint}")
-    return timings
-
-
-def write_cache(setting: MeasuredWith, timings: Mapping[str, Mapping[str, float]]) -> None:
-    """Keep timings, whole or not at all."""
-    data = {"format": FORMAT_CACHE, "version": VERSION, "setting": asdict(setting), "timings": timings}
-    write_atomically(cache_file(setting), json.dumps(data, indent=0).encode())
-
-
-def _is_times(times: Any) -> bool:
-    return isinstance(times, dict) and all(type(s) in (int, float) and math.isfinite(s) for s in times.values())

@@ -1,4 +1,10 @@
-"""Measure a latency table: time what the user's cache folder does not hold yet, and keep it there."""
+"""Measure a latency table: time what the user's cache folder does not hold yet, and keep it there.
+
+Layers are timed alone, at many widths, in small programs. A layer takes longer inside a network (caches), so the times are
+calibrated on two whole networks, the unpruned one and one with half of the channels:
+
+    whole = scale x layers + remainder,    half = scale x layers of half + share of outside x remainder.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +19,88 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import fx, nn
+from torch import nn
 
 from prunus.errors import RunError
 from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.plan import Plan
-from prunus.graph.traced import MIXING, Traced
+from prunus.graph.traced import MIXING
 from prunus.graph.units import Indices, Unit
 from prunus.timing.engines import ENGINES, Engine
-from prunus.timing.latency import placed, prepare, ready_to_time, repeated
-from prunus.timing.latency_table import (
-    LatencyTable,
-    LayerTimes,
-    MeasuredWith,
-    Timings,
-    measured_with,
-    read_cache,
-    widths_to_time,
-    write_cache,
-)
+from prunus.timing.latency import placed, prepare, processor_time, ready_to_time, repeated, take_turns
+from prunus.timing.latency_table import LatencyTable, LayerTimes, MeasuredWith, TimingCache, Timings, widths_to_time
 from prunus.timing.layer_blocks import Block, Run, Sum, find_blocks, is_shared, layer_sum, open_run, selection_sum
-from prunus.timing.turns import Stopwatch, processor_time
 from prunus.util.batches import device_of
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import generators_kept
 
-# How long layers take inside a network, from two whole networks: the unpruned one and a smaller one.
+Floats = npt.NDArray[np.float64]
+Call = Callable[[], Any]
 
-LEAST_DIFFERENCE = 0.1  # of the unpruned network's layers; a smaller one says nothing about the scale
-LOWEST = 0.5  # smallest scale: layers do not take less than half of their time alone
+BATCH = 64
+WHOLE = ("whole", "half")  # the two networks that are timed as a whole
+WHOLE_ROUNDS = 5  # of the whole networks, before layers are timed; they run once more after each kind of layer
+FEWEST, MOST = 3, 6  # rounds of a layer
+REPEATS = 2  # calls of a layer in each round
+ENOUGH = 0.01  # seconds that the rounds of a layer take together, unless they are more than MOST
+LONGEST = 0.01  # longest run of a convolution in seconds; slower ones are timed on fewer images
+TOGETHER = 16  # runs that take turns
+SMALLEST = 1e-9  # seconds; a difference of two times can come out negative
+LEAST_DIFFERENCE = 0.1  # of the two whole networks' layers; a smaller one says nothing about the scale
+LOWEST_SCALE = 0.5  # layers do not take less than half of their time alone
+ALL_PAIRS = 30  # up to this number, all pairs of widths of a layer are timed
+COARSE = (0.25, 0.5, 0.75)  # widths of the coarse grid as shares of the whole width
+
+
+def latency_table(
+    graph: ChannelGraph,
+    engine: str = "eager",
+    batch: int = BATCH,
+    threads: int | None = None,
+    *,
+    progress: Progress | bool | None = None,
+) -> LatencyTable:
+    """The latency table of a network in an engine on this machine.
+
+    Times that are in the user's cache folder (see `cache_folder`) are used; the others are measured and kept there. So
+    a second call is quick, and one that was interrupted goes on where it stopped.
+
+    Args:
+        graph: The traced network.
+        engine: Name of the engine.
+        batch: Images in a batch.
+        threads: Number of CPU threads; PyTorch's current number if not given. With one thread, processor time is
+            measured, so other programs matter little. Otherwise the machine should be quiet.
+        progress: False shows nothing; a function is called with the runs done and their number.
+    """
+    if batch < 1 or (threads is not None and threads < 1):
+        raise RunError(f"expected a batch and threads of at least 1, got {batch} and {threads}")
+    chosen = ENGINES.find(engine)
+    chosen.check_installed()
+    with ready_to_time([graph.model], threads), generators_kept(0):
+        grids = find_grids(graph)
+        networks = _measure(graph, grids, chosen, batch, progress)
+        layers = networks if chosen.times_layers else _measure(graph, grids, ENGINES.find("eager"), batch, progress)
+        return _calibrated_table(graph, grids, layers, networks)
+
+
+def _calibrated_table(graph: ChannelGraph, grids: Sequence[Grid], layers: _Timings, networks: _Timings) -> LatencyTable:
+    times: dict[str, LayerTimes] = {}
+    for grid in grids:
+        timed = layers.of(_timed_kind(layers.engine, grid.block))
+        seconds = complete(grid.inputs, grid.outputs, {(i, o): timed[f"{i}->{o}"] for i, o in grid.points})
+        selections = layers.of(_selection_kind(grid.block))
+        selecting = (*(selections[str(i)] for i in grid.selected), 0.0) if grid.selects else ()
+        rows = tuple(tuple(row) for row in seconds.tolist())
+        one = LayerTimes((grid.block.kind,), grid.inputs, grid.outputs, rows, selecting, grid.outside)
+        name = grid.block.layer
+        times[name] = times[name].plus(one) if name in times else one
+    alone = LatencyTable(networks.cache.setting, networks.whole[0], 0.0, times)
+    half = half_of_channels(graph)
+    sums = (sum(alone.by_layer(graph).values()), sum(alone.by_layer(graph, half).values()))
+    scale = scale_inside(networks.whole, sums, alone.outside_share(graph, half))
+    scaled = {name: one.scaled(scale) for name, one in times.items()}
+    return replace(alone, layers=scaled, remainder=max(0.0, networks.whole[0] - scale * sums[0]))
 
 
 def half_of_channels(graph: ChannelGraph) -> dict[str, tuple[int, ...]]:
@@ -49,21 +108,24 @@ def half_of_channels(graph: ChannelGraph) -> dict[str, tuple[int, ...]]:
     inner = [unit for unit in graph.units.values() if unit.kind == "private"]
     keep = {}
     for unit in inner or graph.units.values():
-        steps = unit.width // unit.granule
-        half = min(widths_to_time(steps), key=lambda count: abs(count - steps / 2))
+        granules = unit.width // unit.granule
+        half = min(widths_to_time(granules), key=lambda count: abs(count - granules / 2))
         blocks = [np.flatnonzero(unit.blocks == block)[:half] for block in np.unique(unit.blocks)]
         keep[unit.name] = sorted(int(channel) for block in blocks for channel in block)
     return graph.balance(keep)
 
 
 def scale_inside(whole: tuple[float, float], layers: tuple[float, float], outside: float) -> float:
-    """Seconds of a layer inside the network for each second alone.
+    """Seconds of a layer inside the network for each second alone: the two equations above, solved for the scale.
 
-    whole, layers: seconds of the unpruned and of the smaller network; outside: see above, for the smaller one.
+    It is bounded, because times are never exact: with the highest scale nothing remains for what is not a layer.
+    Networks that hardly differ say nothing; then the scale is 1, or less if the layers alone take longer than the
+    network.
 
-    The two equations are solved for the scale. It is bounded, because times are never exact: with the highest scale
-    nothing remains for what is not a layer. Networks that hardly differ say nothing; then the scale is 1, or less if
-    the layers alone take longer than the network.
+    Args:
+        whole: Seconds of the unpruned and of the smaller network.
+        layers: Seconds of their layers, timed alone.
+        outside: Share of what is not a layer that the smaller network has.
     """
     if not layers[0]:  # no layer was timed: all is remainder
         return 1.0
@@ -71,21 +133,16 @@ def scale_inside(whole: tuple[float, float], layers: tuple[float, float], outsid
     difference = outside * layers[0] - layers[1]
     if difference < LEAST_DIFFERENCE * layers[0]:
         return min(1.0, highest)
-    found = (outside * whole[0] - whole[1]) / difference
-    return min(highest, max(LOWEST * min(1.0, highest), found))
+    scale = (outside * whole[0] - whole[1]) / difference
+    return min(highest, max(LOWEST_SCALE * min(1.0, highest), scale))
 
 
-# Which pairs of widths of a layer are timed, and how the others follow from them.
-
-FEW = 30  # up to this number, all pairs are timed
-COARSE = (0.25, 0.5, 0.75)  # widths of the coarse grid as shares of the whole width
-
-Floats = npt.NDArray[np.float64]
+# -- which widths of which layers are timed
 
 
 def pairs_to_time(inputs: Sequence[int], outputs: Sequence[int]) -> list[tuple[int, int]]:
     """The pairs of widths that are timed, out of all pairs of these (ascending) widths."""
-    if len(inputs) * len(outputs) <= FEW:
+    if len(inputs) * len(outputs) <= ALL_PAIRS:
         return [(i, o) for i in inputs for o in outputs]
     cross = [*((i, outputs[-1]) for i in inputs), *((inputs[-1], o) for o in outputs[:-1])]
     inside = [(i, o) for i in coarse(inputs) for o in coarse(outputs)]
@@ -96,14 +153,19 @@ def coarse(widths: Sequence[int]) -> list[int]:
     """The widths of the coarse grid, ascending: multiples of 4 near a quarter, a half and three quarters; an odd width
     near the half; and the whole. Widths without multiples of 4 have fewer."""
     chosen = {widths[-1]}
-    for shares, fits in ((COARSE, _is_aligned), (COARSE[1:2], _is_odd)):
-        among = [n for n in widths[:-1] if fits(n)]
+    for shares, among in (
+        (COARSE, [n for n in widths[:-1] if n % 4 == 0]),
+        (COARSE[1:2], [n for n in widths[:-1] if n % 2 == 1]),
+    ):
         chosen |= {min(among, key=lambda n: abs(n - share * widths[-1])) for share in shares if among}
     return sorted(chosen)
 
 
 def complete(inputs: Sequence[int], outputs: Sequence[int], timed: Mapping[tuple[int, int], float]) -> Floats:
-    """Seconds [inputs, outputs] from the times of the pairs that `pairs_to_time` names."""
+    """Seconds [inputs, outputs] from the times of the pairs that `pairs_to_time` names.
+
+    The product of the two edges of the grid, corrected by what was timed inside.
+    """
     if all((i, o) in timed for i in inputs for o in outputs):
         return np.array([[timed[i, o] for o in outputs] for i in inputs])
     across = np.array([timed[i, outputs[-1]] for i in inputs])
@@ -112,8 +174,8 @@ def complete(inputs: Sequence[int], outputs: Sequence[int], timed: Mapping[tuple
     rows, columns = coarse(inputs), coarse(outputs)
     product = grid[np.ix_([inputs.index(i) for i in rows], [outputs.index(o) for o in columns])]
     correction = np.array([[timed[i, o] for o in columns] for i in rows]) / product
-    whole: Floats = grid * (_between(inputs, rows) @ correction @ _between(outputs, columns).T)
-    return whole
+    completed: Floats = grid * (_between(inputs, rows) @ correction @ _between(outputs, columns).T)
+    return completed
 
 
 def _between(widths: Sequence[int], rough: Sequence[int]) -> Floats:
@@ -121,28 +183,16 @@ def _between(widths: Sequence[int], rough: Sequence[int]) -> Floats:
 
     A multiple of 4 lies between coarse multiples of 4 and the whole width. Other widths are like the odd coarse width.
     """
-    found = np.zeros((len(widths), len(rough)))
-    odd = [place for place, n in enumerate(rough[:-1]) if _is_odd(n)]
+    weights = np.zeros((len(widths), len(rough)))
+    odd = [place for place, n in enumerate(rough[:-1]) if n % 2 == 1]
     aligned = [place for place in range(len(rough)) if place not in odd]
-    for row, width in zip(found, widths, strict=True):
-        if width == rough[-1] or _is_aligned(width) or not odd:
-            row[aligned] = [
-                np.interp(width, [rough[p] for p in aligned], np.eye(len(aligned))[k]) for k in range(len(aligned))
-            ]
+    points = [rough[place] for place in aligned]
+    for row, width in zip(weights, widths, strict=True):
+        if width == rough[-1] or width % 4 == 0 or not odd:
+            row[aligned] = [np.interp(width, points, unit) for unit in np.eye(len(aligned))]
         else:
             row[odd[0]] = 1.0
-    return found
-
-
-def _is_aligned(width: int) -> bool:
-    return width % 4 == 0
-
-
-def _is_odd(width: int) -> bool:
-    return width % 2 == 1
-
-
-# Which widths of which layers are timed for a network.
+    return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,146 +210,138 @@ class Grid:
         """The pairs of widths to time."""
         return pairs_to_time(self.inputs, self.outputs)
 
+    @property
+    def selected(self) -> tuple[int, ...]:
+        """Numbers of inputs that may be selected. A layer that reads all of a stream selects nothing."""
+        return self.inputs[:-1] if self.selects else ()
+
 
 def find_grids(graph: ChannelGraph) -> list[Grid]:
     """The grids of a network's blocks, in the order of their calls."""
-    selecting = {u.readers[0].module for u in graph.units.values() if u.kind == "stream" and graph.streams == "select"}
-    return [_grid(graph, block, block.layer in selecting) for block in find_blocks(graph)]
+    units, traced = graph.units.values(), graph.analysis.traced
+    selecting = {u.readers[0].module for u in units if u.kind == "stream" and graph.streams == "select"}
+    grids = []
+    for block in find_blocks(graph):
+        width, wide = block.widths
+        if block.depthwise:
+            inputs = widths_to_time(width) if any(unit.width == width for unit in units) else (width,)
+            outputs: tuple[int, ...] = (wide,)
+        else:
+            readers = [(u, r.channels, r.inputs) for u in units for r in u.readers if r.module == block.layer]
+            writers = [(u, w.channels, w.outputs) for u in units for w in u.writers if w.module == block.layer]
+            inputs, outputs = _axis(readers, width, block.groups), _axis(writers, wide, block.groups)
+        users = () if block.last is None else block.last.users
+        is_used_outside = any(u.op != "call_module" or not isinstance(traced.module(u), MIXING) for u in users)
+        positions = max(1, math.prod(block.out_shape[1:]) // wide)
+        grids.append(Grid(block, inputs, outputs, block.layer in selecting, positions if is_used_outside else 0))
+    return grids
 
 
-def _grid(graph: ChannelGraph, block: Block, selects: bool) -> Grid:
-    width, wide = block.widths
-    readers = [(u, r.channels, r.inputs) for u in graph.units.values() for r in u.readers if r.module == block.layer]
-    writers = [(u, w.channels, w.outputs) for u in graph.units.values() for w in u.writers if w.module == block.layer]
-    if block.depthwise:
-        passing = [u for u in graph.units.values() if u.width == width]
-        inputs = widths_to_time(width) if passing else (width,)
-        outputs: tuple[int, ...] = (wide,)
-    else:
-        inputs, outputs = _axis(readers, width, block.groups), _axis(writers, wide, block.groups)
-    size = _positions(block) if _is_used_outside(graph.analysis.traced, block.last) else 0
-    return Grid(block, inputs, outputs, selects, size)
-
-
-def _axis(parts: Iterable[tuple[Unit, Indices, Indices]], width: int, groups: int) -> tuple[int, ...]:
+def _axis(parts: Sequence[tuple[Unit, Indices, Indices]], width: int, groups: int) -> tuple[int, ...]:
     """Widths of one side of a layer. A side that is one unit has the widths of the unit; a frozen one is not cut."""
-    found = list(parts)
-    if not found:
+    if not parts:
         return (width,)
-    unit, channels, places = found[0]
-    if len(found) == 1 and len(channels) == unit.width and places.size == width:
+    unit, channels, places = parts[0]
+    if len(parts) == 1 and len(channels) == unit.width and places.size == width:
         times = places.shape[1] * unit.granule
         return tuple(times * n for n in widths_to_time(unit.width // unit.granule))
     return tuple(groups * n for n in widths_to_time(width // groups))
 
 
-def _positions(block: Block) -> int:
-    shape = block.out_shape
-    total = 1
-    for size in shape[1:]:
-        total *= int(size)
-    return max(1, total // block.widths[1])
-
-
-def _is_used_outside(traced: Traced, last: fx.Node | None) -> bool:
-    """Whether anything but layers uses the value of a block."""
-    users = () if last is None else last.users
-    return any(u.op != "call_module" or not isinstance(traced.module(u), MIXING) for u in users)
-
-
-BATCH = 64
-WHOLE_ROUNDS = 5  # of the whole network, before its layers are timed; it runs once more after each of them
-FEWEST, MOST = 3, 6  # rounds of a layer
-REPEATS = 2  # calls of a layer in each round
-ENOUGH = 0.01  # seconds that the rounds of a layer take together, unless they are more than MOST
-LONGEST = 0.01  # longest run of a convolution in seconds; slower ones are timed on fewer images
-TOGETHER = 16  # runs that take turns
-LEAST = 1e-9  # seconds; a difference of two times can come out negative
-WHOLE = ("whole", "half")  # the two networks that are timed as a whole
-
-
-def latency_table(
-    graph: ChannelGraph,
-    engine: str = "eager",
-    batch: int = BATCH,
-    threads: int | None = None,
-    *,
-    progress: Progress | bool | None = None,
-) -> LatencyTable:
-    """The latency table of a network in an engine on this machine.
-
-    threads: number of CPU threads; PyTorch's current number if not given. With one thread, processor time is measured,
-        so other programs matter little. Otherwise the machine should be quiet.
-
-    Times that are in the user's cache folder (see `cache_folder`) are used; the others are measured and kept there. So
-    a second call is quick, and one that was interrupted goes on where it stopped.
-    """
-    if batch < 1 or (threads is not None and threads < 1):
-        raise RunError(f"expected a batch and threads of at least 1, got {batch} and {threads}")
-    chosen = ENGINES.find(engine)
-    chosen.check_installed()
-    with ready_to_time([graph.model], threads), generators_kept(0):
-        grids = find_grids(graph)
-        found = _measure(graph, grids, chosen, batch, progress)
-        if chosen.times_layers:
-            return _table(graph, grids, found, found)
-        return _table(graph, grids, _measure(graph, grids, ENGINES.find("eager"), batch, progress), found)
+# -- timing
 
 
 @dataclass(eq=False)
-class _Measured:
-    """Timings of one engine: those that are known, and the means to measure more."""
+class Stopwatch:
+    """Times calls in an engine on a machine whose speed changes: relative to a reference that runs in between.
+
+    `known` holds the usual time of the reference, or will.
+    """
 
     engine: Engine
-    setting: MeasuredWith
     device: torch.device
-    known: Timings
-    own: Timings = field(default_factory=dict)  # of layers that no other network has; not kept
+    threads: int
+    cpu_time: bool
+    known: dict[str, float]
+
+    def seconds(self, calls: Sequence[Call], rounds: int, repeats: int) -> list[float]:
+        """Seconds of each call. In each round a call runs once untimed, and then `repeats` times."""
+        took = self._turns([self._reference, *calls], rounds, repeats)
+        pace = [max(SMALLEST, min(took[0][n * repeats : (n + 1) * repeats])) for n in range(rounds)]
+        if "seconds" not in self.known:
+            self.known["seconds"] = max(SMALLEST, statistics.median(self._turns([self._reference], 15, 1)[0]))
+        usual = self.known["seconds"]
+        return [usual * statistics.median(t / pace[n // repeats] for n, t in enumerate(times)) for times in took[1:]]
+
+    def trial(self, call: Call) -> float:
+        """About how long a call takes."""
+        return max(SMALLEST, min(self._turns([call], 1, 2)[0]))
+
+    def _turns(self, calls: Sequence[Call], rounds: int, repeats: int) -> list[list[float]]:
+        devices = [self.device] * len(calls)
+        return take_turns(calls, devices, warmup=0, rounds=rounds, repeats=repeats, cpu_time=self.cpu_time)
+
+    @cached_property
+    def _reference(self) -> Call:
+        width, side = 64, 14
+        layer = nn.Sequential(nn.Conv2d(width, width, 3, padding=1)).eval()
+        shape = torch.Size((1, width, side, side))
+        block = Block("reference", "reference", layer.to(self.device), shape, shape, first=True, last=None)
+        return open_run(self.engine, block, Run("block", width, width), 8, self.device, self.threads)
+
+
+@dataclass(eq=False)
+class _Timings:
+    """Timings of one engine: those that are known, and the stopwatch that measures more."""
+
+    engine: Engine
+    device: torch.device
+    cache: TimingCache
+    unshared: Timings = field(default_factory=dict)  # of layers that no other network has; not kept
     whole: tuple[float, float] = (math.nan, math.nan)  # of the unpruned network and of the smaller one
 
     def of(self, kind: str) -> dict[str, float]:
         """Timings of a kind: widths as text -> seconds."""
-        return (self.known if is_shared(kind) else self.own).setdefault(kind, {})
-
-    def keep(self) -> None:
-        """Write all timings that other networks can use."""
-        write_cache(self.setting, self.known)
+        return (self.cache.timings if is_shared(kind) else self.unshared).setdefault(kind, {})
 
     @cached_property
     def stopwatch(self) -> Stopwatch:
-        """Times calls in the engine."""
-        threads = self.setting.threads
-        cpu_time = processor_time(self.device, threads)
-        return Stopwatch(self.engine, self.device, threads, cpu_time, self.known.setdefault("reference", {}))
+        threads = self.cache.setting.threads
+        reference = self.cache.timings.setdefault("reference", {})
+        return Stopwatch(self.engine, self.device, threads, processor_time(self.device, threads), reference)
 
 
 def _measure(
     graph: ChannelGraph, grids: Sequence[Grid], engine: Engine, batch: int, progress: Progress | bool | None
-) -> _Measured:
-    threads = torch.get_num_threads()
+) -> _Timings:
     device = torch.device("cpu") if engine.open_onnx is not None else device_of(graph.model)
-    setting = measured_with(engine, device, batch, threads)
-    found = _Measured(engine, setting, device, read_cache(setting))
-    whole = found.of(_network_kind(graph, grids))
-    jobs = list(_jobs(found, grids)) if engine.times_layers else []
+    setting = MeasuredWith.here(engine, device, batch, torch.get_num_threads())
+    timings = _Timings(engine, device, TimingCache.open(setting))
+    whole = timings.of(_network_kind(graph, grids))
+    jobs = _missing(timings, grids) if engine.times_layers else []
     if jobs or not all(name in whole for name in WHOLE):
-        runs = [_whole_run(model, graph, engine, batch) for model in _whole_networks(graph)]
-        took = [found.stopwatch.seconds(runs, WHOLE_ROUNDS, 1)]
+        half = prune(graph, Plan.of(graph, half_of_channels(graph)), check=False)
+        runs = [_whole_run(model, graph, engine, batch) for model in (graph.model, half)]
+        took = [timings.stopwatch.seconds(runs, WHOLE_ROUNDS, 1)]
         with shown(progress, steps(f"timing layers in {engine.name}")) as report:
-            total = sum(len(job.sums) for job in jobs)
-            done = 0
+            done, total = 0, sum(len(job.sums) for job in jobs)
             report(done, total)
             for job in jobs:
-                for part in job.measured(found):
-                    found.of(job.kind).update(part)
+                for part in job.measured(timings):
+                    timings.of(job.kind).update(part)
                     done += len(part)
                     report(done, total)
-                took.append(found.stopwatch.seconds(runs, 1, 1))
-                found.keep()
+                took.append(timings.stopwatch.seconds(runs, 1, 1))
+                timings.cache.save()
         whole.update(zip(WHOLE, map(statistics.median, zip(*took, strict=True)), strict=True))
-        found.keep()
-    found.whole = (whole[WHOLE[0]], whole[WHOLE[1]])
-    return found
+        timings.cache.save()
+    timings.whole = (whole[WHOLE[0]], whole[WHOLE[1]])
+    return timings
+
+
+def _whole_run(model: nn.Module, graph: ChannelGraph, engine: Engine, batch: int) -> Call:
+    prepared = prepare(model, engine.name, graph.example, [batch])
+    return partial(prepared.run, placed(repeated(graph.example, batch), prepared.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,13 +352,13 @@ class _Job:
     block: Block
     sums: dict[str, Sum]  # widths as text -> what is to be measured
 
-    def measured(self, found: _Measured) -> Iterator[dict[str, float]]:
+    def measured(self, timings: _Timings) -> Iterator[dict[str, float]]:
         """Seconds of some of the sums at a time."""
-        threads, batch = found.setting.threads, found.setting.batch
-        watch = found.stopwatch
+        setting, watch = timings.cache.setting, timings.stopwatch
+        batch = setting.batch
 
-        def opened(run: Run, images: int) -> Callable[[], Any]:
-            return open_run(found.engine, self.block, run, images, found.device, threads)
+        def opened(run: Run, images: int) -> Call:
+            return open_run(timings.engine, self.block, run, images, timings.device, setting.threads)
 
         longest = max((run for s in self.sums.values() for run in s.plus), key=lambda run: (run.inputs, run.outputs))
         trial = watch.trial(opened(longest, batch))
@@ -326,34 +368,27 @@ class _Job:
         for start in range(0, len(names), TOGETHER):
             part = {name: self.sums[name] for name in names[start : start + TOGETHER]}
             runs = list(dict.fromkeys(run for s in part.values() for run in (*s.plus, *s.minus)))
-            took = watch.seconds([opened(run, images) for run in runs], rounds, REPEATS)
-            seconds = dict(zip(runs, took, strict=True))
-            yield {name: batch / images * _value(total, seconds) for name, total in part.items()}
+            took = dict(zip(runs, watch.seconds([opened(run, images) for run in runs], rounds, REPEATS), strict=True))
+            yield {
+                name: batch / images * max(SMALLEST, sum(took[r] for r in s.plus) - sum(took[r] for r in s.minus))
+                for name, s in part.items()
+            }
 
 
-def _value(total: Sum, seconds: dict[Run, float]) -> float:
-    return max(LEAST, sum(seconds[run] for run in total.plus) - sum(seconds[run] for run in total.minus))
-
-
-def _jobs(found: _Measured, grids: Sequence[Grid]) -> Iterator[_Job]:
+def _missing(timings: _Timings, grids: Iterable[Grid]) -> list[_Job]:
     """What is not known yet, each kind once."""
-    wanted: dict[tuple[str, tuple[int, int]], _Job] = {}
+    jobs: dict[tuple[str, tuple[int, int]], _Job] = {}
+    engine = timings.engine
     for grid in grids:
         block = grid.block
-        sums = {f"{i}->{o}": layer_sum(found.engine, block, i, o) for i, o in grid.points}
-        chosen = {str(i): selection_sum(found.engine, block, i) for i in _selected(grid)}
-        for kind, asked in ((_timed_kind(found.engine, block), sums), (_selection_kind(block), chosen)):
-            known = found.of(kind)
+        layers = {f"{i}->{o}": layer_sum(engine, block, i, o) for i, o in grid.points}
+        selections = {str(i): selection_sum(engine, block, i) for i in grid.selected}
+        for kind, asked in ((_timed_kind(engine, block), layers), (_selection_kind(block), selections)):
+            known = timings.of(kind)
             missing = {name: total for name, total in asked.items() if name not in known}
             if missing:
-                job = wanted.setdefault((kind, block.widths), _Job(kind, block, {}))
-                job.sums.update(missing)
-    yield from wanted.values()
-
-
-def _selected(grid: Grid) -> tuple[int, ...]:
-    """Numbers of inputs that may be selected. A layer that reads all of a stream selects nothing."""
-    return grid.inputs[:-1] if grid.selects else ()
+                jobs.setdefault((kind, block.widths), _Job(kind, block, {})).sums.update(missing)
+    return list(jobs.values())
 
 
 def _timed_kind(engine: Engine, block: Block) -> str:
@@ -363,44 +398,6 @@ def _timed_kind(engine: Engine, block: Block) -> str:
 def _selection_kind(block: Block) -> str:
     area = "x".join(map(str, block.in_shape[1:-1] if block.axis > 1 else block.in_shape[2:]))
     return f"Select {area} of {block.widths[0]} {next(block.modules.parameters()).dtype}"
-
-
-def _table(graph: ChannelGraph, grids: Sequence[Grid], inside: _Measured, found: _Measured) -> LatencyTable:
-    """The table of the times of layers in `inside`, calibrated on the whole networks in `found`."""
-    layers: dict[str, tuple[str, ...]] = {}
-    times: dict[str, LayerTimes] = {}
-    outside: dict[str, int] = {}
-    for grid in grids:
-        name = grid.block.layer
-        layers[name] = (*layers.get(name, ()), grid.block.kind)
-        one = _layer_times(grid, inside)
-        times[name] = one if name not in times else times[name].plus(one)
-        if grid.outside:
-            outside[name] = outside.get(name, 0) + grid.outside
-    alone = LatencyTable(found.setting, layers, times, found.whole[0], 0.0, outside)
-    half = half_of_channels(graph)
-    sums = (sum(alone.by_layer(graph).values()), sum(alone.by_layer(graph, half).values()))
-    scale = scale_inside(found.whole, sums, alone.outside_share(graph, half))
-    scaled = {name: one.mapped(lambda seconds: scale * seconds) for name, one in times.items()}
-    return replace(alone, times=scaled, remainder=max(0.0, found.whole[0] - scale * sums[0]))
-
-
-def _layer_times(grid: Grid, found: _Measured) -> LayerTimes:
-    known, chosen = found.of(_timed_kind(found.engine, grid.block)), found.of(_selection_kind(grid.block))
-    timed = {(i, o): known[f"{i}->{o}"] for i, o in grid.points}
-    seconds = tuple(tuple(row) for row in complete(grid.inputs, grid.outputs, timed).tolist())
-    selecting = (*(chosen[str(i)] for i in _selected(grid)), 0.0) if grid.selects else ()
-    return LayerTimes(grid.inputs, grid.outputs, seconds, selecting)
-
-
-def _whole_networks(graph: ChannelGraph) -> tuple[nn.Module, nn.Module]:
-    """The unpruned network and the smaller one."""
-    return graph.model, prune(graph, Plan.of(graph, half_of_channels(graph)), check=False)
-
-
-def _whole_run(model: nn.Module, graph: ChannelGraph, engine: Engine, batch: int) -> Callable[[], Any]:
-    prepared = prepare(model, engine.name, graph.example, [batch])
-    return partial(prepared.run, placed(repeated(graph.example, batch), prepared.device))
 
 
 def _network_kind(graph: ChannelGraph, grids: Sequence[Grid]) -> str:

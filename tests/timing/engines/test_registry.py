@@ -55,7 +55,7 @@ def test_bench_times_an_engine_that_was_registered(monkeypatch: pytest.MonkeyPat
         asked.append((len(example), threads))
         return PreparedModel(partial(call, model), torch.device("cpu"), lambda batch: specialized.append(len(batch)))
 
-    monkeypatch.setattr(ENGINES, "_own", {})  # leaves nothing behind
+    monkeypatch.setattr(ENGINES, "_registered", {})  # leaves nothing behind
     ENGINES.register(Engine(name="abacus", help="beads on wires", make=make))
     found = bench({"a": Scaled(2.0)}, torch.zeros(2, 3), (1, 5), ("abacus",), rounds=1, threads=1)
     assert [(row.engine, row.timing.batch_size) for row in found.rows] == [("abacus", 1), ("abacus", 5)]

@@ -37,6 +37,6 @@ def _compile(compiled: Any, batch: Any) -> None:
         raise ModelError(f"torch.compile failed: {reason}{hint}") from error
 
 
-ENTRY = Engine(
+COMPILE = Engine(
     name="compile", help="PyTorch with torch.compile, which needs a C++ compiler", make=_make, times_layers=False
 )  # compiling a layer takes seconds

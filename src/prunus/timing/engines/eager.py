@@ -15,4 +15,4 @@ def _make(model: nn.Module, example: Any, threads: int) -> PreparedModel:
     return PreparedModel(partial(call, model), device_of(model))
 
 
-ENTRY = Engine(name="eager", help="PyTorch as it is", make=_make)
+EAGER = Engine(name="eager", help="PyTorch as it is", make=_make)

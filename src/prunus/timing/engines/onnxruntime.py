@@ -29,7 +29,7 @@ def _open(model: bytes, threads: int) -> Callable[[Any], Any]:
     return lambda images: session.run(None, {name: images})
 
 
-ENTRY = Engine(
+ONNXRUNTIME = Engine(
     name="onnxruntime",
     help="onnxruntime on the CPU, from an ONNX file",
     make=_make,

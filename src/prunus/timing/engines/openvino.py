@@ -60,7 +60,7 @@ def _open(model: bytes, threads: int) -> Callable[[Any], Any]:
     return lambda images: request.infer({0: images}, share_inputs=True, share_outputs=True)
 
 
-ENTRY = Engine(
+OPENVINO = Engine(
     name="openvino",
     help="OpenVINO on the CPU, from an ONNX file",
     make=_make,

@@ -14,14 +14,20 @@ from torch import Tensor, nn
 
 import prunus as sc
 from prunus.errors import FileError, RunError
-from prunus.timing import layer_blocks as onnx_blocks
+from prunus.timing import latency, layer_blocks
 from prunus.timing import layer_timing as measure
-from prunus.timing import turns
 from prunus.timing.engines import ENGINES
-from prunus.timing.latency_table import cache_file, cache_folder
+from prunus.timing.latency_table import TimingCache, cache_folder, widths_to_time
 from prunus.timing.layer_blocks import find_blocks
-from prunus.timing.layer_timing import half_of_channels, latency_table, scale_inside
-from prunus.timing.turns import Stopwatch
+from prunus.timing.layer_timing import (
+    Stopwatch,
+    coarse,
+    complete,
+    half_of_channels,
+    latency_table,
+    pairs_to_time,
+    scale_inside,
+)
 from tests.clock import Clock
 from tests.decide.toys import seeded
 from tests.nets import NETS
@@ -38,7 +44,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(turns, "time", CLOCK)
+    monkeypatch.setattr(latency, "time", CLOCK)
     monkeypatch.setattr(measure, "processor_time", lambda device, threads: False)
     return CLOCK
 
@@ -68,14 +74,14 @@ def test_layers_that_look_alike_are_timed_apart(cache: Path, clock: Clock) -> No
     assert table.seconds("2", 8, 8) == pytest.approx(16e-4, rel=1e-3)
     assert table.seconds("2", 4, 4) == pytest.approx(8e-4, rel=1e-3)
     assert table.whole == pytest.approx(176e-5, rel=1e-3) and abs(table.remainder) < 1e-6
-    kept = json.loads(cache_file(table.measured_with).read_text())["timings"]
+    kept = json.loads(TimingCache.path(table.measured_with).read_text())["timings"]
     assert not [kind for kind in kept if "layer" in kind]  # of no use to other networks
 
 
 def test_times_are_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small_graph()
     table = latency_table(graph, batch=2, threads=1)
-    assert cache_folder() == cache / "prunus" / "latency" and cache_file(table.measured_with).exists()
+    assert cache_folder() == cache / "prunus" / "latency" and TimingCache.path(table.measured_with).exists()
     monkeypatch.setattr(measure, "Stopwatch", None)  # nothing is timed
     assert latency_table(graph, batch=2, threads=1) == table
     with pytest.raises(TypeError):
@@ -85,7 +91,7 @@ def test_times_are_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"timings": {"a": {"1->1": "x"}}}'])
 def test_a_broken_cache_file_is_an_error(cache: Path, text: str) -> None:
     graph = small_graph()
-    path = cache_file(latency_table(graph, batch=2, threads=1).measured_with)
+    path = TimingCache.path(latency_table(graph, batch=2, threads=1).measured_with)
     whole = json.loads(path.read_text())
     path.write_text(json.dumps({**whole, **json.loads(text)}) if "timings" in text else text)
     with pytest.raises(FileError, match="delete it, and layers are timed again"):
@@ -105,10 +111,10 @@ def test_a_small_network_in_every_engine(engine: str) -> None:
     graph = small_graph()
     table = latency_table(graph, engine, batch=2, threads=1, progress=False)
     inner, read = units(graph)
-    assert set(table.times) == set(graph.layers) and table.predict(graph) == pytest.approx(table.whole)
+    assert set(table.layers) == set(graph.layers) and table.predict(graph) == pytest.approx(table.whole)
     assert table.widths(graph)[inner] == (1, 2, 3, 4, 6, 7, 8) and table.widths(graph)[read] == (1, 2, 3, 4)
     assert table.measured_with.engine == engine and table.measured_with.batch == 2
-    assert all(seconds > 0 for times in table.times.values() for row in times.seconds for seconds in row)
+    assert all(seconds > 0 for times in table.layers.values() for row in times.seconds for seconds in row)
 
 
 def test_compiled_layers_are_scaled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +212,7 @@ def test_every_kind_of_layer_as_a_graph(name: str) -> None:
     graph = sc.trace(seeded(NETS[name].build), NETS[name].example())
     for block in find_blocks(graph):
         inputs, outputs = block.widths
-        content, shape = onnx_blocks.onnx_block(block, inputs, outputs, 2)
+        content, shape = layer_blocks.onnx_block(block, inputs, outputs, 2)
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         (made,) = session.run(None, {"x": np.zeros(shape, np.float32)})
         wanted = list(block.out_shape)
@@ -220,12 +226,12 @@ def test_a_block_in_onnxruntime_is_what_is_behind_the_convolution_before_it() ->
     (block,) = [block for block in find_blocks(graph) if block.layer == "one"]
     total = measure.layer_sum(ENGINES["onnxruntime"], block, 4, 8)
     assert [run.what for run in total.plus] == ["block"] and [run.what for run in total.minus] == ["before"]
-    content, shape = onnx_blocks.onnx_before(block, 4, 2)
+    content, shape = layer_blocks.onnx_before(block, 4, 2)
     (made,) = onnxruntime.InferenceSession(content).run(None, {"x": np.zeros(shape, np.float32)})
     assert made.shape == (2, 4, 1, 1)
-    content, shape = onnx_blocks.onnx_reading(block, 3, 2, selected_from=4)
+    content, shape = layer_blocks.onnx_reading(block, 3, 2, selected_from=4)
     (made,) = onnxruntime.InferenceSession(content).run(None, {"x": np.zeros(shape, np.float32)})
-    assert made.shape == (2, onnx_blocks.READ, 1, 1)
+    assert made.shape == (2, layer_blocks.READ, 1, 1)
 
 
 class FakeEvent:
@@ -255,8 +261,8 @@ def test_a_gpu_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device", Nothing)
     device = torch.device("cuda", 0)
-    assert not turns.processor_time(device, 1) and turns.processor_time(torch.device("cpu"), 1)
-    found = turns.take_turns([lambda: CLOCK.sleep(0.25)], [device], warmup=1, rounds=2, repeats=2)
+    assert not latency.processor_time(device, 1) and latency.processor_time(torch.device("cpu"), 1)
+    found = latency.take_turns([lambda: CLOCK.sleep(0.25)], [device], warmup=1, rounds=2, repeats=2)
     assert found == [pytest.approx([0.25] * 4)]
 
 
@@ -272,3 +278,38 @@ def test_times_are_relative_to_a_reference(clock: Clock) -> None:
     watch = Stopwatch(ENGINES["eager"], torch.device("cpu"), 1, False, {"seconds": 5e-4})
     vars(watch)["_reference"] = reference
     assert watch.seconds([lambda: clock.sleep(2e-3 * slower[0])], 3, 1) == [pytest.approx(1e-3, rel=1e-3)]
+
+
+def test_the_cross_and_a_coarse_grid_are_timed() -> None:
+    widths = widths_to_time(64)
+    assert coarse(widths) == [16, 31, 32, 48, 64] and coarse((1, 3)) == [1, 3] and coarse((5,)) == [5]
+    pairs = pairs_to_time(widths, widths)
+    assert {(i, 64) for i in widths} | {(64, o) for o in widths} <= set(pairs)
+    assert len(pairs) == len(set(pairs)) == 2 * len(widths) - 1 + 16  # of 361
+    assert pairs_to_time((3,), (8, 16)) == [(3, 8), (3, 16)]
+
+
+def test_other_pairs_are_completed() -> None:
+    """Kernels of 16 channels with an overhead on either side: the product form is exact."""
+    inputs, outputs = widths_to_time(64), widths_to_time(32)
+    true = lambda i, o: (1 + -(-i // 16)) * (2 + o % 2 + -(-o // 8))
+    timed = {(i, o): float(true(i, o)) for i, o in pairs_to_time(inputs, outputs)}
+    assert np.allclose(complete(inputs, outputs, timed), [[true(i, o) for o in outputs] for i in inputs])
+
+
+def test_a_sum_is_corrected_by_the_coarse_grid() -> None:
+    """A time that is no product, such as reading + computing + writing, is right to some per cent between."""
+    widths = widths_to_time(64)
+    true = lambda i, o: 10 * i + 10 * o + i * o
+    found = complete(widths, widths, {(i, o): float(true(i, o)) for i, o in pairs_to_time(widths, widths)})
+    for place in ((widths.index(16), widths.index(48)), (widths.index(32), widths.index(32))):
+        assert found[place] == pytest.approx(true(widths[place[0]], widths[place[1]]))
+    odd = widths.index(31)
+    assert found[odd, odd] == pytest.approx(true(31, 31))
+    inside = [
+        (a, b)
+        for a in range(len(widths))
+        for b in range(len(widths))
+        if widths[a] % 4 == widths[b] % 4 == 0 and min(widths[a], widths[b]) >= 16
+    ]
+    assert all(found[p] == pytest.approx(true(widths[p[0]], widths[p[1]]), rel=0.03) for p in inside)
