@@ -9,6 +9,7 @@ import pytest
 
 from prunus.timing import engines
 from prunus.timing.latency_table import LatencyTable
+from prunus.util.typed_json import to_data
 from tests.cli.command_line import lines, prunus
 
 QUICK = "--batch", "1", "--threads", "1"
@@ -21,11 +22,11 @@ def test_a_table_and_its_picture(tmp_path: Path) -> None:
     assert shown[0].startswith("eager ") and "batch 1, 1 thread" in shown[0]
     assert {line.split()[0] for line in shown[2:7]} == {"conv1", "conv2", "conv3", "fc1", "fc2"}
     assert any(line.startswith("what is not a layer") for line in shown)
-    table = LatencyTable.from_json(out.read_text())
-    assert set(table.times) == {"conv1", "conv2", "conv3", "fc1", "fc2"}
+    table = LatencyTable.load(out)
+    assert set(table.layers) == {"conv1", "conv2", "conv3", "fc1", "fc2"}
     assert out.with_suffix(".png").stat().st_size > 10_000 and "conv1" in out.with_suffix(".svg").read_text()
     printed = json.loads("".join(lines(prunus("latency", "lenet5", *QUICK, "--json", columns=10_000))))
-    assert printed == json.loads(table.to_json())  # from the cache
+    assert printed == json.loads(json.dumps(to_data(table)))  # from the cache
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def command(
     from prunus.graph.channel_graph import trace
     from prunus.run.checkup import shapes_of
     from prunus.timing.layer_timing import latency_table
+    from prunus.util.typed_json import to_data
 
     network = open_network(model, classes=classes)
     example = network.zeros(size)
@@ -68,7 +69,7 @@ def command(
     if how.out is not None:
         _write(table, how.out, f"{network.name} on {shapes_of(example)}")
     if as_json:
-        console.print_json(json.dumps(json.loads(table.to_json())))
+        console.print_json(json.dumps(to_data(table)))
     else:
         _print(table)
         if how.out is not None:
@@ -76,7 +77,7 @@ def command(
 
 
 def _write(table: LatencyTable, out: Path, title: str) -> None:
-    from prunus.plots.latency import draw_latency
+    from prunus.plots.charts import draw_latency
     from prunus.plots.style import save
 
     table.save(out)
@@ -85,7 +86,7 @@ def _write(table: LatencyTable, out: Path, title: str) -> None:
 
 def _print(table: LatencyTable) -> None:
     from prunus.cli.console import columns
-    from prunus.plots.latency import longest_shapes
+    from prunus.plots.charts import longest_shapes
 
     rows = []
     for names, times in longest_shapes(table, SHOWN).items():
