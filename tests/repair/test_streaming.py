@@ -21,7 +21,7 @@ from prunus.repair import solve as layer_solve
 from prunus.repair import value_store as rates
 from prunus.repair.repair import repair
 from prunus.repair.value_store import Stops, ValueStore, checkpoints
-from prunus.util.processes import bytes_of_words
+from prunus.util.processes import parse_memory
 from tests.repair.test_layer_solve import Residual, pictures
 
 KEEP = [0, 2, 5]
@@ -189,8 +189,8 @@ def test_half_precision_of_kept_values_hardly_matters(monkeypatch: pytest.Monkey
 
 
 def test_sizes_in_words() -> None:
-    assert bytes_of_words("4G") == bytes_of_words("4 GiB") == bytes_of_words("4096mb") == 4 * 2**30
-    assert bytes_of_words("1.5g") == 3 * 2**29 and bytes_of_words(10**9) == 10**9
+    assert parse_memory("4G") == parse_memory("4 GiB") == parse_memory("4096mb") == 4 * 2**30
+    assert parse_memory("1.5g") == 3 * 2**29 and parse_memory(10**9) == 10**9
     graph = trace(nn.Sequential(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 2, 1)).double(), pictures(1))
     for bad in ("much", "-4G", "5M", "", 0):
         with pytest.raises(RunError, match="memory must be a size such as 4G"):

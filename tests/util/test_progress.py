@@ -98,8 +98,8 @@ def test_off_a_terminal_there_is_a_line_every_half_minute(clock: Clock) -> None:
                 report(second, 100)
         # After 30 of 100 steps in 30 s, 70 s are left; after 60 steps, 40 s.
         assert stderr.getvalue().splitlines() == [
-            "score: 30 of 100, 0:30 so far, about 1:10 left",
-            "score: 60 of 100, 1:00 so far, about 0:40 left",
+            "score: 30 of 100, 30.0 s so far, about 1 min 10 s left",
+            "score: 60 of 100, 1 min 0 s so far, about 40.0 s left",
         ]
 
 
@@ -109,7 +109,7 @@ def test_a_phase_begins_where_the_one_before_ended(clock: Clock) -> None:
         show("first", 1, 1, "")
         clock.now += 50
         show("second", 1, 2, "")  # its first report
-    assert stderr.getvalue() == "second: 1 of 2, 0:50 so far\n"
+    assert stderr.getvalue() == "second: 1 of 2, 50.0 s so far\n"
 
 
 def test_the_time_left_counts_from_where_a_run_was_resumed(clock: Clock) -> None:
@@ -118,7 +118,7 @@ def test_the_time_left_counts_from_where_a_run_was_resumed(clock: Clock) -> None
             show("train", 500, 1000, "")
             clock.now += 3600
             show("train", 600, 1000, "loss 0.5")  # 100 steps in an hour; 400 are left
-        assert stderr.getvalue() == "train: 600 of 1000, 1:00:00 so far, about 4:00:00 left, loss 0.5\n"
+        assert stderr.getvalue() == "train: 600 of 1000, 1 h 0 min so far, about 4 h 0 min left, loss 0.5\n"
 
 
 def test_lines_go_to_the_log_if_it_is_on(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -127,7 +127,7 @@ def test_lines_go_to_the_log_if_it_is_on(clock: Clock, caplog: pytest.LogCapture
             report(0, None)
             clock.now += 31
             report(7, None)
-        assert caplog.messages == ["score: 7, 0:31 so far"] and stderr.getvalue() == ""
+        assert caplog.messages == ["score: 7, 31.0 s so far"] and stderr.getvalue() == ""
 
 
 def test_false_is_silent_and_so_is_work_inside(clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Registries: entries are files, help comes from docstrings, unknown names get near matches."""
+"""Registries: entries are read from the source, and unknown names get near matches."""
 
 from __future__ import annotations
 
@@ -22,23 +22,28 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Shape]:
     package = tmp_path / "shapes_for_tests"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "_shared.py").write_text("")
-    body = "from tests.util.test_registry import Shape\nENTRY = Shape(corners={})\n"
-    (package / "square.py").write_text('"""Four equal sides.\n\nMore words."""\n' + body.format(4))
-    (package / "triangle.py").write_text('"""Three sides."""\n' + body.format(3))
+    head = "from tests.util.test_registry import Shape\n"
+    (package / "quadrangles.py").write_text(
+        f'{head}SQUARE = Shape(name="square", help="Four equal sides", corners=4)\n'
+        'OBLONG = Shape(name="oblong", help="Two long sides", corners=4)\n'
+    )
+    (package / "triangle.py").write_text(f'{head}ONE = Shape(name="triangle", help="Three sides", corners=3)\n')
     monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.startswith("shapes_for_tests")]:
+        monkeypatch.delitem(sys.modules, name)
     return Registry("shape", "shapes_for_tests", ScoreError)
 
 
-def test_entries_are_the_files_of_the_package(shapes: Registry[Shape]) -> None:
-    assert list(shapes) == ["square", "triangle"]
-    assert [shapes.help(name) for name in shapes] == ["Four equal sides", "Three sides"]
-    assert "shapes_for_tests.square" not in sys.modules  # listing imports nothing
+def test_entries_are_those_that_the_modules_declare(shapes: Registry[Shape]) -> None:
+    assert list(shapes) == ["oblong", "square", "triangle"]
+    assert [shapes.help(name) for name in shapes] == ["Two long sides", "Four equal sides", "Three sides"]
+    assert "shapes_for_tests.quadrangles" not in sys.modules  # listing imports nothing
     assert shapes["square"] == Shape(name="square", help="Four equal sides", corners=4)
+    assert list(Registry("shape", "shapes_for_tests.triangle", ScoreError)) == ["triangle"]  # one module
 
 
 def test_unknown_names_get_the_nearest(shapes: Registry[Shape]) -> None:
-    with pytest.raises(ScoreError, match=r"no shape called 'squar': did you mean square\? Available: square, triangle"):
+    with pytest.raises(ScoreError, match=r"no shape called 'squar': did you mean square\? Available: oblong, square"):
         shapes.find("squar")
     with pytest.raises(KeyError):
         shapes["squar"]
@@ -51,9 +56,11 @@ def test_names_that_begin_alike_are_near() -> None:
     assert guessed("cosin", known) == " (did you mean cosine?)" and guessed("zebra", known) == ""
 
 
-def test_users_can_register_their_own(shapes: Registry[Shape]) -> None:
+def test_users_can_register_more(shapes: Registry[Shape]) -> None:
     shapes.register(Shape(name="kite", help="Two pairs of sides", corners=4))
-    assert list(shapes) == ["kite", "square", "triangle"]
-    assert shapes.help("kite") == "Two pairs of sides"
+    assert list(shapes) == ["kite", "oblong", "square", "triangle"]
+    assert shapes.help("kite") == "Two pairs of sides" and shapes.find("kite").corners == 4
     with pytest.raises(ScoreError, match="'square' is taken"):
         shapes.register(Shape(name="square", corners=4))
+    with pytest.raises(ScoreError, match="it has none"):
+        shapes.register(Shape(corners=4))

@@ -94,7 +94,7 @@ def _parameter(kind: type[Any], field: dataclasses.Field[Any], about: Option) ->
         annotation, default = (str, default) if _required(field) else (str | None, None)
     elif get_origin(annotation) is tuple:
         annotation, default = list[get_args(annotation)[0]] | None, None  # type: ignore[misc]
-    elif about.own or any(get_origin(part) is Literal for part in (annotation, *get_args(annotation))):
+    elif about.user_code or any(get_origin(part) is Literal for part in (annotation, *get_args(annotation))):
         # A name on the command line; `check` lists the choices.
         annotation = str | None if type(None) in get_args(annotation) else str
     panel = EVERYDAY if about.everyday else about.group or None

@@ -17,13 +17,13 @@ from prunus.errors import FileError, PlanError
 from prunus.graph.cost import Layer
 from prunus.graph.traced import Example
 from prunus.graph.units import Keep, Streams, Unit
-from prunus.util.options import versioned_object
+from prunus.util.typed_json import versioned_object
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
 
 
-# Kept channels of single units: checks, and the smallest addition that makes them fit the blocks of a unit.
+# -- kept channels of single units
 
 
 def checked_indices(name: str, width: int, kept: Sequence[int]) -> tuple[int, ...]:
@@ -47,11 +47,13 @@ def checked_kept(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
     indices = checked_indices(unit.name, unit.width, kept)
     counts = np.bincount(unit.blocks[list(indices)], minlength=unit.granule)
     if (counts != counts[0]).any():
-        fewest, most = int(counts.argmin()), int(counts.argmax())
+        fewest, most = (
+            f"{counts[block]} of channels {_some([str(i) for i in np.flatnonzero(unit.blocks == block)], 4)}"
+            for block in (int(counts.argmin()), int(counts.argmax()))
+        )
         raise PlanError(
             f"unit {unit.name!r} has {unit.granule} blocks, and the same number of channels must be kept in each: "
-            f"{counts[fewest]} of channels {_block(unit, fewest)} are kept, but {counts[most]} of channels "
-            f"{_block(unit, most)}. graph.balance(keep) adds the missing channels."
+            f"{fewest} are kept, but {most}. graph.balance(keep) adds the missing channels."
         )
     return indices
 
@@ -68,13 +70,9 @@ def balanced(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
     return tuple(np.flatnonzero(chosen).tolist())
 
 
-def some(names: Sequence[str], limit: int = 6) -> str:
+def _some(names: Sequence[str], limit: int = 6) -> str:
     """The first few names of a list, for messages."""
     return ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")
-
-
-def _block(unit: Unit, block: int) -> str:
-    return some([str(i) for i in np.flatnonzero(unit.blocks == block)], limit=4)
 
 
 FORMAT = "prunus-plan"
@@ -94,15 +92,19 @@ class Plan:
 
     @classmethod
     def of(cls, graph: ChannelGraph, keep: Keep) -> Plan:
-        """A plan for `graph` in which each unit in `keep` keeps these channels, and other units keep all of theirs."""
+        """A plan for `graph` in which each unit in `keep` keeps these channels, and other units keep all of theirs.
+
+        Raises:
+            PlanError: the channels are not those of a unit, or the network cannot be pruned like this.
+        """
         if not isinstance(keep, Mapping):
             raise PlanError(f"expected a dict of unit -> kept channels, got {type(keep).__name__}")
         unknown = [name for name in keep if name not in graph.units]
         if unknown:
-            raise PlanError(
-                f"no unit is called {unknown[0]!r}. The network's units are: {some(list(graph.units))}. "
-                f"{_why_frozen(graph, unknown[0])}"
-            )
+            layer = unknown[0].partition(":")[0]
+            why = f"{layer} is frozen: {graph.frozen[layer]}." if layer in graph.frozen else ""
+            units = _some(list(graph.units))
+            raise PlanError(f"no unit is called {unknown[0]!r}. The network's units are: {units}. {why}")
         kept = {
             name: checked_kept(unit, keep[name]) if name in keep else tuple(range(unit.width))
             for name, unit in graph.units.items()
@@ -142,9 +144,8 @@ class Plan:
         kept, width = sum(map(len, self.keep.values())), sum(self.widths.values())
         pruned = [name for name, lost in self.removed().items() if lost]
         head = f"Plan: {len(pruned)} of {len(self.keep)} units pruned, {kept:,} of {width:,} channels kept"
-        names = pruned[:SHOWN]
-        longest = max(map(len, names), default=0)
-        rows = [f"  {name:{longest}}  {len(self.keep[name]):5} of {self.widths[name]}" for name in names]
+        longest = max(map(len, pruned[:SHOWN]), default=0)
+        rows = [f"  {name:{longest}}  {len(self.keep[name]):5} of {self.widths[name]}" for name in pruned[:SHOWN]]
         more = [f"  and {len(pruned) - SHOWN} more units"] if len(pruned) > SHOWN else []
         return "\n".join([head, *rows, *more])
 
@@ -168,18 +169,15 @@ class Plan:
         """Read the text that `to_json` returns."""
         data = versioned_object(text, "plan", FORMAT, VERSION)
         try:
-            units = data["units"]
-            _check_fields(data)
-            return cls(
-                str(data["fingerprint"]),
-                str(data["streams"]),
-                data["example"],
-                {str(name): int(unit["width"]) for name, unit in units.items()},
-                {
-                    str(name): checked_indices(str(name), int(unit["width"]), unit["keep"])
-                    for name, unit in units.items()
-                },
-            )
+            if data["streams"] not in ("select", "coupled"):
+                raise ValueError(f'"streams" must be "select" or "coupled", not {data["streams"]!r}')
+            widths, keep = {}, {}
+            for name, unit in data["units"].items():
+                width = widths[str(name)] = unit["width"]
+                if type(width) is not int or width < 1:
+                    raise ValueError(f"the width of {name!r} must be a whole number above 0, not {width!r}")
+                keep[str(name)] = checked_indices(str(name), width, unit["keep"])
+            return cls(str(data["fingerprint"]), str(data["streams"]), data["example"], widths, keep)
         except (KeyError, TypeError, AttributeError, ValueError, PlanError) as error:
             raise FileError(f"not a complete plan: something in it is missing or wrong ({error})") from error
 
@@ -194,20 +192,7 @@ class Plan:
             raise FileError(f"{path}: {error}") from error
 
 
-def _check_fields(data: Mapping[str, Any]) -> None:
-    if data["streams"] not in ("select", "coupled"):
-        raise ValueError(f'"streams" must be "select" or "coupled", not {data["streams"]!r}')
-    for name, unit in data["units"].items():
-        if type(unit["width"]) is not int or unit["width"] < 1:
-            raise ValueError(f"the width of {name!r} must be a whole number above 0, not {unit['width']!r}")
-
-
-def _why_frozen(graph: ChannelGraph, name: str) -> str:
-    reason = graph.frozen.get(name.partition(":")[0])
-    return f"{name.partition(':')[0]} is frozen: {reason}." if reason else ""
-
-
-# Which network a plan belongs to: a fingerprint of the structure, and how two networks differ.
+# -- which network a plan belongs to: a fingerprint of the structure, and how two networks differ
 
 
 def fingerprint(streams: Streams, layers: Mapping[str, Layer], units: Mapping[str, Unit]) -> str:
@@ -243,7 +228,7 @@ def difference(plan: Plan, streams: Streams, units: Mapping[str, Unit], network:
     return "the units are the same, but layers or groups differ"
 
 
-# The plan that a pruned model was cut by. The model remembers it, outside its state_dict, and `save` checks it.
+# -- the plan that a pruned model was cut by: the model remembers it, outside its state_dict, and `save` checks it
 
 MEMORY = "_prunus_plans"  # an attribute of the model; copies of the model have it too
 

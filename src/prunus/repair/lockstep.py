@@ -33,7 +33,7 @@ from prunus.graph.units import Indices, Mask
 from prunus.repair.value_store import Stops, ValueStore, bytes_of, checkpoints, free_disk
 from prunus.score.passes import CHUNK, Images, chunks, count_of
 from prunus.util.batches import device_of
-from prunus.util.processes import bytes_of_words, total_memory, used_memory
+from prunus.util.processes import parse_memory, total_memory, used_memory
 from prunus.util.state import evaluating, generators_kept
 
 log = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ def lockstep(graph: ChannelGraph, plan: Plan, images: Images, memory: str | int 
 
     memory: how much the process may take: 4G, 500M, or a number of bytes; half of the machine's by default.
     """
-    bound = None if memory is None else bytes_of_words(memory)
+    bound = None if memory is None else parse_memory(memory)
     pruned = prune(graph, plan)
     with evaluating(graph.model), evaluating(pruned), generators_kept(), torch.no_grad():
         networks = Lockstep(graph, pruned, images, graph.liveness(graph.keep_of(plan)), bound)

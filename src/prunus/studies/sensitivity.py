@@ -80,7 +80,7 @@ class SensitivityStudySettings(Settings):
         "gsd",
         f"Metric that scores channels: {', '.join(METRICS)}. Options may follow: gsd:ridge=0",
         everyday=True,
-        own=True,
+        user_code=True,
     )
     repair: str | None = option(
         "none", f"Repair after each cut: {', '.join(REPAIRS)}", group="Repair", everyday=True, choices=REPAIRS

@@ -81,7 +81,7 @@ def task_option(group: str = "Data") -> Any:
         f"What the network is for: {', '.join(TASKS)}, or your_module:make_task; {DEFAULT_TASK} by default",
         group=group,
         valid=check_task,
-        own=True,
+        user_code=True,
     )
 
 

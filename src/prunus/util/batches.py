@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from prunus.errors import DataError, ModelError
 
 Batch = Sequence[Any] | Mapping[str, Any]
-Batches = Iterable[Batch]  # a DataLoader, prunus's own Loader, a list of batches
+Batches = Iterable[Batch]  # a DataLoader, prunus.zoo's Loader, a list of batches
 
 IMAGE_KEYS = ("image", "images", "pixel_values", "input", "inputs", "x")
 OUTPUT_KEYS = ("logits", "out")
@@ -34,33 +34,67 @@ def unpack(batch: Batch, index: int) -> tuple[Any, Tensor]:
     Images are the input of the model: a tensor [N, C, H, W], or a tuple or dict of tensors for several inputs.
     """
     if isinstance(batch, Mapping):
-        images, labels = _pick(batch, IMAGE_KEYS, index), _pick(batch, LABEL_KEYS, index)
-    elif isinstance(batch, list | tuple) and len(batch) == 2:
-        images, labels = batch
-    else:
-        got = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
-        raise DataError(f"batch {index} must be a pair (images, labels) or a dict with both, but is a {got}")
-    _check_finite(images, index)
+        _pick(batch, LABEL_KEYS, index)
+    elif not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise DataError(f"batch {index} must be a pair (images, labels) or a dict with both, but is a {_kind(batch)}")
+    images, labels = unpack_any(batch, index)
     return images, as_class_indices(labels, index)
 
 
 def unpack_any(batch: Any, index: int) -> tuple[Any, Any]:
     """(images, labels) of a batch with labels of any kind; labels are None if the batch is images alone."""
+    labels = None
     if isinstance(batch, Mapping):
         images = _pick(batch, IMAGE_KEYS, index)
         labels = next((batch[key] for key in LABEL_KEYS if key in batch), None)
     elif isinstance(batch, Tensor):
-        images, labels = batch, None
+        images = batch
     elif isinstance(batch, list | tuple) and 1 <= len(batch) <= 2:
-        images, labels = batch[0], batch[1] if len(batch) == 2 else None
+        images, labels = (*batch, None)[:2]
     else:
-        got = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
         raise DataError(
-            f"batch {index} must be images, a pair (images, labels) or a dict with both, but is a {got}; for other "
-            "batches, give a task of your own inputs="
+            f"batch {index} must be images, a pair (images, labels) or a dict with both, but is a {_kind(batch)}; for "
+            "other batches, give a user-provided task with inputs="
         )
-    _check_finite(images, index)
+    for tensor in tree_leaves(images):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            continue
+        # One sum is quicker than a look at each number, and it is finite only if all of them are.
+        wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+        if not tensor.sum(dtype=wide).isfinite():
+            count = int((~tensor.isfinite().flatten(1).all(1)).sum()) if tensor.ndim > 1 else 1
+            raise DataError(
+                f"batch {index}: {count} of {len(tensor)} images have values that are NaN or infinite; check how they "
+                "are read and normalised (a standard deviation of 0?)"
+            )
     return images, labels
+
+
+def _pick(batch: Mapping[str, Any], keys: tuple[str, ...], index: int) -> Any:
+    for key in keys:
+        if key in batch:
+            return batch[key]
+    raise DataError(f"batch {index} is a dict with the keys {sorted(batch)}, but none of them is {' or '.join(keys)}")
+
+
+def _kind(batch: Any) -> str:
+    return f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+
+
+def as_class_indices(labels: Any, index: int) -> Tensor:
+    """Labels as int64 [N]; DataError if they are something else."""
+    if not isinstance(labels, Tensor):
+        raise DataError(f"batch {index}: labels must be a tensor of class indices [N], not {type(labels).__name__}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DataError(
+            f"batch {index}: labels must be integers (class indices), not {labels.dtype}; "
+            "convert one-hot or soft labels with argmax(1)"
+        )
+    if labels.ndim != 1:
+        raise DataError(
+            f"batch {index}: labels must have the shape [N], one class index per image, not {list(labels.shape)}"
+        )
+    return labels.long()
 
 
 def count_images(images: Any) -> int:
@@ -150,41 +184,3 @@ def device_of(model: nn.Module) -> torch.device:
         for tensor in tensors:
             return tensor.device
     return torch.device("cpu")
-
-
-def _check_finite(images: Any, index: int) -> None:
-    for tensor in tree_leaves(images):
-        # One sum is quicker than a look at each number, and it is finite only if all of them are.
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.sum(dtype=_wide(tensor)).isfinite():
-            count = int((~tensor.isfinite().flatten(1).all(1)).sum()) if tensor.ndim > 1 else 1
-            raise DataError(
-                f"batch {index}: {count} of {len(tensor)} images have values that are NaN or infinite; check how they "
-                "are read and normalised (a standard deviation of 0?)"
-            )
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
-
-
-def _pick(batch: Mapping[str, Any], keys: tuple[str, ...], index: int) -> Any:
-    for key in keys:
-        if key in batch:
-            return batch[key]
-    raise DataError(f"batch {index} is a dict with the keys {sorted(batch)}, but none of them is {' or '.join(keys)}")
-
-
-def as_class_indices(labels: Any, index: int) -> Tensor:
-    """Labels as int64 [N]; DataError if they are something else."""
-    if not isinstance(labels, Tensor):
-        raise DataError(f"batch {index}: labels must be a tensor of class indices [N], not {type(labels).__name__}")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise DataError(
-            f"batch {index}: labels must be integers (class indices), not {labels.dtype}; "
-            "convert one-hot or soft labels with argmax(1)"
-        )
-    if labels.ndim != 1:
-        raise DataError(
-            f"batch {index}: labels must have the shape [N], one class index per image, not {list(labels.shape)}"
-        )
-    return labels.long()

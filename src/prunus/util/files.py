@@ -1,10 +1,10 @@
-"""Atomic writing of files, which all of prunus uses, and reading of JSON."""
+"""Files: written whole or not at all, JSON objects read, and folders that belong to something else refused."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,12 @@ def atomic(path: Path) -> Iterator[Path]:
             spare.unlink()
 
 
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    with atomic(path) as spare:
+        spare.write_bytes(content)
+
+
 def check_writable(folder: Path) -> None:
     """FileError if no file can be written to a folder, which is made: before long work, not after it."""
     probe = folder / ".writable.partial"
@@ -50,23 +56,17 @@ def check_writable(folder: Path) -> None:
         raise FileError(f"nothing can be written to {folder}: {error.strerror or error}") from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    with atomic(path) as spare:
-        spare.write_bytes(content)
-
-
 def read_object(path: Path, otherwise: str = "") -> dict[str, Any]:
     """The JSON object in a file. FileError says what is wrong; `otherwise` is added to the message if it is missing."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FileError(f"{path} is missing{otherwise}") from error
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise FileError(f"{path} must hold a JSON object, but holds {type(found).__name__}")
-    return found
+    if not isinstance(data, dict):
+        raise FileError(f"{path} must hold a JSON object, but holds {type(data).__name__}")
+    return data
 
 
 # What a folder holds, as far as prunus has written it. Verbs refuse a folder that belongs to something else.
@@ -74,36 +74,46 @@ def read_object(path: Path, otherwise: str = "") -> dict[str, Any]:
 PRUNING, TRAINING, STUDY, ROUND = "a pruning run", "a training run", "a study", "a round of a pruning run"
 PRUNED, SCORES, SENSITIVITY = "a pruned network", "scores", "a sensitivity analysis"
 
-# What a folder holds is what the first of these finds, by the files that only it has.
-_SIGNS: tuple[tuple[str, Callable[[Path], bool]], ...] = (
-    (STUDY, lambda folder: "study" in _config(folder)),
-    (PRUNING, lambda folder: bool(_config(folder).keys() & {"settings", "command", "fingerprint"})),
-    (ROUND, lambda folder: _any(folder, "round.json", "step-plan.json")),
-    (TRAINING, lambda folder: _any(folder, "checkpoint.safetensors", "metrics.jsonl")),
-    (PRUNED, lambda folder: _any(folder, "plan.json")),
-    (SENSITIVITY, lambda folder: _any(folder, "sensitivity.json")),
-    (SCORES, lambda folder: _any(folder, "scores.json")),
-)
+# The files that only these have, in the order in which they are looked for.
+_FILES = {
+    ROUND: ("round.json", "step-plan.json"),
+    TRAINING: ("checkpoint.safetensors", "metrics.jsonl"),
+    PRUNED: ("plan.json",),
+    SENSITIVITY: ("sensitivity.json",),
+    SCORES: ("scores.json",),
+}
 
 
 def held_by(folder: Path) -> str | None:
     """What prunus wrote into a folder, in words; None if it wrote nothing there."""
-    return next((what for what, there in _SIGNS if there(folder)), None)
+    try:
+        config = read_object(folder / "config.json")
+    except FileError:
+        config = {}
+    if "study" in config:
+        return STUDY
+    if config.keys() & {"settings", "command", "fingerprint"}:
+        return PRUNING
+    return next((what for what, names in _FILES.items() if any((folder / name).is_file() for name in names)), None)
 
 
 def refuse_others(folder: Path, what: str, *writes: str, beside: tuple[str, ...] = ()) -> None:
     """RunError if a folder belongs to something other than `what`.
 
-    writes: files that `what` would write there. If one exists in a folder that prunus does not know, it is somebody
-        else's. beside: other things that it may share a folder with.
+    Args:
+        folder: Where `what` is about to be written.
+        what: One of the constants above.
+        writes: Files that `what` would write there. If one exists in a folder that prunus does not know, it is somebody
+            else's.
+        beside: Other things that `what` may share a folder with.
     """
     if folder.is_file():
         raise RunError(f"{folder} is a file; name a folder for {what}")
-    found = held_by(folder)
-    if found in (what, *beside):
+    content = held_by(folder)
+    if content in (what, *beside):
         return
-    if found is not None:
-        raise RunError(f"{folder} holds {found}, and {what} would overwrite or mix up its files; use another folder")
+    if content is not None:
+        raise RunError(f"{folder} holds {content}, and {what} would overwrite or mix up its files; use another folder")
     taken = [name for name in writes if (folder / name).exists()]
     if taken:
         raise RunError(f"{folder} holds {taken[0]}, which is not that of {what}; use another folder")
@@ -111,18 +121,6 @@ def refuse_others(folder: Path, what: str, *writes: str, beside: tuple[str, ...]
 
 def refuse_overwriting(file: Path) -> None:
     """RunError if a file exists and belongs to a run, a study or a pruned network."""
-    found = held_by(file.parent)
-    if found is not None and file.exists():
-        raise RunError(f"{file} belongs to {found}; write to another file")
-
-
-def _any(folder: Path, *names: str) -> bool:
-    return any((folder / name).is_file() for name in names)
-
-
-def _config(folder: Path) -> dict[str, object]:
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    content = held_by(file.parent)
+    if content is not None and file.exists():
+        raise RunError(f"{file} belongs to {content}; write to another file")

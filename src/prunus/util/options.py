@@ -11,14 +11,13 @@ the report lists them. Nothing here imports torch, so that `--help` is quick.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from prunus.errors import FileError, PrunusError
+from prunus.errors import PrunusError
 from prunus.util.registry import Entry, Registry, guessed, unknown
 
 KEY = "option"
@@ -28,22 +27,35 @@ GROUPS = ("Goal", "Channels", "Layers", "Repair", "Retraining", "Fine-tuning", "
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of a setting besides its type and default."""
+    """What is known of a setting besides its type and default.
+
+    Attributes:
+        group: The title under which `--help` lists it.
+        everyday: Listed first.
+        least, most: Smallest and largest value allowed.
+        above, below: Values must be greater, or smaller.
+        with_options: Options may follow the choice, as in gsd:ridge=0.
+        parse: Makes the value of the text typed on the command line, as 63M.
+        user_code: A user-provided function or entry is a valid value.
+        hidden: A setting that only Python can give.
+        valid: Raises a PrunusError for a wrong value; called for each value of a tuple.
+        several: A tuple of strings; a single string is a tuple of one.
+    """
 
     help: str
-    group: str = ""  # the title under which `--help` lists it
-    everyday: bool = False  # listed first
-    least: float | None = None  # smallest value allowed
-    most: float | None = None  # largest value allowed
-    above: float | None = None  # values must be greater
-    below: float | None = None  # values must be smaller
+    group: str = ""
+    everyday: bool = False
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
     choices: Sequence[str] | Registry[Any] | None = None
-    with_options: bool = False  # options may follow the choice, as in gsd:ridge=0
-    parse: Callable[[str], Any] | None = None  # makes the value of the text typed on the command line, as 63M
-    own: bool = False  # a function of the user's own is a valid value
-    hidden: bool = False  # a setting that only Python can give
-    valid: Callable[[Any], object] | None = None  # raises a PrunusError for a wrong value; called for each of a tuple
-    several: bool = False  # a tuple of strings; a single string is a tuple of one
+    with_options: bool = False
+    parse: Callable[[str], Any] | None = None
+    user_code: bool = False
+    hidden: bool = False
+    valid: Callable[[Any], object] | None = None
+    several: bool = False
 
     def choice_of(self, value: Any) -> Any:
         """The choice in a value: gsd of gsd:ridge=0, if options may follow it."""
@@ -80,26 +92,65 @@ def strings_as_tuples(settings: Any) -> None:
 
 def check(settings: Any, error: type[PrunusError]) -> None:
     """Raise `error` for the first setting that has a wrong type, is not one of its choices or is outside its bounds."""
-    kinds = _kinds(type(settings))
+    hints = get_type_hints(type(settings))
     for field, about in options_of(settings):
-        value = getattr(settings, field.name)
-        own = about.own and (callable(value) or isinstance(value, Entry))
-        if value is None or value == field.default or own:
+        name, value = field.name, getattr(settings, field.name)
+        provided = about.user_code and (callable(value) or isinstance(value, Entry))
+        if value is None or value == field.default or provided:
             continue
         if about.choices is not None:
-            check_choice(field.name, about.choice_of(value), about.choices, error)
-        if about.several and not _are_strings(value):
-            raise error(f"{field.name} must be a string or several strings, got {value!r}")
-        bounds = _bounds(about)
-        if bounds and not _within(value, about):
-            number = "" if isinstance(value, int | float) else f", which is no number but {type(value).__name__}"
-            raise error(f"{field.name} must be {bounds}, got {value!r}{number} ({about.help})")
-        wanted = _wanted_type(value, kinds[field.name])
-        if wanted is not None:
-            raise error(f"{field.name} must be {wanted}, got {value!r} ({about.help})")
+            check_choice(name, about.choice_of(value), about.choices, error)
+        if about.several and not (isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)):
+            raise error(f"{name} must be a string or several strings, got {value!r}")
+        _check_bounds(name, value, about, error)
+        if wanted := _wanted_type(value, hints[name]):
+            raise error(f"{name} must be {wanted}, got {value!r} ({about.help})")
         if about.valid is not None:
             for each in value if isinstance(value, tuple) else (value,):
                 about.valid(each)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any], error: type[PrunusError]) -> None:
+    """Raise `error` with the nearest name unless a value is one of the choices."""
+    if value in choices:
+        return
+    if isinstance(choices, Registry):
+        raise error(unknown(choices.what, value, choices))
+    raise error(f"{name} must be one of {', '.join(choices)}; got {value!r}{guessed(value, choices)}")
+
+
+def _check_bounds(name: str, value: Any, about: Option, error: type[PrunusError]) -> None:
+    bounds = {"at least": about.least, "above": about.above, "at most": about.most, "below": about.below}
+    allowed = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
+    if not allowed:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if (
+        is_number
+        and math.isfinite(value)
+        and (about.least is None or value >= about.least)
+        and (about.most is None or value <= about.most)
+        and (about.above is None or value > about.above)
+        and (about.below is None or value < about.below)
+    ):
+        return
+    number = "" if isinstance(value, int | float) else f", which is no number but {type(value).__name__}"
+    raise error(f"{name} must be {allowed}, got {value!r}{number} ({about.help})")
+
+
+def _wanted_type(value: Any, hint: Any) -> str | None:
+    """What a value should be, in words, if it is something else. Strings and numbers are checked by other rules."""
+    kinds = {kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,)) if kind is not NoneType}
+    origins = {get_origin(kind) for kind in kinds}
+    if kinds == {bool} and not isinstance(value, bool):
+        return "True or False"
+    if kinds == {int} and (isinstance(value, bool) or not isinstance(value, int)):
+        return "a whole number"
+    if origins == {Callable} and not callable(value):
+        return "a function"
+    if origins == {dict} and not isinstance(value, Mapping):
+        return "a dict"
+    return None
 
 
 def replaced(settings: Any, changes: Mapping[str, Any], error: type[PrunusError]) -> Any:
@@ -114,64 +165,14 @@ def replaced(settings: Any, changes: Mapping[str, Any], error: type[PrunusError]
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """The settings as plain values for JSON; functions and entries of the user's own become their names."""
+    """The settings as plain values for JSON; user-provided functions and entries become their names."""
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    return {name: _plain(value) for name, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Entry):
-        return value.name or "own"
-    return getattr(value, "__name__", "own") if callable(value) else value
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any], error: type[PrunusError]) -> None:
-    """Raise `error` with the nearest name unless a value is one of the choices."""
-    if value in choices:
-        return
-    if isinstance(choices, Registry):
-        raise error(unknown(choices.what, value, choices))
-    raise error(f"{name} must be one of {', '.join(choices)}; got {value!r}{guessed(value, choices)}")
-
-
-def _kinds(settings: type[Any]) -> dict[str, tuple[Any, ...]]:
-    """Field -> the types that its annotation allows."""
-    hints = get_type_hints(settings)
-    return {name: get_args(h) if isinstance(h, UnionType) else (h,) for name, h in hints.items()}
-
-
-def _wanted_type(value: Any, kinds: tuple[Any, ...]) -> str | None:
-    """What a value should be, in words, if it is something else. Strings and numbers are checked by other rules."""
-    plain = {kind for kind in kinds if kind is not NoneType}
-    if plain == {bool} and not isinstance(value, bool):
-        return "True or False"
-    if plain == {int} and (isinstance(value, bool) or not isinstance(value, int)):
-        return "a whole number"
-    if plain and all(get_origin(kind) is Callable for kind in plain) and not callable(value):
-        return "a function"
-    if plain and all(get_origin(kind) is dict for kind in plain) and not isinstance(value, Mapping):
-        return "a dict"
-    return None
-
-
-def _are_strings(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
-
-
-def _bounds(about: Option) -> str:
-    words = {"at least": about.least, "above": about.above, "at most": about.most, "below": about.below}
-    return " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
-
-
-def _within(value: Any, about: Option) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return False
-    return (
-        (about.least is None or value >= about.least)
-        and (about.most is None or value <= about.most)
-        and (about.above is None or value > about.above)
-        and (about.below is None or value < about.below)
-    )
+    for name, value in values.items():
+        if isinstance(value, Entry):
+            values[name] = value.name or "own"
+        elif callable(value):
+            values[name] = getattr(value, "__name__", "own")
+    return values
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class Seeded:
     seed: int = option(0, "Seed of samples, order and augmentation", group="Output", least=0)
 
 
-# Values from text: lists separated by commas in an option of the command line, and JSON that prunus wrote.
+# Lists in the text of a command line option.
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -192,25 +193,6 @@ def names(text: str) -> tuple[str, ...]:
 def numbers(text: str) -> tuple[float, ...]:
     """'0.1,0.2' -> (0.1, 0.2)."""
     try:
-        return tuple(float(word) for word in text.replace(",", " ").split())
+        return tuple(float(number) for number in text.replace(",", " ").split())
     except ValueError as error:
         raise PrunusError(f"expected numbers separated by commas, such as 0.1,0.2; got {text!r}") from error
-
-
-def versioned_object(text: str, what: str, form: str, version: int, oldest: int | None = None) -> dict[str, Any]:
-    """The JSON object of a file with "format" and "version".
-
-    what: what the file should be, as in "not a plan".
-    oldest: the oldest version that is read; by default only `version` is.
-    """
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FileError(f"not a {what}: the JSON is broken or cut off ({error})") from error
-    if not isinstance(data, dict) or data.get("format") != form:
-        raise FileError(f'not a {what}: expected JSON with "format": "{form}"')
-    oldest = oldest or version
-    if data.get("version") not in range(oldest, version + 1):
-        known = f"{version}" if oldest == version else f"{oldest} to {version}"
-        raise FileError(f"the {what} has version {data.get('version')!r}; this prunus reads version {known}")
-    return data

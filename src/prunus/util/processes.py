@@ -1,4 +1,4 @@
-"""Devices and processes, with Accelerate: the rank of this process, and an Accelerator that leaves no state behind.
+"""Devices, processes and memory, with Accelerate: an Accelerator that leaves no state behind.
 
 Accelerate keeps one global state for the whole Python process and refuses a second Accelerator with other settings.
 But prunus may be called twice with two precisions, and its user may use Accelerate as well. So the state is created
@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -50,11 +50,11 @@ def best_device() -> torch.device:
 def usable(device: torch.device | str) -> torch.device:
     """`device` as torch.device; RunError if this machine or this build of torch does not have it."""
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        usable_device = torch.device(device)
+        torch.empty(0, device=usable_device)
     except (RuntimeError, AssertionError) as error:  # torch says "not compiled with CUDA" by AssertionError
         raise RunError(f"the device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return found
+    return usable_device
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -74,20 +74,20 @@ def accelerating(device: torch.device | str | None, precision: Precision) -> Ite
     from accelerate.state import AcceleratorState, GradientState
 
     device = None if device is None else usable(device)
-    processes = _partial_state(device)
-    found_device = processes.device
-    found: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    state = _partial_state(device)
+    device_before = state.device
+    shared_before: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for kind in (AcceleratorState, GradientState):
-        found.append((kind._shared_state, dict(kind._shared_state)))
+        shared_before.append((kind._shared_state, dict(kind._shared_state)))
         kind._shared_state.clear()
     try:
-        if device is not None and processes.num_processes == 1:
-            processes.device = device
-        check_precision(precision, processes.device)
-        yield Accelerator(mixed_precision=precision, cpu=processes.device.type == "cpu")
+        if device is not None and state.num_processes == 1:
+            state.device = device
+        check_precision(precision, state.device)
+        yield Accelerator(mixed_precision=precision, cpu=state.device.type == "cpu")
     finally:
-        processes.device = found_device
-        for shared, before in found:
+        state.device = device_before
+        for shared, before in shared_before:
             shared.clear()
             shared.update(before)
 
@@ -143,10 +143,9 @@ def from_first(work: Callable[[], T]) -> T:
     """What `work` returns in the first process, in all of them. The others wait, and fail if it fails."""
     if processes() == 1:
         return work()
-    found = [all_or_none(lambda: work() if dist.get_rank() == 0 else None)]
-    dist.broadcast_object_list(found)
-    result: T = found[0]  # type: ignore[assignment]
-    return result
+    results = [all_or_none(lambda: work() if dist.get_rank() == 0 else None)]
+    dist.broadcast_object_list(results)
+    return cast("T", results[0])
 
 
 def check_even(images: int) -> None:
@@ -165,17 +164,13 @@ def check_even(images: int) -> None:
 
 # How much memory there is, and how much this process has taken.
 
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-LEAST = 100 * 10**6
-UNKNOWN = 8 * 2**30  # memory of a machine that does not say
 
-
-def bytes_of_words(words: str | int) -> int:
-    """Bytes from words such as 4G, 500M or 1.5 GiB, or from a number. Anything else is refused."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", str(words).upper())
-    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
-    if size < LEAST:
-        raise RunError(f"memory must be a size such as 4G or 500M, at least 100M; got {words!r}")
+def parse_memory(text: str | int) -> int:
+    """Bytes of a size such as 4G, 500M or 1.5 GiB, or of a number. Anything else is refused."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", str(text).upper())
+    size = int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " ")) if match else 0
+    if size < 100 * 10**6:
+        raise RunError(f"memory must be a size such as 4G or 500M, at least 100M; got {text!r}")
     return size
 
 
@@ -184,7 +179,7 @@ def total_memory() -> int:
     try:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        size = UNKNOWN
+        size = 8 * 2**30  # the system does not say
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
     except (OSError, ValueError):  # no limit, or no such file

@@ -5,8 +5,8 @@
             ...
             report(number + 1, len(loader))
 
-`progress` is what the caller asked for: a function of its own, False for silence, or None. Work inside other work that
-is shown adds its phases to the same display, and is silent where the outer work is.
+`progress` is what the caller asked for: a user-provided function, False for silence, or None. Work inside other work
+that is shown adds its phases to the same display, and is silent where the outer work is.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prunus.util.text import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,20 +32,10 @@ clock = time.monotonic
 Progress = Callable[[int, int | None], None]  # steps done, steps in all (None where that is not known)
 PhaseProgress = Callable[[str, int, int, str], None]  # phase, steps done, steps in all, note
 Show = Callable[[str, int, int | None, str], None]  # the same, of a display
-Own = TypeVar("Own", bound=Callable[..., None])
+AnyProgress = TypeVar("AnyProgress", bound=Callable[..., None])
 
 BAR_AFTER = 2.0  # seconds; shorter work shows nothing
 LINE_EVERY = 30.0  # seconds
-
-
-class Display(Protocol):
-    """Shows how far the phases of some work are."""
-
-    def show(self, phase: str, done: int, total: int | None, note: str) -> None:
-        """Take a report of a phase."""
-
-    def close(self) -> None:
-        """The work is over."""
 
 
 def steps(phase: str) -> Callable[[Show], Progress]:
@@ -58,14 +49,16 @@ def phases(show: Show) -> PhaseProgress:
 
 
 @contextmanager
-def shown(progress: Own | bool | None, adapt: Callable[[Show], Own]) -> Iterator[Own]:
-    """What the work should call to report: the caller's own function, or one that feeds a display.
+def shown(progress: AnyProgress | bool | None, adapt: Callable[[Show], AnyProgress]) -> Iterator[AnyProgress]:
+    """What the work should call to report: the user-provided function, or one that feeds a display.
 
-    adapt: makes a function as the work calls it of a display's `show`.
+    Args:
+        progress: What the caller asked for.
+        adapt: Makes a function as the work calls it of a display's `show`.
     """
     quiet = progress is False or callable(progress)
     outer = None if quiet else _active.get()
-    display = outer or (_Silence() if quiet else _display())
+    display = outer or (Silence() if quiet else _new_display())
     token = _active.set(display)
     try:
         yield progress if callable(progress) else adapt(display.show)
@@ -75,17 +68,17 @@ def shown(progress: Own | bool | None, adapt: Callable[[Show], Own]) -> Iterator
             display.close()
 
 
-class _Silence:
-    """Shows nothing."""
+class Silence:
+    """A display that shows nothing; the others derive from it."""
 
     def show(self, phase: str, done: int, total: int | None, note: str) -> None:
-        pass
+        """Take a report of a phase."""
 
     def close(self) -> None:
-        pass
+        """The work is over."""
 
 
-class _Bars:
+class Bars(Silence):
     """A bar for each phase that is not finished, if the work takes more than BAR_AFTER seconds."""
 
     def __init__(self, console: Console) -> None:
@@ -124,65 +117,42 @@ class _Bars:
             self._bars.stop()
 
 
-@dataclass(frozen=True)
-class _Beginning:
-    """The start of a phase, and its first report."""
-
-    start: float
-    reported: float
-    done: int
-
-
-class _Lines:
+class Lines(Silence):
     """A line about the phase at work every LINE_EVERY seconds: to the log if it is on, otherwise to stderr."""
 
     def __init__(self) -> None:
-        self._said = self._heard = clock()
-        self._begun: dict[str, _Beginning] = {}
+        self._last_line = self._last_report = clock()
+        self._begun: dict[str, tuple[float, float, int]] = {}  # phase -> its start; time and steps of its first report
 
     def show(self, phase: str, done: int, total: int | None, note: str) -> None:
         now = clock()
-        begun = self._begun.setdefault(phase, _Beginning(self._heard, now, done))  # it follows the one heard before
-        self._heard = now
-        if now - self._said < LINE_EVERY:
+        start, first, already = self._begun.setdefault(phase, (self._last_report, now, done))
+        self._last_report = now  # the next phase starts here
+        if now - self._last_line < LINE_EVERY:
             return
-        self._said = now
+        self._last_line = now
         count = f"{done}" if total is None else f"{done} of {total}"
-        words = [f"{phase}: {count}", f"{_duration(now - begun.start)} so far"]
-        if total is not None and begun.done < done < total:
-            left = (now - begun.reported) * (total - done) / (done - begun.done)
-            words.append(f"about {_duration(left)} left")
-        _say(", ".join([*words, note] if note else words))
-
-    def close(self) -> None:
-        pass
-
-
-_active: ContextVar[Display | None] = ContextVar("the display of the work around this one", default=None)
+        texts = [f"{phase}: {count}", f"{duration(now - start)} so far"]
+        if total is not None and already < done < total:
+            texts.append(f"about {duration((now - first) * (total - done) / (done - already))} left")
+        line = ", ".join([*texts, note] if note else texts)
+        if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+            logger.info("%s", line)
+        else:
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
 
 
-def _display() -> Display:
+_active: ContextVar[Silence | None] = ContextVar("the display of the work around this one", default=None)
+
+
+def _new_display() -> Silence:
     """Bars where they can be drawn; of several processes only the first one speaks."""
     if os.environ.get("RANK", "0") != "0":
-        return _Silence()
+        return Silence()
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
     terminal = sys.stderr.isatty() and not console.is_dumb_terminal
     notebook = console.is_jupyter and find_spec("ipywidgets") is not None
-    return _Bars(console) if terminal or notebook else _Lines()
-
-
-def _say(line: str) -> None:
-    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
-        logger.info("%s", line)
-    else:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-
-
-def _duration(seconds: float) -> str:
-    """3725 -> 1:02:05; 62 -> 1:02."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+    return Bars(console) if terminal or notebook else Lines()

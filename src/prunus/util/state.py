@@ -7,7 +7,7 @@ import random
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,28 +29,21 @@ class ModuleState:
     def __init__(self, *models: nn.Module, weights: bool = False) -> None:
         self._weights = weights
         self._seen: set[int] = set()
-        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._empty: list[dict[Any, Any] | set[Any]] = []  # most hooks
-        self._lists: list[tuple[Any, list[Any]]] = []  # lists and deques
-        self._sets: list[tuple[set[Any], set[Any]]] = []
-        self._tensors: list[tuple[Tensor, Tensor]] = []
-        self._arrays: list[tuple[Any, Any]] = []
-        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._saved: list[tuple[Any, Any]] = []  # a container, tensor, array or generator, and what it had
         for model in models:
-            self._module(model)
+            self._save_module(model)
 
-    # -- taking the state
-
-    def _module(self, module: nn.Module) -> None:
+    def _save_module(self, module: nn.Module) -> None:
         if id(module) in self._seen:
             return
         self._seen.add(id(module))
         if isinstance(module, torch.jit.ScriptModule):
             for buffer in module.buffers():
-                self._value(buffer, 0)
+                self._save(buffer, 0)
             return
         values = module.__dict__
-        self._dicts.append((values, dict(values)))
+        self._saved.append((values, dict(values)))
         parameters = values["_parameters"]
         for value in values.values():
             kind = type(value)
@@ -59,80 +52,76 @@ class ModuleState:
             if kind in CONTAINERS and not value:
                 self._empty.append(value)
             elif kind is not tuple or not PLAIN.issuperset(map(type, value)):  # not a kernel size
-                self._value(value, 0)
+                self._save(value, 0)
         if parameters:
-            self._dicts.append((parameters, dict(parameters)))
-        if parameters and (self._weights or _may_write_parameters(module)):
-            for parameter in parameters.values():
-                self._value(parameter, 0)
+            self._saved.append((parameters, dict(parameters)))
+            if self._weights or _may_write_parameters(module):
+                for parameter in parameters.values():
+                    self._save(parameter, 0)
 
-    def _value(self, value: Any, depth: int) -> None:
-        kind = type(value)
-        if kind in PLAIN:
+    def _save(self, value: Any, depth: int) -> None:
+        """Save a value and what it refers to; objects other than modules are followed for `_DEPTH` steps."""
+        if type(value) in PLAIN:
             return
         if isinstance(value, nn.Module):
-            self._module(value)
-        elif isinstance(value, dict):
-            if id(value) not in self._seen:
-                self._seen.add(id(value))
-                self._dicts.append((value, dict(value)))
-                for part in value.values():
-                    self._value(part, depth)
-        elif id(value) not in self._seen:
-            self._seen.add(id(value))
-            self._other(value, depth)
-
-    def _other(self, value: Any, depth: int) -> None:
+            self._save_module(value)
+            return
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        inside: Iterable[Any] = ()
         if isinstance(value, Tensor):
             if not isinstance(value, _LAZY):
-                self._tensors.append((value, value.detach().clone()))
+                self._saved.append((value, value.detach().clone()))
+        elif isinstance(value, dict):
+            self._saved.append((value, dict(value)))
+            inside = value.values()
         elif isinstance(value, list | deque | tuple):
             if not isinstance(value, tuple):
-                self._lists.append((value, list(value)))
-            for part in value:
-                self._value(part, depth)
+                self._saved.append((value, list(value)))
+            inside = value
         elif isinstance(value, set):
-            self._sets.append((value, set(value)))
+            self._saved.append((value, set(value)))
         elif isinstance(value, np.ndarray):
-            self._arrays.append((value, value.copy()))
+            self._saved.append((value, value.copy()))
         elif isinstance(value, torch.Generator):
-            self._generators.append((value, value.get_state()))
+            self._saved.append((value, value.get_state()))
         elif isinstance(value, types.MethodType):
-            self._value(value.__self__, depth + 1)
+            inside, depth = (value.__self__,), depth + 1
         elif depth < _DEPTH and type(getattr(value, "__dict__", None)) is dict and not isinstance(value, type):
-            self._dicts.append((value.__dict__, dict(value.__dict__)))
-            for part in value.__dict__.values():
-                self._value(part, depth + 1)
-
-    # -- putting it back
+            self._saved.append((value.__dict__, dict(value.__dict__)))
+            inside, depth = value.__dict__.values(), depth + 1
+        for part in inside:
+            self._save(part, depth)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Make everything as it was. What has not changed is not written to."""
-        for live, saved in self._dicts:
-            if not _same_items(live, saved):
-                live.clear()
-                live.update(saved)
         for empty in self._empty:
             if empty:
                 empty.clear()
-        for items, before in self._lists:
-            if len(items) != len(before) or any(a is not b for a, b in zip(items, before, strict=True)):
-                items.clear()
-                items.extend(before)
-        for members, kept in self._sets:
-            if members != kept:
-                members.clear()
-                members.update(kept)
-        for tensor, clone in self._tensors:
-            if tensor.shape != clone.shape or tensor.dtype != clone.dtype:
-                tensor.data = clone.clone()
-            elif not torch.equal(tensor, clone):
-                tensor.copy_(clone)
-        for array, copied in self._arrays:
-            array[...] = copied
-        for generator, state in self._generators:
-            generator.set_state(state)
+        for live, before in self._saved:
+            if isinstance(live, dict):
+                if not _same_items(live, before):
+                    live.clear()
+                    live.update(before)
+            elif isinstance(live, Tensor):
+                if live.shape != before.shape or live.dtype != before.dtype:
+                    live.data = before.clone()
+                elif not torch.equal(live, before):
+                    live.copy_(before)
+            elif isinstance(live, list | deque):
+                if len(live) != len(before) or any(map(operator.is_not, live, before)):
+                    live.clear()
+                    live.extend(before)
+            elif isinstance(live, set):
+                if live != before:
+                    live.clear()
+                    live.update(before)
+            elif isinstance(live, np.ndarray):
+                live[...] = before
+            else:
+                live.set_state(before)
 
 
 def _same_items(live: dict[Any, Any], saved: dict[Any, Any]) -> bool:
@@ -152,7 +141,9 @@ def _may_write_parameters(module: nn.Module) -> bool:
 def module_state_kept(*models: nn.Module, weights: bool = False) -> Iterator[None]:
     """Restore the state of all modules of these networks afterwards, also after an error.
 
-    weights: also those of layers of PyTorch, whose own code does not write to them.
+    Args:
+        models: The networks.
+        weights: Also restore the weights of PyTorch's layers, whose code does not write to them.
     """
     state = ModuleState(*models, weights=weights)
     try:
@@ -161,13 +152,10 @@ def module_state_kept(*models: nn.Module, weights: bool = False) -> Iterator[Non
         state.restore()
 
 
-def has_own_switch(model: nn.Module) -> bool:
-    """Whether a module has a `train` or `eval` of its own, which may change weights."""
+def overrides_train(model: nn.Module) -> bool:
+    """Whether a module overrides `train` or `eval`, which may then change weights."""
     kinds = {type(module) for module in model.modules()}
     return any(kind.train is not nn.Module.train or kind.eval is not nn.Module.eval for kind in kinds)
-
-
-# Context managers that restore state: train / eval mode of every module, random generators, settings of compilers.
 
 
 @contextmanager

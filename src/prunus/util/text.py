@@ -25,7 +25,7 @@ def big_number(number: float) -> str:
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """0.5015 as 50.2%."""
+    """0.5018 as 50.2%."""
     return f"{100 * fraction:.{digits}f}%"
 
 
@@ -47,7 +47,7 @@ def milliseconds(seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """75 as 1 min 15 s, 0.42 as 0.4 s, 5400 as 1 h 30 min."""
-    if seconds < 60:
+    if seconds < 59.95:  # which is written as 60.0
         return f"{seconds:.1f} s" if seconds >= 0.05 else "under 0.1 s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

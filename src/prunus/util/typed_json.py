@@ -1,7 +1,7 @@
 """Dataclasses from and to JSON: one reader and one writer for plans, tables, summaries and all other files.
 
-    write_record(path, plan, "prunus-plan", 1)
-    plan = read_record(path, Plan, "prunus-plan", 1)
+    write_record(path, table, "prunus-table", 1)
+    table = read_record(path, Table, "prunus-table", 1)
 
 Types are read from the fields. A value that does not fit is a FileError that names its place, as in
 `units.conv1.keep[3]: expected a whole number, got 'x'`.
@@ -18,11 +18,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from prunus.errors import FileError
-from prunus.util.files import write_atomically
+from prunus.util.files import read_object, write_atomically
 
 T = TypeVar("T")
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+_NAMES: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+    type(None): "null",
+}
 
 
 def to_data(value: Any) -> Any:
@@ -53,65 +61,71 @@ def write_record(path: Path, value: Any, form: str, version: int) -> None:
 
 def read_record(path: Path, kind: type[T], form: str, version: int) -> T:
     """Read what `write_record` wrote. FileError says what is wrong with the file."""
-    from prunus.util.files import read_object
-
     data = read_object(path)
-    if data.pop("format", None) != form:
-        raise FileError(f'{path}: expected JSON with "format": "{form}"')
-    if (found := data.pop("version", None)) != version:
-        raise FileError(f"{path} has version {found!r}; this prunus reads version {version}")
     try:
-        return from_data(kind, data)
+        return from_data(kind, _unversioned(data, f"{form} file", form, version))
     except FileError as error:
         raise FileError(f"{path}: {error}") from error
 
 
+def versioned_object(text: str, what: str, form: str, version: int) -> dict[str, Any]:
+    """The JSON object of a text with "format" and "version", without these two.
+
+    Args:
+        text: The content of a file.
+        what: What it should be, as in "not a plan".
+        form: The expected format.
+        version: The expected version.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FileError(f"not a {what}: the JSON is broken or cut off ({error})") from error
+    return _unversioned(data, what, form, version)
+
+
+def _unversioned(data: Any, what: str, form: str, version: int) -> dict[str, Any]:
+    if not isinstance(data, dict) or data.get("format") != form:
+        raise FileError(f'not a {what}: expected JSON with "format": "{form}"')
+    if data.get("version") != version:
+        raise FileError(f"the {what} has version {data.get('version')!r}; this prunus reads version {version}")
+    return {name: value for name, value in data.items() if name not in ("format", "version")}
+
+
 def _read(kind: Any, data: Any, where: str) -> Any:
-    if kind is Any:
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin is Any:
         return data
-    origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _read_any_of(inner, data, where)
     if origin is Literal:
         if data not in inner:
             raise FileError(f"{where}: expected one of {', '.join(map(repr, inner))}, got {data!r}")
         return data
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _read_dataclass(kind, data, where)
-    container = origin or kind
-    if isinstance(container, type) and issubclass(container, Mapping):
-        keys, values = inner or (str, Any)
-        found = _expect(dict, data, where, "an object")
-        convert = int if keys is int else str
-        return {convert(key): _read(values, each, f"{where}.{key}".lstrip(".")) for key, each in found.items()}
-    if isinstance(container, type) and issubclass(container, Sequence) and not issubclass(container, str):
-        found = _expect(list, data, where, "a list")
-        if container is tuple and inner and inner[-1] is not Ellipsis:
-            if len(found) != len(inner):
-                raise FileError(f"{where}: expected {len(inner)} values, got {len(found)}")
-            return tuple(
-                _read(one, each, f"{where}[{i}]") for i, (one, each) in enumerate(zip(inner, found, strict=True))
-            )
-        items = [_read(inner[0] if inner else Any, each, f"{where}[{i}]") for i, each in enumerate(found)]
-        return tuple(items) if container is tuple or container is not list else items
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+    if isinstance(origin, type) and dataclasses.is_dataclass(origin):
+        return _read_dataclass(origin, data, where)
+    if origin is float and type(data) is int:
         return float(data)
-    if kind is type(None) or kind is None:
-        return _expect(type(None), data, where, "null")
-    if kind in _WORDS:
-        if isinstance(data, bool) and kind is not bool:
-            raise FileError(f"{where}: expected {_WORDS[kind]}, got {data!r}")
-        return _expect(kind, data, where, _WORDS[kind])
-    return kind(data)
+    if origin in _NAMES and not inner:
+        return _expect(origin, data, where)
+    if issubclass(origin, Mapping):
+        keys, values = inner or (str, Any)
+        items = _expect(dict, data, where).items()
+        return {(int(key) if keys is int else key): _read(values, each, _inside(where, key)) for key, each in items}
+    if issubclass(origin, Sequence):
+        items = _expect(list, data, where)
+        one = inner[0] if inner else Any
+        kinds = inner if origin is tuple and inner and inner[-1] is not Ellipsis else (one,) * len(items)
+        if len(items) != len(kinds):
+            raise FileError(f"{where}: expected {len(kinds)} values, got {len(items)}")
+        values = [_read(kinds[i], each, f"{where}[{i}]") for i, each in enumerate(items)]
+        return values if origin is list else tuple(values)
+    return origin(data)  # a path, a set
 
 
 def _read_any_of(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
-    if data is None and type(None) in kinds:
-        return None
     errors = []
     for kind in kinds:
-        if kind is type(None):
-            continue
         try:
             return _read(kind, data, where)
         except FileError as error:
@@ -120,16 +134,15 @@ def _read_any_of(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
 
 
 def _read_dataclass(kind: type[Any], data: Any, where: str) -> Any:
-    found = _expect(dict, data, where, "an object")
+    entries = _expect(dict, data, where)
     hints, values = get_type_hints(kind), {}
-    for field in dataclasses.fields(kind):
-        if not field.init:
-            continue
-        if field.name in found:
-            values[field.name] = _read(hints[field.name], found[field.name], f"{where}.{field.name}".lstrip("."))
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    for field in fields:
+        if field.name in entries:
+            values[field.name] = _read(hints[field.name], entries[field.name], _inside(where, field.name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise FileError(f"{where or kind.__name__}: {field.name!r} is missing")
-    unknown = found.keys() - {field.name for field in dataclasses.fields(kind)}
+    unknown = entries.keys() - {field.name for field in dataclasses.fields(kind)}
     if unknown:
         raise FileError(f"{where or kind.__name__}: unknown entry {min(unknown)!r}")
     try:
@@ -138,7 +151,11 @@ def _read_dataclass(kind: type[Any], data: Any, where: str) -> Any:
         raise FileError(f"{where or kind.__name__}: {error}") from error
 
 
-def _expect(kind: type[Any], data: Any, where: str, words: str) -> Any:
-    if not isinstance(data, kind):
-        raise FileError(f"{where or 'the file'}: expected {words}, got {data!r:.80}")
+def _inside(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _expect(kind: type[Any], data: Any, where: str) -> Any:
+    if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
+        raise FileError(f"{where or 'the file'}: expected {_NAMES[kind]}, got {data!r:.80}")
     return data

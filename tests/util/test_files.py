@@ -1,4 +1,4 @@
-"""Files are written with the permissions that the user's umask leaves, whoever writes them."""
+"""Files are written whole or not at all, as the user's umask says; folders of others are refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ import pytest
 from torch import zeros
 
 import prunus as sc
-from prunus.errors import FileError
-from prunus.util.files import atomic, check_writable
+from prunus.errors import FileError, RunError
+from prunus.util.files import (
+    PRUNED,
+    PRUNING,
+    STUDY,
+    TRAINING,
+    atomic,
+    check_writable,
+    held_by,
+    read_object,
+    refuse_others,
+    refuse_overwriting,
+    write_atomically,
+)
 from tests.run.toys import TRAIN, trained
 
 
@@ -66,3 +78,40 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Pa
     with pytest.raises(FileError, match=r"nothing can be written to .*file"):
         sc.fit(trained(), Watched(TRAIN), epochs=1, checkpoint_dir=tmp_path / "file", progress=False)
     assert not read
+
+
+def test_objects_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with pytest.raises(FileError, match=r"a\.json is missing; run it again"):
+        read_object(path, "; run it again")
+    for content, message in ((b"{", "cannot be read"), (b"\xff", "cannot be read"), (b"[1]", "but holds list")):
+        path.write_bytes(content)
+        with pytest.raises(FileError, match=message):
+            read_object(path)
+    write_atomically(path, b'{"a": 1}')
+    assert read_object(path) == {"a": 1}
+
+
+def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
+    for name, file, content, what in (
+        ("study", "config.json", '{"study": "x", "settings": {}}', STUDY),
+        ("run", "config.json", '{"settings": {}}', PRUNING),
+        ("training", "metrics.jsonl", "", TRAINING),
+        ("pruned", "plan.json", "{}", PRUNED),
+        ("other", "config.json", "[]", None),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(content)
+        assert held_by(tmp_path / name) == what
+    refuse_others(tmp_path / "run", PRUNING)
+    refuse_others(tmp_path / "new", PRUNING)
+    refuse_others(tmp_path / "run", STUDY, beside=(PRUNING,))
+    refuse_overwriting(tmp_path / "run" / "new.json")
+    with pytest.raises(RunError, match="run holds a pruning run, and a study would overwrite or mix up its files"):
+        refuse_others(tmp_path / "run", STUDY)
+    with pytest.raises(RunError, match=r"other holds config\.json, which is not that of a study"):
+        refuse_others(tmp_path / "other", STUDY, "config.json")
+    with pytest.raises(RunError, match=r"plan\.json is a file; name a folder"):
+        refuse_others(tmp_path / "pruned" / "plan.json", STUDY)
+    with pytest.raises(RunError, match=r"plan\.json belongs to a pruned network; write to another file"):
+        refuse_overwriting(tmp_path / "pruned" / "plan.json")
