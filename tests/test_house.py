@@ -1,10 +1,13 @@
-"""The rules of the house, checked on the source itself: imports run downhill, public names are in order, and no file
-of the package speaks of the machine that it was written on."""
+"""The rules of the house, checked on the source itself: imports run downhill, public names are in order, names in the
+docs exist, and no file of the package speaks of the machine that it was written on."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,18 +15,14 @@ import pytest
 import prunus
 
 SOURCE = Path(prunus.__file__).parent
-FILES = sorted(SOURCE.rglob("*.py"))
+PROJECT = Path(__file__).parents[1]
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 
 # Each room may import the rooms before it (and itself): imports run downhill.
-ROOMS = "errors base channels measuring scoring pictures repairing deciding training running shipping studies"
-HILL = [*ROOMS.split(), "report", "cli"]
-ZOO_GUESTS = {"running", "studies", "cli", "shipping", "report"}  # rooms that may import the zoo
-
-
-def room_of(module: str) -> str:
-    """`prunus.graph.plan` -> `channels`; the package itself has no room."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else ""
+HILL = "errors util graph tasks timing score plots repair decide train run ship studies report cli".split()  # noqa: SIM905
+ZOO_GUESTS = {"run", "ship", "studies", "report", "cli"}  # rooms that may import the zoo, which knows only util
+SHELLS = {"studies", "report", "cli", "__main__"}  # rooms that may import the package itself
 
 
 def module_name(path: Path) -> str:
@@ -31,136 +30,138 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path) -> set[str]:
+def room_of(module: str) -> str:
+    """`prunus.graph.plan` -> `graph`; the package itself has no room."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
     """Modules of prunus that a file imports, at its top or inside a function."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
-    found: set[str] = set()
     for node in ast.walk(tree):
+        names = []
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                climbed = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*climbed, base] if base else climbed)
-            found.add(base)
-            if base == "prunus":
-                found |= {f"prunus.{alias.name}" for alias in node.names}
-    return {name for name in found if name == "prunus" or name.startswith("prunus.")}
+            assert not node.level, "imports are absolute"
+            names = [f"prunus.{a.name}" for a in node.names] if node.module == "prunus" else [node.module or ""]
+        yield from (name for name in names if name.partition(".")[0] == "prunus")
 
 
 def is_downhill(importer: str, target: str) -> bool:
-    if importer in ("", target) or target == "errors":
+    if importer in ("", "__main__", target) or target == "errors":
         return True
     if target == "zoo":
         return importer in ZOO_GUESTS
     if importer == "zoo":
-        return target == "base"
-    if target not in HILL:
-        return target == "" and importer in ("cli", "report", "studies", "__main__")
-    return importer == "__main__" or HILL.index(target) < HILL.index(importer)
+        return target == "util"
+    if target not in HILL:  # the package, or a public name of it
+        return importer in SHELLS
+    return HILL.index(target) < HILL.index(importer)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_run_downhill(path: Path) -> None:
-    importer = room_of(module_name(path))
-    uphill = [name for name in sorted(imported(path)) if not is_downhill(importer, room_of(name))]
-    assert not uphill, f"{path.relative_to(SOURCE)} imports {', '.join(uphill)}"
+def test_imports_run_downhill() -> None:
+    uphill = [
+        f"{path.relative_to(SOURCE)} imports {name}"
+        for path, tree in TREES.items()
+        for name in imported(tree)
+        if not is_downhill(room_of(module_name(path)), room_of(name))
+    ]
+    assert not uphill
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert rooms == {*HILL, "zoo"} - {"errors"}
+    # The walk would find nothing uphill if it saw nothing.
+    assert "prunus.errors" in imported(TREES[SOURCE / "graph" / "plan.py"])
+    assert not is_downhill("graph", "score") and not is_downhill("zoo", "graph") and is_downhill("score", "graph")
 
 
-def test_the_walk_sees_imports() -> None:
-    """The check above would pass on anything if it saw nothing."""
-    assert "prunus.errors" in imported(SOURCE / "channels" / "plan.py")
-    assert not is_downhill("channels", "scoring")
-    assert not is_downhill("zoo", "channels")
-    assert is_downhill("scoring", "channels")
-
-
-def test_every_room_is_on_the_plan() -> None:
-    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms <= {*HILL, "zoo"}
-
-
-def test_public_names_are_sorted_and_complete() -> None:
+def test_public_names_are_sorted_complete_and_documented() -> None:
     names = list(prunus.__all__)
     assert sorted(names) == sorted(set(names)) == dir(prunus)  # ruff keeps the list itself in order
-    tree = ast.parse(Path(prunus.__file__).read_text(encoding="utf-8"))
-    declared = [a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names]
-    assert set(names) == set(declared) - {"import_module", "TYPE_CHECKING", "Any"}  # what type checkers see
-    for name in names:
-        found = getattr(prunus, name)
-        assert (
-            found.__name__ in ("prunus.graph.rules", "prunus.studies")
-            if name in ("rules", "studies")
-            else found.__module__.startswith("prunus")
-        )
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = prunus.nothing
-    with pytest.raises(AttributeError) as caught:
+    imports = [node for node in ast.walk(TREES[SOURCE / "__init__.py"]) if isinstance(node, ast.ImportFrom)]
+    declared = {alias.name for node in imports for alias in node.names}
+    missing = set(names) - declared  # what type checkers see
+    assert not missing
+    homeless = [name for name in names if not _home(getattr(prunus, name)).startswith("prunus")]
+    assert not homeless
+    assert not [name for name in names if not (getattr(prunus, name).__doc__ or "").strip()]
+    with pytest.raises(AttributeError, match="no attribute 'compres'") as caught:
         _ = prunus.compres
     assert (caught.value.name, caught.value.obj) == ("compres", prunus)  # Python guesses the name with these
 
 
-def test_public_names_have_docstrings() -> None:
-    bare = [name for name in prunus.__all__ if not (getattr(prunus, name).__doc__ or "").strip()]
-    assert not bare
+def _home(value: object) -> str:
+    return str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
 
 
-# Files of others are read by a reader that builds plain data only; our own are never pickles.
+# Files of others are read by a reader that builds plain data only; ours are never pickles.
 UNSAFE = {"pickle.load", "pickle.loads", "pickle.dump", "pickle.dumps", "torch.save"}
-MACHINE = re.compile(r"(?<![\w.])/(work|tmp|root|home|mnt|Users)/|[A-Z]:\\\\|localhost|\b(?:\d{1,3}\.){3}\d{1,3}\b")
-REGISTRY = re.compile(r"registry\.npmjs|pypi\.org|files\.pythonhosted|npmmirror|artifactory|jfrog", re.IGNORECASE)
+MACHINE = re.compile(
+    r"(?<![\w.])/(work|tmp|root|home|mnt|Users)/|[A-Z]:\\\\|\b(?!127\.0\.0\.1\b)(?:\d{1,3}\.){3}\d{1,3}\b"
+    r"|registry\.npmjs|pypi\.org|files\.pythonhosted|npmmirror|artifactory|jfrog",
+    re.IGNORECASE,
+)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_file_speaks_of_a_machine(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    if path.name == "live_server.py":  # it serves whatever machine it runs on, and no other
-        text = text.replace("127.0.0.1", "").replace('"localhost"', "")
-    assert not MACHINE.search(text), MACHINE.search(text)
-    assert not REGISTRY.search(text), REGISTRY.search(text)
+def test_no_file_speaks_of_a_machine() -> None:
+    files = [path for path in SOURCE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    found = [
+        f"{path.relative_to(SOURCE)}: {match[0]}"
+        for path in files
+        for match in MACHINE.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_only_the_command_line_prints_and_nobody_pickles(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    assert "print" not in calls or room_of(module_name(path)) == "cli"
-    assert not {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & UNSAFE
+def test_only_the_command_line_prints_nobody_pickles_and_no_default_is_mutable() -> None:
+    wrong = []
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            where = f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called in UNSAFE or (called == "print" and room_of(module_name(path)) != "cli"):
+                    wrong.append(f"{where} calls {called}")
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                defaults = [*node.args.defaults, *node.args.kw_defaults]
+                if any(isinstance(default, ast.List | ast.Dict | ast.Set) for default in defaults):
+                    wrong.append(f"{where} has a mutable default")
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_mutable_defaults(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
-    defaults = [d for f in functions for d in [*f.args.defaults, *f.args.kw_defaults] if d is not None]
-    assert not [d.lineno for d in defaults if isinstance(d, (ast.List, ast.Dict, ast.Set))]
+def test_files_that_are_not_python_are_packaged() -> None:
+    data = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"]
+    packaged = {path for pattern in data["prunus"] for path in SOURCE.glob(pattern)}
+    files = {path for path in SOURCE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert not {str(path.relative_to(SOURCE)) for path in files - packaged}
+    assert not [pattern for pattern in data["prunus"] if not any(SOURCE.glob(pattern))]
 
 
-# Sizes that keep the code readable. A verb of the command line may be longer: it parses, calls and prints.
-LONGEST_FUNCTION, USUAL_FUNCTION, MOST_PARAMETERS, LONGEST_FILE = 60, 20, 10, 300
+def exists(name: str) -> bool:
+    """Whether `prunus.x.y` is a module, or something in one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            value: object = import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            if not hasattr(value, part) and part not in getattr(value, "__annotations__", {}):
+                return False
+            value = getattr(value, part, None)
+        return True
+    return False
 
 
-def functions() -> list[tuple[str, int, int]]:
-    """(where, lines, parameters) of every function outside the command line."""
-    found = []
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and room_of(module_name(path)) != "cli":
-                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                own = sum(argument.arg not in ("self", "cls") for argument in given)
-                starred = sum(argument is not None for argument in (node.args.vararg, node.args.kwarg))
-                assert node.end_lineno is not None
-                where = f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
-                found.append((where, node.end_lineno - node.lineno + 1, own + starred))
-    return found
-
-
-def test_functions_and_files_are_short() -> None:
-    found = functions()
-    assert not [where for where, lines, _ in found if lines > LONGEST_FUNCTION]
-    assert not [where for where, _, parameters in found if parameters > MOST_PARAMETERS]
-    lengths = sorted(lines for _, lines, _ in found)
-    assert lengths[int(0.9 * len(lengths))] <= USUAL_FUNCTION
-    assert not [p for p in FILES if len(p.read_text(encoding="utf-8").splitlines()) > LONGEST_FILE]
+def test_names_and_files_in_the_docs_exist() -> None:
+    wrong = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        where = page.relative_to(PROJECT)
+        paths = re.findall(r"`(src/prunus[\w/.\-]*)", text)
+        wrong += [f"{where}: {path}" for path in paths if not (PROJECT / path).exists()]
+        names = re.findall(r"`(prunus(?:\.\w+)+)", text)
+        for module, imports in re.findall(r"^ *from (prunus[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
+            names += [f"{module}.{name.split()[0]}" for name in imports.split(",")]
+        wrong += [f"{where}: {name}" for name in dict.fromkeys(names) if not exists(name)]
+    assert not wrong
+    assert exists("prunus.util.files.atomic") and not exists("prunus.util.files.nothing")
