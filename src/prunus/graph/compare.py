@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.graph.surgery import copy_sharing
 from prunus.graph.traced import Example, as_call
-from prunus.util.state import evaluating, generators_kept, has_own_switch, module_state_kept, nothing_compiled
+from prunus.util.state import evaluating, generators_kept, module_state_kept, nothing_compiled, overrides_train
 
-# Inputs on which two networks are compared: the example itself, random values of its shape, and smaller ones.
-
-SMALL = (64, 128)  # pixels a side of images in trials, if they are larger: five halvings leave two pixels, or four
-_LARGER = 1.5  # how much larger
+# -- inputs on which two networks are compared
 
 
 def copied(example: Example) -> Example:
@@ -44,27 +41,6 @@ def few_images(example: Example, most: int = 2) -> Example:
     return tree_map(narrowed, example)
 
 
-def two_images(example: Example) -> Example:
-    """Two images in each tensor that has one: batch norms in training mode need more than one value."""
-
-    def doubled(value: Any) -> Any:
-        lonely = isinstance(value, Tensor) and value.dim() > 1 and value.size(0) == 1
-        return torch.cat([value, value]) if lonely else value
-
-    return few_images(tree_map(doubled, example))
-
-
-def smaller(example: Example, side: int) -> Example:
-    """The corners of large images, for a quick trial."""
-
-    def corner(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dim() < 4 or min(value.shape[-2:]) <= _LARGER * side:
-            return value
-        return value[..., :side, :side]
-
-    return tree_map(corner, example)
-
-
 def is_constant(example: Example) -> bool:
     """Whether all numbers of every tensor are equal, as in an example of zeros."""
     tensors = [v for v in tree_leaves(example) if isinstance(v, Tensor) and v.is_floating_point()]
@@ -75,27 +51,20 @@ def randomised(example: Example, seed: int = 0) -> Example:
     """Normal numbers in place of those of each floating-point tensor, with the same mean and spread (1 if none)."""
     generator = torch.Generator().manual_seed(seed)
 
-    def random(value: Any) -> Any:
+    def drawn(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return value
         plain = value.detach().double().cpu()
         spread, mean = plain.std(correction=0), plain.mean()
         if not (torch.isfinite(spread) and spread > 0):
             spread, mean = torch.ones(()), torch.zeros(())
-        drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64) * spread + mean
-        return drawn.to(value.device, value.dtype)
+        numbers = torch.randn(value.shape, generator=generator, dtype=torch.float64) * spread + mean
+        return numbers.to(value.device, value.dtype)
 
-    return tree_map(random, example)
-
-
-def in_double(example: Example) -> Example:
-    """Floating-point tensors in float64."""
-    return tree_map(
-        lambda value: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value, example
-    )
+    return tree_map(drawn, example)
 
 
-# The values in a network's output, whatever its structure, and how far two outputs are apart.
+# -- the values in a network's output, whatever its structure, and how far two outputs are apart
 
 _DEPTH = 12  # how deep objects other than containers are followed
 _MANY = 16  # numbers that tell how much a part of a tensor varies
@@ -127,24 +96,28 @@ def flattened(output: Any, depth: int = 0, around: tuple[int, ...] = ()) -> list
     return [len(parts), *(value for part in parts for value in flattened(part, below, (*around, id(output))))]
 
 
-def distance(got: list[Any], want: list[Any]) -> float:
-    """The largest difference between two flattened outputs, relative to how much the values of each tensor vary.
+def largest_difference(got: Any, want: Any) -> float:
+    """The largest difference between two outputs of any structure, relative to how much the values of each part vary.
 
-    Infinite if structure, shapes, whole numbers or positions of NaN differ.
+    Rounding in float32 gives about 1e-6, in float16 or int8 1e-3 to 1e-1. Infinite if structure, shapes, whole numbers
+    or positions of NaN differ. See `tensor_distance` for the parts.
     """
+    return distance(flattened(got), flattened(want))
+
+
+def distance(got: list[Any], want: list[Any]) -> float:
+    """As `largest_difference`, of outputs that are flattened."""
     if len(got) != len(want):
         return math.inf
-    return max((_apart(one, other) for one, other in zip(got, want, strict=True)), default=0.0)
-
-
-def _apart(got: Any, want: Any) -> float:
-    if isinstance(got, float) and isinstance(want, float):
-        got, want = torch.tensor(got, dtype=torch.float64), torch.tensor(want, dtype=torch.float64)
-    if not (isinstance(got, Tensor) and isinstance(want, Tensor)):
-        return 0.0 if type(got) is type(want) and got == want else math.inf
-    if got.shape != want.shape:
-        return math.inf
-    return tensor_distance(got, want)
+    largest = 0.0
+    for one, other in zip(got, want, strict=True):
+        if isinstance(one, float) and isinstance(other, float):
+            one, other = torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            largest = max(largest, tensor_distance(one, other) if one.shape == other.shape else math.inf)
+        elif type(one) is not type(other) or one != other:
+            return math.inf
+    return largest
 
 
 def tensor_distance(got: Tensor, want: Tensor) -> float:
@@ -181,6 +154,8 @@ def _relative(difference: Tensor, values: Tensor) -> float:
     return float(ratio.max().item())
 
 
+# -- run two networks, and decide whether their outputs differ by more than rounding
+
 _CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}  # differences that need no second look; others always do
 _SAME = 1e-9  # of copies in float64
 _MARGIN = 30.0  # how much larger a difference by rounding may be than the one that noise in the weights makes
@@ -207,14 +182,6 @@ class WithoutDropout(TorchFunctionMode):
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         return func(*args, **kwargs)
-
-
-@contextmanager
-def training(model: nn.Module) -> Iterator[nn.Module]:
-    """Put all of the model into training mode, and restore the mode of each module afterwards."""
-    with evaluating(model):
-        model.train()
-        yield model
 
 
 def outputs_of(model: nn.Module, inputs: Example, seed: int = 0, dropout: bool = True) -> list[Any]:
@@ -250,16 +217,42 @@ def difference(pruned: nn.Module, whole: nn.Module, inputs: Example, dropout: bo
     apart = distance(got, want)
     if apart <= _CLOSE.get(precision_of(whole), -1.0):
         return None
-    finer = _in_double(pruned, whole, inputs, apart, dropout)
-    if finer.apart <= _SAME:
+    # In float64 rounding is too small to be taken for a difference. A forward that insists on a coarser type is judged
+    # in that type.
+    noise = float(torch.finfo(precision_of(whole)).eps)  # the rounding of weights
+    finer, exact = (copy_sharing(model).double() for model in (pruned, whole))
+    numbers = tree_map(_in_double, inputs)
+    try:
+        output = outputs_of(exact, numbers, dropout=dropout)
+        remaining = distance(outputs_of(finer, numbers, dropout=dropout), output)
+        noise = min(noise, torch.finfo(torch.float32).eps)
+    except Exception:  # noqa: BLE001  forward mixes types
+        exact, numbers, remaining = copy_sharing(whole), inputs, apart
+        output = outputs_of(exact, numbers, dropout=dropout)
+    if remaining <= _SAME:
         return None
     if distance(outputs_of(whole, inputs, 1, dropout), want) > 0.0:
         return difference(pruned, whole, inputs, dropout=False) if dropout else RANDOM
-    if math.isfinite(finer.apart) and finer.apart <= _MARGIN * _effect_of_noise(finer):
+    if math.isfinite(remaining) and remaining <= _MARGIN * _effect_of_noise(exact, numbers, output, noise):
         return None
     if math.isinf(apart):
         return "its outputs have another shape, type or structure"
     return f"its outputs differ by {apart:.2g} of their size"
+
+
+def _in_double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _effect_of_noise(model: nn.Module, inputs: Example, output: list[Any], noise: float) -> float:
+    """How far the output moves if each weight is rounded: a network may magnify rounding. Changes the model."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 0.5
+            parameter.data.mul_((1 + noise * drawn).to(parameter.device, parameter.dtype))
+    moved = distance(outputs_of(model, inputs), output)
+    return moved if math.isfinite(moved) else 0.0
 
 
 def said(error: BaseException) -> str:
@@ -267,53 +260,14 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
 
 
-class _Finer(NamedTuple):
-    """A comparison of copies: how far their outputs are apart, and what it takes to run the whole network again."""
-
-    apart: float
-    whole: nn.Module
-    inputs: Example
-    output: list[Any]
-    noise: float  # the rounding of weights
-
-
-def _in_double(pruned: nn.Module, whole: nn.Module, inputs: Example, apart: float, dropout: bool) -> _Finer:
-    """Compare copies in float64, where rounding is too small to be taken for a difference.
-
-    A forward that insists on a coarser type is judged in that type.
-    """
-    noise = torch.finfo(precision_of(whole)).eps
-    finer, exact = (copy_sharing(model).double() for model in (pruned, whole))
-    numbers = in_double(inputs)
-    try:
-        want = outputs_of(exact, numbers, dropout=dropout)
-        apart = distance(outputs_of(finer, numbers, dropout=dropout), want)
-        noise = min(noise, torch.finfo(torch.float32).eps)
-    except Exception:  # noqa: BLE001  forward mixes types
-        exact, numbers = copy_sharing(whole), inputs
-        want = outputs_of(exact, numbers, dropout=dropout)
-    return _Finer(apart, exact, numbers, want, noise)
-
-
-def _effect_of_noise(finer: _Finer) -> float:
-    """How far the output moves if each weight is rounded: a network may magnify rounding. Changes `finer.whole`."""
-    generator = torch.Generator().manual_seed(0)
-    for parameter in finer.whole.parameters():
-        if parameter.is_floating_point():
-            drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 0.5
-            parameter.data.mul_((1 + finer.noise * drawn).to(parameter.device, parameter.dtype))
-    moved = distance(outputs_of(finer.whole, finer.inputs), finer.output)
-    return moved if math.isfinite(moved) else 0.0
-
-
 @contextmanager
 def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
     """Inside the block the model is in "eval" or "training" mode, or in its "own", without gradients unless the mode
     says so ("eval with gradients")."""
     plain = mode.removesuffix(WITH_GRADIENTS)
-    switched: AbstractContextManager[Any] = nullcontext()
-    if plain != "own":
-        switched = evaluating(model) if plain == "eval" else training(model)
-    state = module_state_kept(model) if has_own_switch(model) else nullcontext()
-    with state, switched, torch.set_grad_enabled(mode != plain):
-        yield
+    state = module_state_kept(model) if overrides_train(model) else nullcontext()
+    with state, nullcontext() if plain == "own" else evaluating(model):
+        if plain == "training":
+            model.train()
+        with torch.set_grad_enabled(mode != plain):
+            yield

@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +27,6 @@ from prunus.graph.rules.rulebook import is_pass_through
 from prunus.graph.traced import CONVOLUTIONS, FUNCTIONS, MIXING, TRANSPOSED, Traced, batched_dims, is_depthwise
 from prunus.graph.units import Indices, Keep, Mask
 
-# Which channels are left under a plan.
-
 
 @dataclass(frozen=True)
 class Liveness:
@@ -37,28 +36,31 @@ class Liveness:
     read: Mapping[str, Mask]  # reader that selects -> [channels] what it still reads; other readers read all alive
 
 
-def find_alive(found: ChannelAnalysis, grouped: Grouped, keep: Keep) -> Liveness:
+def find_alive(analysis: ChannelAnalysis, grouped: Grouped, keep: Keep) -> Liveness:
     """The channels that are left if each unit in `keep` keeps only these channels."""
-    shared = np.ones(found.channels, dtype=bool)
-    own: dict[str, Mask] = {}
+    shared = np.ones(analysis.channels, dtype=bool)
+    selected: dict[str, Mask] = {}
     for name, kept in keep.items():
         reader = grouped.selecting.get(name)
-        mask = shared if reader is None else own.setdefault(reader, np.ones_like(shared))
+        mask = shared if reader is None else selected.setdefault(reader, np.ones_like(shared))
         numbers = grouped.channels[name]
         mask[numbers] = False
         mask[numbers[np.asarray(kept, dtype=np.int64)]] = True
     alive = np.zeros_like(shared)
-    alive[list(grouped.held)] = True
-    read = {reader: shared & mask for reader, mask in own.items()}
-    for reader, vector in found.reads.items():
+    alive[list(grouped.frozen)] = True
+    read = {reader: shared & mask for reader, mask in selected.items()}
+    for reader, vector in analysis.reads.items():
         numbers = vector[vector >= 0]
         alive[numbers[read.get(reader, shared)[numbers]]] = True
     return Liveness(alive, {reader: mask & alive for reader, mask in read.items()})
 
 
-def writers_left_empty(found: ChannelAnalysis, live: Liveness) -> list[str]:
+def writers_left_empty(analysis: ChannelAnalysis, live: Liveness) -> list[str]:
     """Layers that would have no output left."""
-    return [writer for writer, vector in found.writes.items() if (vector >= 0).all() and not live.alive[vector].any()]
+    return [name for name, vector in analysis.writes.items() if (vector >= 0).all() and not live.alive[vector].any()]
+
+
+# -- layers and what they cost
 
 
 @dataclass(frozen=True)
@@ -112,28 +114,25 @@ def cost_of(layer: Layer, inputs: int, outputs: int) -> LayerCost:
 
 
 def cost_under(
-    layers: Mapping[str, Layer], found: ChannelAnalysis, live: Liveness, reader_of: Mapping[str, str]
+    layers: Mapping[str, Layer], analysis: ChannelAnalysis, live: Liveness, reader_of: Mapping[str, str]
 ) -> Cost:
     """The cost of the channels that are left. `reader_of`: module behind a selection -> the reader that selects."""
+
+    def count(vector: Indices | None, mask: Mask, default: int) -> int:
+        """Number of positions that stay: fixed ones, and those whose channel is in the mask."""
+        return default if vector is None else int((vector < 0).sum() + mask[vector[vector >= 0]].sum())
+
     costs = {}
     for name, layer in layers.items():
         if layer.depthwise:
             seen = live.read.get(reader_of.get(name, ""), live.alive)
-            kept = _count(found.passes.get(name), seen, layer.inputs)
+            kept = count(analysis.passes.get(name), seen, layer.inputs)
             costs[name] = cost_of(layer, kept, kept * (layer.outputs // layer.inputs))
         else:
-            reads = None if name in found.find_rule.reading_all else found.reads.get(name)
-            inputs = _count(reads, live.read.get(name, live.alive), layer.inputs)
-            outputs = _count(found.writes.get(name), live.alive, layer.outputs)
-            costs[name] = cost_of(layer, inputs, outputs)
+            reads = None if name in analysis.find_rule.reading_all else analysis.reads.get(name)
+            inputs = count(reads, live.read.get(name, live.alive), layer.inputs)
+            costs[name] = cost_of(layer, inputs, count(analysis.writes.get(name), live.alive, layer.outputs))
     return Cost(sum(c.macs for c in costs.values()), sum(c.params for c in costs.values()), costs)
-
-
-def _count(vector: Indices | None, mask: Mask, default: int) -> int:
-    """Number of positions that stay: fixed ones, and those whose channel is in the mask."""
-    if vector is None:
-        return default
-    return int((vector < 0).sum() + mask[vector[vector >= 0]].sum())
 
 
 def find_layers(traced: Traced) -> dict[str, Layer]:
@@ -179,14 +178,12 @@ def _input_shape(traced: Traced, node: fx.Node) -> torch.Size:
     return shape if isinstance(shape, torch.Size) else torch.Size()
 
 
-def _module_layer(traced: Traced, node: fx.Node, module: nn.Module, batch: int) -> Layer:
+def _module_layer(traced: Traced, node: fx.Node, module: Any, batch: int) -> Layer:
     name = str(node.target)
     if isinstance(module, nn.Linear):
         rows = math.prod(traced.shapes[node.name][:-1])
         return Layer(name, "linear", module.in_features, module.out_features, 1, 1, max(1, rows // batch), False)
-    assert isinstance(module, CONVOLUTIONS)
-    kernel = math.prod(module.kernel_size)
-    rank = len(module.kernel_size)
+    kernel, rank = math.prod(module.kernel_size), len(module.kernel_size)
     area = _input_shape(traced, node) if isinstance(module, TRANSPOSED) else traced.shapes[node.name]
     rows = area[0] if len(area) > rank + 1 else 1
     positions = max(1, rows * math.prod(area[len(area) - rank :]) // batch)
@@ -198,14 +195,13 @@ def _functional_layer(traced: Traced, node: fx.Node, batch: int) -> Layer | None
     weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
     if not isinstance(weight, fx.Node) or not isinstance(shape := traced.shapes[weight.name], torch.Size):
         return None
-    out = traced.shapes[node.name]
-    values = math.prod(out) // batch
+    values = math.prod(traced.shapes[node.name]) // batch
     name = traced.functional.get(node.name) or (weight.target if weight.op == "get_attr" else node.name)
     inputs, kernel = int(shape[1]), math.prod(shape[2:])
     return Layer(str(name), "functional", inputs, int(shape[0]), 1, kernel, values // int(shape[0]), False)
 
 
-# Where channel selections go: as early as possible in front of a reader.
+# -- where channel selections go: as early as possible in front of a reader
 
 
 @dataclass(frozen=True)
@@ -225,27 +221,25 @@ class SelectionChains:
         return {member: reader for reader, chain in self.chains.items() for member in chain}
 
 
-def find_chains(found: ChannelAnalysis, readers: Collection[str]) -> SelectionChains:
+def find_chains(analysis: ChannelAnalysis, readers: Collection[str]) -> SelectionChains:
     """The chains in front of these readers."""
-    calls = (n for n in found.traced.graph.nodes if n.op == "call_module" and str(n.target) in readers)
-    return SelectionChains({str(node.target): _chain(found, node) for node in calls})
-
-
-def _chain(found: ChannelAnalysis, reader: fx.Node) -> list[str]:
-    traced = found.traced
-    chain = [str(reader.target)]
-    if traced.calls[chain[0]] > 1:  # each call has other layers in front of it
-        return chain
-    node = reader
-    while len(inputs := node.all_input_nodes) == 1 and len(inputs[0].users) == 1:
-        node = inputs[0]
-        if not node.op.startswith("call") or node.name in found.record.failed:
-            break
-        module = traced.module(node) if node.op == "call_module" else None
-        if not is_pass_through(found.find_rule(node), module):
-            break
-        if module is not None and traced.calls[str(node.target)] > 1 and str(node.target) in found.passes:
-            break
-        if module is not None and node.args and traced.calls[str(node.target)] == 1:
-            chain.append(str(node.target))
-    return chain
+    traced = analysis.traced
+    chains: dict[str, list[str]] = {}
+    for node in traced.graph.nodes:
+        if node.op != "call_module" or str(node.target) not in readers:
+            continue
+        chain = chains[str(node.target)] = [str(node.target)]
+        if traced.calls[chain[0]] > 1:  # each call has other layers in front of it
+            continue
+        while len(inputs := node.all_input_nodes) == 1 and len(inputs[0].users) == 1:
+            node = inputs[0]
+            if not node.op.startswith("call") or node.name in analysis.record.failed:
+                break
+            module = traced.module(node) if node.op == "call_module" else None
+            if not is_pass_through(analysis.find_rule(node), module):
+                break
+            if module is not None and traced.calls[str(node.target)] > 1 and str(node.target) in analysis.passes:
+                break
+            if module is not None and node.args and traced.calls[str(node.target)] == 1:
+                chain.append(str(node.target))
+    return SelectionChains(chains)

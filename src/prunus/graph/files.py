@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from prunus.errors import FileError
-from prunus.graph.channel_graph import prune, trace
+from prunus.errors import FileError, PlanError
+from prunus.graph.channel_graph import ChannelGraph, prune, trace
 from prunus.graph.plan import Plan, check_origin
 from prunus.graph.traced import check_network
 from prunus.graph.units import Streams
@@ -29,8 +29,16 @@ NOTES = "prunus"  # key in the metadata of the tensors
 def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
     """Write a pruned model, and the plan that gives it from the original: `plan.json` and `model.safetensors`.
 
-    Raises PlanError if the model was cut by another plan. Each file is written atomically: an existing file is replaced
-    only when the new one is complete.
+    Each file is written atomically: an existing file is replaced only when the new one is complete.
+
+    Args:
+        model: the pruned network, as `prune` returned it, or trained or repaired since.
+        plan: the plan from the original network to it.
+        folder: where to write; it is made if it does not exist.
+
+    Raises:
+        PlanError: the model was cut by another plan.
+        FileError: the files cannot be written.
     """
     check_origin(model, plan)
     if not isinstance(folder, str | Path):
@@ -47,10 +55,20 @@ def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
     write_atomically(folder / PLAN_FILE, plan.to_json().encode())
 
 
-def load(folder: str | Path, model: nn.Module) -> nn.Module:
-    """The pruned model that `save` wrote. `model` is a new model of the original class; it is not changed.
+def load(folder: str | Path, model: nn.Module, *, graph: ChannelGraph | None = None) -> nn.Module:
+    """The pruned model that `save` wrote.
 
     The result is in the mode of `model`, which is training mode in a new model: call .eval() before it predicts.
+
+    Args:
+        folder: the folder that `save` wrote to.
+        model: a new model of the original class; it is not changed.
+        graph: the graph of `model`, if it has been traced and the plan was verified on it when the network was pruned.
+            Then nothing is traced or run again; that the plan fits is still proven on labels.
+
+    Raises:
+        FileError: a file is missing or damaged, or the two files do not belong together or to the model.
+        PlanError: the plan is for another network.
     """
     if not isinstance(folder, str | Path):
         raise FileError(f"expected load(folder, model) with the path of a folder, got {type(folder).__name__}")
@@ -63,23 +81,32 @@ def load(folder: str | Path, model: nn.Module) -> nn.Module:
             f"{folder / MODEL_FILE} does not belong to {folder / PLAN_FILE}: it was saved with a plan that keeps other "
             "channels. Use both files of one folder."
         )
-    streams: Streams = "coupled" if plan.streams == "coupled" else "select"
-    pruned = prune(trace(model, example_of(plan, model, folder / PLAN_FILE), streams), plan)
-    own = pruned.state_dict()
-    missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    other = [
-        f"{n} {tuple(tensors[n].shape)} instead of {tuple(own[n].shape)}"
-        for n in own.keys() & tensors.keys()
-        if tensors[n].shape != own[n].shape
-    ]
-    if missing or extra or other:
+    if graph is None:
+        streams: Streams = "coupled" if plan.streams == "coupled" else "select"
+        pruned = prune(trace(model, example_of(plan, model, folder / PLAN_FILE), streams), plan)
+    else:
+        if graph.model is not model:
+            raise PlanError("expected load(folder, model, graph=graph) with the graph of this model, not of another")
+        pruned = prune(graph, plan, check=False)
+    expected = pruned.state_dict()
+    problems = {
+        "missing": sorted(expected.keys() - tensors.keys()),
+        "extra": sorted(tensors.keys() - expected.keys()),
+        "of another shape": sorted(
+            f"{n} {tuple(tensors[n].shape)} instead of {tuple(expected[n].shape)}"
+            for n in expected.keys() & tensors.keys()
+            if tensors[n].shape != expected[n].shape
+        ),
+    }
+    if any(problems.values()):
+        few = {what: ", ".join(names[:5]) + (" ..." if len(names) > 5 else "") for what, names in problems.items()}
         raise FileError(
             f"{folder / MODEL_FILE} does not belong to {folder / PLAN_FILE} and {type(model).__name__}: "
-            f"{_few('missing', missing)}{_few('extra', extra)}{_few('of another shape', sorted(other))}"
+            + "".join(f"{what}: {names}; " for what, names in few.items() if names)
         )
     # Modules with versioned state expect the version that they were saved with: that of this class.
     state = OrderedDict(tensors)
-    state._metadata = own._metadata  # type: ignore[attr-defined]
+    state._metadata = expected._metadata  # type: ignore[attr-defined]
     pruned.load_state_dict(state)
     return pruned
 
@@ -139,7 +166,3 @@ def example_of(plan: Plan, model: nn.Module, path: Path) -> Any:
         return tree_map(build, plan.example, is_leaf=lambda e: isinstance(e, dict) and set(e) == {"shape", "dtype"})
     except (TypeError, ValueError, RuntimeError) as error:
         raise FileError(f"{path}: the example {plan.example!r:.80} cannot be built: {error}") from error
-
-
-def _few(what: str, names: list[str]) -> str:
-    return f"{what}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}; " if names else ""

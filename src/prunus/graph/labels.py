@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from prunus.graph.selection import selection_of
-from prunus.graph.traced import CONVOLUTIONS, batched_dims
+from prunus.graph.traced import channel_dim
 from prunus.graph.units import Indices
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def constant_along(labels: Tensor, dim: int) -> bool:
 
 def present(labels: Tensor) -> Indices:
     """The distinct channel labels in a tensor."""
-    found = np.unique(compact(labels).numpy())
-    return found[found >= 0]
+    distinct = np.unique(compact(labels).numpy())
+    return distinct[distinct >= 0]
 
 
 def same_labels(a: Tensor, b: Tensor) -> bool:
@@ -121,26 +121,24 @@ def pick(labels: Tensor, dim: int, index: Tensor) -> Tensor:
 
 def padded(labels: Tensor, dim: int, before: int, after: int, label: int) -> Tensor:
     """Labels with further positions along `dim`; expanded dimensions stay expanded."""
-    small = compact(labels)
-    small = small.expand([size if d == dim else -1 for d, size in enumerate(labels.shape)])
-    shape = [*small.shape]
-    parts = []
-    for count in (before, after):
-        shape[dim] = count
-        parts.append(torch.full(shape, label, dtype=torch.int64))
+    small = compact(labels).expand([size if d == dim else -1 for d, size in enumerate(labels.shape)])
+    start, end = (
+        torch.full((*small.shape[:dim], count, *small.shape[dim + 1 :]), label, dtype=torch.int64)
+        for count in (before, after)
+    )
     full = [*labels.shape]
     full[dim] += before + after
-    return torch.cat([parts[0], small, parts[1]], dim).expand(full)
+    return torch.cat([start, small, end], dim).expand(full)
 
 
 def places(have: Indices, want: Indices) -> Indices | None:
     """Positions in `have` of the labels `want`, or its length for those that it lacks. None if others are in it."""
     there = np.isin(want, have)
-    found = match(have, want[there])
-    if found is None or len(found) != len(have):
+    positions = match(have, want[there])
+    if positions is None or len(positions) != len(have):
         return None
     index = np.full(len(want), len(have), dtype=np.int64)
-    index[there] = found
+    index[there] = positions
     return index
 
 
@@ -159,7 +157,11 @@ def match(have: Indices, want: Indices) -> Indices | None:
     return index
 
 
-# What a label pass over a network records, and how a plan changes the pass.
+# -- what a label pass over a network records, and how a plan changes the pass
+
+
+class CannotFollow(Exception):
+    """A rule that cannot follow the channels of a call, with the reason: they are kept."""
 
 
 class Mismatch(Exception):
@@ -201,14 +203,14 @@ class Selected:
 
 @dataclass
 class Record:
-    """What one pass found."""
+    """What one pass sees."""
 
     reads: dict[str, Indices] = field(default_factory=dict)  # reader -> labels on its input-channel axis
     writes: dict[str, Indices] = field(default_factory=dict)  # writer -> labels on its output-channel axis
     passes: dict[str, Indices] = field(default_factory=dict)  # batch norm, depthwise ... -> labels on its channels
-    parameters: dict[str, Indices] = field(default_factory=dict)  # bare parameter -> labels on its one long axis
+    parameters: dict[str, Indices] = field(default_factory=dict)  # standalone parameter -> labels on its long axis
     unions: list[tuple[Indices, Indices, bool, fx.Node]] = field(default_factory=list)  # a, b, additive, where
-    holds: list[tuple[Indices, str]] = field(default_factory=list)  # labels that must be kept, and why
+    frozen: list[tuple[Indices, str]] = field(default_factory=list)  # labels that must be kept, and why
     balances: list[Balance] = field(default_factory=list)
     opaque: dict[str, str] = field(default_factory=dict)  # called modules that no rule fits -> reason
     values: dict[str, Any] = field(default_factory=dict)  # node name -> its value: labels or plain Python
@@ -224,7 +226,7 @@ class Emitter:
     def __init__(self) -> None:
         self.count = 0
         self.ranges: dict[str, Tensor] = {}
-        self.bare: set[str] = set()  # names of bare parameters among the writers
+        self.standalone: set[str] = set()  # names of standalone parameters among the writers
 
     def __call__(self, writer: str, width: int) -> Tensor:
         if writer not in self.ranges:
@@ -249,13 +251,11 @@ class Replay:
         return self.emit[writer]
 
 
-# One call of the graph as a rule sees it: what is called with which labels, and methods to record what happens.
-
 Rule = Callable[["Call"], Any]
 
 
 class Call:
-    """One call of the graph, as a rule sees it."""
+    """One call of the graph as a rule sees it: what is called with which labels, and methods to record what happens."""
 
     def __init__(self, labels: LabelPass, node: fx.Node) -> None:
         self.labels = labels
@@ -328,6 +328,13 @@ class Call:
             return small.reshape(-1).expand(labels.size(dim))
         return small.reshape(-1)
 
+    def channels(self, labels: Tensor, dim: int) -> Tensor:
+        """The labels along `dim`. If they vary along another dimension too, the rule ends here: all are kept."""
+        vector = self.vector(labels, dim)
+        if vector is None:
+            raise CannotFollow(f"{self.what} runs along an axis that carries channels")
+        return vector
+
     def axes(self, labels: Tensor, side: str = "in") -> list[int]:
         """The dimensions along which the channels of this call's input (or output) vary."""
         key = (self.node.name, side)
@@ -355,26 +362,26 @@ class Call:
     def _at_every_call(self, vectors: dict[str, Indices], vector: Tensor) -> None:
         """A layer that is called several times has one weight for each position, so the channels that arrive there in
         different calls are pruned together."""
-        own = vector.numpy()
-        first = vectors.setdefault(self.name, own)
-        if len(first) != len(own):
-            raise ValueError(f"{self.name} is called with {len(first)} and with {len(own)} channels")
-        if first is not own:
-            self._meet(first, own, additive=False)
+        labels = vector.numpy()
+        first = vectors.setdefault(self.name, labels)
+        if len(first) != len(labels):
+            raise ValueError(f"{self.name} is called with {len(first)} and with {len(labels)} channels")
+        if first is not labels:
+            self._meet(first, labels, additive=False)
 
-    def hold(self, value: Any, reason: str) -> None:
+    def freeze(self, value: Any, reason: str) -> None:
         """These channels must be kept, each in its place."""
         for labels in tensors_in(value):
-            found = present(labels)
-            if len(found):
-                self.record.holds.append((found, reason))
+            distinct = present(labels)
+            if len(distinct):
+                self.record.frozen.append((distinct, reason))
 
     def unknown(self, reason: str | None = None) -> Any:
         """The channels of all arguments must be kept, and the result is fixed."""
         reason = reason or f"{self.what} has no rule"
         self.unchanged()
-        self.hold((self.args, self.kwargs), reason)
-        if self.labels.traced.layer_of(self.node) is not None and not self.labels.replaying:
+        self.freeze((self.args, self.kwargs), reason)
+        if self.labels.traced.layer_of(self.node) is not None and not isinstance(self.labels.emit, Replay):
             self.record.opaque[self.name] = reason
         return fixed_like(self.shape)
 
@@ -398,7 +405,7 @@ class Call:
         spread = self._spread(a, b)
         if spread is not None:
             narrow, wide = (a, b) if spread == 0 else (b, a)
-            self.hold(narrow, f"{self.what} broadcasts it over many channels")
+            self.freeze(narrow, f"{self.what} broadcasts it over many channels")
             return wide.expand(broadcast_shape(a.shape, b.shape))
         shape = broadcast_shape(a.shape, b.shape)
         a, b = broadcast(compact(a), compact(b))
@@ -413,7 +420,7 @@ class Call:
         for one, other, lone in ((a, b, a_flows & ~b_flows), (b, a, b_flows & ~a_flows)):
             if lone.any():
                 kind = "zero padding" if (other[lone] == ZERO).any() else "channels that must be kept"
-                self.record.holds.append((np.unique(one[lone]), f"{self.what} joins it with {kind}"))
+                self.record.frozen.append((np.unique(one[lone]), f"{self.what} joins it with {kind}"))
                 if additive:  # united with itself: it is an addition, so the channel belongs to a stream
                     self.record.unions.append((one[lone], one[lone], True, self.node))
         return a if a_flows.all() else np.where(a_flows, a, b)
@@ -448,7 +455,7 @@ class Call:
         if isinstance(emit, Replay):
             if self.name not in emit.wanted:
                 return x
-            dim = selection.dim if selection is not None else self._selection_dim(x)
+            dim = selection.dim if selection is not None else channel_dim(self.module, x)
             index = torch.from_numpy(self._replayed_selection(x, dim, emit.wanted[self.name]))
             return pick(padded(x, dim, 0, 1, GONE) if self.reads_all else x, dim, index)
         if selection is None:
@@ -471,9 +478,3 @@ class Call:
             raise Mismatch(self.node, f"channels that {self.name} selects do not arrive at it")
         self.record.selected[self.name] = Selected(index, dim, len(arriving), self.reads_all)
         return index
-
-    def _selection_dim(self, x: Tensor) -> int:
-        layer = self.module
-        if isinstance(layer, CONVOLUTIONS):
-            return x.dim() - batched_dims(layer) + 1  # 1, or 0 without a batch dimension
-        return x.dim() - 1 if isinstance(layer, nn.Linear) else 1

@@ -13,34 +13,29 @@ from prunus.graph.units import Indices
 
 
 def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
-    """Keep these inputs and outputs of a conv or linear layer, in this order. Further tensors of a derived class are
-    cut if they have an entry for each output."""
-    derived = isinstance(layer, MIXING)
-    wide = int(layer.out_features if isinstance(layer, nn.Linear) else getattr(layer, "out_channels", 0))
-    for name, tensor in [*layer._parameters.items(), *layer._buffers.items()] if derived else ():
-        if name not in ("weight", "bias") and _has_entries(name, tensor, wide):
-            _slice(layer, name, outputs)
-    if isinstance(layer, nn.Linear):
-        _replace(layer, "weight", _block(layer.weight, outputs, inputs))
-        layer.in_features, layer.out_features = len(inputs), len(outputs)
-    elif isinstance(layer, CONVOLUTIONS):
+    """Keep these inputs and outputs of a layer that mixes channels, in this order.
+
+    Further tensors of a class that derives from a conv or linear layer are cut if they have an entry for each output.
+    A module that calls a function on a weight of its own is cut too; attributes that say how wide it is follow.
+    """
+    if isinstance(layer, MIXING):
+        wide = int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
+        for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
+            if name not in ("weight", "bias") and _has_entries(name, tensor, wide):
+                _slice(layer, name, outputs)
+    if isinstance(layer, CONVOLUTIONS):
         _replace(layer, "weight", _conv_weight(layer, inputs, outputs))
         layer.in_channels, layer.out_channels = len(inputs), len(outputs)
         if layer.groups > 1:  # a group with one channel left does not make it depthwise
             setattr(layer, DEPTHWISE, False)
     else:
-        _shrink_own(layer, inputs, outputs)
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        for width, kept, ends in ((weight.size(1), inputs, "in"), (weight.size(0), outputs, "out")):
+            for name in (f"{ends}_channels", f"{ends}_features"):
+                if getattr(layer, name, None) == width:
+                    setattr(layer, name, len(kept))
+        _replace(layer, "weight", _block(weight, outputs, inputs))
     _slice(layer, "bias", outputs)
-
-
-def _shrink_own(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
-    """A module that calls a function on a weight of its own. Attributes that say how wide it is follow."""
-    weight: Tensor = layer.weight  # type: ignore[assignment]
-    for width, kept, ends in ((weight.size(1), inputs, "in"), (weight.size(0), outputs, "out")):
-        for name in (f"{ends}_channels", f"{ends}_features"):
-            if getattr(layer, name, None) == width:
-                setattr(layer, name, len(kept))
-    _replace(layer, "weight", _block(weight, outputs, inputs))
 
 
 def without_inputs(layer: Any, inputs: Indices) -> Tensor:
@@ -112,7 +107,7 @@ def shrink_channelwise(layer: nn.Module, channels: Indices, width: int) -> None:
 
 
 def shrink_parameter(model: nn.Module, name: str, index: Indices) -> None:
-    """Keep these entries of a bare parameter or buffer along its only axis longer than 1."""
+    """Keep these entries of a standalone parameter or buffer along its only axis longer than 1."""
     owner_name, _, attribute = name.rpartition(".")
     owner = model.get_submodule(owner_name)
     tensor: Tensor = getattr(owner, attribute)

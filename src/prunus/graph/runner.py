@@ -51,14 +51,15 @@ class GraphRunner(fx.Interpreter):
     # -- inputs
 
     def bind(self, inputs: Any, *, copy: bool = False) -> Values:
-        """The values of all placeholders. `inputs` is a tensor, a tuple of positional or a dict of keyword arguments.
+        """The values of all placeholders. Arguments that are not tensors have the value they were traced with.
 
-        Arguments that are not tensors have the value they were traced with. With `copy`, tensors are cloned, so that
-        calls that work in place do not change the caller's.
+        Args:
+            inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+            copy: clone tensors, so that calls that work in place do not change the caller's.
         """
         tensors = input_tensors(self.traced.model, inputs)
-        nodes = [node for node in self.nodes if node.op == "placeholder"]
-        return {node: copied(tensors[str(node.target)]) if copy else tensors[str(node.target)] for node in nodes}
+        nodes = {node: tensors[str(node.target)] for node in self.nodes if node.op == "placeholder"}
+        return {node: copied(tensor) for node, tensor in nodes.items()} if copy else nodes
 
     # -- calls
 
@@ -104,9 +105,11 @@ class GraphRunner(fx.Interpreter):
     ) -> Iterator[fx.Node]:
         """Run `nodes` (all by default) in order, yielding each one just before it runs.
 
-        values: what earlier nodes have computed; each result is added.
-        free: values to drop after each node, see `last_uses`.
-        replaced: functions to call in place of some nodes, with the arguments of the node.
+        Args:
+            values: what earlier nodes have computed; each result is added.
+            nodes: the part of the graph to run.
+            free: values to drop after each node, see `last_uses`.
+            replaced: functions to call in place of some nodes, with the arguments of the node.
         """
         replaced = replaced or {}
         for node in self.nodes if nodes is None else nodes:
@@ -158,23 +161,21 @@ class GraphRunner(fx.Interpreter):
         change the result, because a later call reads what was overwritten.
         """
         self.on_copies = frozenset()
-        self.on_copies = frozenset(self._overwriting(inputs))
-
-    def _overwriting(self, inputs: Any) -> Iterable[fx.Node]:
         values = self.bind(inputs, copy=True)
         order = {node: i for i, node in enumerate(self.nodes)}
         written: dict[fx.Node, set[int]] = {}  # call -> memory that it writes to
         for node in self.nodes:
             before = [(x, x._version) for x in tree_leaves(self.arguments(node, values)) if isinstance(x, Tensor)]
             values[node] = self.call(node, values)
-            memory = {_memory(x) for x, version in before if x._version != version}
+            memory = {x.untyped_storage().data_ptr() for x, version in before if x._version != version}
             if memory:
                 written[node] = memory
             for used in node.all_input_nodes:
-                read = {_memory(x) for x in tree_leaves(values[used]) if isinstance(x, Tensor)}
+                tensors = [x for x in tree_leaves(values[used]) if isinstance(x, Tensor)]
+                read = {x.untyped_storage().data_ptr() for x in tensors}
                 if any(order[used] < order[w] < order[node] and read & memory for w, memory in written.items()):
                     raise InPlaceError(f"{node.name} reads {used.name}, which was overwritten before")
-        return written
+        self.on_copies = frozenset(written)
 
 
 def last_uses(nodes: Sequence[fx.Node], kept: Collection[fx.Node] = ()) -> dict[fx.Node, list[fx.Node]]:
@@ -196,17 +197,13 @@ def copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-# Run a recorded graph from a layer on, many times, without computing again what comes before the layer.
-
-
 class SuffixRunner:
-    """One batch in a graph. The values at one place are kept. The place moves on with the layers that are asked for;
-    for a layer before it, the graph starts again. So asking for layers in the order of the network costs one pass in
-    all, and what comes after each layer."""
+    """Runs one batch from a layer on, many times, without computing again what comes before the layer.
+
+    The values at one place are kept. The place moves on with the layers that are asked for; for a layer before it, the
+    graph starts again. So asking for layers in the order of the network costs one pass in all, and what comes after
+    each layer.
+    """
 
     def __init__(self, runner: GraphRunner, images: Any) -> None:
         self._runner, self._images = runner, images

@@ -1,9 +1,9 @@
-"""Carry out what a replay found: a copy of the model with slices of its layers."""
+"""Carry out a plan: a copy of the model with slices of its layers, or the model itself with zeros."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from prunus.graph import layer_surgery
 from prunus.graph.plan import Plan
 from prunus.graph.replay import Slices
 from prunus.graph.selection import select, unselect
-from prunus.graph.traced import CONVOLUTIONS, batched_dims, is_depthwise, named_modules
+from prunus.graph.traced import channel_dim, is_depthwise, named_modules
 from prunus.graph.units import Indices, Keep
 from prunus.util.state import CONTAINERS, PLAIN, nothing_compiled
 
@@ -35,10 +35,18 @@ _PARTS = frozenset(("_parameters", "_buffers", "_modules"))
 
 
 def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = False) -> nn.Module:
-    """A copy of the model with these slices of its layers. With `share`, layers that are not cut share their
-    parameters with the original."""
+    """A copy of the model with these slices of its layers.
+
+    Args:
+        graph: the graph of the model.
+        record: what the replay of the plan saw, with the selections.
+        slices: what is kept of each layer.
+        share: layers that are not cut share their parameters with the original.
+    """
     cut = [*slices.mixing, *slices.passing]
-    model = copy_sharing(graph.model, graph.model.parameters() if share else _parameters_of(graph.model, cut))
+    layers = [graph.model] if share else [graph.model.get_submodule(name) for name in cut]
+    shared = [parameter for layer in layers for parameter in layer.parameters(recurse=share)]
+    model = copy_sharing(graph.model, shared)  # what is cut anyway need not be copied first
     for name, selected in record.selected.items():
         if selected.everything:
             unselect(model.get_submodule(name))
@@ -55,13 +63,12 @@ def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = 
             layer_surgery.shrink_channelwise(layer, channels, width)
     for name, index in slices.parameters.items():
         layer_surgery.shrink_parameter(model, name, index)
-    if not share:
-        _own_parameters(model, graph.model, cut)
+    for name in () if share else cut:  # parameters of cut layers that were not replaced, such as a single slope
+        layer, old = model.get_submodule(name), graph.model.get_submodule(name)
+        for key, parameter in layer._parameters.items():
+            if parameter is not None and parameter is old._parameters[key]:
+                layer._parameters[key] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
     return model
-
-
-def _parameters_of(model: nn.Module, names: Collection[str]) -> list[nn.Parameter]:
-    return [parameter for name in names for parameter in model.get_submodule(name).parameters(recurse=False)]
 
 
 def copy_sharing(model: nn.Module, parameters: Iterable[nn.Parameter] = ()) -> nn.Module:
@@ -102,16 +109,7 @@ def _copy_module(module: nn.Module, memo: dict[int, object]) -> None:
             twin.__dict__[key] = copy.deepcopy(value, memo)
 
 
-def _own_parameters(model: nn.Module, original: nn.Module, names: list[str]) -> None:
-    """Copy parameters that were not replaced, so that the new model shares nothing with the original."""
-    for name in names:
-        layer, old = model.get_submodule(name), original.get_submodule(name)
-        for key, parameter in layer._parameters.items():
-            if parameter is not None and parameter is old._parameters[key]:
-                layer._parameters[key] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-
-
-# Zeroing equals removing: set the weights with which readers read dropped channels to zero for a while.
+# -- zeroing equals removing: set the weights with which readers read dropped channels to zero for a while
 
 
 @contextmanager
@@ -119,6 +117,10 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     """Inside the block, `graph.model` computes what the pruned model would compute.
 
     The exact weights are restored afterwards, also after an error.
+
+    Args:
+        graph: the graph of the model.
+        plan: which channels each unit keeps.
     """
     drops = _dropped_inputs(graph, graph.keep_of(plan))
     saved: list[tuple[Tensor, Tensor]] = []
@@ -146,8 +148,7 @@ def _without(inputs: Tensor) -> Callable[..., Any]:
 
     def zero(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x: Tensor = args[0]
-        dim = x.dim() - batched_dims(layer) + 1 if isinstance(layer, CONVOLUTIONS) else x.dim() - 1
-        return (x.index_fill(dim, inputs.to(x.device), 0), *args[1:])
+        return (x.index_fill(channel_dim(layer, x), inputs.to(x.device), 0), *args[1:])
 
     return zero
 

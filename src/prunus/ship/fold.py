@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_flatten
 from prunus.errors import ModelError
 from prunus.graph.layer_trials import try_layers
 from prunus.graph.record import left_as_found, trace_calls
-from prunus.graph.rules.rulebook import is_leaf
 from prunus.graph.traced import Example, Traced, as_call, check_network
 from prunus.timing.onnx_export import relative_error
 
@@ -32,7 +31,7 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
     """
     check_network(model)
     with left_as_found(model):
-        traced = trace_calls(model, example, is_leaf)
+        traced = trace_calls(model, example)
         opaque, computing = try_layers(traced)
     folded = copy.deepcopy(model).eval()
     for layer_name, norm_name in _pairs(traced):

@@ -12,8 +12,7 @@ These can be given to `prunus.register_rule` for your own operations and layers:
 """
 
 from prunus.graph.rules.layers import channelwise, spatial
-from prunus.graph.rules.pointwise import add, combine, elementwise
+from prunus.graph.rules.pointwise import add, combine, elementwise, unknown
 from prunus.graph.rules.reshaping import structural
-from prunus.graph.rules.running import unknown
 
 __all__ = ["add", "channelwise", "combine", "elementwise", "spatial", "structural", "unknown"]

@@ -1,15 +1,17 @@
-"""Rules for layers with parameters per channel, and for operations that change the spatial dimensions."""
+"""Rules for layers with parameters per channel, for operations that change the spatial dimensions, and for those that
+work on groups of channels: group norm, pixel and channel shuffle, unfold and fold."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prunus.graph.labels import Call, Rule, along, tensors_in
-from prunus.graph.rules.pointwise import elementwise
-from prunus.graph.traced import batched_dims, is_depthwise
+from prunus.graph.labels import Call, Rule, along, constant, tensors_in
+from prunus.graph.rules.pointwise import elementwise, takes_sizes
+from prunus.graph.traced import channel_dim, is_depthwise
 
 
 def convolution(call: Call) -> Any:
@@ -18,11 +20,8 @@ def convolution(call: Call) -> Any:
     They read their input channels and write one channel per filter. A depthwise convolution passes channels on.
     """
     layer: nn.Conv2d = call.module  # type: ignore[assignment]
-    x = call.x
-    dim = x.dim() - batched_dims(layer) + 1  # 1, or 0 without a batch dimension
-    vector = call.vector(x, dim)
-    if vector is None:
-        return call.unknown(f"{call.what} runs along an axis that carries channels")
+    dim = channel_dim(layer, call.x)
+    vector = call.channels(call.x, dim)
     groups = layer.groups
     if is_depthwise(layer):
         call.passes(vector)
@@ -42,14 +41,11 @@ def convolution(call: Call) -> Any:
 def linear(call: Call) -> Any:
     """Linear layers read and write the last dimension."""
     layer: nn.Linear = call.module  # type: ignore[assignment]
-    vector = call.vector(call.x, -1)
-    if vector is None:
-        return call.unknown(f"{call.what} runs along an axis that carries channels")
-    call.reads(vector)
+    call.reads(call.channels(call.x, -1))
     return along(call.writes(layer.out_features), call.shape, call.x.dim() - 1)
 
 
-def own_layer(call: Call) -> Any:
+def functional_layer(call: Call) -> Any:
     """Convolution and linear functions: as layers, if they are called in a module on a weight and a bias of its own."""
     if call.labels.traced.layer_of(call.node) is None:
         return call.unknown(f"{call.what} is not the only use that a module makes of its input, weight and bias")
@@ -57,14 +53,10 @@ def own_layer(call: Call) -> Any:
     for tensor in ("weight", "bias"):
         if f"{call.name}.{tensor}" in call.labels.opaque:
             return call.unknown(call.labels.opaque[f"{call.name}.{tensor}"])
-    x = call.x
-    dim = x.dim() - weight.dim() + 1
+    dim = call.x.dim() - weight.dim() + 1
     if weight.dim() == 2 and dim != 1:
-        return call.unknown(f"{call.what} reads the last of {x.dim()} dimensions; give these weights to nn.Linear")
-    vector = call.vector(x, dim)
-    if vector is None:
-        return call.unknown(f"{call.what} runs along an axis that carries channels")
-    call.reads(vector)
+        return call.unknown(f"{call.what} reads the last of {call.x.dim()} dimensions; give these weights to nn.Linear")
+    call.reads(call.channels(call.x, dim))
     return along(call.writes(weight.size(0)), call.shape, dim)
 
 
@@ -85,10 +77,20 @@ def prelu(call: Call) -> Any:
 
 def instance_norm(call: Call) -> Any:
     """Instance norm with a batch dimension: each channel on its own."""
-    layer: nn.InstanceNorm2d = call.module  # type: ignore[assignment]
-    if call.x.dim() != {"1d": 3, "2d": 4, "3d": 5}.get(type(layer).__name__[-2:], 0):
+    if call.x.dim() != {"1d": 3, "2d": 4, "3d": 5}.get(type(call.module).__name__[-2:], 0):
         return call.unknown(f"{call.what} without a batch dimension has no rule")
     return channelwise(call)
+
+
+def group_norm(call: Call) -> Any:
+    """nn.GroupNorm: each group is normalised on its own, so a group can be removed as a whole."""
+    layer: nn.GroupNorm = call.module  # type: ignore[assignment]
+    vector = call.vector(call.x, 1) if call.x.dim() > 1 else None
+    if layer.num_groups == 1 or vector is None:
+        return norm_over_channels(call)
+    call.passes(vector)
+    call.unite_along(vector.view(-1, layer.num_channels // layer.num_groups), 1)
+    return call.x
 
 
 def norm_over_channels(call: Call) -> Any:
@@ -98,7 +100,7 @@ def norm_over_channels(call: Call) -> Any:
     if call.shape != call.x.shape:
         return call.unknown(reason)
     call.unchanged()
-    call.hold((call.args, call.kwargs), reason)
+    call.freeze((call.args, call.kwargs), reason)
     return call.x
 
 
@@ -128,3 +130,66 @@ def spatial(dims: int) -> Rule:
         return x.expand(*x.shape[: x.dim() - k], *shape[x.dim() - k :])
 
     return rule
+
+
+# -- groups of channels
+
+
+def pixel_shuffle(call: Call) -> Any:
+    """[C r r, H, W] -> [C, r H, r W]: each run of r r channels becomes one, so they are pruned together."""
+    runs = call.channels(call.x, call.x.dim() - 3).view(-1, _factor(call, "upscale_factor") ** 2)
+    call.unite_along(runs, 1)
+    return along(runs[:, 0], call.shape, len(call.shape) - 3)
+
+
+def pixel_unshuffle(call: Call) -> Any:
+    """[C, r H, r W] -> [C r r, H, W]: each channel becomes a run of r r channels."""
+    vector = call.channels(call.x, call.x.dim() - 3)
+    return along(vector.repeat_interleave(_factor(call, "downscale_factor") ** 2), call.shape, len(call.shape) - 3)
+
+
+def channel_shuffle(call: Call) -> Any:
+    """[g n] -> [n g]: the same number of channels is kept in each of the g groups."""
+    groups = _factor(call, "groups")
+    blocks = call.channels(call.x, 1).view(groups, -1)
+    call.balance(blocks, f"{call.what} splits channels into {groups} blocks")
+    return along(blocks.t().reshape(-1), call.shape, 1)
+
+
+def _factor(call: Call, name: str) -> int:
+    """A number given to the layer or to the function."""
+    return int(getattr(call.module, name) if call.node.op == "call_module" else call.argument(1, name))
+
+
+def unfold(call: Call) -> Any:
+    """[C, H, W] -> [C k k, L]: each channel becomes a run of the k k pixels of a window."""
+    vector = call.channels(call.x, call.x.dim() - 3)
+    return along(vector.repeat_interleave(_window(call, 1)), call.shape, len(call.shape) - 2)
+
+
+def fold(call: Call) -> Any:
+    """[C k k, L] -> [C, H, W]: each run of k k channels becomes one, so they are pruned together."""
+    runs = call.channels(call.x, call.x.dim() - 2).view(-1, _window(call, 2))
+    call.unite_along(runs, 1)
+    return along(runs[:, 0], call.shape, len(call.shape) - 3)
+
+
+def _window(call: Call, index: int) -> int:
+    """The number of pixels in a window."""
+    layer: Any = call.module if call.node.op == "call_module" else None
+    kernel = call.argument(index, "kernel_size") if layer is None else layer.kernel_size
+    return int(kernel) ** 2 if isinstance(kernel, int) else math.prod(kernel)
+
+
+def grid_sample(call: Call) -> Any:
+    """grid_sample: each channel is sampled on its own, at the positions of the grid."""
+    vector = call.channels(call.x, 1)
+    call.freeze(call.argument(1, "grid"), f"{call.what} takes it for positions")
+    return along(vector, call.shape, 1)
+
+
+@takes_sizes
+def affine_grid(call: Call) -> Any:
+    """affine_grid: positions for images of a given size. Their number of channels does not matter."""
+    call.freeze(call.x, f"{call.what} computes positions from it")
+    return constant(call.shape)

@@ -1,4 +1,4 @@
-"""Rules for operations that work position by position, and for reductions over dimensions."""
+"""Rules for operations that work position by position, for reductions, and for plain values such as sizes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,62 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunus.graph.labels import Call, tensors_in
-from prunus.graph.rules.running import compute
+from prunus.graph.labels import Call, Rule, constant, tensors_in
+
+
+def takes_sizes(rule: Rule) -> Rule:
+    """Mark a rule whose operation takes sizes as arguments, and whose labels show what it does with them.
+
+    In any other operation, a size that depends on the number of channels is a value that pruning would change.
+    """
+    rule.takes_sizes = True  # type: ignore[attr-defined]
+    return rule
+
+
+# -- run the operation itself, on plain values or on labels
+
+
+@takes_sizes
+def execute(call: Call) -> Any:
+    """The result of the operation on the call's arguments: sizes, shapes and other plain facts of a tensor."""
+    node = call.node
+    if node.op == "call_method":
+        return getattr(call.args[0], str(node.target))(*call.args[1:], **call.kwargs)
+    if node.op == "call_module":
+        return call.module.forward(*call.args, **call.kwargs)  # not __call__, because hooks expect activations
+    if callable(node.target):
+        return node.target(*call.args, **call.kwargs)
+    raise TypeError(f"{call.what} cannot be computed on labels")
+
+
+def compute(call: Call) -> Any:
+    """Arithmetic on sizes and other plain values. A tensor that results is fixed."""
+    result = execute(call)
+    return constant(result.shape) if isinstance(result, Tensor) else result
+
+
+def same(call: Call) -> Any:
+    """The first argument in another type, layout or place."""
+    return call.args[0]
+
+
+def handed_on(call: Call) -> Any:
+    """The first argument unchanged. What the operation does with the others is not known."""
+    call.freeze((call.args[1:], call.kwargs), f"{call.what} has no rule")
+    return call.args[0]
+
+
+def nothing(call: Call) -> Any:
+    """Assertions and other operations without a result."""
+    return None
+
+
+def unknown(call: Call) -> Any:
+    """Nothing is known about this operation: its channels are kept. Without tensors it is simply computed."""
+    return call.unknown() if tensors_in((call.args, call.kwargs)) else compute(call)
+
+
+# -- position by position
 
 
 def elementwise(call: Call) -> Any:
@@ -38,12 +92,20 @@ def _meet(call: Call, *, additive: bool) -> Any:
     return united
 
 
+# -- over dimensions
+
+
 def reduce(call: Call) -> Any:
     """Sums, means and maxima over dimensions: channels that are reduced together are pruned together."""
     dims = call.argument(1, "dim", call.kwargs.get("axis"))
-    if dims is None or dims == () or isinstance(dims, bool | Tensor) or not isinstance(call.shape, torch.Size):
-        return call.unknown(f"{call.what} over all dimensions has no rule")
-    return _reduced(call, [dims] if isinstance(dims, int) else dims, len(call.shape))
+    if dims == () or isinstance(dims, bool | Tensor):
+        dims = None
+    return _reduced(call, dims, call.shape)
+
+
+def norm(call: Call) -> Any:
+    """Norms of vectors along dimensions: as other reductions."""
+    return _reduced(call, call.argument(2, "dim"), call.shape)
 
 
 def extreme(call: Call) -> Any:
@@ -53,14 +115,16 @@ def extreme(call: Call) -> Any:
         return combine(call)
     if not isinstance(second, int) or isinstance(second, bool):
         return call.unknown(f"{call.what} over all dimensions has no rule")
-    reduced = _reduced(call, [second], len(call.shape[0]))
+    reduced = _reduced(call, second, call.shape[0])
     return torch.return_types.max((reduced, reduced)) if isinstance(reduced, Tensor) else reduced
 
 
-def _reduced(call: Call, dims: Any, ndim: int) -> Any:
+def _reduced(call: Call, dims: Any, shape: Any) -> Any:
+    if dims is None or not isinstance(shape, torch.Size):
+        return call.unknown(f"{call.what} over all dimensions has no rule")
     x = call.x
-    dims = sorted({d % x.dim() for d in dims})
-    kept_dims = ndim == x.dim()
+    dims = sorted({d % x.dim() for d in ([dims] if isinstance(dims, int) else dims)})
+    kept_dims = len(shape) == x.dim()
     axes = call.axes(x)
     crossed = [d for d in axes if d in dims]
     if crossed and not set(axes) - set(dims):
@@ -70,14 +134,6 @@ def _reduced(call: Call, dims: Any, ndim: int) -> Any:
     for d in reversed(dims):
         x = x.narrow(d, 0, 1) if kept_dims else x.select(d, 0)
     return x
-
-
-def norm(call: Call) -> Any:
-    """Norms of vectors along dimensions: as other reductions."""
-    dims = call.argument(2, "dim")
-    if dims is None or not isinstance(call.shape, torch.Size):
-        return call.unknown(f"{call.what} over all dimensions has no rule")
-    return _reduced(call, [dims] if isinstance(dims, int) else dims, len(call.shape))
 
 
 def softmax(call: Call) -> Any:

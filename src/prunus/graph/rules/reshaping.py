@@ -1,7 +1,8 @@
-"""Rules for operations that only move elements: they run on the labels themselves.
+"""Rules for operations that only move elements, which run on the labels themselves, and for those that take parts of a
+tensor: indexing, chunk, split, unbind, roll.
 
-A number in the code cannot follow the channels, so a channel axis that is reshaped or expanded to such a number is
-kept as it is.
+A number in the code cannot follow the channels. So a channel axis that is reshaped, expanded or cut at such a number is
+kept as it is; one that is cut at computed sizes is pruned so that the parts stay equal.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ import torch
 from torch import Tensor, fx
 
 from prunus.graph.labels import ZERO, Call, padded, tensors_in, varying
-from prunus.graph.rules.running import compute, execute
+from prunus.graph.rules.pointwise import compute, execute, takes_sizes
 
 
+@takes_sizes
 def structural(call: Call) -> Any:
     """Elements are only moved: run the operation on the labels."""
-    if not tensors_in((call.args, call.kwargs)):
-        return compute(call)
-    return execute(call)
+    return execute(call) if tensors_in((call.args, call.kwargs)) else compute(call)
 
 
+@takes_sizes
 def stack(call: Call) -> Any:
     """stack: the tensors must keep equal sizes, so the same number of channels is kept in each of them."""
     tensors = list(call.argument(0, "tensors"))
     for dim in sorted({d for t in tensors for d in varying(t)}):
-        vectors = [call.vector(t, dim) for t in tensors]
-        found = [v for v in vectors if v is not None]
-        if len(found) < len(vectors) or any((v < 0).any() for v in found):
-            call.hold(tensors, f"{call.what} puts it beside channels that must be kept")
+        vectors = [v for t in tensors if (v := call.vector(t, dim)) is not None]
+        if len(vectors) < len(tensors) or any((v < 0).any() for v in vectors):
+            call.freeze(tensors, f"{call.what} puts it beside channels that must be kept")
         else:
-            call.balance(torch.stack(found), f"{call.what} needs {len(found)} tensors of equal width")
+            call.balance(torch.stack(vectors), f"{call.what} needs {len(vectors)} tensors of equal width")
     return execute(call)
 
 
+@takes_sizes
 def concatenate(call: Call) -> Any:
     """cat, run on labels that have size 1 wherever none of the tensors varies."""
     tensors = list(call.argument(0, "tensors"))
@@ -65,6 +66,7 @@ def pad(call: Call) -> Any:
     return x
 
 
+@takes_sizes
 def repeat_interleave(call: Call) -> Any:
     """repeat_interleave by one number: each channel becomes a run."""
     return execute(call) if isinstance(call.argument(1, "repeats"), int) else call.unknown()
@@ -77,39 +79,51 @@ def windows(call: Call) -> Any:
     return execute(call)
 
 
+@takes_sizes
 def expand(call: Call) -> Any:
     """expand. An axis of channels keeps its size."""
-    x = call.x
-    sizes = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], tuple | list) else call.args[1:]
-    spelled = (
-        call.node.args[1] if len(call.args) == 2 and isinstance(call.args[1], tuple | list) else call.node.args[1:]
-    )
-    out = execute(call)
-    offset = len(sizes) - x.dim()
+    x, out = call.x, execute(call)
+    as_one = len(call.args) == 2 and isinstance(call.args[1], tuple | list)  # expand((2, 3)), not expand(2, 3)
+    sizes = call.args[1] if as_one else call.args[1:]
+    spelled = call.node.args[1] if as_one else call.node.args[1:]
     for dim in call.axes(x):
-        literal = spelled[dim + offset] if isinstance(spelled, tuple | list) else None
+        literal = spelled[dim + len(sizes) - x.dim()] if isinstance(spelled, tuple | list) else None
         if isinstance(literal, int) and literal != -1:
-            call.hold(x, f"{call.what} fixes the number of channels, {literal}")
+            call.freeze(x, f"{call.what} fixes the number of channels, {literal}")
     return out
 
 
+# -- view, reshape, unflatten
+
+
+@takes_sizes
 def reshape(call: Call) -> Any:
     """view and reshape. At least one axis that carries channels must not be a number in the code.
 
     [g * n] -> [g, n] with the number g: g blocks that keep the same number of channels (channel shuffle);
     [n * g] -> [n, g] with the number g: each run of g channels is pruned together.
     """
-    x = call.x
-    before = call.axes(x)
+    before = call.axes(call.x)
     target = call.args[1:] or tuple(call.kwargs.values())
-    if str(call.node.target) in ("view_as", "reshape_as"):
+    name = call.node.target if isinstance(call.node.target, str) else getattr(call.node.target, "__name__", "")
+    as_other = name in ("view_as", "reshape_as")
+    if as_other:
         target = (call.args[1].shape,)
     if isinstance(target[0], torch.dtype):
         return call.unknown()
-    out = x.reshape(*target)  # also for view, because labels have another memory layout than activations
-    return _split_axes(call, out, _target_sizes(call, out.dim())) if before else out
+    out = call.x.reshape(*target)  # also for view, because labels have another memory layout than activations
+    if not before:
+        return out
+    # The sizes in the graph: numbers where the code has literals, nodes where it computes them.
+    spelled: Any = call.node.args[1:] or (call.node.kwargs.get("shape") or call.node.kwargs.get("size"),)
+    if len(spelled) == 1 and not isinstance(spelled[0], int):
+        spelled = spelled[0]
+    if as_other or isinstance(spelled, fx.Node):
+        return _split_axes(call, out, [None] * out.dim())
+    return _split_axes(call, out, list(spelled) if len(spelled) == out.dim() else [*call.x.shape][: out.dim()])
 
 
+@takes_sizes
 def unflatten(call: Call) -> Any:
     """unflatten: as reshape, of one axis."""
     x = call.x
@@ -127,29 +141,30 @@ def unflatten(call: Call) -> Any:
 
 def _split_axes(call: Call, out: Tensor, spelled: list[Any]) -> Tensor:
     """Bind the channels of `out`, whose axes have these sizes in the code."""
-    x, before = call.x, call.axes(call.x)
-    after = call.axes(out, "out")
-    fixed = [d for d in after if isinstance(spelled[d], int) and spelled[d] != -1]
-    free = [d for d in after if d not in fixed] or _free_of_size_one(out, spelled, fixed)
+
+    def is_number(d: int) -> bool:
+        return isinstance(spelled[d], int) and spelled[d] != -1
+
+    before, after = call.axes(call.x), call.axes(out, "out")
+    fixed = [d for d in after if is_number(d)]
+    free = [d for d in after if d not in fixed]
+    if not free:  # a network that was pruned until one run is left: the computed axis next to those with numbers
+        near = [d for d in range(1, out.dim()) if out.size(d) == 1 and min(fixed) - 1 <= d <= max(fixed) + 1]
+        free = [d for d in near if not is_number(d)]
+        free = free if len(free) == 1 else []
     if not free:
         sizes = ", ".join(str(spelled[d]) for d in fixed)
-        call.hold(x, f"{call.what} fixes the number of channels, {sizes}")
+        call.freeze(call.x, f"{call.what} fixes the number of channels, {sizes}")
     elif fixed and len(before) == 1:
         if len(free) > 1:
-            call.hold(x, f"{call.what} splits channels into an unknown number of parts")
+            call.freeze(call.x, f"{call.what} splits channels into an unknown number of parts")
         else:
             _regroup(call, out, fixed, free[0])
     return out
 
 
-def _free_of_size_one(out: Tensor, spelled: list[Any], fixed: list[int]) -> list[int]:
-    """The computed axis next to those with numbers, in a network that has been pruned until one run is left."""
-    near = [d for d in range(1, out.dim()) if out.size(d) == 1 and min(fixed) - 1 <= d <= max(fixed) + 1]
-    computed = [d for d in near if not isinstance(spelled[d], int) or spelled[d] == -1]
-    return computed if len(computed) == 1 else []
-
-
 def _regroup(call: Call, out: Tensor, fixed: list[int], free: int) -> None:
+    """Numbers behind the free axis are runs of channels, numbers before it are blocks."""
     for d in fixed:
         if d > free:
             call.unite_along(out, d)
@@ -163,20 +178,160 @@ def _regroup(call: Call, out: Tensor, fixed: list[int], free: int) -> None:
         call.balance(small.reshape(count, -1), f"{call.what} splits channels into {count} blocks")
 
 
-def _target_sizes(call: Call, dims: int) -> list[Any]:
-    """The sizes in the graph: numbers where the code has literals, nodes where it computes them."""
-    name = call.node.target if isinstance(call.node.target, str) else getattr(call.node.target, "__name__", "")
-    if name in ("view_as", "reshape_as"):
-        return [None] * dims
-    spelled = call.node.args[1:] or (call.node.kwargs.get("shape") or call.node.kwargs.get("size"),)
-    if len(spelled) == 1 and not isinstance(spelled[0], int):
-        spelled = spelled[0]  # type: ignore[assignment]
-    if isinstance(spelled, fx.Node):
-        return [None] * dims
-    return list(spelled) if len(spelled) == dims else [*call.x.shape][:dims]
+# -- parts of a tensor
 
 
-# These take sizes as arguments, and the labels show what they do with them. In any other operation, a size that depends
-# on the number of channels is a value that pruning would change.
-for _rule in (expand, reshape, unflatten, structural, repeat_interleave, stack, concatenate):
-    _rule.takes_sizes = True  # type: ignore[attr-defined]
+@takes_sizes
+def take(call: Call) -> Any:
+    """Indexing. Channels cut at numbers in the code are kept; channels cut in computed halves are balanced."""
+    x = call.args[0]
+    return _part(call, x) if isinstance(x, Tensor) else execute(call)
+
+
+def assign(call: Call) -> Any:
+    """Item assignment: what is assigned meets the part that it replaces, position by position."""
+    x, value = call.args[0], call.args[2]
+    if not isinstance(x, Tensor):
+        return call.unknown()
+    if tensors_in(call.args[1]):
+        return call.unknown(f"{call.what} indexes with a tensor")
+    part = _part(call, x)
+    if isinstance(value, Tensor):
+        call.unite(part, value, additive=False)
+    return x
+
+
+def _part(call: Call, x: Tensor) -> Any:
+    index = call.args[1]
+    if tensors_in(index):
+        return call.unknown(f"{call.what} indexes with a tensor")
+    moving = call.axes(x)
+    spelled = call.node.args[1]
+    entries = index if isinstance(index, tuple) else (index,)
+    literals = spelled if isinstance(spelled, tuple) else (spelled,)
+    dim = 0
+    for position, (entry, literal) in enumerate(zip(entries, literals, strict=True)):
+        if entry is None:
+            continue
+        if entry is Ellipsis:
+            dim = x.dim() - sum(e is not None for e in entries[position + 1 :])
+            continue
+        whole = isinstance(entry, slice) and entry == slice(None)
+        if moving == [dim] and not whole:
+            _cut(call, x, dim, entry, literal)
+        dim += 1
+    return x[index]
+
+
+def _cut(call: Call, x: Tensor, dim: int, entry: Any, literal: Any) -> None:
+    """A part of the channel axis is taken."""
+    if not _computed(literal):
+        first, last = _counted(entry, x.size(dim))
+        text = str(entry)
+        if isinstance(entry, slice):
+            parts = [entry.start, entry.stop] + ([entry.step] if entry.step is not None else [])
+            text = ":".join("" if p is None else str(p) for p in parts)
+        for part in (x.narrow(dim, 0, first), x.narrow(dim, x.size(dim) - last, last)):
+            call.freeze(part, f"{call.what} splits channels at a fixed number, {text}")
+        return
+    vector = call.vector(x, dim)
+    inside = torch.zeros(x.size(dim), dtype=torch.bool)
+    inside[entry] = True
+    if vector is None or int(inside.sum()) * 2 != len(inside):
+        call.freeze(x, f"{call.what} splits channels into unequal parts")
+    else:
+        call.balance(torch.stack([vector[inside], vector[~inside]]), f"{call.what} splits channels in halves")
+
+
+def _counted(entry: Any, width: int) -> tuple[int, int]:
+    """How many channels at the start and at the end are counted by the numbers in an index. These must be kept, so
+    that the numbers still mean the same channels; the others may go: `x[:, 4:]` takes what is left after the first 4.
+    """
+    if isinstance(entry, slice):
+        if entry.step not in (None, 1):
+            return width, 0
+        numbers = [n for n in (entry.start, entry.stop) if n is not None]
+        first, last = max([0, *(n for n in numbers if n >= 0)]), max([0, *(-n for n in numbers if n < 0)])
+    else:
+        numbers = entry if isinstance(entry, list) else [entry]
+        if any(type(number) is not int for number in numbers):
+            return width, 0
+        first, last = max([0, *(n + 1 for n in numbers)]), max([0, *(-n for n in numbers)])
+    return min(first, width), min(last, width)
+
+
+def _computed(spelled: Any) -> bool:
+    """Whether an argument is computed from sizes, and not a number in the code."""
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(spelled, nodes.append)
+    return bool(nodes)
+
+
+@takes_sizes
+def chunk(call: Call) -> Any:
+    """chunk and tensor_split into equal parts: each part keeps the same number of channels."""
+    x, count = call.x, call.argument(1, "chunks", call.kwargs.get("indices_or_sections"))
+    dim = call.argument(2, "dim", 0) % x.dim()
+    if dim in call.axes(x):
+        vector = call.vector(x, dim)
+        if not isinstance(count, int) or x.size(dim) % count:
+            call.freeze(x, f"{call.what} splits channels into unequal parts")
+        elif vector is not None:
+            call.balance(vector.view(count, -1), f"{call.what} splits channels into {count} parts")
+    return execute(call)
+
+
+@takes_sizes
+def split(call: Call) -> Any:
+    """split. Channels cut at numbers in the code are kept; channels cut at computed equal sizes are balanced."""
+    x, sizes = call.x, call.argument(1, "split_size_or_sections", call.kwargs.get("split_size"))
+    dim = call.argument(2, "dim", 0) % x.dim()
+    if dim in call.axes(x):
+        parts = [t.size(dim) for t in torch.split(x, sizes, dim)]
+        vector = call.vector(x, dim)
+        if not _computed(call.literal(1, "split_size_or_sections") or call.literal(1, "split_size")):
+            call.freeze(x, f"{call.what} splits channels at a fixed number, {sizes}")
+        elif vector is None or len(set(parts)) > 1:
+            call.freeze(x, f"{call.what} splits channels into unequal parts")
+        else:
+            call.balance(vector.view(len(parts), -1), f"{call.what} splits channels into {len(parts)} parts")
+    return execute(call)
+
+
+@takes_sizes
+def narrow(call: Call) -> Any:
+    """narrow: as a slice from `start`."""
+    x, start, length = call.x, call.argument(2, "start"), call.argument(3, "length")
+    dim = call.argument(1, "dim") % x.dim()
+    if call.axes(x) == [dim]:
+        if not isinstance(start, int) or start < 0:
+            return call.unknown()
+        _cut(call, x, dim, slice(start, start + length), (call.literal(2, "start"), call.literal(3, "length")))
+    return execute(call)
+
+
+def glu(call: Call) -> Any:
+    """glu: each channel of the first half meets its gate in the second half."""
+    dim: Any = call.argument(1, "dim", -1) if call.node.op != "call_module" else call.module.dim
+    first, second = call.x.chunk(2, dim)
+    return call.unite(first, second, additive=False)
+
+
+@takes_sizes
+def unbind(call: Call) -> Any:
+    """unbind along an axis of channels fixes their number."""
+    x = call.x
+    if call.axes(x) == [call.argument(1, "dim", 0) % x.dim()]:
+        call.freeze(x, f"{call.what} takes channels one by one")
+    return execute(call)
+
+
+@takes_sizes
+def roll(call: Call) -> Any:
+    """roll along an axis of channels: where each one lands depends on the number of channels."""
+    x, dims = call.x, call.argument(2, "dims", ())
+    dims = (dims,) if isinstance(dims, int) else tuple(dims or ())
+    axes = call.axes(x)
+    if axes and (not dims or any(d % x.dim() in axes for d in dims)):
+        call.freeze(x, f"{call.what} moves channels by a fixed number")
+    return execute(call)

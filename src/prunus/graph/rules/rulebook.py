@@ -1,32 +1,174 @@
-"""The rulebook: find the rule for each call of a network, and register rules for your own operations."""
+"""The rulebook: which operation of PyTorch follows which rule, the rule for each call of a network, and user-provided
+rules. An operation that is not listed is unknown: its channels are kept."""
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from prunus.errors import TraceError
 from prunus.graph.labels import Call, Rule
-from prunus.graph.rules import layers, pointwise, running
-from prunus.graph.rules.tables import FUNCTIONS, LAYERS, METHODS
-from prunus.graph.traced import Traced, is_depthwise
+from prunus.graph.rules import layers, pointwise, reshaping
+from prunus.graph.traced import CONVOLUTIONS, Traced, is_depthwise, with_part
+from prunus.graph.traced import FUNCTIONS as LAYER_FUNCTIONS
 
-_OWN: dict[Any, Rule] = {}  # registered by users: class, function or method name -> rule
+# -- layers, by class
+
+_ELEMENTWISE_LAYERS = """
+    ReLU ReLU6 LeakyReLU RReLU ELU SELU CELU GELU SiLU Mish Hardswish Hardsigmoid Hardtanh Hardshrink Softshrink
+    Softplus Softsign Sigmoid LogSigmoid Tanh Tanhshrink Threshold Identity
+    Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout
+"""
+_SPATIAL_LAYERS = {
+    1: "MaxPool1d AvgPool1d LPPool1d AdaptiveAvgPool1d AdaptiveMaxPool1d ZeroPad1d ConstantPad1d ReflectionPad1d "
+    "ReplicationPad1d CircularPad1d",
+    2: "MaxPool2d AvgPool2d LPPool2d FractionalMaxPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d ZeroPad2d ConstantPad2d "
+    "ReflectionPad2d ReplicationPad2d CircularPad2d UpsamplingNearest2d UpsamplingBilinear2d",
+    3: "MaxPool3d AvgPool3d LPPool3d FractionalMaxPool3d AdaptiveAvgPool3d AdaptiveMaxPool3d ZeroPad3d ConstantPad3d "
+    "ReflectionPad3d ReplicationPad3d CircularPad3d",
+    0: "Upsample",
+}
+_NORMS_OVER_CHANNELS = "LayerNorm RMSNorm LocalResponseNorm CrossMapLRN2d Softmax2d"
+
+
+def _layer_table() -> dict[type, Rule]:
+    table: dict[type, Rule] = dict.fromkeys(CONVOLUTIONS, layers.convolution)
+    table |= {
+        nn.Linear: layers.linear,
+        nn.PReLU: layers.prelu,
+        nn.SyncBatchNorm: layers.channelwise,
+        nn.GroupNorm: layers.group_norm,
+        nn.PixelShuffle: layers.pixel_shuffle,
+        nn.PixelUnshuffle: layers.pixel_unshuffle,
+        nn.ChannelShuffle: layers.channel_shuffle,
+        nn.Unfold: layers.unfold,
+        nn.Fold: layers.fold,
+        nn.Flatten: reshaping.structural,
+        nn.Unflatten: reshaping.unflatten,
+        nn.GLU: reshaping.glu,
+        nn.Softmax: pointwise.softmax,
+        nn.LogSoftmax: pointwise.softmax,
+    }
+    for k in (1, 2, 3):
+        table |= {getattr(nn, f"BatchNorm{k}d"): layers.channelwise}
+        table |= {getattr(nn, f"InstanceNorm{k}d"): layers.instance_norm}
+    named: dict[str, Rule] = {
+        _ELEMENTWISE_LAYERS: pointwise.elementwise,
+        _NORMS_OVER_CHANNELS: layers.norm_over_channels,
+    }
+    named |= {names: layers.spatial(dims) for dims, names in _SPATIAL_LAYERS.items()}
+    for names, rule in named.items():  # not every version of torch has all of them
+        table |= {getattr(nn, name): rule for name in names.split() if hasattr(nn, name)}
+    return table
+
+
+# -- functions and methods, by name
+
+_NAMES: dict[str, Rule] = {
+    name: rule
+    for names, rule in {
+        """relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh hardshrink softshrink
+        softplus softsign sigmoid logsigmoid tanh tanhshrink threshold dropout dropout1d dropout2d dropout3d
+        alpha_dropout feature_alpha_dropout abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin
+        cos erf floor ceil round sign clamp clip clamp_min clamp_max nan_to_num pos positive zeros_like ones_like
+        full_like""": pointwise.elementwise,
+        """mul multiply imul div divide true_divide truediv itruediv floordiv floor_divide pow ipow mod remainder fmod
+        maximum minimum where masked_fill lerp eq ne lt le gt ge logical_and logical_or logical_not and_ or_ addcmul
+        atan2 hypot copysign""": pointwise.combine,
+        "add iadd sub subtract isub rsub": pointwise.add,
+        """mean sum amax amin logsumexp std var nanmean nansum prod argmax argmin any all
+        count_nonzero""": pointwise.reduce,
+        "max min": pointwise.extreme,
+        "norm": pointwise.norm,
+        "normalize": pointwise.normalize,
+        "softmax log_softmax cumsum cumprod": pointwise.softmax,
+        """contiguous clone detach to float double half bfloat16 type type_as cpu cuda requires_grad int long
+        bool""": pointwise.same,
+        "size dim ndimension numel is_floating_point": pointwise.execute,
+        "new_zeros new_ones new_full": pointwise.compute,
+        "_assert": pointwise.nothing,
+        "batch_norm instance_norm prelu": layers.batch_norm_function,
+        "layer_norm rms_norm group_norm local_response_norm": layers.norm_over_channels,
+        "pixel_shuffle": layers.pixel_shuffle,
+        "pixel_unshuffle": layers.pixel_unshuffle,
+        "channel_shuffle": layers.channel_shuffle,
+        "grid_sample": layers.grid_sample,
+        "affine_grid": layers.affine_grid,
+        "interpolate upsample": layers.spatial(0),
+        "max_pool1d avg_pool1d lp_pool1d adaptive_avg_pool1d adaptive_max_pool1d": layers.spatial(1),
+        "max_pool2d avg_pool2d lp_pool2d adaptive_avg_pool2d adaptive_max_pool2d": layers.spatial(2),
+        "max_pool3d avg_pool3d lp_pool3d adaptive_avg_pool3d adaptive_max_pool3d": layers.spatial(3),
+        """flatten permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze flip t expand_as ravel numpy_T
+        adjoint repeat tile""": reshaping.structural,
+        "cat concat concatenate": reshaping.concatenate,
+        "stack": reshaping.stack,
+        "pad": reshaping.pad,
+        "expand": reshaping.expand,
+        "repeat_interleave": reshaping.repeat_interleave,
+        "view reshape view_as reshape_as": reshaping.reshape,
+        "unflatten": reshaping.unflatten,
+        "getitem": reshaping.take,
+        "chunk tensor_split": reshaping.chunk,
+        "split": reshaping.split,
+        "narrow": reshaping.narrow,
+        "unbind": reshaping.unbind,
+        "roll": reshaping.roll,
+        "glu": reshaping.glu,
+    }.items()
+    for name in names.split()
+}
+
+
+def _function_table() -> dict[Any, Rule]:
+    """By the function object itself, so that a user's function called `add` is not mistaken for torch's."""
+    table: dict[Any, Rule] = {}
+    for name, rule in _NAMES.items():
+        for variant in (name, f"{name}_"):
+            for space in (torch, F, operator, torch.special):
+                function = getattr(space, variant, None)
+                if callable(function):
+                    table[function] = rule
+    # Pooling of torch.nn.functional dispatches on return_indices; the plain variants are other objects.
+    for k in (1, 2, 3):
+        for name in (f"_max_pool{k}d", f"_adaptive_max_pool{k}d"):
+            if hasattr(F, name):
+                table[getattr(F, name)] = layers.spatial(k)
+    table |= dict.fromkeys(LAYER_FUNCTIONS, layers.functional_layer)
+    table |= {getattr: pointwise.execute, with_part: reshaping.assign}
+    table |= {F.pad: reshaping.pad, F.unfold: layers.unfold, F.fold: layers.fold}
+    table |= {torch.linalg.vector_norm: pointwise.norm, torch.linalg.norm: pointwise.norm}
+    for function in (len, int, float, bool, max, min, math.ceil, math.floor, math.sqrt, round, abs, isinstance):
+        table[function] = pointwise.compute
+    return table
+
+
+LAYERS = _layer_table()
+FUNCTIONS = _function_table()
+METHODS = _NAMES | {f"{name}_": rule for name, rule in _NAMES.items()} | {"unfold": reshaping.windows}
+_USER_RULES: dict[Any, Rule] = {}  # class, function or method name -> rule
 
 
 def register_rule(target: type[nn.Module] | Callable[..., Any] | str, rule: Rule) -> None:
-    """Tell prunus what one of your own operations or layers does to channels.
+    """Tell prunus what one of your operations or layers does to channels. It holds for the whole process.
 
-    target: a module class (its forward is then not followed), a function (wrap it with `torch.fx.wrap` so that traces
-        record it) or the name of a tensor method.
-    rule: one of `prunus.rules`, or a function of a `Call` that returns label tensors. It holds for the whole process.
-
-        sc.register_rule(MySwish, sc.rules.elementwise)
+        prunus.register_rule(MySwish, prunus.rules.elementwise)
 
     docs/rules.md has more examples.
+
+    Args:
+        target: a module class (its forward is then not followed), a function (wrap it with `torch.fx.wrap` so that
+            traces record it) or the name of a tensor method.
+        rule: one of `prunus.rules`, or a function of a `Call` that returns label tensors.
+
+    Raises:
+        TraceError: one of the arguments is something else.
     """
     if isinstance(target, nn.Module):
         name = type(target).__name__
@@ -36,15 +178,12 @@ def register_rule(target: type[nn.Module] | Callable[..., Any] | str, rule: Rule
             "expected register_rule(target, rule): a class, a function or the name of a tensor method, and one of "
             f"prunus.rules or a function; got {target!r} and {rule!r}"
         )
-    _OWN[target] = rule
+    _USER_RULES[target] = rule
 
 
 def base_layer(module: nn.Module) -> type | None:
     """The first class with a rule among the class of `module` and its bases."""
-    for kind in type(module).__mro__:
-        if kind in _OWN or kind in LAYERS:
-            return kind
-    return None
+    return next((kind for kind in type(module).__mro__ if kind in _USER_RULES or kind in LAYERS), None)
 
 
 def is_leaf(module: nn.Module) -> bool:
@@ -61,20 +200,20 @@ class RuleFinder:
     reading_all: frozenset[str] = frozenset()  # layers that may lose outputs, but keep all of their inputs
 
     def __call__(self, node: fx.Node) -> Rule:
-        """The rule for a node: the user's own first, then the one of the tables, else `unknown`."""
+        """The rule for a node: a user-provided one first, then the one of the tables, else `unknown`."""
         target = node.target
         layer = self.traced.layer_of(node)
         if layer is not None and layer in self.opaque:
             return kept_because(self.opaque[layer])
         if node.op == "call_module":
             base = base_layer(self.traced.module(node))
-            return running.unknown if base is None else _OWN.get(base) or LAYERS.get(base, running.unknown)
-        if target in _OWN:
-            return _OWN[target]
+            return pointwise.unknown if base is None else _USER_RULES.get(base) or LAYERS.get(base, pointwise.unknown)
+        if target in _USER_RULES:
+            return _USER_RULES[target]
         rule = METHODS.get(str(target)) if node.op == "call_method" else FUNCTIONS.get(target)
         if rule is None and node.name in self.traced.identities:
-            return running.handed_on  # no rule, but eval mode returns the argument unchanged (stochastic depth)
-        return rule or running.unknown
+            return pointwise.handed_on  # no rule, but eval mode returns the argument unchanged (stochastic depth)
+        return rule or pointwise.unknown
 
 
 def kept_because(reason: str) -> Rule:
