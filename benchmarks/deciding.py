@@ -31,12 +31,12 @@ from torch import nn
 
 import prunus as sc
 from benchmarks.ratios import Row, row, say
-from prunus.decide import racing, trials
-from prunus.decide.amounts import Cutter, amounts
-from prunus.decide.candidates import candidates, kept_after
+from prunus.decide import racing
+from prunus.decide.candidates import candidates
 from prunus.decide.costs import cost_function
+from prunus.decide.widths import Cutter, amounts
 from prunus.score.scores import Scores
-from prunus.tasks import partial_forward
+from prunus.tasks import classification, partial_forward
 from prunus.tasks.evaluate import evaluate
 from prunus.zoo.data import ImageData, load
 from prunus.zoo.models import create
@@ -154,12 +154,13 @@ def lead(exact: sc.Sensitivity, names: list[str]) -> float:
 
 def plain_seconds(graph: sc.ChannelGraph, scores: Scores, pairs: list[Any]) -> float:
     """CPU seconds of a plain evaluation of every unit, from every ninth one."""
-    found = amounts(Cutter(graph, scores), candidates(graph), alpha=ALPHA, cost=cost_function(graph, "macs"))
+    cutter = Cutter(graph, scores)
+    found = amounts(cutter, candidates(graph), alpha=ALPHA, cost=cost_function(graph, "macs"))
     chosen = list(found)[EVERY // 2 :: EVERY]
     evaluate(graph.model, pairs[:1])  # warms up
     with clock() as seconds:
         for name in chosen:
-            kept = kept_after(graph.units[name], scores.values[name], found[name].channels)
+            kept = cutter.keep(name, found[name].channels)
             with sc.zeroed(graph, {name: kept}):
                 evaluate(graph.model, pairs)
     return seconds[0] / len(chosen) * len(found)
@@ -167,15 +168,14 @@ def plain_seconds(graph: sc.ChannelGraph, scores: Scores, pairs: list[Any]) -> f
 
 def seeds(options: Options, graph: sc.ChannelGraph, scores: Scores, pool: list[Any]) -> None:
     """Races over samples of the pool, each against the exact accuracies of its own sample."""
-    base, right = answers(graph, scores, pool)
-    images, gaps, asked = min(options.images, len(base.right)), [], []
+    base, margin, right = answers(graph, scores, pool)
+    images, gaps, asked = min(options.images, len(base)), [], []
     for seed in range(options.seeds):
-        sample = np.sort(np.random.default_rng(seed).choice(len(base.right), images, replace=False))
-        here = trials.Answers(base.right[sample], base.loss[sample], base.margin[sample], base.labels[sample])
+        sample = np.sort(np.random.default_rng(seed).choice(len(base), images, replace=False))
         table = right[:, sample]
-        raced = racing.race(
-            here.right,
-            here.telling("accuracy"),
+        values, seen = racing.race(
+            base[sample],
+            np.argsort(margin[sample], kind="stable"),
             lambda units, places, table=table: table[np.ix_(units, places)],  # type: ignore[misc]
             len(table),
             round(len(table) / 3),
@@ -184,27 +184,30 @@ def seeds(options: Options, graph: sc.ChannelGraph, scores: Scores, pool: list[A
             seed=seed,
         )
         exact, k = table.mean(axis=1), round(len(table) / 3)
-        picked = np.argsort(-raced.values, kind="stable")[:k]
+        picked = np.argsort(-values, kind="stable")[:k]
         gaps.append(100 * (np.sort(exact)[::-1][:k].mean() - exact[picked].mean()))
-        asked.append(sum(raced.seen) / table.size)
+        asked.append(int(seen.sum()) / table.size)
     options.notes["seeds"] = {"points that the 18 units lack": gaps, "share of answers asked for": asked}
     within = float(np.mean([gap <= 0.1 for gap in gaps]))
     options.add(f"share of {options.seeds} seeds within 0.1 points of the exact best 18", within, 0.9, "higher")
 
 
 @torch.no_grad()
-def answers(graph: sc.ChannelGraph, scores: Scores, pool: list[Any]) -> tuple[trials.Answers, Any]:
-    """What the whole network says of every image, and where each unit's network is right [units, images]."""
-    found = amounts(Cutter(graph, scores), candidates(graph), alpha=ALPHA, cost=cost_function(graph, "macs"))
-    kept = {n: kept_after(graph.units[n], scores.values[n], a.channels) for n, a in found.items()}
-    runner, base, right = partial_forward.Staged(graph), [], []
+def answers(graph: sc.ChannelGraph, scores: Scores, pool: list[Any]) -> tuple[Any, Any, Any]:
+    """Where the whole network is right, its margins, and where each unit's network is right [units, images]."""
+    cutter = Cutter(graph, scores)
+    found = amounts(cutter, candidates(graph), alpha=ALPHA, cost=cost_function(graph, "macs"))
+    kept = {n: cutter.keep(n, a.channels) for n, a in found.items()}
+    runner, base, margin, right = partial_forward.Staged(graph), [], [], []
     for number, (images, labels) in enumerate(pool):
         if number == 0:
             runner.agrees(images)
-        base.append(trials.answers_of(runner.whole(images), labels))
-        right.append(np.stack([trials.answers_of(runner.without(n, k), labels).right for n, k in kept.items()]))
-    whole = trials.Answers(*(np.concatenate([getattr(b, f) for b in base]) for f in trials.Answers.__annotations__))
-    return whole, np.concatenate(right, axis=1)
+        logits = runner.whole(images)
+        base.append(classification.right(logits, labels).double().numpy())
+        margin.append(classification.margins(logits, labels).abs().double().numpy())
+        units = [classification.right(runner.without(n, k), labels).double() for n, k in kept.items()]
+        right.append(torch.stack(units).numpy())
+    return np.concatenate(base), np.concatenate(margin), np.concatenate(right, axis=1)
 
 
 @contextmanager

@@ -31,13 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+from prunus.timing.turns import take_turns
 from torch import nn
 
 import prunus as sc
-from prunus.decide.amounts import Cutter
-from prunus.decide.candidates import WidthLimits, candidates
-from prunus.decide.costs.latency import table_cost
-from prunus.decide.splits.least_error import least_error
+from prunus.decide.candidates import candidates
+from prunus.decide.costs import table_cost
+from prunus.decide.splits import least_error
+from prunus.decide.widths import Cutter, WidthLimits
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.score.scores import Scores
 from prunus.ship.export import export
@@ -46,7 +47,6 @@ from prunus.timing.latency import ready_to_time, repeated, speedup
 from prunus.timing.latency_table import LatencyTable, widths_to_time
 from prunus.timing.layer_timing import latency_table
 from prunus.timing.onnx_export import OnnxFile
-from prunus.timing.turns import take_turns
 from prunus.util.files import write_atomically
 from prunus.zoo.models import create
 from tests.networks import from_torchvision

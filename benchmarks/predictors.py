@@ -27,10 +27,9 @@ from scipy.stats import spearmanr
 import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
 from benchmarks.schedule import BATCH
-from prunus.decide.amounts import Cutter
 from prunus.decide.candidates import candidates
-from prunus.decide.splits.least_error import least_error
-from prunus.decide.splits.uniform import uniform_within
+from prunus.decide.splits import least_error, uniform_within
+from prunus.decide.widths import Cutter
 from prunus.train.rate_test import FirstBatches
 from prunus.zoo.data import ImageData
 

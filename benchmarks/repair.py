@@ -23,7 +23,7 @@ from torch import Tensor
 
 import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from prunus.decide.splits.uniform import uniform
+from prunus.decide.splits import uniform
 from prunus.score.score import score
 from prunus.score.scores import Scores
 from prunus.tasks.evaluate import evaluate

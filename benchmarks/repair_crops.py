@@ -26,9 +26,9 @@ import prunus as sc
 from benchmarks.on_cifar10 import opened, table_so_far, write
 from benchmarks.repair_rows import Beside
 from benchmarks.training_free import opened_lite
-from prunus.decide.amounts import Cutter
 from prunus.decide.candidates import candidates
-from prunus.decide.splits.least_error import least_error
+from prunus.decide.splits import least_error
+from prunus.decide.widths import Cutter
 from prunus.run.round import UNIT_IMAGES
 
 # Images, and crops of each besides itself

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from prunus.decide.amounts import Cutter
 from prunus.decide.candidates import candidates
-from prunus.decide.splits.least_error import least_error
+from prunus.decide.splits import least_error
+from prunus.decide.widths import Cutter
 from prunus.repair import solve as layer_solve
 from prunus.run.round import UNIT_IMAGES
 

@@ -23,9 +23,9 @@ import torch
 
 import prunus as sc
 from benchmarks.on_cifar10 import arguments, opened, table_so_far, write
-from prunus.decide.amounts import Cutter
 from prunus.decide.candidates import candidates
-from prunus.decide.splits.least_error import least_error
+from prunus.decide.splits import least_error
+from prunus.decide.widths import Cutter
 from prunus.zoo.data import ImageData
 
 ALPHA, TARGET = 4.0, 0.5

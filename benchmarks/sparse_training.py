@@ -25,8 +25,8 @@ from torch import nn
 
 import prunus as sc
 from benchmarks.on_cifar10 import table_so_far, write
-from prunus.decide.amounts import Cutter
-from prunus.decide.splits.global_ranking import global_ranking
+from prunus.decide.splits import global_ranking
+from prunus.decide.widths import Cutter
 from prunus.zoo.data import ImageData, load
 from prunus.zoo.models import create
 

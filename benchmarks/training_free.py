@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 import prunus as sc
 from benchmarks.on_cifar10 import opened, table_so_far, write
-from prunus.decide.amounts import Cutter
 from prunus.decide.candidates import candidates
-from prunus.decide.splits.least_error import least_error
+from prunus.decide.splits import least_error
+from prunus.decide.widths import Cutter
 from prunus.run.round import UNIT_IMAGES
 
 SIDES = {"lite0": 224, "lite1": 240, "lite2": 260}

@@ -13,7 +13,7 @@ from typer.main import get_command
 import prunus
 from prunus.cli import build
 from prunus.decide.costs import COSTS
-from prunus.decide.splits import SPLITS
+from prunus.decide.settings import SPLITS
 from prunus.repair.repair import REPAIRS
 from prunus.score.metrics import METRICS
 from prunus.tasks import TASKS

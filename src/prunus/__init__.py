@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from prunus import studies
     from prunus.decide.costs import COSTS
     from prunus.decide.goal import Goal
-    from prunus.decide.ranked_plan import decide
     from prunus.decide.sensitivity import Sensitivity, sensitivity
-    from prunus.decide.splits import SPLITS
-    from prunus.decide.splits.uniform import uniform
+    from prunus.decide.settings import SPLITS
+    from prunus.decide.splits import decide, uniform
     from prunus.errors import (
         DataError,
         DecideError,
@@ -94,7 +93,7 @@ _HOMES = {
     "Quality": "prunus.tasks",
     "Reader": "prunus.graph.units",
     "RunError": "prunus.errors",
-    "SPLITS": "prunus.decide.splits",
+    "SPLITS": "prunus.decide.settings",
     "ScoreError": "prunus.errors",
     "Scores": "prunus.score.scores",
     "PrunusError": "prunus.errors",
@@ -111,7 +110,7 @@ _HOMES = {
     "collect": "prunus.score.collect",
     "compare": "prunus.report.compare",
     "compress": "prunus.run.compress",
-    "decide": "prunus.decide.ranked_plan",
+    "decide": "prunus.decide.splits",
     "evaluate": "prunus.tasks.evaluate",
     "export": "prunus.ship.export",
     "fit": "prunus.train.fit",
@@ -130,7 +129,7 @@ _HOMES = {
     "sensitivity": "prunus.decide.sensitivity",
     "studies": "prunus.studies",
     "trace": "prunus.graph.channel_graph",
-    "uniform": "prunus.decide.splits.uniform",
+    "uniform": "prunus.decide.splits",
     "zeroed": "prunus.graph.surgery",
 }
 

@@ -10,8 +10,7 @@ from typing import Any
 from prunus.cli import console as early_checks
 from prunus.cli.console import console, friendly
 from prunus.cli.options import DataOptions, Model, options_from_settings, task_for
-from prunus.decide.settings import RankSettings
-from prunus.decide.splits import SPLITS
+from prunus.decide.settings import SPLITS, RankSettings
 from prunus.repair.repair import REPAIRS
 from prunus.score.metrics import metric_option, suited_metric
 from prunus.tasks import task_of
@@ -54,10 +53,11 @@ def command(model: Model, *, settings: RankSettings, options: SensitivityOptions
 
         prunus sensitivity nets:tagger --task multilabel --data folder:photos
     """
-    from prunus.decide.sensitivity import check_k
+    from prunus.decide.settings import check_k
     from prunus.errors import DecideError
     from prunus.plots.charts import draw_sensitivity
     from prunus.util.files import write_atomically
+    from prunus.util.typed_json import to_data
 
     check(options, DecideError)
     check(settings, DecideError)
@@ -65,7 +65,7 @@ def command(model: Model, *, settings: RankSettings, options: SensitivityOptions
     settings = replace(settings, task=task_for(model, settings.task))
     found = _measure(model, settings, options, data)
     chosen, out = found.ranked()[: check_k(settings.k, len(found.tried))], options.out
-    write_atomically(out / "sensitivity.json", f"{json.dumps(found.to_dict(), indent=2)}\n".encode())
+    write_atomically(out / "sensitivity.json", f"{json.dumps(to_data(found), indent=2)}\n".encode())
     draw_sensitivity(found, chosen, out / "sensitivity.png")
     _say(found, chosen, QualityWords.of(task_of(settings.task)))
     console.print(f"\nwritten: {out / 'sensitivity.json'}, {out / 'sensitivity.png'}", soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from prunus.decide.costs import CostOf, cost_function
+from prunus.decide.costs import CostOf, cost_function, table_cost
 from prunus.errors import DecideError
 from prunus.util.options import option
 
@@ -29,10 +29,13 @@ def parse_number(text: str) -> float:
 class Goal:
     """Where pruning ends: one of target, speedup, macs, params and ratio. max_drop can be added, or be the only goal.
 
-    target: fraction of the MACs to remove. speedup: how many times as fast the network becomes, measured in an engine.
-    macs, params: MACs or weights to keep. ratio: fraction of the channels to remove from every unit, in one round.
-    max_drop: points of held-out accuracy that may be lost; pruning stops before the accuracy drops by more. Of a task
-        whose quality is not in per cent, it is in the unit of the quality.
+    Attributes:
+        target: Fraction of the MACs to remove.
+        speedup: How many times as fast the network becomes, measured in an engine.
+        max_drop: Points of held-out accuracy that may be lost; pruning stops before the accuracy drops by more. Of a
+            task whose quality is not in per cent, it is in the unit of the quality.
+        macs, params: MACs or weights to keep.
+        ratio: Fraction of the channels to remove from every unit, in one round.
     """
 
     target: float | None = option(
@@ -63,7 +66,7 @@ class Goal:
     def budget(self, graph: ChannelGraph, table: LatencyTable | None = None) -> Budget:
         """The goal in numbers for a network. A goal that the network already meets is an error.
 
-        table: seconds of the network's layers, which a goal in time needs.
+        table: seconds of the network's layers, which a latency target needs.
         """
         given = [name for name in self.given if name != "max_drop"]
         if len(given) > 1:
@@ -99,11 +102,7 @@ class Budget:
 
     def of(self, graph: ChannelGraph) -> CostOf:
         """The cost as a function of the kept channels of a network: of the original one, or of a pruned one."""
-        if self.table is None:
-            return cost_function(graph, self.cost)
-        from prunus.decide.costs.latency import table_cost  # torch is needed from here on
-
-        return table_cost(graph, self.table)
+        return cost_function(graph, self.cost) if self.table is None else table_cost(graph, self.table)
 
     def met(self, cost: float) -> bool:
         """Whether a network of this cost is within 0.5% of the budget."""

@@ -11,12 +11,9 @@ of the draws drop out earlier.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from prunus.errors import DecideError
 
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
@@ -29,34 +26,32 @@ DRAWS = 400
 DECAY = (0.3, 1.0)  # bounds of the factor by which changes shrink from chunk to chunk
 
 
-@dataclass(frozen=True)
-class Raced:
-    """Each unit's mean value over all images, extrapolated if it has not seen all of them, and how many it has seen."""
-
-    values: Floats
-    seen: tuple[int, ...]
-
-
 def race(
     base: Floats, order: Places, ask: Ask, units: int, k: int, *, confidence: float, tolerance: float, seed: int
-) -> Raced:
+) -> tuple[Floats, Places]:
     """Evaluate units on images until the k best are known well enough.
 
-    base: the whole network's value on each image; units are compared with it.
-    order: the images, the most informative first.
+    Args:
+        base: The whole network's value on each image; units are compared with it.
+        order: The images, the most informative first.
+        ask: Gives the values of units on images; images are in ascending order.
+        units: Number of units.
+        k: How many of the best units to find.
+        confidence: With this probability, the k units found ...
+        tolerance: ... are in the mean within this of the true k best.
+        seed: Of the random draws.
+
+    Returns:
+        Each unit's mean value over all images, extrapolated if it has not seen all of them, and how many it has seen.
     """
-    if not 0.5 <= confidence < 1:
-        raise DecideError(f"confidence must be at least 0.5 and below 1, got {confidence}")
-    if not tolerance >= 0:
-        raise DecideError(f"tolerance must be 0 or more, got {tolerance}")
     size = max(SMALLEST_CHUNK, -(-len(order) // CHUNKS))
     state = _Race(base, units, k, confidence, tolerance, seed)
     for chunk in np.split(order, range(size, len(order), size)):
-        images, active = np.sort(chunk), state.active()
+        images, active = np.sort(chunk), np.flatnonzero(state.in_race).tolist()
         state.add(active, ask(active, images), images)
         if state.settled():
             break
-    return Raced(state.expected(), tuple(state.seen.tolist()))
+    return state.expected(), state.seen
 
 
 class _Race:
@@ -74,18 +69,14 @@ class _Race:
         self.in_race = np.ones(units, dtype=bool)
         self.chunk = 1  # images in the last chunk
 
-    def active(self) -> list[int]:
-        """Units still in the race."""
-        return np.flatnonzero(self.in_race).tolist()
-
     def add(self, units: Sequence[int], values: Floats, images: Places) -> None:
         """Add the units' values on a chunk of images: values [units, images]."""
         rows, before = np.asarray(units), self.spread[units].sum()
         difference = values - self.base[images]  # [units, images]
-        own = (difference**2).mean(axis=1)
+        each = (difference**2).mean(axis=1)
         # A unit without changes in this chunk may still change later: half of its spread is the mean of all units.
-        together = max(float(own.mean()), 0.5 / difference.size)
-        self.spread[rows] = (own + together) / 2
+        together = max(float(each.mean()), 0.5 / difference.size)
+        self.spread[rows] = (each + together) / 2
         self.rate[rows] = difference.mean(axis=1)
         self.change[rows] += difference.sum(axis=1)
         decay = 1.0 if not self.seen.any() else float(np.clip(self.spread[rows].sum() / before, *DECAY))

@@ -1,40 +1,29 @@
 """FLOP-normalised sensitivity analysis (Algorithm 1 of the paper), and the ratio-based one of Li et al.
 
 Each unit loses its n_l weakest channels, which save the same cost in every unit. The held-out accuracy without
-retraining shows how much that hurts. Layers in front of the change are not computed again (`partial_forward.py`), and
-by default units race (`racing.py`): the most informative images come first, until the k best units are known.
+retraining shows how much that hurts. By default units race (`prunus.decide.racing`): the most informative images come
+first, until the k best units are known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from prunus.decide.amounts import Cutter, amounts
-from prunus.decide.candidates import WidthLimits, candidates, check_patterns, scored
+from prunus.decide.candidates import candidates, check_patterns, scored
 from prunus.decide.costs import CostOf, cost_function, name_of, widths_of
 from prunus.decide.settings import RankSettings
-from prunus.decide.trials import (
-    RaceRules,
-    Trial,
-    TrialResult,
-    by_own_measure,
-    evaluate_task_trials,
-    evaluate_trials,
-    race_trials,
-)
+from prunus.decide.trials import Trial, run_trials
+from prunus.decide.widths import Cutter, WidthLimits, amounts
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.score.scores import Scores
-from prunus.tasks import is_classification, task_of
+from prunus.tasks import task_of
 from prunus.tasks.partial_forward import Cut, cut_by_zeroing
 from prunus.util.batches import Batches
 from prunus.util.options import check, replaced
 from prunus.util.progress import Progress, shown, steps
-from prunus.util.state import evaluating, generators_kept
 from prunus.util.text import short_table
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -45,15 +34,15 @@ class NothingToLoseError(DecideError):
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialRow:
     """One unit without some of its channels, not retrained. Accuracy is a fraction of 1; a higher value is better."""
 
     unit: str
     channels: int  # number of channels removed
     width: int
-    accuracy: float | None  # None for a measure of the user's own
+    accuracy: float | None  # the quality of the task; None for a user-provided measure
     loss: float | None
-    value: float  # units are ranked by it: accuracy, minus the loss, or the user's own measure
+    value: float  # units are ranked by it: accuracy, minus the loss, or a user-provided measure
     saved: float  # cost saved, in the unit of `cost`
     floss: float  # cost saved per channel
     num_images: int  # held-out images that it was tried on
@@ -72,28 +61,15 @@ class Sensitivity:
     base_loss: float | None
     base_value: float
     num_images: int
-    tried: Mapping[str, Tried]  # unit -> result with n_l channels removed, or at the ratio that units are ranked by
-    curves: Mapping[str, tuple[Tried, ...]] = field(default_factory=dict)  # split "ratio": over all ratios
+    tried: Mapping[str, TrialRow]  # unit -> result with n_l channels removed, or at the ratio that units are ranked by
+    curves: Mapping[str, tuple[TrialRow, ...]] = field(default_factory=dict)  # split "ratio": over all ratios
     repair: str = "none"  # how each unit was repaired before it was evaluated
     unit: str = ""  # of the measure; "%": values are fractions of 1
 
     def ranked(self) -> list[str]:
         """Units, the least sensitive first; ties go to the lower loss, then to the larger saving."""
-        return sorted(
-            self.tried,
-            key=lambda n: (-self.tried[n].value, self.tried[n].loss or 0.0, -self.tried[n].saved, n),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, words: Mapping[str, Any]) -> Sensitivity:
-        """The inverse of `to_dict`."""
-        tried = {name: Tried(**row) for name, row in words["tried"].items()}
-        curves = {name: tuple(Tried(**row) for row in rows) for name, rows in words["curves"].items()}
-        return cls(**{**words, "tried": tried, "curves": curves})
+        rows = self.tried
+        return sorted(rows, key=lambda n: (-rows[n].value, rows[n].loss or 0.0, -rows[n].saved, n))
 
     def __repr__(self) -> str:
         """A short table, the least sensitive units first."""
@@ -119,165 +95,113 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure on held-out images how sensitive the network is to each unit's loss of channels.
 
-    settings, changes: a `RankSettings`, or its fields by name: split, alpha, k, measure, cost, exact, only, exclude,
-        round_to, task, seed.
-    split "algorithm1" (default): unit l loses n_l = round(alpha * FLOSS_max / FLOSS_l) channels (Eqn. 3), so that all
-        units save the same cost. "ratio": Li et al.; every unit loses each fraction in `ratios`, and units are ranked
-        at `trial_ratio`.
-    measure: "accuracy" (or what the task's quality is), "loss" (which still differs where accuracy is saturated), or a
-        function of (model, holdout); higher is better.
-    cost: what is saved: "macs", "params", "latency" (measured here, layer by layer) or a function of kept channels.
-    repair: evaluate each unit after its own repair: `prunus.repair_each(graph, images)`, or your own function of
-        (unit, kept channels) that returns a context in which graph.model is cut that way. By default units are
-        evaluated as they are cut.
-    widths: unit -> width in the original network, if this network has been pruned before. A unit keeps at least 2
-        channels and 10% of its original ones.
-    exact: read all held-out images for all units. Otherwise units race, if the quality is a mean over images: with
-        probability 0.95 (`confidence`) the k best found (a third of the units) are within 0.0005 (`tolerance`) of them.
     Under torchrun the units are shared among the processes, which must all hold the same held-out images.
+
+    Args:
+        graph: The graph of the network.
+        scores: Scores of its channels; the lowest go first.
+        holdout: Batches of held-out images with labels.
+        settings: A `RankSettings`, or its fields by name (`changes`): split, alpha, k, measure, cost, exact, only,
+            exclude, round_to, task, seed.
+
+            split: "algorithm1" (default): unit l loses n_l = round(alpha * FLOSS_max / FLOSS_l) channels (Eqn. 3), so
+            that all units save the same cost. "ratio": Li et al.; every unit loses each fraction in `ratios`, and units
+            are ranked at `trial_ratio`.
+
+            measure: "accuracy" (or what the task's quality is), "loss" (which still differs where accuracy is
+            saturated), or a function of (model, holdout); higher is better.
+
+            cost: what is saved: "macs", "params", "latency" (measured here, layer by layer) or a function of kept
+            channels.
+
+            exact: read all held-out images for all units. Otherwise units race, if the quality is a mean over images:
+            with probability 0.95 (`confidence`) the k best found (a third of the units) are within 0.0005 (`tolerance`)
+            of them.
+        ratios: Fractions removed, for the split "ratio".
+        repair: Evaluate each unit after its own repair: `prunus.repair_each(graph, images)`, or a function of
+            (unit, kept channels) that returns a context in which graph.model is cut that way. By default units are
+            evaluated before repair.
+        widths: Unit -> width in the original network, if this network has been pruned before. A unit keeps at least 2
+            channels and 10% of its original ones.
+        progress: False shows nothing; a function is called with the steps done and their number.
+        changes: Settings by name.
     """
     chosen: RankSettings = replaced(settings or RankSettings(), changes, DecideError)
     check(chosen, DecideError)
     split = chosen.split or "algorithm1"
-    cost_of = cost_function(graph, chosen.cost)
-    cutter = Cutter(graph, scores, WidthLimits(chosen.round_to, widths or {}, widths_of(cost_of)))
-    names = _names(graph, scores, chosen, widths or {})
-    if split == "ratio":
-        trials, details = _by_ratio(cutter, names, ratios, cost_of)
-    elif split == "algorithm1":
-        trials, details = _by_amount(cutter, names, chosen.alpha, cost_of)
-    else:
+    if split not in ("algorithm1", "ratio"):
         raise DecideError(f'sensitivity ranks units for the splits "algorithm1" and "ratio", not for {split!r}')
+    cost = cost_function(graph, chosen.cost)
+    cutter = Cutter(graph, scores, WidthLimits(chosen.round_to, widths or {}, widths_of(cost)))
+    check_patterns(graph, chosen.exclude, chosen.only, widths or {})
+    names = scored(graph, scores, candidates(graph, chosen.exclude, chosen.only))
+    if split == "ratio":
+        trials = _by_ratio(cutter, names, ratios, cost)
+    else:
+        trials = _by_amount(cutter, names, chosen.alpha, cost)
     if not trials:
         raise NothingToLoseError("no unit can lose a whole granule within its floor; lower round_to or raise alpha")
-    base, results = _evaluate(graph, trials, holdout, chosen, repair or cut_by_zeroing(graph), progress)
-    rows = [_row(t, r, details[t.key], graph) for t, r in zip(trials, results, strict=True)]
+    with shown(progress, steps("sensitivity")) as report:
+        base, *results = run_trials(graph, trials, holdout, chosen, repair or cut_by_zeroing(graph), report)
+    curves: dict[str, tuple[TrialRow, ...]] = {}
+    for trial, result in zip(trials, results, strict=True):
+        width = graph.units[trial.unit].width
+        row = TrialRow(
+            trial.unit,
+            width - len(trial.kept),
+            width,
+            result.quality,
+            result.loss,
+            result.value,
+            trial.saved,
+            trial.floss,
+            result.num_images,
+            trial.stopped,
+        )
+        curves[trial.unit] = (*curves.get(trial.unit, ()), row)
+    near, unit = chosen.trial_ratio, ""
+    if callable(chosen.measure):
+        measure = str(getattr(chosen.measure, "__name__", "own"))
+    elif chosen.measure == "accuracy":
+        quality = task_of(chosen.task).measured
+        measure, unit = quality.name, quality.unit
+    else:
+        measure = "loss"
     return Sensitivity(
         split=split,
-        **_measure_words(chosen),
+        measure=measure,
         cost=name_of(chosen.cost),
         alpha=chosen.alpha if split == "algorithm1" else None,
-        base_accuracy=base.accuracy,
+        base_accuracy=base.quality,
         base_loss=base.loss,
         base_value=base.value,
         num_images=base.num_images,
-        tried=_chosen(rows, chosen.trial_ratio),
-        curves=_curves(rows) if split == "ratio" else {},
+        tried={name: min(rows, key=lambda r: abs(r.channels / r.width - near)) for name, rows in curves.items()},
+        curves=curves if split == "ratio" else {},
         repair="none" if repair is None else str(getattr(repair, "how", "own")),
+        unit=unit,
     )
 
 
-def _names(graph: ChannelGraph, scores: Scores, settings: RankSettings, widths: Mapping[str, int]) -> list[str]:
-    check_patterns(graph, settings.exclude, settings.only, widths)
-    return scored(graph, scores, candidates(graph, settings.exclude, settings.only))
-
-
-def _measure_words(settings: RankSettings) -> dict[str, str]:
-    """Name and unit of what units are ranked by."""
-    if callable(settings.measure):
-        return {"measure": str(getattr(settings.measure, "__name__", "own"))}
-    quality = task_of(settings.task).measured
-    return {"measure": quality.name, "unit": quality.unit} if settings.measure == "accuracy" else {"measure": "loss"}
-
-
-def check_k(k: int | None, units: int) -> int:
-    """k, by default a third of the units as in the paper."""
-    if k is None:
-        return max(1, round(units / 3))
-    if not 1 <= k <= units:
-        raise DecideError(f"k must lie between 1 and the number of units that can lose channels, {units}; got {k}")
-    return k
-
-
-def _evaluate(
-    graph: ChannelGraph,
-    trials: Sequence[Trial],
-    holdout: Batches,
-    settings: RankSettings,
-    cut: Cut,
-    progress: Progress | bool | None,
-) -> tuple[TrialResult, list[TrialResult]]:
-    """Results of the whole network and of each trial."""
-    measure = settings.measure
-    k = check_k(settings.k, len({trial.unit for trial in trials}))
-    display = shown(progress, steps("sensitivity"))
-    with evaluating(graph.model), generators_kept(), torch.no_grad(), display as report:
-        if callable(measure):
-            return by_own_measure(graph, trials, holdout, measure, cut, report)
-        exact, task = settings.exact or settings.split == "ratio", task_of(settings.task)
-        rules = RaceRules(k, settings.confidence, settings.tolerance, settings.seed)
-        if not is_classification(task):
-            return evaluate_task_trials(graph, trials, holdout, task, measure, cut, None if exact else rules, report)
-        if exact:
-            return evaluate_trials(graph, trials, holdout, measure, cut, report)
-        return race_trials(graph, trials, holdout, measure, cut, rules, report)
-
-
-@dataclass(frozen=True)
-class _Detail:
-    channels: int
-    saved: float
-    floss: float
-    stopped: bool
-
-
-Details = dict[tuple[str, int], _Detail]
-
-
-def _by_amount(cutter: Cutter, names: Sequence[str], alpha: float, cost: CostOf) -> tuple[list[Trial], Details]:
-    trials, details, whole = [], {}, cost({})
+def _by_amount(cutter: Cutter, names: Sequence[str], alpha: float, cost: CostOf) -> list[Trial]:
+    trials, whole = [], cost({})
     for name, amount in amounts(cutter, names, alpha=alpha, cost=cost).items():
-        if amount.channels == 0:
-            continue
-        kept = cutter.keep(name, amount.channels)
-        trials.append(Trial(name, amount.channels, kept))
-        saved = whole - cost({name: kept})
-        details[name, amount.channels] = _Detail(amount.channels, saved, amount.floss, amount.stopped)
-    return trials, details
+        if amount.channels:
+            kept = cutter.keep(name, amount.channels)
+            trials.append(Trial(name, kept, whole - cost({name: kept}), amount.floss, amount.stopped))
+    return trials
 
 
-def _by_ratio(
-    cutter: Cutter, names: Sequence[str], ratios: Sequence[float], cost: CostOf
-) -> tuple[list[Trial], Details]:
-    trials, details, whole = [], {}, cost({})
+def _by_ratio(cutter: Cutter, names: Sequence[str], ratios: Sequence[float], cost: CostOf) -> list[Trial]:
     wrong = [ratio for ratio in ratios if not 0 < ratio < 1]
     if wrong:
         raise DecideError(f"ratios are fractions removed, above 0 and below 1; got {wrong[0]}")
+    trials, whole = [], cost({})
     for name in names:
         unit = cutter.graph.units[name]
-        for ratio in ratios:
-            removed = min(unit.width - unit.granule, unit.granule * round(ratio * unit.width / unit.granule))
-            if removed <= 0 or (name, removed) in details:
-                continue
+        counts = [min(unit.width - unit.granule, unit.granule * round(r * unit.width / unit.granule)) for r in ratios]
+        for removed in dict.fromkeys(count for count in counts if count > 0):
             kept = cutter.keep(name, removed)
             saved = whole - cost({name: kept})
-            trials.append(Trial(name, removed, kept))
-            details[name, removed] = _Detail(removed, saved, saved / removed, False)
-    return trials, details
-
-
-def _row(trial: Trial, result: TrialResult, detail: _Detail, graph: ChannelGraph) -> Tried:
-    return Tried(
-        trial.unit,
-        detail.channels,
-        graph.units[trial.unit].width,
-        result.accuracy,
-        result.loss,
-        result.value,
-        detail.saved,
-        detail.floss,
-        result.num_images,
-        detail.stopped,
-    )
-
-
-def _curves(rows: Sequence[Tried]) -> dict[str, tuple[Tried, ...]]:
-    curves: dict[str, tuple[Tried, ...]] = {}
-    for row in rows:
-        curves[row.unit] = (*curves.get(row.unit, ()), row)
-    return curves
-
-
-def _chosen(rows: Sequence[Tried], ratio: float) -> dict[str, Tried]:
-    """unit -> the row that it is ranked by: its only one, or the one nearest to the ratio."""
-    return {unit: min(rows, key=lambda r: abs(r.channels / r.width - ratio)) for unit, rows in _curves(rows).items()}
+            trials.append(Trial(name, kept, saved, saved / removed))
+    return trials

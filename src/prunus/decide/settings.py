@@ -1,18 +1,51 @@
-"""Settings that decide which units lose channels, and how many."""
+"""Splits by name, and the settings that decide which units lose channels, and how many. Nothing here imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal
 
 from prunus.decide.costs import COSTS
-from prunus.decide.splits import SPLITS
 from prunus.errors import DecideError
 from prunus.tasks import Task
 from prunus.tasks.quality import task_option
 from prunus.timing.engines import ENGINES
 from prunus.util.options import Seeded, option, strings_as_tuples
+from prunus.util.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from prunus.decide.goal import Budget
+    from prunus.decide.sensitivity import Sensitivity
+    from prunus.graph.channel_graph import ChannelGraph
+    from prunus.graph.plan import Plan
+    from prunus.score.scores import Scores
+
+
+@dataclass(frozen=True)
+class SplitTask:
+    """Everything that a split may look at."""
+
+    graph: ChannelGraph  # of the network that loses channels
+    scores: Scores
+    budget: Budget
+    settings: SplitSettings
+    # Settings (with k and alpha filled in) -> what held-out images say of each unit. The caller has the images.
+    rank: Callable[[SplitSettings], Sensitivity]
+    original_widths: Mapping[str, int] = field(default_factory=dict)  # unit -> width in the original network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Entry):
+    """A way to split a cut among the units of a network."""
+
+    plan: Callable[[SplitTask], Plan]
+    ranks: bool  # held-out images rank the units
+    metric: str  # the metric that suits it, if none is given
+    needs_errors: bool = False  # scores must be errors that add up, as those of a metric with `adds_up`
+
+
+SPLITS: Registry[Split] = Registry("split", "prunus.decide.splits", DecideError)
 
 
 @dataclass(frozen=True)
@@ -26,7 +59,7 @@ class RankSettings(Seeded):
         choices=SPLITS,
     )
     cost: str | Callable[..., float] = option(
-        "macs", f"Cost that units are compared at: {', '.join(COSTS)}", group="Layers", choices=COSTS, own=True
+        "macs", f"Cost that units are compared at: {', '.join(COSTS)}", group="Layers", choices=COSTS, user_code=True
     )
     only: tuple[str, ...] = option(
         (), "Prune only units or layers that match this pattern", group="Layers", several=True
@@ -45,7 +78,7 @@ class RankSettings(Seeded):
         "Rank units by held-out accuracy (the quality of the task) or loss",
         group="Layers",
         choices=("accuracy", "loss"),
-        own=True,
+        user_code=True,
     )
     exact: bool = option(False, "Rank units on all held-out images, without racing", group="Layers")
     confidence: float = option(
@@ -68,14 +101,14 @@ class SplitSettings(RankSettings):
     """How a cut is split among units: how units are ranked, and how far a round goes."""
 
     trials: Literal["cut", "repaired"] | None = option(
-        None, "Rank units as they are cut, or after their own repair", group="Layers", choices=("cut", "repaired")
+        None, "Rank units before repair, or after their own repair", group="Layers", choices=("cut", "repaired")
     )
     rounds: int | None = option(None, "Reach the goal in this number of rounds", group="Layers", least=1)
 
 
 @dataclass(frozen=True)
 class TimeSettings:
-    """Where time is measured, for a goal in time or for cost="latency"."""
+    """Where time is measured, for a latency target or for cost="latency"."""
 
     engine: str = option(
         "eager", f"Engine in which time is measured: {', '.join(ENGINES)}", group="Goal", everyday=True, choices=ENGINES
@@ -89,14 +122,13 @@ class TimeSettings:
     )
 
 
-# Settings that only matter where held-out images rank units.
-RANKING = ("measure", "cost", "k", "exact", "trials")
-_DEFAULTS = {field.name: field.default for field in fields(SplitSettings)}
+RANKING = ("measure", "cost", "k", "exact", "trials")  # settings that only matter where held-out images rank units
 
 
 def ranking_settings(settings: SplitSettings) -> list[str]:
     """The settings about ranking that differ from their defaults."""
-    return [name for name in RANKING if getattr(settings, name) != _DEFAULTS[name]]
+    defaults = {field.name: field.default for field in fields(SplitSettings)}
+    return [name for name in RANKING if getattr(settings, name) != defaults[name]]
 
 
 def check_split(settings: SplitSettings, *, by_share: bool = False) -> None:
@@ -113,3 +145,12 @@ def check_split(settings: SplitSettings, *, by_share: bool = False) -> None:
         f"{way} ranks no units, so {' and '.join(given)} would have no effect: leave it out, or use a target with one "
         f"of the splits {ranking}"
     )
+
+
+def check_k(k: int | None, units: int) -> int:
+    """k, by default a third of the units as in the paper."""
+    if k is None:
+        return max(1, round(units / 3))
+    if not 1 <= k <= units:
+        raise DecideError(f"k must lie between 1 and the number of units that can lose channels, {units}; got {k}")
+    return k

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from torch import nn
 
 from prunus.decide.candidates import candidates
-from prunus.decide.splits.uniform import uniform
+from prunus.decide.splits import uniform
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.plan import Plan

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from prunus.decide.settings import RANKING
-from prunus.decide.splits.uniform import uniform
+from prunus.decide.splits import uniform
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.files import load
@@ -167,7 +167,7 @@ def sentences(rows: Sequence[StudyRow], base: StudyRow, words: QualityWords) -> 
 # The two arms of the sensitivity study, and the network that both start from.
 
 STEP = 0.005  # between the uniform ratios that are tried for the start
-SPLITS = {"flops": "algorithm1", "ratio": "ratio"}  # arm -> split
+ARMS = {"flops": "algorithm1", "ratio": "ratio"}  # arm -> split
 TOLERANCE = 0.02  # fraction of the network's MACs by which the start may differ from the wanted share
 
 
@@ -208,7 +208,7 @@ class SensitivityArms:
         if not 0 < target < 1:
             removed = 1 - begin.macs / self.graph.macs
             raise DecideError(f"the start has already lost {removed:.1%} of the MACs; end must be above that")
-        result = self._compress(method, first, target=target, rounds=self.settings.iterations, split=SPLITS[method])
+        result = self._compress(method, first, target=target, rounds=self.settings.iterations, split=ARMS[method])
         found = {**self._scored(first), "alpha": None}
         self._keep(method, 0, begin.macs, begin.params, {"units": 0, "channels": 0, "cut": found["holdout"], **found})
         rounds = result.rounds[: self.settings.iterations]

@@ -83,8 +83,8 @@ class Task(Entry):
     label_kind: what the label of an image is: one class ("classes"), several labels ("several"), or a class for each
         pixel ("masks"). None: anything. Images with one class each are sampled class by class, and are drawn by class.
     details: (outputs, labels) -> further figures, name -> one value for each image [N]; their means are reported.
-    margins: (outputs, labels) -> how safely each image is decided [N]. Races look at the images with the smallest ones
-        first: those change first when channels go.
+    margins: (outputs, labels) -> how safely each image is decided [N], negative for a mistake. Races look at the images
+        with the smallest magnitudes first: those change first when channels go.
     chance: outputs -> the quality that guessing would have.
     """
 

@@ -28,10 +28,9 @@ def top5(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """Probability of the right class minus that of the likeliest wrong one: [N]. Negative for a mistake."""
-    probabilities = at_least_float32(logits).softmax(1)
-    right_class = probabilities.gather(1, labels[:, None]).squeeze(1)
-    return right_class - probabilities.scatter(1, labels[:, None], -1.0).amax(1)
+    """Logit of the right class minus the highest other one: [N]. Negative for a mistake."""
+    right_class = logits.gather(1, labels[:, None]).squeeze(1)
+    return right_class - logits.scatter(1, labels[:, None], -torch.inf).amax(1)
 
 
 def confusion(found: Tensor, there: Tensor, classes: int) -> Tensor:

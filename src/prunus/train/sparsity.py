@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from prunus.decide.candidates import floor_of, weakest_first
+from prunus.decide.widths import floor_of, weakest_first
 from prunus.errors import RunError
 from prunus.graph.channel_graph import trace
 from prunus.graph.units import Unit
