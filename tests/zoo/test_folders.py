@@ -1,9 +1,7 @@
-"""Image trees and ILSVRC-2012's layouts, decoded in worker processes; corrupt images are named and counted."""
+"""Folders of classes, ILSVRC-2012's layouts, masks and tables of several labels: parts, labels and batches."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +13,10 @@ from scipy.io import savemat
 from prunus.errors import DataError
 from prunus.zoo import data
 from prunus.zoo.folders import image_files
-from prunus.zoo.images import FileImages, Part, crop_box, decode
-from prunus.zoo.loader import FileLoader
-from tests.zoo.formats import random_images, write_picture
+from prunus.zoo.images import FileImages, Part
+from tests.zoo.formats import random_images, write_picture, write_tree
 
 WNIDS = ("n01440764", "n01443537", "n02086240")
-
-
-def picture(seed: int, side: int = 40) -> np.ndarray:
-    return random_images(1, seed, (side, side, 3))[0]
-
-
-def tree(root: Path, counts: dict[str, int], seed: int = 0) -> Path:
-    for name, count in counts.items():
-        for number in range(count):
-            seed += 1
-            write_picture(root / name / f"{number}.png", picture(seed))
-    return root
 
 
 def stems(found: data.ImageData, part: Part) -> list[tuple[str, int]]:
@@ -42,7 +27,7 @@ def stems(found: data.ImageData, part: Part) -> list[tuple[str, int]]:
 
 
 def test_one_tree_gives_a_fixed_stratified_fifth_as_test(tmp_path: Path) -> None:
-    tree(tmp_path, {"rose": 10, "apple": 5, "yew": 5})
+    write_tree(tmp_path, {"rose": 10, "apple": 5, "yew": 5})
     (tmp_path / "rose" / "notes.txt").write_text("not an image")
     found = data.load(f"folder:{tmp_path}", holdout="none", size=32)
     assert found.classes == ("apple", "rose", "yew")
@@ -54,31 +39,22 @@ def test_one_tree_gives_a_fixed_stratified_fifth_as_test(tmp_path: Path) -> None
 
 
 def test_trees_for_training_and_testing(tmp_path: Path) -> None:
-    tree(tmp_path / "train", {"a": 3, "b": 3})
-    tree(tmp_path / "val", {"b": 2})
+    write_tree(tmp_path / "train", {"a": 3, "b": 3})
+    write_tree(tmp_path / "val", {"b": 2})
     found = data.load(f"folder:{tmp_path}", holdout="none")
     assert stems(found, "test") == [("b/0.png", 1), ("b/1.png", 1)]
-    tree(tmp_path / "val", {"c": 1})
-    with pytest.raises(DataError, match="these folders are not classes of the training images: c"):
-        data.load(f"folder:{tmp_path}")
 
 
-def test_folders_that_are_missing_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"{tmp_path / 'no'}: this folder of images does not exist"):
-        data.load(f"folder:{tmp_path / 'no'}")
-    with pytest.raises(DataError, match="expected one folder per class, found no folders"):
-        data.load(f"folder:{tmp_path}")
-    tree(tmp_path, {"a": 2})
-    (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match=f"{tmp_path / 'b'}: has no images"):
-        data.load(f"folder:{tmp_path}")
-    with pytest.raises(DataError, match=f"{tmp_path}: expected a folder val of ILSVRC-2012"):
-        data.load(f"imagenet:{tmp_path}")
+def test_images_are_found_below_their_folder_in_one_order(tmp_path: Path) -> None:
+    for name in ("b.JPG", "a.png", "deep/c.jpeg", ".hidden.png", "d.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert image_files(tmp_path) == ["a.png", "b.JPG", "deep/c.jpeg"]
 
 
 def test_imagenet_by_wnid(tmp_path: Path) -> None:
-    tree(tmp_path / "train", dict.fromkeys(WNIDS, 4))
-    tree(tmp_path / "val", {WNIDS[2]: 1, WNIDS[0]: 1})
+    write_tree(tmp_path / "train", dict.fromkeys(WNIDS, 4))
+    write_tree(tmp_path / "val", {WNIDS[2]: 1, WNIDS[0]: 1})
     found = data.load(f"imagenet:{tmp_path}", holdout="train:0.25")
     assert found.classes == WNIDS
     assert [label for _, label in stems(found, "test")] == [0, 2]
@@ -99,9 +75,9 @@ TRUTHS = {
 
 def flat_imagenet(root: Path, truth: str, with_train: bool = True) -> Path:
     if with_train:
-        tree(root / "train", dict.fromkeys(WNIDS, 2))
+        write_tree(root / "train", dict.fromkeys(WNIDS, 2))
     for number, name in enumerate(FLAT):
-        write_picture(root / "val" / name, picture(number))
+        write_picture(root / "val" / name, random_images(1, number, (40, 40, 3))[0])
     path = root / truth
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(TRUTHS[truth])
@@ -145,116 +121,201 @@ def test_bad_ground_truth(tmp_path: Path, truth: str, content: str, said: str) -
         data.load(f"imagenet:{tmp_path}")
 
 
-def test_no_ground_truth_at_all(tmp_path: Path) -> None:
-    flat_imagenet(tmp_path, "val.txt")
-    (tmp_path / "val.txt").unlink()
-    with pytest.raises(DataError, match=r"a flat validation folder needs a file with its labels .*meta\.mat"):
-        data.load(f"imagenet:{tmp_path}")
+GREY = {"mean": (0.0,), "std": (1.0,)}
 
 
-def test_evaluation_takes_the_middle_of_the_resized_image(tmp_path: Path) -> None:
-    # the shorter side is 256 already, so nothing is resized: the crop is exact
-    pixels = random_images(1, 3, (256, 300, 3))[0]
-    path = write_picture(tmp_path / "a.png", pixels)
-    assert np.array_equal(decode(str(path), 224, None), pixels[16:240, 38:262].transpose(2, 0, 1))
-    # one colour stays one colour, whatever the size and mode of the file
-    Image.new("L", (37, 91), 77).save(tmp_path / "grey.png")
-    assert np.array_equal(decode(str(tmp_path / "grey.png"), 32, None), np.full((3, 32, 32), 77, np.uint8))
+def halves(root: Path, name: str, seed: int = 0, side: int = 8) -> None:
+    """An image whose left half is black and right half white, with classes 0 and 2 and one ignored pixel."""
+    pixels = np.zeros((side, side, 3), np.uint8)
+    pixels[:, side // 2 :] = 255
+    pixels[0, 0] = seed  # images differ
+    write_picture(root / "images" / f"{name}.png", pixels)
+    mask = np.zeros((side, side), np.uint8)
+    mask[:, side // 2 :] = 2
+    mask[-1, 0] = 255
+    (root / "masks").mkdir(parents=True, exist_ok=True)
+    Image.fromarray(mask).save(root / "masks" / f"{name}.png")
 
 
-def test_random_crops_have_the_allowed_areas_and_shapes() -> None:
-    rng = np.random.default_rng(0)
-    areas = []
-    for _ in range(500):
-        left, top, width, height = crop_box((200, 100), rng)
-        assert left >= 0
-        assert top >= 0
-        assert left + width <= 200
-        assert top + height <= 100
-        assert 0.70 < width / height < 1.42  # 3/4 to 4/3, and what rounding adds
-        areas.append(width * height / 20000)
-    assert min(areas) < 0.12
-    assert max(areas) <= 0.67  # 4/3 of the height squared is the largest that fits
-    assert crop_box((1000, 10), rng)[2:] == (13, 10)  # nothing fits: the largest central crop of an allowed shape
+def several(root: Path, count: int = 10) -> Path:
+    for number in range(count):
+        halves(root, f"{number:02d}", number)
+    return root
 
 
-@pytest.mark.parametrize("augment", [False, True])
-def test_workers_change_nothing(tmp_path: Path, augment: bool) -> None:
-    found = data.load(f"folder:{tree(tmp_path, {'a': 9, 'b': 8})}", size=16, holdout="none")
-    state = torch.get_rng_state()
-    runs = []
-    for workers in (0, 2):
-        loader = replace(found, workers=workers).loader("train", 4, augment=augment, shuffle=True, seed=2)
-        loader.set_epoch(1)
-        runs.append([*loader, *loader.iterate(2)])
-    assert len(runs[0]) == 6  # 14 images in 4 batches, and the last two again
-    for (images, labels), (other, numbers) in zip(*runs, strict=True):
-        assert torch.equal(images, other)
-        assert torch.equal(labels, numbers)
-    assert torch.equal(runs[0][2][0], runs[0][4][0])
-    assert torch.equal(state, torch.get_rng_state())
+def names(found: data.ImageData, part: Part) -> set[str]:
+    images = found.parts[part]
+    assert isinstance(images, FileImages)
+    assert [Path(m).stem for m in images.masks] in ([], [Path(p).stem for p in images.paths])
+    return {Path(path).name for path in images.paths}
 
 
-def test_files_are_augmented_alike_however_many_processes_share_a_batch(tmp_path: Path) -> None:
-    found = data.load(f"folder:{tree(tmp_path, {'a': 8, 'b': 8})}", size=16, holdout="none")
-    one, *two = (
-        list(found.loader("train", size, augment=True, shuffle=True, rank=rank, world=world))
-        for size, rank, world in ((4, 0, 1), (2, 0, 2), (2, 1, 2))
-    )
-    for number, (images, labels) in enumerate(one):
-        for rank in (0, 1):
-            assert torch.equal(images[rank::2], two[rank][number][0]) and torch.equal(
-                labels[rank::2], two[rank][number][1]
-            )
+def test_masks_come_with_their_images_in_three_parts(tmp_path: Path) -> None:
+    found = data.load(f"folder:{several(tmp_path, 20)}", labels="masks", size=4, holdout="train:0.25", **GREY)
+    assert found.classes == ("0", "1", "2") and found.shape == (3, 4, 4)
+    parts = [names(found, part) for part in ("train", "holdout", "test")]
+    assert [len(part) for part in parts] == [12, 4, 4] and len(set.union(*parts)) == 20
+    images, masks = next(iter(found.loader("test", 4)))
+    assert masks.dtype == torch.int64 and masks.shape == (4, 4, 4)
+    assert torch.equal(masks, torch.tensor([0, 0, 2, 2]).expand(4, 4, 4))  # nearest: no class 1 between 0 and 2
+    assert images[:, :, :, 0].max() < 0.3 and images[:, :, :, 3].min() > 0.7
 
 
-def spoil(root: Path, names: list[str]) -> None:
-    for name in names:
-        whole = (root / name).read_bytes()
-        (root / name).write_bytes(whole[: len(whole) // 2])
+def test_masks_are_cropped_and_mirrored_like_their_images(tmp_path: Path) -> None:
+    found = data.load(f"folder:{several(tmp_path, 20)}", labels="masks", size=16, holdout="none", **GREY)
+    images, masks = next(iter(found.loader("train", 16, augment=True, shuffle=True)))
+    counted = masks != 255
+    bright = images.mean(1) > 0.5
+    assert ((masks == 2) == bright)[counted].float().mean() > 0.93  # the edge is resized in two ways
+    assert (masks[:, 8, 0] == 2).any() and (masks[:, 8, 0] == 0).any()  # some are mirrored
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_corrupt_image_is_left_out_named_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, workers: int
-) -> None:
-    tree(tmp_path / "train", {"a": 6, "b": 6})
-    found = data.load(f"folder:{tmp_path}", size=16, holdout="none", max_corrupt=2)
-    whole = torch.cat([images for images, _ in found.loader("train", 5, augment=True)])
-    spoil(tmp_path / "train", ["a/2.png"])
-    (tmp_path / "train" / "b" / "0.png").write_text("no picture at all")
-    loader = replace(found, workers=workers).loader("train", 5, augment=True)
-    assert isinstance(loader, FileLoader)
-    with caplog.at_level(logging.WARNING):
-        batches = list(loader)
-        list(loader)
-    assert [len(labels) for _, labels in batches] == [4, 4, 2]
-    assert set(loader.corrupt) == {str(tmp_path / "train/a/2.png"), str(tmp_path / "train/b/0.png")}
-    assert len(caplog.records) == 1  # one line, once, not once an epoch
-    assert str(tmp_path / "train/a/2.png") in caplog.text
-    kept = [position for position in range(12) if position not in (2, 6)]
-    assert torch.equal(torch.cat([images for images, _ in batches]), whole[kept])  # the others' crops do not move
+@pytest.mark.parametrize("inside", [True, False])
+def test_masks_in_parts(tmp_path: Path, inside: bool) -> None:
+    for number, part in enumerate(("train", "train", "train", "val")):
+        halves(tmp_path / "whole" / part, str(number), number)
+        for kind in ("images", "masks"):
+            old = tmp_path / "whole" / part / kind / f"{number}.png"
+            new = tmp_path / "other" / (f"{part}/{kind}" if inside else f"{kind}/{part}") / old.name
+            new.parent.mkdir(parents=True, exist_ok=True)
+            new.write_bytes(old.read_bytes())
+    found = data.load(f"folder:{tmp_path / 'other'}", labels="masks", holdout="none")
+    assert names(found, "train") == {"0.png", "1.png", "2.png"} and names(found, "test") == {"3.png"}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_too_many_corrupt_images_are_an_error(tmp_path: Path, workers: int) -> None:
-    tree(tmp_path / "train", {"a": 6, "b": 6})
-    spoil(tmp_path / "train", ["a/0.png", "a/1.png", "b/4.png"])
-    found = data.load(f"folder:{tmp_path}", size=16, holdout="none", max_corrupt=2)
-    with pytest.raises(DataError, match=f"3 images cannot be decoded, and at most 2 .*{tmp_path / 'train/a/0.png'}"):
-        list(replace(found, workers=workers).loader("train", 5))
+def test_palettes_are_read_as_indices_and_classes_may_have_names(tmp_path: Path) -> None:
+    several(tmp_path, 5)
+    picture = Image.fromarray(np.array([[0, 1], [3, 255]], np.uint8)).resize((8, 8), Image.Resampling.NEAREST)
+    picture.putpalette([255, 0, 0, 0, 255, 0] + [7] * 762)
+    assert picture.mode == "P"
+    picture.save(tmp_path / "masks" / "00.png")
+    (tmp_path / "classes.txt").write_text("road\nthe sky\nhouse\ntree\n")
+    found = data.load(f"folder:{tmp_path}", labels="masks", size=2, holdout="none")
+    assert found.classes == ("road", "the sky", "house", "tree")
+    everything = torch.cat([masks for part in ("train", "test") for _, masks in found.loader(part, 8)])  # type: ignore[arg-type]
+    assert any(torch.equal(mask, torch.tensor([[0, 1], [3, 255]])) for mask in everything)
 
 
-def test_a_quarter_of_few_images_is_too_much(tmp_path: Path) -> None:
-    """3 of 12: fewer than 20, and far more than one in 20."""
-    tree(tmp_path / "train", {"a": 6, "b": 6})
-    spoil(tmp_path / "train", ["a/0.png", "a/1.png", "b/4.png"])
-    with pytest.raises(DataError, match="cannot be decoded, and at most 1 of 12 may be skipped"):
-        list(data.load(f"folder:{tmp_path}", size=16, holdout="none").loader("train", 5))
+def test_masks_that_cannot_be_used(tmp_path: Path) -> None:
+    several(tmp_path, 5)
+    mask = tmp_path / "masks" / "03.png"
+    whole = mask.read_bytes()
+
+    def refused(words: str, size: int = 8) -> None:
+        with pytest.raises(DataError, match=words):
+            found = data.load(f"folder:{tmp_path}", labels="masks", holdout="none", size=size)
+            for part in ("train", "test"):
+                list(found.loader(part, 8))  # type: ignore[arg-type]
+
+    Image.new("RGB", (8, 8)).save(mask)
+    refused("03.png: expected a mask with one class index per pixel .* got the mode RGB")
+    Image.fromarray(np.full((8, 9), 2, np.uint8)).save(mask)
+    refused("the mask has 9 x 8 pixels, and its image .* has 8 x 8")
+    second = mask.with_suffix(".bmp")
+    Image.new("L", (8, 8)).save(second)
+    refused("03.bmp and 03.png are masks of the same image")
+    second.unlink()
+    (tmp_path / "classes.txt").write_text("a\nb\n")
+    mask.write_bytes(whole)
+    refused(r"there are 2 classes, 0 to 1, and only 255 is ignored; the mask has 2")
+    (tmp_path / "classes.txt").unlink()
+    mask.unlink()
+    refused("1 of 5 images in .*images have no mask of the same name in .*masks: 03.png")
+    for file in (tmp_path / "masks").iterdir():
+        Image.fromarray(np.full((8, 8), 255, np.uint8)).save(file)
+    mask.write_bytes((tmp_path / "masks" / "00.png").read_bytes())
+    refused("the masks have one class only, 0 .* in a mask of two colours replace 255 by 1")
+    with pytest.raises(DataError, match="this is images and masks, not one folder per class: take the task segm"):
+        data.load(f"folder:{tmp_path}")
+    with pytest.raises(DataError, match="expected the folders images and masks"):
+        data.load(f"folder:{tmp_path / 'images'}", labels="masks")
+    with pytest.raises(DataError, match="digits has one class per image; for segmentation take folder:PATH"):
+        data.load("digits", labels="masks")
 
 
-def test_images_are_found_below_their_folder_in_one_order(tmp_path: Path) -> None:
-    for name in ("b.JPG", "a.png", "deep/c.jpeg", ".hidden.png", "d.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    assert image_files(tmp_path) == ["a.png", "b.JPG", "deep/c.jpeg"]
+def test_names_of_classes_that_cannot_be_used(tmp_path: Path) -> None:
+    several(tmp_path, 5)
+    names_file = tmp_path / "classes.txt"
+    names_file.write_text("road\nsky\nhouse\n", encoding="utf-8-sig")
+    assert data.load(f"folder:{tmp_path}", labels="masks", holdout="none").classes == ("road", "sky", "house")
+    for content, said in (
+        (b"road\nstra\xdfe\n", "classes.txt: cannot be read as text in UTF-8"),
+        (b"road\nsky\nroad\n", "at least 2 classes, one per line, all different"),
+        (b"\n", "at least 2 classes"),
+    ):
+        names_file.write_bytes(content)
+        with pytest.raises(DataError, match=said):
+            data.load(f"folder:{tmp_path}", labels="masks", holdout="none")
+
+
+def test_wrong_masks_are_said_alike_by_workers(tmp_path: Path) -> None:
+    several(tmp_path, 5)
+    (tmp_path / "classes.txt").write_text("a\nb\n")
+    found = data.load(f"folder:{tmp_path}", labels="masks", holdout="none", size=8, workers=1)
+    with pytest.raises(DataError, match=r"^\S+: there are 2 classes"):
+        list(found.loader("train", 8))
+
+
+def labelled(root: Path, lines: list[str], count: int = 4) -> Path:
+    for number in range(count):
+        write_picture(root / "images" / f"{number}.png", random_images(1, number, (9, 9, 3))[0])
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_several_labels_from_a_table(tmp_path: Path) -> None:
+    lines = ["file,cat,dog", *(f"{n}.png,{n % 2},{int(n < 5)}" for n in range(10))]
+    found = data.load(f"folder:{labelled(tmp_path, lines, 10)}", labels="several", size=8, holdout="train:0.25")
+    assert found.classes == ("cat", "dog")
+    parts = [names(found, part) for part in ("train", "holdout", "test")]
+    assert [len(part) for part in parts] == [6, 2, 2] and len(set.union(*parts)) == 10
+    for part in ("train", "holdout", "test"):
+        images = found.parts[part]  # type: ignore[index]
+        assert isinstance(images, FileImages)
+        numbers = [int(Path(path).stem) for path in images.paths]
+        _, labels = next(iter(found.loader(part, 16)))  # type: ignore[arg-type]
+        assert labels.tolist() == [[n % 2, int(n < 5)] for n in numbers]
+    by_file = data.load(f"folder:{tmp_path / 'labels.csv'}", labels=None, size=8)
+    assert names(by_file, "test") == parts[2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["file,a,b", "0.png,1,0", "1.png,1"], "line 3: expected a file and 2 values, got 1 values"),
+        (["file,a,b", "0.png,1,0", "", "1.png,1,yes"], "line 4: b must be 0 or 1, got 'yes'"),
+        (["file,a,b", "0.png,1,0", "9.png,1,0"], "line 3: there is no image '9.png' in"),
+        (["file,a,b", "0.png,1,0", "0.png,1,0"], "line 3: 0.png is in line 2 already"),
+        (["file,a", "images/0.png,1", "images/../images/0.png,1"], "line 3: .* is in line 2 already"),
+        (["file,a,a", "0.png,1,0"], "line 1: expected a header with different names"),
+        (["0.png,1,0", "1.png,1,0"], "line 1: the header is missing"),
+        (["file", "0.png"], "line 1: expected a header"),
+        (["file,a"], "lists no images"),
+    ],
+)
+def test_tables_that_cannot_be_used(tmp_path: Path, lines: list[str], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        data.load(f"folder:{labelled(tmp_path, lines)}", labels="several")
+
+
+def test_spaces_and_quotes_of_a_table_do_not_count(tmp_path: Path) -> None:
+    lines = ['"file", "cat", "dog"', *(f'"{n}.png", "{n % 2}" , 1' for n in range(4))]
+    found = data.load(f"folder:{labelled(tmp_path, lines)}", labels="several", size=8, holdout="none")
+    assert found.classes == ("cat", "dog")
+    labels = torch.cat([labels for part in ("train", "test") for _, labels in found.loader(part, 8)])  # type: ignore[arg-type]
+    assert sorted(labels.tolist()) == [[0, 1], [0, 1], [1, 1], [1, 1]]
+
+
+def test_tables_of_training_and_test_images_share_nothing(tmp_path: Path) -> None:
+    labelled(tmp_path / "train", ["file,a", "0.png,1", "1.png,0"])
+    labelled(tmp_path / "test", ["file,a", "2.png,1"])
+    found = data.load(f"folder:{tmp_path}", labels="several", holdout="none")
+    assert names(found, "train") == {"0.png", "1.png"} and names(found, "test") == {"2.png"}
+    (tmp_path / "test" / "labels.csv").write_text("file,a\n../train/images/1.png,0\n")
+    with pytest.raises(DataError, match="1 images are listed for training too"):
+        data.load(f"folder:{tmp_path}", labels="several")
+    (tmp_path / "test" / "labels.csv").write_text("file,b\n2.png,0\n")
+    with pytest.raises(DataError, match="has the labels b, and the training images a"):
+        data.load(f"folder:{tmp_path}", labels="several")
+    with pytest.raises(DataError, match="this is a CSV of labels, not one folder per class: take the task multilabel"):
+        data.load(f"folder:{tmp_path}")

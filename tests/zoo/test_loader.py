@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +14,8 @@ import torch
 from prunus.errors import DataError
 from prunus.zoo import data
 from prunus.zoo.images import MemoryImages
-from prunus.zoo.loader import pad_crop_mirror
-from tests.zoo.formats import random_images
+from prunus.zoo.loader import FileLoader, pad_crop_mirror
+from tests.zoo.formats import random_images, write_tree
 
 
 def made(count: int = 60, classes: int = 4, mirror: bool = True) -> data.ImageData:
@@ -113,9 +116,8 @@ def merged(shares: list[list[tuple[torch.Tensor, torch.Tensor]]]) -> list[tuple[
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [2, 3])
 def test_an_image_is_augmented_alike_however_many_processes_share_a_batch(shuffle: bool, world: int) -> None:
-    words = {"augment": True, "shuffle": shuffle, "seed": 5}
     one, *shares = (
-        made(64 if world == 2 else 66).loader("train", size, rank=rank, world=of, **words)
+        made(64 if world == 2 else 66).loader("train", size, rank=rank, world=of, augment=True, shuffle=shuffle, seed=5)
         for size, rank, of in ((12, 0, 1), *((12 // world, rank, world) for rank in range(world)))
     )
     for loader in (one, *shares):
@@ -183,38 +185,70 @@ def test_32_pixels_are_padded_by_4_and_digits_are_not_mirrored() -> None:
     assert not data.load("digits").mirror
 
 
-def test_resizing_is_bilinear() -> None:
-    found = data.load("digits", size=32)
-    assert found.shape == (1, 32, 32)
-    image = next(iter(found.loader("test", 1)))[0][0, 0].numpy() * 0.3761 + 0.3053
-    small = next(iter(data.load("digits").loader("test", 1)))[0][0, 0].numpy() * 0.3761 + 0.3053
-    for row, column in ((0, 0), (5, 9), (13, 18), (31, 31), (16, 2)):
-        y, x = (min(max((position + 0.5) / 4 - 0.5, 0), 7) for position in (row, column))
-        top, left = min(int(y), 6), min(int(x), 6)
-        corner = small[top : top + 2, left : left + 2]
-        weights = np.outer([1 - (y - top), y - top], [1 - (x - left), x - left])
-        assert image[row, column] == pytest.approx(float((corner * weights).sum()), abs=0.003)  # stored as whole 255ths
+@pytest.mark.parametrize("augment", [False, True])
+def test_workers_change_nothing(tmp_path: Path, augment: bool) -> None:
+    found = data.load(f"folder:{write_tree(tmp_path, {'a': 9, 'b': 8})}", size=16, holdout="none")
+    state = torch.get_rng_state()
+    runs = []
+    for workers in (0, 2):
+        loader = replace(found, workers=workers).loader("train", 4, augment=augment, shuffle=True, seed=2)
+        loader.set_epoch(1)
+        runs.append([*loader, *loader.iterate(2)])
+    assert len(runs[0]) == 6  # 14 images in 4 batches, and the last two again
+    for (images, labels), (other, numbers) in zip(*runs, strict=True):
+        assert torch.equal(images, other)
+        assert torch.equal(labels, numbers)
+    assert torch.equal(runs[0][2][0], runs[0][4][0])
+    assert torch.equal(state, torch.get_rng_state())
 
 
-def test_mean_and_deviation_can_be_overridden() -> None:
-    usual = next(iter(data.load("digits").loader("test", 4)))[0]
-    other = next(iter(data.load("digits", mean=(0.5,), std=(0.25,)).loader("test", 4)))[0]
-    assert torch.allclose((usual * 0.3761 + 0.3053 - 0.5) / 0.25, other, atol=1e-5)
-    with pytest.raises(DataError, match="mean must be one finite number, got"):
-        data.load("digits", mean=(0.5, 0.5, 0.5))
-    with pytest.raises(DataError, match="std must be one finite positive number, got"):
-        data.load("digits", std=(0.0,))
+def test_files_are_augmented_alike_however_many_processes_share_a_batch(tmp_path: Path) -> None:
+    found = data.load(f"folder:{write_tree(tmp_path, {'a': 8, 'b': 8})}", size=16, holdout="none")
+    one, *two = (
+        list(found.loader("train", size, augment=True, shuffle=True, rank=rank, world=world))
+        for size, rank, world in ((4, 0, 1), (2, 0, 2), (2, 1, 2))
+    )
+    for number, (images, labels) in enumerate(one):
+        for rank in (0, 1):
+            assert torch.equal(images[rank::2], two[rank][number][0]) and torch.equal(
+                labels[rank::2], two[rank][number][1]
+            )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"rank": 2, "world": 2}, r"rank must lie in 0\.\.1"),
-        ({"seed": -1}, "seed must be at least 0"),
-        ({"limit": 0}, "limit must be at least 1"),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, int], said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        made().loader("train", **arguments)  # type: ignore[arg-type]
+def spoil(root: Path, names: list[str]) -> None:
+    for name in names:
+        whole = (root / name).read_bytes()
+        (root / name).write_bytes(whole[: len(whole) // 2])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_corrupt_image_is_left_out_named_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, workers: int
+) -> None:
+    write_tree(tmp_path / "train", {"a": 6, "b": 6})
+    found = data.load(f"folder:{tmp_path}", size=16, holdout="none", max_corrupt=2)
+    whole = torch.cat([images for images, _ in found.loader("train", 5, augment=True)])
+    spoil(tmp_path / "train", ["a/2.png"])
+    (tmp_path / "train" / "b" / "0.png").write_text("no picture at all")
+    loader = replace(found, workers=workers).loader("train", 5, augment=True)
+    assert isinstance(loader, FileLoader)
+    with caplog.at_level(logging.WARNING):
+        batches = list(loader)
+        list(loader)
+    assert [len(labels) for _, labels in batches] == [4, 4, 2]
+    assert set(loader.corrupt) == {str(tmp_path / "train/a/2.png"), str(tmp_path / "train/b/0.png")}
+    assert len(caplog.records) == 1  # one line, once, not once an epoch
+    assert str(tmp_path / "train/a/2.png") in caplog.text
+    kept = [position for position in range(12) if position not in (2, 6)]
+    assert torch.equal(torch.cat([images for images, _ in batches]), whole[kept])  # the others' crops do not move
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_too_many_corrupt_images_are_an_error(tmp_path: Path, workers: int) -> None:
+    write_tree(tmp_path / "train", {"a": 6, "b": 6})
+    spoil(tmp_path / "train", ["a/0.png", "a/1.png", "b/4.png"])
+    found = data.load(f"folder:{tmp_path}", size=16, holdout="none", workers=workers)
+    with pytest.raises(DataError, match=f"3 images cannot be decoded, and at most 2 .*{tmp_path / 'train/a/0.png'}"):
+        list(replace(found, max_corrupt=2).loader("train", 5))
+    with pytest.raises(DataError, match="cannot be decoded, and at most 1 of 12 may be skipped"):  # one in 20, or 1
+        list(found.loader("train", 5))
