@@ -15,7 +15,7 @@ from torch import nn
 import prunus as sc
 from prunus.cli.sensitivity import SensitivityOptions
 from prunus.errors import DecideError, RunError, ScoreError
-from prunus.plots.choices import SeparationSettings
+from prunus.plots.settings import SeparationSettings
 from prunus.studies import read_study
 from prunus.studies import sensitivity as arms
 from prunus.studies.sensitivity import SensitivityStudySettings, ratio_for

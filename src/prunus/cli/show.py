@@ -14,7 +14,7 @@ from prunus.cli.console import MODEL_HELP, Early, console, friendly, resolve, ru
 from prunus.cli.inputs import DEMO_DATA, DEMO_MODEL, demo_network
 from prunus.cli.options import DataOptions, DeviceOptions, options_from_settings
 from prunus.errors import DataError
-from prunus.plots.choices import ChannelsFigureSettings, SeparationSettings
+from prunus.plots.settings import ChannelsFigureSettings, SeparationSettings
 from prunus.util.files import refuse_others
 from prunus.util.options import check, option
 

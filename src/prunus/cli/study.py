@@ -27,9 +27,7 @@ from prunus.cli.options import (
     task_for,
 )
 from prunus.errors import DataError
-from prunus.studies.effectiveness import EffectivenessSettings
-from prunus.studies.sensitivity import SensitivityStudySettings
-from prunus.studies.timing import TimingSettings
+from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityWords
 from prunus.util.options import check, option

@@ -6,21 +6,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prunus.plots.channels import channels_shown
     from prunus.plots.separation import separation
-    from prunus.studies.effectiveness import EffectivenessSettings, effectiveness
+    from prunus.studies.effectiveness import effectiveness
     from prunus.studies.folder import Provenance, StudyFolder, read_study
     from prunus.studies.recipes import published
-    from prunus.studies.sensitivity import SensitivityStudySettings, sensitivity
+    from prunus.studies.sensitivity import sensitivity
+    from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
     from prunus.studies.structure import structure
     from prunus.studies.table import table
-    from prunus.studies.timing import TimingSettings, timing
+    from prunus.studies.timing import timing
 
 # Modules of the public names, imported on first use as in prunus itself.
 _HOMES = {
-    "EffectivenessSettings": "prunus.studies.effectiveness",
+    "EffectivenessSettings": "prunus.studies.settings",
     "Provenance": "prunus.studies.folder",
-    "SensitivityStudySettings": "prunus.studies.sensitivity",
+    "SensitivityStudySettings": "prunus.studies.settings",
     "StudyFolder": "prunus.studies.folder",
-    "TimingSettings": "prunus.studies.timing",
+    "TimingSettings": "prunus.studies.settings",
     "channels_shown": "prunus.plots.channels",
     "effectiveness": "prunus.studies.effectiveness",
     "published": "prunus.studies.recipes",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -21,12 +21,13 @@ from prunus.score.choice import choose_metrics
 from prunus.score.collect import class_moments
 from prunus.score.evidence import Channels, Filters, Maps, UnitWidth, filters, reader_norms, scales
 from prunus.score.maps import MapRequest, MapsAt, collect_maps
-from prunus.score.metrics import check_metric_options, metric_of
+from prunus.score.metrics import metric_of
 from prunus.score.passes import Sample
 from prunus.score.scores import GIB
 from prunus.studies.folder import StudyFolder, StudyRow
+from prunus.studies.settings import TimingSettings
 from prunus.util.batches import Batches, device_of, move, unpack
-from prunus.util.options import check, names, option, replaced
+from prunus.util.options import replaced
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import evaluating, generators_kept
 
@@ -203,52 +204,6 @@ def _inverse_notes(rows: Sequence[StudyRow]) -> Iterator[str]:
                 hours = each * row["channels"] / 3600
                 words += f" Estimate from {largest['layer']}, as the cube of the pixels: {hours:,.1f} hours."
             yield words
-
-
-# Settings of the timing study. The command line options of `prunus study timing` are made from them.
-
-TIMED_BY_LAYER = (
-    "moments",
-    "maps",
-    "filters",
-    "nothing",
-)  # needs of metrics that score a layer from its maps or weights
-
-
-@dataclass(frozen=True)
-class TimingSettings:
-    """Which metrics are timed, on how many images, and how."""
-
-    metrics: tuple[str, ...] = option(
-        ("gsd", "di"),
-        "Metrics to time, separated by commas (gsd,gsd:ridge=0); gsd,di by default",
-        group="Timing",
-        parse=names,
-    )
-    num_images: int = option(200, "Number of images to score on; the paper used 3,000", group="Timing", least=1)
-    memory_gib: float = option(
-        2.0, "Memory for feature maps in GiB, and the same again for matrices", group="Timing", above=0
-    )
-    inverse_channels: int = option(
-        1, "Channels per layer timed for DI with an explicit inverse; 0: do not time it", group="Timing", least=0
-    )
-    clock: Literal["wall", "cpu"] = option(
-        "wall",
-        "wall time, or cpu: processor time of this process, for a machine that is busy",
-        group="Timing",
-        choices=("wall", "cpu"),
-    )
-    seed: int = option(0, "Seed of the sample of images", group="Output", least=0)
-
-    def check(self) -> None:
-        """Raise ScoreError for settings that cannot be timed."""
-        check(self, ScoreError)
-        for name in self.metrics:
-            if metric_of(name).needs not in TIMED_BY_LAYER:
-                raise ScoreError(f"{name} needs a pass through the whole network, so it has no time for a single layer")
-            check_metric_options(name)
-            if ":tap=" in name:
-                raise ScoreError(f"{name}: the maps that enter a layer's readers are timed; leave tap out")
 
 
 COLUMNS: Mapping[str, str] = {
