@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from prunus.errors import FileError, RunError
+from prunus.tasks.evaluate import Evaluation, evaluate
 from prunus.train.checkpoint import NAME, Epoch, digest
 from prunus.train.fit import fit
 from prunus.train.settings import Preset
@@ -51,17 +51,6 @@ def test_a_broken_run_ends_as_an_unbroken_one(tmp_path: Path, stop_after: int) -
     assert [e.holdout for e in resumed.history] == [e.holdout for e in whole.history]
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4]
-
-
-def test_a_checkpoint_of_an_older_version_without_a_first_epoch_continues(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
-        run(tmp_path, 2)
-    with safe_open(tmp_path / NAME, framework="pt") as file:
-        metadata = file.metadata()
-    state = json.loads(metadata["state"])
-    assert state["identity"].pop("first_epoch") == 0
-    save_file(load_file(tmp_path / NAME), tmp_path / NAME, {**metadata, "state": json.dumps(state)})
-    assert [epoch.number for epoch in run(tmp_path, first_epoch=8).history] == [1, 2, 3, 4]
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
@@ -116,7 +105,7 @@ def test_tied_weights_are_saved_and_come_back(tmp_path: Path) -> None:
     [
         ({"seed": 9}, "seed was 0 and is now 9"),
         ({"lr": 0.2}, "lr was 0.1 and is now 0.2"),
-        ({"teacher": network()}, "distillation was None and is now"),
+        ({"teacher": network()}, "teacher was None and is now"),
         ({"channels_last": False}, "channels_last was True and is now False"),
         ({"about": {"augment": True}}, "augment was None and is now True"),
         ({"first_epoch": 3}, "first_epoch was 0 and is now 3"),
@@ -185,3 +174,63 @@ def test_killed_a_dozen_times_with_9_and_still_the_same_bits(tmp_path: Path) -> 
     assert len(report["epochs gained"]) == 12 and 0 < sum(report["epochs gained"]) < 30, report
     assert report["whole"] == report["broken"]
     assert [name for name in report["files"] if not name.endswith(".partial")] == [NAME, "metrics.jsonl", "result"]
+
+
+TRAIN, HELD = batches(8), batches(2, seed=3)
+
+
+class Scripted:
+    """An evaluation that gives each state of the network, in the order they come, the next figure."""
+
+    def __init__(self, *figures: float) -> None:
+        self.figures, self.seen = figures, list[str]()
+
+    def __call__(self, model: nn.Module, _loader: Any) -> Evaluation:
+        found = digest(model)
+        assert found is not None
+        if found not in self.seen:
+            self.seen.append(found)
+        return Evaluation(self.figures[self.seen.index(found)], 0.0, 16)
+
+
+@pytest.mark.parametrize(("figures", "best"), [((0.5, 0.6, 0.9, 0.7), 2), ((0.9, 0.1, 0.2, 0.3), 0)])
+def test_the_best_epoch_is_returned(figures: tuple[float, ...], best: int) -> None:
+    script = Scripted(*figures)
+    fitted = fit(network(), TRAIN, HELD, epochs=3, lr=0.05, keep_best=True, evaluate=script)
+    assert fitted.kept == best
+    assert digest(fitted.model) == script.seen[best]
+    assert [epoch.holdout.quality for epoch in fitted.history if epoch.holdout] == list(figures[1:])
+
+
+def test_of_equal_epochs_the_last_is_taken() -> None:
+    script = Scripted(0.5, 0.5, 0.5, 0.4)
+    assert fit(network(), TRAIN, HELD, epochs=3, lr=0.05, keep_best=True, evaluate=script).kept == 2
+
+
+def test_a_destructive_rate_leaves_the_network_as_it_was() -> None:
+    good = fit(network(), TRAIN, TRAIN, epochs=8, lr=0.05).model
+    before = state_of(good)
+    plain = fit(good, TRAIN, TRAIN, epochs=2, lr=3.0)
+    kept = fit(good, TRAIN, TRAIN, epochs=2, lr=3.0, keep_best=True)
+    assert evaluate(plain.model, TRAIN).quality < evaluate(good, TRAIN).quality  # the rate is a bad one
+    assert kept.kept == 0 and same_tensors(state_of(kept.model), before)
+    assert plain.kept is None
+
+
+@pytest.mark.parametrize("figures", [(0.5, 0.6, 0.9, 0.7, 0.8), (0.9, 0.6, 0.5, 0.7, 0.8), (0.1, 0.2, 0.3, 0.4, 0.5)])
+def test_an_interrupted_run_keeps_the_same_bits(figures: tuple[float, ...], tmp_path: Path) -> None:
+    script = Scripted(*figures)
+    options: dict[str, Any] = {"epochs": 4, "lr": 0.05, "keep_best": True, "evaluate": script}
+    whole = fit(network(0.2), TRAIN, HELD, **options)
+
+    def stop(epoch: Any) -> None:
+        if epoch.number == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(network(0.2), TRAIN, HELD, checkpoint_dir=tmp_path, on_epoch=stop, **options)
+    resumed = fit(network(0.2), TRAIN, HELD, checkpoint_dir=tmp_path, **options)
+    again = fit(network(0.2), TRAIN, HELD, checkpoint_dir=tmp_path, **options)
+    assert len(script.seen) == 5  # no state of the network that the unbroken run did not have
+    assert resumed.kept == whole.kept == again.kept == figures.index(max(figures))
+    assert digest(resumed.model) == digest(whole.model) == digest(again.model)

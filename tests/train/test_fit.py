@@ -66,7 +66,7 @@ def test_equals_a_loop_by_hand_bit_for_bit() -> None:
     assert [epoch.number for epoch in fitted.history] == [1, 2, 3, 4, 5]
     assert [epoch.lr for epoch in fitted.history] == pytest.approx([0.1, 0.1, 0.02, 0.02, 0.004])
     assert [epoch.loss for epoch in fitted.history] == pytest.approx(losses, rel=1e-6)
-    assert [epoch.accuracy for epoch in fitted.history] == pytest.approx(accuracies)
+    assert [epoch.quality for epoch in fitted.history] == pytest.approx(accuracies)
     assert fitted.history[-1].holdout == evaluate(expected, held)
     assert losses[-1] < 0.5 * losses[0]  # and it does learn
 
@@ -186,7 +186,7 @@ def test_progress_and_epochs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(n.epoch, n.epochs, n.step, n.steps) for n in news] == [(e, 2, s, 3) for e in (1, 2) for s in (1, 2, 3)]
     assert news[-1].seconds_left == 0.0 and all(n.seconds_left > 0 for n in news[:-1])
     assert all(n.images_per_second > 0 for n in news)
-    assert (news[2].loss, news[2].accuracy) == (fitted.history[0].loss, fitted.history[0].accuracy)
+    assert (news[2].loss, news[2].quality) == (fitted.history[0].loss, fitted.history[0].quality)
     assert tuple(ends) == fitted.history
 
 
@@ -204,7 +204,7 @@ def test_metrics_are_json_lines(tmp_path: Path) -> None:
     history = fit(network(), batches(2), [], preset=STEPS, epochs=2, checkpoint_dir=tmp_path, evaluate=nan).history
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [epoch.loss for epoch in history]
-    assert lines[0]["holdout"] == {"top1": 0.5, "top5": None, "loss": None, "num_images": 8}  # JSON knows no NaN
+    assert lines[0]["holdout"] == {"quality": 0.5, "loss": None, "num_images": 8, "details": {}}  # JSON knows no NaN
 
 
 def test_a_perfect_held_out_score_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -244,7 +244,7 @@ from prunus.zoo.models import create
 from tests.train.toys import batches, network
 runs = [fit(network(), batches(8), preset="cosine", epochs=6, mixed_precision=name) for name in ("no", "bf16")]
 full, half = (run.model[5].weight.detach() for run in runs)
-print(half.dtype, bool((full == half).all()), float((full - half).norm() / full.norm()), runs[1].history[-1].accuracy)
+print(half.dtype, bool((full == half).all()), float((full - half).norm() / full.norm()), runs[1].history[-1].quality)
 """
 
 

@@ -35,7 +35,7 @@ def test_epochs_of_training(tmp_path: Path) -> None:
     found = scalars(tmp_path)
     assert found["train/loss"] == [(e.number, pytest.approx(e.loss)) for e in history] and len(history) == 2
     assert found["train/lr"] == [(e.number, pytest.approx(e.lr)) for e in history]
-    assert found["train/accuracy"] == [(e.number, pytest.approx(e.accuracy)) for e in history]
+    assert found["train/accuracy"] == [(e.number, pytest.approx(e.quality)) for e in history]
     assert found["holdout/accuracy"] == [(1, 0.5), (2, 0.5)]
     assert "holdout/loss" not in found  # it is not a number
 
@@ -54,14 +54,14 @@ def test_rounds_plans_and_result_of_a_run(tmp_path: Path) -> None:
     before = done.summary["before"]
     assert found["round/macs"] == [(0, before["macs"]), *((r.number, r.macs) for r in rounds)]
     assert found["round/holdout_accuracy"] == [
-        (0, pytest.approx(before["holdout"]["top1"])),
+        (0, pytest.approx(before["holdout"]["quality"])),
         *((r.number, pytest.approx(r.after.quality)) for r in rounds),
     ]
     epochs = [epoch for r in rounds for epoch in r.retraining]
     assert found["train/loss"] == [(step, pytest.approx(e.loss)) for step, e in enumerate(epochs, start=1)]
     for unit, kept in done.plan.keep.items():
         assert found[f"plan/{tag(unit)}"][-1] == (len(rounds), len(kept))
-    assert found["result/test_accuracy_after"][0][1] == pytest.approx(done.summary["after"]["test"]["top1"])
+    assert found["result/test_accuracy_after"][0][1] == pytest.approx(done.summary["after"]["test"]["quality"])
     config = (tmp_path / "run" / "config.json").read_text()
     assert "tracker" not in config
     again = compress(trained(), TRAIN, HOLDOUT, folder=tmp_path / "run", **words)  # without it: the same run

@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
         first = fit(network(), loader, held, preset=PRESET, epochs=1, device="cpu", checkpoint_dir=folder / name)
         assert first.history[0].holdout is not None
         words[name] = digest(first.model)
-        words[f"{name} accuracy"] = asdict(first.history[0].holdout)
+        words[f"{name} quality"] = asdict(first.history[0].holdout)
         words[f"{name} whole"] = asdict(evaluate(first.model, held))
         words[f"{name} bounds"] = accuracy_bounds(first.model, held)
     (folder / f"{rank}.json").write_text(json.dumps(words))

@@ -9,7 +9,6 @@ together, so they always agree. Random state is not saved, because each epoch dr
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -26,12 +25,10 @@ from torch import Tensor, nn
 from prunus.errors import FileError, RunError
 from prunus.tasks.evaluate import Evaluation
 from prunus.util.files import write_atomically
+from prunus.util.typed_json import from_data, to_data
 
 NAME = "checkpoint.safetensors"
 FORMAT = "prunus training checkpoint 1"
-NEWER = (
-    "first_epoch",
-)  # parts of the identity that checkpoints of older versions do not have; any value continues them
 OTHERS = ("best", "average")  # state_dicts besides the model's own
 
 
@@ -55,8 +52,8 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
             tensors[f"momentum.{name}"] = _detached(buffer)
     for kind, weights in state.weights.items():
         tensors |= {f"{kind}.{name}": _detached(tensor) for name, tensor in weights.items()}
-    words = {"identity": state.identity, "history": state.history, "scaler": state.scaler, "best": state.best}
-    content = save(tensors, metadata={"format": FORMAT, "state": json.dumps(words)})
+    record = {"identity": state.identity, "history": state.history, "scaler": state.scaler, "best": state.best}
+    content = save(tensors, metadata={"format": FORMAT, "state": json.dumps(record)})
     write_atomically(folder / NAME, content)
 
 
@@ -118,12 +115,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], State]:
         raise FileError(f"{path} is damaged ({error}); delete it to start again") from error
 
 
-def _same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _same_run(path: Path, kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps(wanted))  # tuples become lists, as they did in the file
-    found = {**{key: wanted.get(key) for key in NEWER}, **found}
-    other = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    other = [key for key in {**kept, **wanted} if kept.get(key) != wanted.get(key)]
     if other:
-        shown = [(key, _short(found.get(key)), _short(wanted.get(key))) for key in other]
+        shown = [(key, _short(kept.get(key)), _short(wanted.get(key))) for key in other]
         differences = ", ".join(f"{key} was {before} and is now {now}" for key, before, now in shown)
         raise RunError(
             f"{path} belongs to another run: {differences}. Use the same settings to continue it, or another folder"
@@ -135,8 +131,6 @@ def _short(value: Any) -> str:
     return f"{value[:8]}..." if isinstance(value, str) and len(value) == 64 else repr(value)
 
 
-# The history of a training run epoch by epoch: as JSON lines.
-
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -147,36 +141,16 @@ class Epoch:
     number: int  # from 1
     lr: float  # of the last step
     loss: float
-    accuracy: float | None  # or another quality that is a mean over images; None for any other
+    quality: float | None  # if it is a mean over images
     holdout: Evaluation | None
     seconds: float  # without the held-out evaluation
     images_per_second: float
 
 
-def to_dict(epoch: Epoch) -> dict[str, Any]:
-    """The epoch as JSON."""
-    return dataclasses.asdict(epoch)
-
-
-def from_dict(words: dict[str, Any]) -> Epoch:
-    """The epoch that `to_dict` wrote."""
-    holdout = words["holdout"]
-    return Epoch(**{**words, "holdout": None if holdout is None else Evaluation(**holdout)})
-
-
-class Journal:
-    """Writes the history to `folder`/metrics.jsonl; without a folder it is kept nowhere."""
-
-    def __init__(self, folder: Path | None, history: Sequence[Epoch] = ()) -> None:
-        self._folder = folder
-        if history:
-            self.write(history)  # the run may have been killed between the checkpoint and this file
-
-    def write(self, history: Sequence[Epoch]) -> None:
-        """Write all epochs so far. The file is small, and rewriting it keeps it correct after a kill."""
-        if self._folder is not None:
-            lines = [json.dumps(_finite(to_dict(epoch)), allow_nan=False) for epoch in history]
-            write_atomically(self._folder / METRICS_FILE, "".join(f"{line}\n" for line in lines).encode())
+def write_history(folder: Path, history: Sequence[Epoch]) -> None:
+    """Write all epochs so far to metrics.jsonl. The file is small, and rewriting it keeps it correct after a kill."""
+    lines = [json.dumps(_finite(to_data(epoch)), allow_nan=False) for epoch in history]
+    write_atomically(folder / METRICS_FILE, "".join(f"{line}\n" for line in lines).encode())
 
 
 def _finite(value: Any) -> Any:
@@ -186,23 +160,21 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# The best epoch of a training run by held-out accuracy. The network before the first epoch is epoch 0.
-
 Weights = dict[str, Tensor]
 
 
 class BestEpoch:
-    """Holds the weights of the best epoch so far. Of epochs with the same accuracy the last one is the best."""
+    """Holds the weights of the best epoch so far; the network before the first is epoch 0. Of equal ones, the last."""
 
     def __init__(self, model: nn.Module, start: Evaluation) -> None:
         self._model, self.start = model, start
-        self.number, self.accuracy, self.weights = 0, start, _copied(model)
+        self.number, self.quality, self.weights = 0, start, _copied(model)
 
     def see(self, history: Sequence[Epoch]) -> None:
         """Take the weights of the epoch that has just ended, if it is the best."""
         last = history[-1]
-        if last.holdout is not None and last.holdout.quality >= self.accuracy.quality:
-            self.number, self.accuracy, self.weights = last.number, last.holdout, _copied(self._model)
+        if last.holdout is not None and last.holdout.quality >= self.quality.quality:
+            self.number, self.quality, self.weights = last.number, last.holdout, _copied(self._model)
 
     def restore(self) -> None:
         """Put the best weights into the model."""
@@ -210,11 +182,11 @@ class BestEpoch:
 
     def to_dict(self) -> dict[str, Any]:
         """What a checkpoint needs besides the weights, as JSON values."""
-        return {"number": self.number, "accuracy": dataclasses.asdict(self.accuracy)}
+        return {"number": self.number, "quality": to_data(self.quality)}
 
-    def resume(self, found: Mapping[str, Any], weights: Weights) -> None:
+    def resume(self, record: Mapping[str, Any], weights: Weights) -> None:
         """Continue from what `to_dict` gave; `weights` of epoch 0 are those that the run starts with again."""
-        self.number, self.accuracy = found["number"], Evaluation(**found["accuracy"])
+        self.number, self.quality = record["number"], from_data(Evaluation, record["quality"])
         if self.number:
             self.weights = {name: weights[name].to(tensor.device) for name, tensor in self.weights.items()}
 

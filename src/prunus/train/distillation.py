@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,79 +12,50 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from prunus.errors import RunError
+from prunus.tasks.evaluate import mean_loss, squared_distance
 from prunus.util.batches import call, order_channels_last
 from prunus.util.state import evaluating
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from accelerate import Accelerator
-    from torch import Tensor
 
     from prunus.tasks import Task
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class Distillation:
-    """Temperature T that softens both networks' outputs, and the weight w of the teacher's part of the loss.
+MEMORY = 1 << 30  # bytes of answers that are kept at most
 
-    features: weight of the distance between feature maps, which is added to the loss.
+
+def distillation_loss(
+    task: Task, student: Any, teacher: Any, labels: Any, temperature: float = 4.0, weight: float = 0.5
+) -> Tensor:
+    """(1 - w) loss(student, labels) + w distil(student, teacher, T), both of the task.
+
+    For classification: (1 - w) CE(student, labels) + w T^2 KL(softmax(teacher / T) || softmax(student / T)). T^2 keeps
+    the gradient of the second term about as large as that of the first for any T.
     """
-
-    temperature: float = 4.0
-    weight: float = 0.5
-    features: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse values for which the formula has no meaning."""
-        if not self.temperature > 0 or not 0 <= self.weight <= 1 or not self.features >= 0:
-            raise RunError(f"distillation needs temperature > 0, 0 <= weight <= 1 and features >= 0, got {self}")
-
-    def loss(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-        """(1 - w) CE(student, labels) + w T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over images.
-
-        T^2 keeps the gradient of the second term about as large as that of the first for any T.
-        """
-        from torch.nn import functional as F  # here, because settings must not import torch
-
-        from prunus.tasks.evaluate import at_least_float32
-
-        student, teacher = at_least_float32(student), at_least_float32(teacher)  # [N, K]
-        soft_student = F.log_softmax(student / self.temperature, dim=1)  # [N, K]
-        soft_teacher = F.log_softmax(teacher / self.temperature, dim=1)  # [N, K]
-        divergence = F.kl_div(soft_student, soft_teacher, reduction="batchmean", log_target=True)
-        hard = F.cross_entropy(student, labels)
-        return (1 - self.weight) * hard + self.weight * self.temperature**2 * divergence
-
-    def mixed(self, task: Task, student: Any, teacher: Any, labels: Any) -> Tensor:
-        """(1 - w) task.loss(student, labels) + w task.distil(student, teacher, T), for any task."""
-        from prunus.tasks.evaluate import mean_loss, squared_distance
-
-        soft = (task.distil or squared_distance)(student, teacher, self.temperature)
-        return (1 - self.weight) * mean_loss(task, student, labels) + self.weight * soft
-
-
-# Feature maps that two networks of the same kind have in common, for distillation where there are no logits.
+    soft = (task.distil or squared_distance)(student, teacher, temperature)
+    return (1 - weight) * mean_loss(task, student, labels) + weight * soft
 
 
 class FeatureMaps:
     """Collects the outputs of some modules in each forward pass of a network."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
-        self._names, self._found = names, dict[str, Tensor]()
+        self._names, self._outputs = names, dict[str, Tensor]()
         modules = dict(model.named_modules())
         self._hooks = [modules[name].register_forward_hook(self._collector(name)) for name in names]
 
     def _collector(self, name: str) -> Any:
         def collect(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor):
-                self._found[name] = output
+                self._outputs[name] = output
 
         return collect
 
-    def found(self) -> dict[str, Tensor]:
+    def last(self) -> dict[str, Tensor]:
         """The outputs in the last forward pass, by name, in the order of the names that were asked for."""
-        return {name: self._found[name] for name in self._names if name in self._found}
+        return {name: self._outputs[name] for name in self._names if name in self._outputs}
 
     def remove(self) -> None:
         """Take the hooks off the network."""
@@ -106,7 +76,7 @@ def common_maps(student: nn.Module, teacher: nn.Module, images: Any) -> list[str
         try:
             with evaluating(model):
                 call(model, images)
-            shapes.append({name: found.shape for name, found in maps.found().items() if found.ndim == 4})
+            shapes.append({name: map.shape for name, map in maps.last().items() if map.ndim == 4})
         finally:
             maps.remove()
     mine, its = shapes
@@ -116,13 +86,6 @@ def common_maps(student: nn.Module, teacher: nn.Module, images: Any) -> list[str
             "distill_features: no feature map has the same shape in the network and its teacher; leave it out"
         )
     return list(last.values())
-
-
-# The teacher of a distillation: its answers, and the answers that are kept because the same batches come again.
-
-logger = logging.getLogger(__name__)
-
-MEMORY = 1 << 30  # bytes of answers that are kept at most
 
 
 class Teacher:
@@ -149,34 +112,23 @@ class Teacher:
         """The network's output for a batch, and the outputs of its modules by name."""
         if self._last[0] is not images:  # asked twice in a step if labels are mixed
             self._last = images, self._answer(images)
-        found: tuple[Any, dict[str, Tensor]] = self._last[1]
-        return found
+        return self._last[1]  # type: ignore[no-any-return]
 
     def _answer(self, images: Any) -> Any:
-        if not self._keeps:
-            return self._compute(images)
-        key = batch_digest(images)
-        if key not in self._kept:
-            found = self._compute(images)
-            size = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
-            if size > self._room:
-                self._say_full()
-                return found
-            self._kept[key], self._room = found, self._room - size
-        return self._kept[key]
-
-    def _compute(self, images: Any) -> Any:
+        key = batch_digest(images) if self._keeps else b""
+        if key in self._kept:
+            return self._kept[key]
         with torch.no_grad(), self._accelerator.autocast():
-            return call(self.network, images), self._maps.found()
-
-    def _say_full(self) -> None:
-        if self._room >= 0:
-            logger.info(
-                "the teacher's answers to %d batches fill %.1f GiB; to the others it answers in each epoch",
-                len(self._kept),
-                MEMORY / (1 << 30),
-            )
-        self._room = -1  # smaller answers that follow are not kept either: which ones are is then easily said
+            answer = call(self.network, images), self._maps.last()
+        if self._keeps:
+            size = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(answer) if isinstance(leaf, Tensor))
+            if size <= self._room:
+                self._kept[key], self._room = answer, self._room - size
+            elif self._room >= 0:
+                message = "the teacher's answers to %d batches fill %.1f GiB; to the others it answers in each epoch"
+                logger.info(message, len(self._kept), MEMORY / (1 << 30))
+                self._room = -1  # smaller answers that follow are not kept either
+        return answer
 
 
 def batch_digest(images: Any) -> bytes:

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,20 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import RunError
-from prunus.tasks import Quality, is_classification
+from prunus.tasks import Quality
 from prunus.tasks.evaluate import Evaluation, image_values, outputs_for, too_good, unpack_for
 from prunus.tasks.evaluate import evaluate as measure
 from prunus.tasks.quality import QualityWords
-from prunus.train.checkpoint import (
-    BestEpoch,
-    Epoch,
-    Journal,
-    State,
-    from_dict,
-    load_checkpoint,
-    save_checkpoint,
-    to_dict,
-)
+from prunus.train.checkpoint import BestEpoch, Epoch, State, load_checkpoint, save_checkpoint, write_history
 from prunus.train.settings import TrainingSettings
 from prunus.train.setup import (
     TrainingRun,
@@ -41,7 +32,6 @@ from prunus.train.setup import (
     prepare,
     returned_like,
     set_epoch,
-    strides_unmentioned,
     summed,
 )
 from prunus.train.sparsity import SoftFilters
@@ -52,8 +42,7 @@ from prunus.util.options import check, plain, replaced
 from prunus.util.processes import accelerating
 from prunus.util.progress import Show, shown
 from prunus.util.state import generators_kept, reseed
-
-# Running loss and quality of an epoch, and the report that a progress bar shows.
+from prunus.util.typed_json import from_data, to_data
 
 
 class DivergedError(RunError):
@@ -69,7 +58,7 @@ class StepReport:
     step: int  # from 1, within the epoch
     steps: int
     loss: float
-    accuracy: float | None  # the quality of the task; None if it is no mean over images
+    quality: float | None  # None if it is no mean over images
     images_per_second: float
     seconds_left: float
 
@@ -78,7 +67,7 @@ def steps_of_epochs(show: Show, phase: str = "train") -> Callable[[StepReport], 
     """For `prunus.util.progress.shown`: one phase for all epochs."""
 
     def report(news: StepReport) -> None:
-        quality = "" if news.accuracy is None else f" {100 * news.accuracy:.1f}%,"
+        quality = "" if news.quality is None else f" {100 * news.quality:.1f}%,"
         note = f"loss {news.loss:.3f},{quality} {news.images_per_second:,.0f} images/s"
         done, total = (news.epoch - 1) * news.steps + news.step, news.epochs * news.steps
         show(phase, done, total, f"epoch {news.epoch}/{news.epochs}, {note}")
@@ -103,11 +92,11 @@ class Meter:
 
     def add(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
         """Count one step of `count` images: mean loss (0-d), outputs and labels."""
-        found = torch.zeros_like(loss)
+        quality = torch.zeros_like(loss)
         if self.measures:
             with torch.no_grad():
-                found = image_values(self._quality, outputs, labels, count).sum()
-        self._sums += torch.stack((loss.detach() * count, found))
+                quality = image_values(self._quality, outputs, labels, count).sum()
+        self._sums += torch.stack((loss.detach() * count, quality))
         self.num_images += count
 
     @property
@@ -169,15 +158,19 @@ def fit(
 
         fitted = prunus.fit(model, train, holdout, preset="cifar", epochs=50, seed=1)
 
-    holdout: batches for `evaluate(model, holdout)`, which is called after each epoch; by default the task's quality.
-    settings, changes: a `TrainingSettings`, or its fields by name: preset, epochs, lr, mixed_precision, channels_last,
-        seed, sparsity, sparsity_by, soft_prune, keep_best, first_epoch, task, device, about, warmup, batch_norm, mixup,
-        ema, views, temperature, distill_weight, distill_features, tracker.
-    teacher: the network to distil from, usually the unpruned one.
-    checkpoint_dir: folder for the state after each epoch and for metrics.jsonl. The same call continues a killed run,
-        and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run with other
-        weights or settings is refused.
-    progress: False, or a function that is called about twice a second with a `StepReport`. on_epoch: after each epoch.
+    Args:
+        model: The network to train.
+        train: Batches (images, labels), or dicts, or what the task reads.
+        holdout: Batches for `evaluate(model, holdout)`, which is called after each epoch.
+        settings: A `TrainingSettings`.
+        teacher: The network to distil from, usually the unpruned one.
+        checkpoint_dir: Folder for the state after each epoch and for metrics.jsonl. The same call continues a killed
+            run, and its result is bit for bit that of an uninterrupted run (one process, CPU). A checkpoint of a run
+            with other weights or settings is refused.
+        evaluate: A function that returns an `Evaluation`; by default the task's quality.
+        progress: False, or a function that is called about twice a second with a `StepReport`.
+        on_epoch: Called after each epoch.
+        changes: Fields of `TrainingSettings` by name, such as preset, epochs, lr, seed, mixed_precision, keep_best.
 
     Under torchrun every process makes this call with the same arguments, and all get the same network.
     """
@@ -192,7 +185,10 @@ def fit(
         best = None if first is None else BestEpoch(run.result, first)
         history = store.resume(best)
         soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
-        with _journal(run, chosen, folder, history) as write:
+        is_main, text = accelerator.is_main_process, QualityWords.of(run.task)
+        if history and folder is not None and is_main:
+            write_history(folder, history)  # the run may have been killed between the checkpoint and this file
+        with tracking(chosen.tracker if is_main else None, folder, plain(chosen), len(history)) as track:
             for epoch in range(len(history), run.schedule.epochs):
                 reseed(chosen.seed, chosen.drawn_epoch(epoch), accelerator.process_index)
                 set_epoch(train, chosen.drawn_epoch(epoch))
@@ -204,30 +200,18 @@ def fit(
                 if best is not None:
                     best.see(history)
                 store.save(history, best)
-                write()
+                if folder is not None and is_main:
+                    write_history(folder, history)
+                track(epoch_figures(history[-1], text), history[-1].number)
                 if on_epoch is not None:
                     on_epoch(history[-1])
         accelerator.wait_for_everyone()
-    _warn_if_too_good(history, run)
+    last = history[-1].holdout if history and run.task.chance is not None else None
+    if last is not None and (warning := too_good(last)):
+        logger.warning("%s", warning)
     if best is not None:
         best.restore()
     return Fitted(returned_like(run, model), tuple(history), None if best is None else best.number)
-
-
-@contextmanager
-def _journal(
-    run: TrainingRun, settings: TrainingSettings, folder: Path | None, history: list[Epoch]
-) -> Iterator[Callable[[], None]]:
-    """A function that writes the last epoch to metrics.jsonl and to the tracker; in the main process alone it does."""
-    is_main, words = run.accelerator.is_main_process, QualityWords.of(run.task)
-    journal = Journal(folder if is_main else None, history)
-    with tracking(settings.tracker if is_main else None, folder, plain(settings), len(history)) as track:
-
-        def write() -> None:
-            journal.write(history)
-            track(epoch_figures(history[-1], words), history[-1].number)
-
-        yield write
 
 
 class _Store:
@@ -252,20 +236,20 @@ class _Store:
             best.resume(state.best, dict(state.weights["best"]))
         if run.average is not None:
             run.average.resume(state.weights["average"])
-        return [from_dict(values) for values in state.history]
+        return [from_data(Epoch, values) for values in state.history]
 
     def save(self, history: list[Epoch], best: BestEpoch | None) -> None:
         """Write the checkpoint; the main process alone does."""
         run = self._run
         if self._folder is not None and run.accelerator.is_main_process:
             scaler = {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
-            weights = {"best": {} if best is None else best.weights, "average": run.averages()}
+            average = {} if run.average is None else run.average.model.state_dict()
+            weights = {"best": {} if best is None else best.weights, "average": average}
             seen = {} if best is None else best.to_dict()
-            state = State(self._identity, [to_dict(epoch) for epoch in history], scaler, seen, weights)
+            state = State(self._identity, [to_data(epoch) for epoch in history], scaler, seen, weights)
             save_checkpoint(self._folder, run.model, run.sgd, state)
 
 
-@strides_unmentioned()
 def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
     device, reported = run.accelerator.device, time.perf_counter()
     where, rate = f"epoch {epoch + 1}", 0.0
@@ -275,18 +259,28 @@ def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
         images, labels_here = unpack_for(run.task, batch, step)
         images, labels = move(images, device, run.settings.channels_last), labels_to(labels_here, device)
         images, targets = mixed(images, labels, run.settings.mixup)
-        rate = _set_lr(run.sgd, run.schedule.lr_at(epoch + (step + 0.5) / run.steps))
+        rate = run.schedule.lr_at(epoch + (step + 0.5) / run.steps)
+        for group in run.sgd.param_groups:
+            group["lr"] = rate
         outputs = outputs_for(run.task, _outputs(run, images, f"{where}, step {step + 1}"), labels_here, step)
         loss = summed(run.objective, outputs, images, targets)
         run.optimizer.zero_grad()
-        run.accelerator.backward(loss)
+        with warnings.catch_warnings():
+            # Of a weight [N, 1, ...] both layouts are the same bytes, so the strides of its gradient do not matter.
+            warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+            run.accelerator.backward(loss)
         run.optimizer.step()
-        run.after_step(epoch * run.steps + step)
+        if run.average is not None:
+            run.average.step(epoch * run.steps + step)
         meter.add(loss, outputs, labels, count_images(images))
         if time.perf_counter() - reported > SECONDS_BETWEEN_REPORTS or step + 1 == run.steps:
             reported = time.perf_counter()
             _report(run, epoch, step + 1, meter, progress)
-    _same_buffers(run)
+    if run.accelerator.num_processes > 1:  # each process has seen other batches: all take the first one's statistics
+        from accelerate.utils import broadcast
+
+        for buffer in (*run.model.buffers(), *run.result.buffers()):
+            buffer.copy_(broadcast(buffer))
     if meter.num_images == 0:
         raise RunError(f"the loader gave no batches in {where}, although its length is {run.steps}")
     total_loss, quality, num_images = run.accelerator.reduce(meter.totals(), reduction="sum").tolist()
@@ -310,12 +304,12 @@ def _outputs(run: TrainingRun, images: Any, where: str) -> Any:
 
 
 def _report(run: TrainingRun, epoch: int, step: int, meter: Meter, progress: OnStep) -> None:
-    loss, accuracy = meter.means(f"epoch {epoch + 1}, step {step}")
+    loss, quality = meter.means(f"epoch {epoch + 1}, step {step}")
     seconds_per_step = (run.seconds + meter.seconds) / (run.steps_done + step)
     left = (run.schedule.epochs - epoch) * run.steps - step
     speed = meter.num_images * run.accelerator.num_processes / meter.seconds
     position = (epoch + 1, run.schedule.epochs, step, run.steps)
-    progress(StepReport(*position, loss, accuracy, speed, left * seconds_per_step))
+    progress(StepReport(*position, loss, quality, speed, left * seconds_per_step))
 
 
 def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Evaluate | None) -> Evaluation | None:
@@ -331,25 +325,3 @@ def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Eval
     quality, loss, total, *details = run.accelerator.reduce(mine, reduction="sum").tolist()
     means = {name: each / total for name, each in zip(part.details, details, strict=True)}
     return Evaluation(quality / total, loss / total, round(total), means)
-
-
-def _same_buffers(run: TrainingRun) -> None:
-    """Give all processes the first one's batch-norm statistics: each has seen other batches."""
-    if run.accelerator.num_processes > 1:
-        from accelerate.utils import broadcast
-
-        for buffer in (*run.model.buffers(), *run.result.buffers()):
-            buffer.copy_(broadcast(buffer))
-
-
-def _set_lr(optimizer: torch.optim.Optimizer, rate: float) -> float:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    return rate
-
-
-def _warn_if_too_good(history: list[Epoch], run: TrainingRun) -> None:
-    last = history[-1].holdout if history and is_classification(run.task) else None
-    warning = None if last is None else too_good(last)
-    if warning:
-        logger.warning("%s", warning)

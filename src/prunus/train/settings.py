@@ -12,12 +12,9 @@ from typing import Any, Literal
 from prunus.errors import RunError
 from prunus.tasks import Task
 from prunus.tasks.quality import task_option
-from prunus.train.distillation import Distillation
 from prunus.train.trackers import TrackerSettings
 from prunus.util.options import option
 from prunus.util.registry import unknown
-
-# Training schedules by name: those of the paper (section 4), and cosine with warm-up.
 
 DEFAULT_PRESET = "cosine"  # of `fit` and `compress`: the shortest, and good for retraining
 
@@ -75,11 +72,8 @@ class Preset:
         return self.lr * self.factor**passed
 
 
-def _by_name(*presets: Preset) -> Mapping[str, Preset]:
-    return MappingProxyType({preset.name: preset for preset in presets})
-
-
-PRESETS = _by_name(
+# Those of the paper (section 4), and cosine with warm-up.
+_ALL = (
     Preset("cifar", epochs=200, lr=0.01, batch_size=128, factor=0.2),
     Preset("imagenet-vgg16", epochs=30, lr=0.0003, batch_size=256, factor=0.4),
     Preset("imagenet-resnet50", epochs=120, lr=0.0003, batch_size=256, factor=0.4),
@@ -87,6 +81,7 @@ PRESETS = _by_name(
     Preset("effectiveness", epochs=150, lr=0.01, batch_size=128, factor=0.2),
     Preset("cosine", epochs=30, lr=0.05, batch_size=128, schedule="cosine", warmup=1.0),
 )
+PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
 
 
 def preset_of(name: str | Preset, *, epochs: int | None = None, lr: float | None = None) -> Preset:
@@ -107,26 +102,32 @@ GROUP = "Fine-tuning"
 class FineTuning:
     """How training treats a network that is good already. `prunus train` and `prunus prune` have these alike.
 
-    views: epoch n draws what epoch n - views drew: order of images, augmentation, dropout. The teacher answers each
-        batch once (`prunus.train.distillation`).
-    batch_norm: frozen keeps the statistics; scales and shifts train.
-    mixup: see `prunus.train.setup`. ema: see `prunus.train.setup`.
-    distill_features: see `prunus.train.distillation`.
+    Attributes:
+        batch_norm: "frozen" keeps the statistics; scales and shifts train.
+        views: Epoch n draws what epoch n - views drew: order of images, augmentation, dropout. The teacher then answers
+            each batch once.
     """
 
     warmup: float | None = option(
-        None, "Share of the run in which the rate rises; the preset's by default", group=GROUP, least=0, below=1
+        None,
+        "Share of the run in which the rate rises; the preset's by default",
+        group=GROUP,
+        least=0,
+        below=1,
+        hidden=True,
     )
     batch_norm: Literal["live", "frozen"] = option(
-        "live", "Batch-norm statistics: live or frozen", group=GROUP, choices=("live", "frozen")
+        "live", "Batch-norm statistics: live or frozen", group=GROUP, choices=("live", "frozen"), hidden=True
     )
-    mixup: float = option(0.0, "Mix pairs of images; 0.2 is common, 0 for none", group=GROUP, least=0)
+    mixup: float = option(0.0, "Mix pairs of images; 0.2 is common, 0 for none", group=GROUP, least=0, hidden=True)
     ema: float = option(
         0.0, "Return averaged weights; decay per step such as 0.999, 0 for none", group=GROUP, least=0, below=1
     )
     temperature: float = option(4.0, "Temperature of the distillation", group=GROUP, above=0)
     distill_weight: float = option(0.5, "Weight of the teacher in the loss", group=GROUP, least=0, most=1)
-    distill_features: float = option(0.0, "Weight of the distance to the teacher's feature maps", group=GROUP, least=0)
+    distill_features: float = option(
+        0.0, "Weight of the distance to the teacher's feature maps", group=GROUP, least=0, hidden=True
+    )
     views: int | None = option(
         None,
         "Repeat order and augmentation after this number of epochs, so that a teacher answers once",
@@ -136,11 +137,6 @@ class FineTuning:
     mixed_precision: Literal["no", "bf16", "fp16"] = option(
         "no", "no, bf16 (faster on CPUs with AVX512-BF16) or fp16 (GPUs)", group=GROUP, choices=("no", "bf16", "fp16")
     )
-
-    @property
-    def distillation(self) -> Distillation:
-        """The teacher's part of the loss, if there is a teacher."""
-        return Distillation(self.temperature, self.distill_weight, self.distill_features)
 
     @property
     def idle_without_teacher(self) -> str | None:
@@ -159,13 +155,12 @@ class FineTuning:
 class TrainingSettings(TrackerSettings, FineTuning):
     """How to train. `epochs` and `lr` replace those of the preset; `FineTuning` has the rest.
 
-    keep_best: the network before the first epoch counts as epoch 0; of equal epochs the last is taken.
-    first_epoch: number of epochs that were trained before; this training draws other random numbers than they did.
-    sparsity, sparsity_by: see `prunus.train.sparsity`. soft_prune: see `prunus.train.sparsity`.
-    task: what the network is for: a `Task` or the name of one; classification by default.
-    device: None takes the best available.
-    about: what else identifies the run (data set, augmentation), as JSON values. A checkpoint of a run with other
-        settings is refused.
+    Attributes:
+        keep_best: The network before the first epoch counts as epoch 0; of equal epochs the last is taken.
+        first_epoch: Epochs that were trained before; this training draws other random numbers than they did.
+        task: What the network is for: a `Task` or the name of one; classification by default.
+        device: None takes the best available.
+        about: What else identifies the run (data set, augmentation), as JSON values.
     """
 
     preset: str | Preset = option(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,19 +17,16 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from prunus.errors import DataError, RunError
-from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import mean_loss, squared_distance, unpack_for
 from prunus.train.checkpoint import digest
-from prunus.train.distillation import Distillation, FeatureMaps, Teacher, common_maps
+from prunus.train.distillation import FeatureMaps, Teacher, common_maps, distillation_loss
 from prunus.train.settings import Preset, TrainingSettings, check_together
 from prunus.train.sparsity import Objective, ProximalSGD, batch_norm_scales, with_penalty
 from prunus.util.batches import Batch, Batches, device_of, move, order_channels_last
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-
-# The moving average of a network's weights during training (EMA, Polyak averaging).
 
 
 class AveragedWeights:
@@ -60,9 +55,6 @@ class AveragedWeights:
     def resume(self, weights: Mapping[str, Tensor]) -> None:
         """Continue from the averages that a checkpoint has kept."""
         self.model.load_state_dict(weights)
-
-
-# Which batches each process gets when several train together.
 
 
 class EveryNth:
@@ -134,13 +126,11 @@ def _shared_already(loader: Any, world: int) -> bool:
     return int(getattr(order, "world", 1)) == world
 
 
-# Mixup (Zhang et al. 2018): a batch is mixed with itself in another order, images and losses alike.
-
 Targets = list[tuple[float, Any]]  # share of the loss, labels
 
 
 def mixed(images: Any, labels: Any, strength: float) -> tuple[Any, Targets]:
-    """Images s x + (1 - s) x[order] and the labels of both, with their shares s and 1 - s of the loss.
+    """Mixup (Zhang et al. 2018): images s x + (1 - s) x[order] and the labels of both, with their shares of the loss.
 
     s is drawn from Beta(strength, strength), one for the batch; the larger of s and 1 - s goes to the labels as they
     are. A teacher sees the mixed images. A strength of 0 mixes nothing.
@@ -153,34 +143,6 @@ def mixed(images: Any, labels: Any, strength: float) -> tuple[Any, Targets]:
     share = max(drawn, 1 - drawn)
     order = torch.randperm(len(images)).to(images.device)
     return torch.lerp(images[order], images, share), [(share, labels), (1 - share, labels[order])]
-
-
-# The loss that a run minimises: the task's, and the teacher's part if there is a teacher.
-
-
-def plain_objective(task: Task) -> Objective:
-    """The loss of the task alone."""
-    return lambda outputs, _images, labels: mean_loss(task, outputs, labels)
-
-
-def distilled_objective(task: Task, teacher: Teacher, soft: Distillation, maps: FeatureMaps) -> Objective:
-    """The loss with a teacher; `maps` are those of the network that is trained, the teacher's have the same names."""
-
-    def distil(outputs: Any, images: Any, labels: Any) -> Tensor:
-        answers, its_maps = teacher.answer(images)
-        answers = answers if task.outputs is None else task.outputs(answers)  # logits [N, K]
-        if isinstance(outputs, Tensor) and answers.shape != outputs.shape:
-            raise RunError(
-                f"the teacher's outputs are {list(answers.shape)}, the network's {list(outputs.shape)}; "
-                "both must have the same classes"
-            )
-        if is_classification(task):
-            loss = soft.loss(outputs, answers, labels)
-        else:
-            loss = soft.mixed(task, outputs, answers, labels)
-        return loss + soft.features * squared_distance(maps.found(), its_maps) if soft.features else loss
-
-    return distil
 
 
 def summed(objective: Objective, outputs: Any, images: Any, targets: Targets) -> Tensor:
@@ -228,15 +190,6 @@ class TrainingRun:
                 if isinstance(module, _BatchNorm):
                     module.eval()
 
-    def averages(self) -> dict[str, Tensor]:
-        """The averaged weights; empty if there are none."""
-        return {} if self.average is None else self.average.model.state_dict()
-
-    def after_step(self, steps: int) -> None:
-        """Average the weights, if asked; `steps` of the whole run were done before this one."""
-        if self.average is not None:
-            self.average.step(steps)
-
 
 class _Wrapper(nn.Module):
     """Holds the network one level down: Accelerate patches this module, and the network itself stays clean."""
@@ -271,8 +224,14 @@ def prepare(
         order_channels_last(student)
     wrapped = accelerator.prepare_model(_Wrapper(student))
     trainable = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": trainable}]
+    if settings.sparsity and settings.sparsity_by == "proximal":  # these scales take steps of their own
+        scales = batch_norm_scales(student)
+        known = {id(scale) for scale in scales}
+        rest = [parameter for parameter in trainable if id(parameter) not in known]
+        groups = [{"params": rest}, {"params": scales, "penalty": settings.sparsity}]
     sgd = ProximalSGD(
-        _groups(student, trainable, settings),
+        groups,
         lr=schedule.lr,
         momentum=schedule.momentum,
         weight_decay=schedule.weight_decay,
@@ -285,7 +244,7 @@ def prepare(
         sgd=sgd,
         optimizer=accelerator.prepare_optimizer(sgd),
         task=(task := task_of(settings.task)),
-        objective=plain_objective(task),
+        objective=lambda outputs, _images, labels: mean_loss(task, outputs, labels),
         batches=batches,
         steps=steps_of(batches, accelerator),
         schedule=schedule,
@@ -301,25 +260,29 @@ def prepare(
     return run
 
 
-def _groups(model: nn.Module, trainable: list[nn.Parameter], settings: TrainingSettings) -> list[dict[str, Any]]:
-    """Parameters for the optimizer; batch-norm scales are a group of their own if they take proximal steps."""
-    if not settings.sparsity or settings.sparsity_by == "l1":
-        return [{"params": trainable}]
-    scales = batch_norm_scales(model)
-    known = {id(scale) for scale in scales}
-    rest = [parameter for parameter in trainable if id(parameter) not in known]
-    return [{"params": rest}, {"params": scales, "penalty": settings.sparsity}]
-
-
 def _learn_from(teacher: nn.Module, run: TrainingRun, train: Batches) -> None:
     """Put the teacher's part into the run's loss."""
-    settings = run.settings
+    settings, task = run.settings, run.task
     master = Teacher(teacher, run.accelerator, settings.channels_last, keeps=settings.views is not None)
     if settings.distill_features:
         names = common_maps(run.model, master.network, example_of(train, run))
         run.maps = FeatureMaps(run.model, names)
         master.watch(names)
-    run.objective = distilled_objective(run.task, master, settings.distillation, run.maps)
+
+    def distil(outputs: Any, images: Any, labels: Any) -> Tensor:
+        answers, its_maps = master.answer(images)
+        answers = answers if task.outputs is None else task.outputs(answers)  # logits [N, K]
+        if isinstance(outputs, Tensor) and answers.shape != outputs.shape:
+            raise RunError(
+                f"the teacher's outputs are {list(answers.shape)}, the network's {list(outputs.shape)}; "
+                "both must have the same classes"
+            )
+        loss = distillation_loss(task, outputs, answers, labels, settings.temperature, settings.distill_weight)
+        if settings.distill_features:
+            loss = loss + settings.distill_features * squared_distance(run.maps.last(), its_maps)
+        return loss
+
+    run.objective = distil
 
 
 def example_of(train: Batches, run: TrainingRun) -> Any:
@@ -327,17 +290,6 @@ def example_of(train: Batches, run: TrainingRun) -> Any:
     images, _ = unpack_for(run.task, next(iter(train)), 0)
     first = tree_map(lambda x: x[:1] if isinstance(x, Tensor) else x, images)
     return move(first, run.accelerator.device, run.settings.channels_last)
-
-
-@contextmanager
-def strides_unmentioned() -> Iterator[None]:
-    """Without PyTorch's warning that gradients have other strides than the weights of several processes.
-
-    Of a weight [N, 1, ...] both layouts are the same bytes in memory, so nothing is lost by it.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        yield
 
 
 def identity_of(
@@ -352,15 +304,15 @@ def identity_of(
         "processes": run.accelerator.num_processes,
         "mixed_precision": run.accelerator.mixed_precision,
         "channels_last": settings.channels_last,
-        "distillation": None if teacher is None else dataclasses.asdict(settings.distillation),
         "initial weights": digest(model),
         "teacher": digest(teacher),
-        **({"keep_best": True} if settings.keep_best else {}),
+        "keep_best": settings.keep_best,
         "first_epoch": settings.first_epoch,
-        **({"sparsity": settings.sparsity, "sparsity_by": settings.sparsity_by} if settings.sparsity else {}),
-        **({"soft_prune": settings.soft_prune} if settings.soft_prune else {}),
+        "sparsity": settings.sparsity,
+        "sparsity_by": settings.sparsity_by,
+        "soft_prune": settings.soft_prune,
         **settings.fine_tuning,
-        **({} if is_classification(run.task) else {"task": run.task.name or "own"}),
+        "task": run.task.name or "user-provided",
     }
 
 

@@ -63,7 +63,9 @@ def tracking(
         yield nowhere
         return
     check_tracker(name)
-    kind = _class_of(name)
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    kind: Any = LOGGER_TYPE_TO_CLASS[name]
     if kind.requires_logging_directory and folder is None:
         raise RunError(f"the tracker {name} writes files: give the run a folder")
     begun: list[Any] = []
@@ -71,8 +73,10 @@ def tracking(
     def log(figures: Mapping[str, float | None], step: int) -> None:
         if not begun:
             begun.append(_opened(kind, folder, done))
-            begun[0].store_init_configuration({key: _plain(value) for key, value in config.items()})
-        begun[0].log(_finite(figures), step=step)
+            simple = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in config.items()}
+            begun[0].store_init_configuration(simple)
+        finite = {tag(key): v for key, v in figures.items() if v is not None and math.isfinite(v)}
+        begun[0].log(finite, step=step)
 
     try:
         yield log
@@ -81,31 +85,16 @@ def tracking(
             tracker.finish()
 
 
-def _class_of(name: str) -> Any:
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    return LOGGER_TYPE_TO_CLASS[name]
-
-
 def _opened(kind: Any, folder: Path | None, done: int | None) -> Any:
     from accelerate import PartialState
 
     PartialState()  # trackers ask it which process they are in
     if kind.name == BOARD:
-        found = kind(BOARD, folder, purge_step=None if done is None else done + 1)
+        tracker = kind(BOARD, folder, purge_step=None if done is None else done + 1)
     else:
-        found = kind(PROJECT, folder) if kind.requires_logging_directory else kind(PROJECT)
-    if hasattr(found, "start"):  # older versions of Accelerate start at once
-        found.start()
-    return found
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else str(value)
-
-
-def _finite(figures: Mapping[str, float | None]) -> dict[str, float]:
-    return {tag(name): value for name, value in figures.items() if value is not None and math.isfinite(value)}
+        tracker = kind(PROJECT, folder) if kind.requires_logging_directory else kind(PROJECT)
+    tracker.start()
+    return tracker
 
 
 def tag(name: str) -> str:
@@ -118,7 +107,7 @@ def epoch_figures(epoch: Epoch, quality: QualityWords) -> dict[str, float | None
     held = epoch.holdout
     return {
         "train/loss": epoch.loss,
-        f"train/{quality.name}": epoch.accuracy,
+        f"train/{quality.name}": epoch.quality,
         "train/lr": epoch.lr,
         "train/images_per_second": epoch.images_per_second,
         f"holdout/{quality.name}": None if held is None else held.quality,

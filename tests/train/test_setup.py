@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from prunus.train.checkpoint import Epoch
 from prunus.train.distillation import Teacher, batch_digest, common_maps
 from prunus.train.fit import fit
 from prunus.train.settings import Preset
-from prunus.train.setup import AveragedWeights, mixed
+from prunus.train.setup import AveragedWeights, EveryNth, mixed
 from prunus.util.processes import accelerating
 from prunus.zoo.models import create
+from tests.processes import torchrun
 from tests.train.toys import batches, network, same_tensors, state_of
 
 SHORT = Preset("short", epochs=4, lr=0.05, batch_size=8)
@@ -242,3 +244,28 @@ def test_a_teacher_is_a_copy_in_eval_mode() -> None:
         answer, maps = teacher.answer(images)
     torch.testing.assert_close(answer, copy.deepcopy(mine).eval()(images))
     assert mine.training and maps == {} and not answer.requires_grad
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 6, 7])
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_nth_deals_out_each_batch_once(count: int, world: int) -> None:
+    loader = [(number, number) for number in range(count)]
+    shares = [EveryNth(loader, rank, world) for rank in range(world)]
+    assert sorted(pair for share in shares for pair in share) == loader
+    assert [len(share) for share in shares] == [len(list(share)) for share in shares]
+    if count == 5 and world == 2:
+        assert [[pair[0] for pair in share] for share in shares] == [[0, 2, 4], [1, 3]]
+
+
+def test_two_processes_end_with_one_network(tmp_path: Path) -> None:
+    torchrun("tests.train.two_processes", tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert (first["rank"], second["rank"], first["world"]) == (0, 1, 2)
+    for name in ("list", "loader"):
+        assert first[name] == second[name]  # weights and batch-norm statistics, bit for bit
+        together, alone = first[f"{name} quality"], first[f"{name} whole"]
+        assert together == second[f"{name} quality"] and together["num_images"] == 24
+        low, high = first[f"{name} bounds"]  # with room for rounding: each process evaluates its share
+        assert low <= together["quality"] <= high and together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    lines = (tmp_path / "list" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 1  # written by one process, once
