@@ -92,17 +92,10 @@ class ImageData:
                 raise DataError(f"limit must be at least 1, got {limit}")
             images = images.take(stratified(images.strata, limit, seed))
         order = Order(len(images.labels), batch_size, shuffle, seed, rank, world)
-        common = (order, self.classes, self.mean, self.std)
+        common = (order, self.classes, self.mean, self.std, augment)
         if isinstance(images, MemoryImages):
-            return MemoryLoader(images, *common, augment=augment, mirror=self.mirror)
-        return FileLoader(
-            images,
-            *common,
-            size=self.shape[1],
-            augment=augment,
-            workers=self.workers,
-            max_corrupt=self.max_corrupt,
-        )
+            return MemoryLoader(images, *common, self.mirror)
+        return FileLoader(images, *common, self.shape[1], self.workers, self.max_corrupt)
 
 
 def load(

@@ -19,6 +19,7 @@ from prunus.zoo.images import (
     CROP_AREA,
     LABELLED_AREA,
     FileImages,
+    Images,
     IntArray,
     MemoryImages,
     Pixels,
@@ -125,17 +126,23 @@ class Order:
         return slice(self.rank, None, self.world)
 
 
+@dataclass(eq=False, repr=False)
 class Loader(ABC):
     """An iterable of (images float32 [N, C, H, W], labels int64 [N]); `set_epoch` shuffles them anew."""
 
-    def __init__(self, order: Order, classes: tuple[str, ...], mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        self.order = order
-        self.classes = classes
+    images: Images
+    order: Order
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool
+
+    def __post_init__(self) -> None:
         self.epoch = 0
         # (p / 255 - mean) / std == p * scale + shift: one multiplication and one addition per pixel
-        deviation, centre = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (std, mean))
-        self._scale = (1 / (255 * deviation)).float()  # [1, C, 1, 1]
-        self._shift = (-centre / deviation).float()  # [1, C, 1, 1]
+        mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (self.mean, self.std))
+        self._scale = (1 / (255 * std)).float()  # [1, C, 1, 1]
+        self._shift = (-mean / std).float()  # [1, C, 1, 1]
 
     @property
     def num_images(self) -> int:
@@ -181,44 +188,32 @@ class Loader(ABC):
         """uint8 images [N, C, H, W] at these positions, not augmented, and their labels."""
 
 
+@dataclass(eq=False, repr=False)
 class MemoryLoader(Loader):
     """Batches of images in memory."""
 
-    def __init__(
-        self,
-        images: MemoryImages,
-        order: Order,
-        classes: tuple[str, ...],
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        *,
-        augment: bool,
-        mirror: bool,
-    ) -> None:
-        super().__init__(order, classes, mean, std)
-        self._images = images
-        self._augment = augment
-        self._mirror = mirror
+    images: MemoryImages
+    mirror: bool
 
     def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
         positions = self.order.positions(epoch)
-        rows = torch.from_numpy(self._images.rows[positions])
-        labels = torch.from_numpy(self._images.labels[positions])
+        rows = torch.from_numpy(self.images.rows[positions])
+        labels = torch.from_numpy(self.images.labels[positions])
         for index in range(start, len(self)):
             span = slice(index * self.batch_size, (index + 1) * self.batch_size)
-            pixels = self._images.pixels[rows[span]]  # [N, C, H, W]
-            if self._augment:
+            pixels = self.images.pixels[rows[span]]  # [N, C, H, W]
+            if self.augment:
                 pixels = pad_crop_mirror(
                     pixels,
                     self.order.rng(epoch, index),
-                    mirror=self._mirror,
+                    mirror=self.mirror,
                     whole=self.order.whole(index),
                     share=self.order.share,
                 )
             yield pixels, labels[span]
 
     def _pixels_at(self, positions: IntArray) -> Batch:
-        taken = self._images.take(positions)
+        taken = self.images.take(positions)
         return taken.pixels[torch.from_numpy(taken.rows)], torch.from_numpy(taken.labels)
 
 
@@ -269,38 +264,34 @@ class BatchDecoder(Dataset[Decoded]):
         return torch.from_numpy(stacked), torch.from_numpy(targets), corrupt, ""
 
 
+@dataclass(eq=False, repr=False)
 class FileLoader(Loader):
-    """Batches of images from files. Corrupt images are skipped and listed in `corrupt`: path -> reason."""
+    """Batches of images from files. Corrupt images are skipped and listed in `corrupt`: path -> reason.
 
-    def __init__(
-        self,
-        images: FileImages,
-        order: Order,
-        classes: tuple[str, ...],
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        *,
-        size: int,
-        augment: bool,
-        workers: int,
-        max_corrupt: int | None,
-    ) -> None:
-        super().__init__(order, classes, mean, std)
+    Attributes:
+        size: Height and width of the crops.
+        workers: Processes that decode files.
+        max_corrupt: Largest number of corrupt files in an epoch.
+    """
+
+    images: FileImages
+    size: int
+    workers: int
+    max_corrupt: int | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.corrupt: dict[str, str] = {}
-        self._images = images
-        self._size = size
-        self._augment = augment
-        self._workers = workers
         # Of few images, a few corrupt ones are already many.
-        default = min(MOST_CORRUPT, max(1, order.num_images // CORRUPT_SHARE))
-        self._max_corrupt = default if max_corrupt is None else max_corrupt
+        default = min(MOST_CORRUPT, max(1, self.num_images // CORRUPT_SHARE))
+        self._max_corrupt = default if self.max_corrupt is None else self.max_corrupt
 
     def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
         batches: DataLoader[Decoded] = DataLoader(
-            self._decoder(self.order, epoch, self.order.positions(epoch), self._augment),
+            self._decoder(self.order, epoch, self.order.positions(epoch), self.augment),
             batch_size=None,
             sampler=range(start, len(self)),
-            num_workers=self._workers,
+            num_workers=self.workers,
             generator=torch.Generator(),  # DataLoader would draw from the global generator
         )
         corrupt: dict[str, str] = {}  # of this epoch
@@ -330,7 +321,7 @@ class FileLoader(Loader):
         return pixels, labels
 
     def _decoder(self, order: Order, epoch: int, positions: IntArray, augment: bool) -> BatchDecoder:
-        return BatchDecoder(self._images, order, epoch, positions, self._size, augment, len(self.classes))
+        return BatchDecoder(self.images, order, epoch, positions, self.size, augment, len(self.classes))
 
 
 def _named(corrupt: dict[str, str]) -> str:
