@@ -14,59 +14,59 @@ from prunus.errors import FileError, ModelError
 from prunus.zoo import models
 from prunus.zoo.weights import load_weights
 
+Tensors = dict[str, torch.Tensor]
+
 
 @pytest.fixture
-def trained() -> dict[str, torch.Tensor]:
+def trained() -> Tensors:
     torch.manual_seed(3)
     return models.create("lenet5").state_dict()
 
 
-def loaded(path: Path) -> dict[str, torch.Tensor]:
+def loaded(path: Path) -> Tensors:
     model = models.create("lenet5")
     load_weights(model, path)
     return model.state_dict()
 
 
-def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def same_tensors(one: Tensors, other: Tensors) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("wrap", ["plain", "state_dict", "model", "module", "both", "twice"])
+def prefixed(tensors: Tensors) -> Tensors:
+    return {f"module.{name}": value for name, value in tensors.items()}
+
+
 @pytest.mark.parametrize("suffix", [".pt", ".th", ".pth"])
-def test_torch_files_with_their_wrappers(
-    tmp_path: Path, trained: dict[str, torch.Tensor], wrap: str, suffix: str
-) -> None:
-    prefixed = {f"module.{name}": value for name, value in trained.items()}
-    content: Any = {
-        "plain": trained,
-        "state_dict": {"state_dict": trained, "epoch": 3, "best_prec1": 0.9},
-        "model": {"model": trained},
-        "module": prefixed,
-        "both": {"state_dict": prefixed},
-        "twice": {f"module.{name}": value for name, value in prefixed.items()},
-    }[wrap]
-    torch.save(content, tmp_path / f"weights{suffix}")
-    assert same_tensors(loaded(tmp_path / f"weights{suffix}"), trained)
+def test_torch_files_with_their_wrappers(tmp_path: Path, trained: Tensors, suffix: str) -> None:
+    contents: list[Any] = [
+        trained,
+        {"state_dict": trained, "epoch": 3, "best_prec1": 0.9},
+        {"model": trained},
+        prefixed(trained),
+        {"state_dict": prefixed(trained)},
+        prefixed(prefixed(trained)),
+    ]
+    for content in contents:
+        torch.save(content, tmp_path / f"weights{suffix}")
+        assert same_tensors(loaded(tmp_path / f"weights{suffix}"), trained)
 
 
-def test_safetensors(tmp_path: Path, trained: dict[str, torch.Tensor]) -> None:
+def test_safetensors(tmp_path: Path, trained: Tensors) -> None:
     save_file(trained, tmp_path / "weights.safetensors")
     assert same_tensors(loaded(tmp_path / "weights.safetensors"), trained)
 
 
 def test_files_from_before_batch_norm_counted_batches(tmp_path: Path) -> None:
-    old = {
-        name: value
-        for name, value in models.create("resnet20").state_dict().items()
-        if not name.endswith("num_batches_tracked")
-    }
+    whole = models.create("resnet20").state_dict()
+    old = {name: value for name, value in whole.items() if not name.endswith("num_batches_tracked")}
     torch.save(old, tmp_path / "old.th")
     model = models.create("resnet20")
     load_weights(model, tmp_path / "old.th")
     assert torch.equal(model.get_parameter("layer3.2.conv2.weight"), old["layer3.2.conv2.weight"])
 
 
-def test_a_mismatch_lists_everything_and_loads_nothing(tmp_path: Path, trained: dict[str, torch.Tensor]) -> None:
+def test_a_mismatch_lists_everything_and_loads_nothing(tmp_path: Path, trained: Tensors) -> None:
     trained["conv1.weight"] = torch.zeros(6, 3, 5, 5)
     trained["stranger"] = torch.zeros(1)
     del trained["fc1.bias"]
@@ -92,20 +92,25 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_pickle_that_would_run_something_is_refused_and_does_not_run(tmp_path: Path) -> None:
-    torch.save({"state_dict": Bomb(tmp_path / "was_here")}, tmp_path / "bomb.pt")
-    with pytest.raises(FileError, match=r"bomb\.pt: has more than plain tensors"):
-        loaded(tmp_path / "bomb.pt")
+def test_other_contents_are_refused_and_nothing_runs(tmp_path: Path) -> None:
+    for content, said in (
+        ({"state_dict": Bomb(tmp_path / "was_here")}, r"a\.pt: has more than plain tensors"),
+        ([1, 2], "expected tensors by name, got list"),
+        ({"weight": torch.zeros(1), "epoch": 4}, "expected only tensors; these are something else: epoch"),
+    ):
+        torch.save(content, tmp_path / "a.pt")
+        with pytest.raises(FileError, match=said):
+            loaded(tmp_path / "a.pt")
     assert not (tmp_path / "was_here").exists()
+    (tmp_path / "weights.onnx").write_bytes(b"")
+    with pytest.raises(FileError, match=r"expected a weight file \.safetensors, .*, got '\.onnx'"):
+        loaded(tmp_path / "weights.onnx")
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_truncated_and_missing_files(tmp_path: Path, trained: dict[str, torch.Tensor], suffix: str) -> None:
+def test_truncated_and_missing_files(tmp_path: Path, trained: Tensors, suffix: str) -> None:
     path = tmp_path / f"cut{suffix}"
-    if suffix == ".pt":
-        torch.save(trained, path)
-    else:
-        save_file(trained, path)
+    (torch.save if suffix == ".pt" else save_file)(trained, path)
     whole = path.read_bytes()
     for length in (0, 7, len(whole) // 2):
         path.write_bytes(whole[:length])
@@ -114,15 +119,3 @@ def test_truncated_and_missing_files(tmp_path: Path, trained: dict[str, torch.Te
     path.unlink()
     with pytest.raises(FileError, match="this weight file does not exist"):
         loaded(path)
-
-
-def test_other_contents(tmp_path: Path) -> None:
-    (tmp_path / "weights.onnx").write_bytes(b"")
-    with pytest.raises(FileError, match=r"expected a weight file \.safetensors, .*, got '\.onnx'"):
-        loaded(tmp_path / "weights.onnx")
-    torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(FileError, match="expected tensors by name, got list"):
-        loaded(tmp_path / "list.pt")
-    torch.save({"weight": torch.zeros(1), "epoch": 4}, tmp_path / "mixed.pt")
-    with pytest.raises(FileError, match="expected only tensors; these are something else: epoch"):
-        loaded(tmp_path / "mixed.pt")

@@ -56,7 +56,7 @@ class Registry(Mapping[str, E], Generic[E]):
         return len({*self._declared, *self._registered})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._registered or name in self._declared
+        return isinstance(name, str) and (name in self._registered or name in self._declared)
 
     def __getitem__(self, name: str) -> E:
         """The entry of this name. Mapping's contract asks for KeyError; `find` gives the message a user can act on."""
@@ -116,12 +116,12 @@ def unknown(what: str, name: str, known: Mapping[str, object] | list[str] | tupl
     return f"there is no {what} called {name!r}{guess} Available: {', '.join(known)}"
 
 
-def nearest(name: object, known: Iterable[str]) -> list[str]:
-    """Up to three known names that look like a name, or begin with it."""
+def nearest(name: object, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names that look like a name, or begin with it."""
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), names, n=most, cutoff=0.6)
     begin = [one for one in names if len(str(name)) > 1 and one.startswith(str(name)) and one not in near]
-    return [*near, *begin][:3]
+    return [*near, *begin][:most]
 
 
 def guessed(name: object, known: Iterable[str]) -> str:

@@ -56,8 +56,8 @@ def call_user_function(name: str, error: type[PrunusError], **arguments: Any) ->
 def failure(error: BaseException) -> str:
     """The error and the user's line that led to it: "ValueError: no such mode (net.py:12)".
 
-    Lines of installed packages and of prunus are passed over, if there is any other. TorchScript puts a traceback of
-    its own into the message; its last line is the error.
+    Lines of installed packages and of prunus are passed over, if there is any other. TorchScript puts another
+    traceback into the message; its last line is the error.
     """
 
     def is_installed(filename: str) -> bool:

@@ -97,7 +97,7 @@ def _checked(pixels: Pixels, labels: IntArray, known: DataSet, path: str | Path)
     return pixels, labels
 
 
-# CIFAR's own files: Python batches and binary batches.
+# CIFAR's official files: Python batches and binary batches.
 
 
 def _read_python(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> list[Batch]:

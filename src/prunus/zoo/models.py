@@ -9,7 +9,6 @@ Names: the built-in ones (`names()`), `torchvision:NAME`, `timm:NAME`, `package.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import traceback
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from prunus.errors import ModelError
-from prunus.util.registry import unknown
+from prunus.util.registry import nearest, unknown
 from prunus.util.user_code import call_user_function, cannot_take, import_user_function
 from prunus.zoo.names import check_model
 from prunus.zoo.networks import IMAGENET, REGISTERED, Input, ModelConfig
@@ -125,9 +124,7 @@ def _timm(name: str, rest: str) -> ModelConfig:
     timm = _library("timm", "timm")
     if not timm.is_model(rest):
         known = timm.list_models()  # more than a thousand: only similar ones are listed
-        raise ModelError(
-            unknown("timm model", rest, difflib.get_close_matches(rest, known, n=10, cutoff=0.5) or known[:10])
-        )
+        raise ModelError(unknown("timm model", rest, nearest(rest, known, most=10) or known[:10]))
     given = timm.get_pretrained_cfg(rest)
     takes = IMAGENET
     if given is not None:
@@ -185,7 +182,7 @@ def _user_provided(name: str, attribute: str) -> ModelConfig:
         return model
 
     declared = tuple(part for part in ("shape", "mean", "std") if hasattr(factory, part))
-    return ModelConfig(**vars(takes), name=name, factory=build, about="your own", declared=declared)
+    return ModelConfig(**vars(takes), name=name, factory=build, about="user-provided", declared=declared)
 
 
 def _declared_input(name: str, factory: Any) -> Input:
