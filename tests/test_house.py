@@ -66,7 +66,7 @@ def test_imports_run_downhill() -> None:
         for name in imported(tree)
         if not is_downhill(room_of(module_name(path)), room_of(name))
     ]
-    assert not uphill
+    assert not uphill, "\n".join(uphill)
     rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert rooms == {*HILL, "zoo"} - {"errors"}
     # The walk would find nothing uphill if it saw nothing.
@@ -109,7 +109,7 @@ def test_no_file_speaks_of_a_machine() -> None:
         for path in files
         for match in MACHINE.finditer(path.read_text(encoding="utf-8"))
     ]
-    assert not found
+    assert not found, "\n".join(found)
 
 
 def test_only_the_command_line_prints_nobody_pickles_and_no_default_is_mutable() -> None:
@@ -125,7 +125,7 @@ def test_only_the_command_line_prints_nobody_pickles_and_no_default_is_mutable()
                 defaults = [*node.args.defaults, *node.args.kw_defaults]
                 if any(isinstance(default, ast.List | ast.Dict | ast.Set) for default in defaults):
                     wrong.append(f"{where} has a mutable default")
-    assert not wrong
+    assert not wrong, "\n".join(wrong)
 
 
 def test_files_that_are_not_python_are_packaged() -> None:
@@ -163,5 +163,5 @@ def test_names_and_files_in_the_docs_exist() -> None:
         for module, imports in re.findall(r"^ *from (prunus[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
             names += [f"{module}.{name.split()[0]}" for name in imports.split(",")]
         wrong += [f"{where}: {name}" for name in dict.fromkeys(names) if not exists(name)]
-    assert not wrong
+    assert not wrong, "\n".join(wrong)
     assert exists("prunus.util.files.atomic") and not exists("prunus.util.files.nothing")
