@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from prunus.errors import ScoreError
-from prunus.score import gram_sums as elimination
-from prunus.score.gram_sums import Elimination
+from prunus.score.metrics import rebuild as elimination
+from prunus.score.metrics.rebuild import Elimination
 
 
 def problem(blocks: int, size: int, outputs: int, others: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

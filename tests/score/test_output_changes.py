@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import prunus as sc
-from prunus.score.output_weights import Judges, Stakes
+from prunus.score.output_weights import OutputWeights, ProbeImages
 from prunus.score.rows import rows_of_weight
 
 
@@ -36,7 +36,7 @@ def test_stakes_are_those_of_all_outputs_by_their_spread_and_activations_in_plac
     for inplace in (False, True):
         model = TwoOutputs(inplace).double().requires_grad_(not inplace)
         graph = sc.trace(model, images(1))
-        found.append(Judges(graph, images(5)).stakes(["second"])["second"].matrix())
+        found.append(ProbeImages(graph, images(5)).output_weights(["second"])["second"].matrix())
         assert all(p.grad is None for p in model.parameters()) and not model.second._forward_hooks
     np.testing.assert_allclose(found[0], found[1])
     model = TwoOutputs(False).double()
@@ -68,7 +68,7 @@ def test_an_output_without_a_gradient_does_not_take_the_scale_of_another() -> No
     found = []
     for first in (True, False):
         model = WithoutGradient(first).double()
-        found.append(Judges(sc.trace(model, images(1)), images(5)).stakes(["second"])["second"].matrix())
+        found.append(ProbeImages(sc.trace(model, images(1)), images(5)).output_weights(["second"])["second"].matrix())
     np.testing.assert_allclose(found[0], found[1], rtol=1e-9)
 
 
@@ -76,15 +76,15 @@ def test_an_output_without_a_gradient_does_not_take_the_scale_of_another() -> No
 def test_a_root_gives_the_stakes_back(rows: int) -> None:
     """With fewer rows than outputs, and with more; all outputs and some of them."""
     drawn = torch.randn(rows, 8, generator=torch.Generator().manual_seed(0))
-    stakes = Stakes()
+    weights = OutputWeights()
     for some in drawn.split(2):
-        stakes.add(some)
+        weights.add(some)
     want = (drawn.double().T @ drawn.double()).numpy()
-    np.testing.assert_allclose(stakes.matrix(), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(weights.matrix(), want, rtol=1e-5, atol=1e-5)
     for part in (slice(None), slice(2, 6)):
-        root = stakes.root(part).numpy()
+        root = weights.root(part).numpy()
         np.testing.assert_allclose(root.T @ root, want[part, part], rtol=1e-5, atol=1e-5)
-    assert len(stakes.root()) == min(rows, 8)
+    assert len(weights.root()) == min(rows, 8)
 
 
 def test_gradients_whose_squares_float32_cannot_hold() -> None:
@@ -97,20 +97,20 @@ def test_gradients_whose_squares_float32_cannot_hold() -> None:
             for parameter in model[0].parameters():
                 parameter.mul_(scale)
             model[1].weight.div_(scale)
-        judges = Judges(sc.trace(model, images(1).float()), images(5).float())
-        found.append(judges.stakes(["0"])["0"].matrix().numpy() * scale * scale)
+        probe = ProbeImages(sc.trace(model, images(1).float()), images(5).float())
+        found.append(probe.output_weights(["0"])["0"].matrix().numpy() * scale * scale)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
 
 
 @torch.no_grad()
 def test_changes_are_relative_to_each_output_and_the_layer_is_restored() -> None:
     model = TwoOutputs(True).double()
-    judges = Judges(sc.trace(model, images(1)), images(20))
+    probe = ProbeImages(sc.trace(model, images(1)), images(20))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rows = rows_of_weight(model.second)
     none = torch.zeros(1, 3, dtype=torch.float64)
-    assert judges.change({"second": (rows, none)}) == 0
-    got = judges.change({"second": (0.5 * rows, none + 0.1)})
+    assert probe.change({"second": (rows, none)}) == 0
+    got = probe.change({"second": (0.5 * rows, none + 0.1)})
     inner = F.relu(model.first(images(20)))
     old = F.relu(model.second(inner))
     new = F.relu(F.conv2d(inner, 0.5 * model.second.weight, model.second.bias + 0.1))
@@ -124,15 +124,15 @@ def test_changes_are_relative_to_each_output_and_the_layer_is_restored() -> None
 
 @torch.no_grad()
 def test_only_what_comes_after_a_change_runs_again() -> None:
-    """Three batches of judges; the kept place moves on with the layers, and starts again for an earlier one."""
+    """Three batches of probe; the kept place moves on with the layers, and starts again for an earlier one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(True), nn.Conv2d(4, 4, 3), nn.ReLU(True), nn.Conv2d(4, 3, 1))
     model.double().eval()
-    judges, before = Judges(sc.trace(model, images(1)), images(20)), model(images(20))
+    probe, before = ProbeImages(sc.trace(model, images(1)), images(20)), model(images(20))
 
     def changed(name: str) -> float:
         layer = model.get_submodule(name)
-        return judges.change({name: (0.5 * rows_of_weight(layer), torch.zeros(1, len(layer.weight)))})
+        return probe.change({name: (0.5 * rows_of_weight(layer), torch.zeros(1, len(layer.weight)))})
 
     changed("4")
     calls: list[str] = []
@@ -156,10 +156,10 @@ def test_a_network_in_training_mode_is_judged_as_in_use_and_left_as_it_was() -> 
     found = []
     for training in (False, True):
         model.train(training)
-        judges = Judges(sc.trace(model, images(1)), images(20))
+        probe = ProbeImages(sc.trace(model, images(1)), images(20))
         before, numbers = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
         rows = 0.5 * rows_of_weight(model[4])
-        found.append(judges.change({"4": (rows, torch.zeros(1, 3, dtype=torch.float64))}))
+        found.append(probe.change({"4": (rows, torch.zeros(1, 3, dtype=torch.float64))}))
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert torch.equal(torch.get_rng_state(), numbers) and model.training is training
     assert found[0] == found[1] > 0

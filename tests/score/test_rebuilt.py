@@ -34,7 +34,7 @@ class Naive:
         y = self.x[self.held] @ torch.from_numpy(weight).T + constant
         return self.model[3:](y.transpose(1, 2).reshape(8, 4, 2, 2))
 
-    def stakes(self) -> np.ndarray:
+    def output_weights(self) -> np.ndarray:
         """Products of the gradients of a random combination of outputs, through the layers behind the reader."""
         y = self.model[2](F.relu(self.model[0](self.images[self.held]))).detach().requires_grad_(True)
         z = self.model[3:](y)
@@ -62,7 +62,7 @@ def test_channels_go_in_the_order_in_which_re_solved_readers_miss_them_least() -
     weight, covariance = naive.weight, naive.covariance
     shifted = covariance + naive.ridge() * np.diag(covariance).mean() * np.eye(54)
     with torch.enable_grad():
-        stakes = naive.stakes()
+        output_weights = naive.output_weights()
 
     def solved(channels: list[int]) -> np.ndarray:
         left = np.array([9 * c + t for c in channels for t in range(9)], dtype=int)
@@ -73,7 +73,7 @@ def test_channels_go_in_the_order_in_which_re_solved_readers_miss_them_least() -
 
     def error(channels: list[int]) -> float:
         gap = weight - solved(channels)
-        return float(np.trace(stakes @ gap @ shifted @ gap.T))
+        return float(np.trace(output_weights @ gap @ shifted @ gap.T))
 
     left, want = list(range(6)), np.zeros(6)
     while left:
@@ -106,9 +106,9 @@ def test_the_inputs_of_a_very_wide_reader_are_taken_as_unrelated(monkeypatch: py
     monkeypatch.setattr(reader_inputs, "WIDEST", 53)
     naive = Naive()
     with torch.enable_grad():
-        stakes = naive.stakes()
+        output_weights = naive.output_weights()
     variances = np.diag(naive.covariance)
-    share = np.diag(naive.weight.T @ stakes @ naive.weight) * (variances + RIDGE * variances.mean())
+    share = np.diag(naive.weight.T @ output_weights @ naive.weight) * (variances + RIDGE * variances.mean())
     alone = share.reshape(6, 9).sum(1)
     order = np.argsort(alone)
     cut = naive.weight.copy()

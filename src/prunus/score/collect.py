@@ -216,7 +216,7 @@ class _Gatherer:
         self._parts: list[Part] = []
         self._moments: Accumulator | None = None
 
-    def before(self, labels: Any) -> None:
+    def before(self, labels: Any, _count: int) -> None:
         """The labels of the batch that runs next."""
         self._members = Members.of(self._classes(labels)) if self._by_task else None
         self._count = None if self._members is None else self._members.count

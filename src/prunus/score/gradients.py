@@ -1,8 +1,8 @@
-"""A pass with forward and backward: first-order effects of removing a channel on the loss."""
+"""Passes with forward and backward: first-order effects of channels on the loss, and on losses at inner layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
-from prunus.score.evidence import Gradients, ReaderGradients, filter_places, filters, input_slices
+from prunus.score.evidence import Gradients, ReaderGradients, filter_places, filters, weights_at
 from prunus.score.passes import sampled, walk
-from prunus.score.taps import Tap, channels_first, reading_taps
+from prunus.score.taps import channels_first, reading_taps
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import mean_loss
-from prunus.util.batches import Batches, count_images, device_of, labels_to
+from prunus.util.batches import Batches, device_of, labels_to, logits_of
 from prunus.util.processes import add_up, all_or_none, check_even
 from prunus.util.progress import Progress
 from prunus.util.state import nothing_compiled
@@ -35,14 +35,11 @@ def collect_gradients(
     progress: Progress | None = None,
 ) -> dict[str, Gradients]:
     """Gradients of every unit in one pass. `.grad`, `requires_grad`, modes and hooks are left as they were."""
-    taps = reading_taps(graph)
-    names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
-    weights = {name: graph.model.get_submodule(name).weight for name in names}
     chosen = task_of(task)
-    effects = _Effects(graph, taps, weights, chosen)  # type: ignore[arg-type]
-    with requiring(list(weights.values())), effects.hooked():  # type: ignore[arg-type]
+    effects = _Effects(graph, chosen)
+    with requiring(list(effects.weights.values())), effects.hooked():
         batches = sampled(loader, num_images, seed, chosen)
-        how: dict[str, Any] = {"gradients": True, "task": chosen, "progress": progress}
+        how: dict[str, Any] = {"before": effects.before, "gradients": True, "task": chosen, "progress": progress}
         total = all_or_none(lambda: walk(graph, batches, effects.after, **how))
     check_even(total)
     total = int(add_up(torch.tensor(float(total))))
@@ -56,20 +53,26 @@ def collect_gradients(
 class _Effects:
     """Sums over batches of the squared effects of channels and the gradients of weights."""
 
-    def __init__(self, graph: ChannelGraph, taps: Mapping[str, Tap], weights: dict[str, Tensor], task: Task) -> None:
-        self._task = task
-        self._graph, self._taps, self._weights = graph, taps, weights
+    def __init__(self, graph: ChannelGraph, task: Task) -> None:
+        self._graph, self._task, self._taps = graph, task, reading_taps(graph)
+        names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
+        self.weights: dict[str, Any] = {name: graph.model.get_submodule(name).weight for name in names}
+        self.squares = {n: torch.zeros(unit.width, dtype=torch.float64) for n, unit in graph.units.items()}
+        self.gradients = {n: torch.zeros_like(w, dtype=torch.float64, device="cpu") for n, w in self.weights.items()}
         self._count = 0  # images of the batch
         self._views: list[tuple[str, Tensor, int]] = []  # layer, its input and the version of it, for each call
-        self.squares = {n: torch.zeros(unit.width, dtype=torch.float64) for n, unit in graph.units.items()}
-        self.gradients = {n: torch.zeros_like(w, dtype=torch.float64, device="cpu") for n, w in weights.items()}
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Each reader gets a view of its input, whose gradient comes through that reader alone."""
+
+        def look(name: str, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            view = args[0].view_as(args[0])
+            self._views.append((name, view, view._version))
+            return (view, *args[1:])
+
         model = self._graph.model
-        handles = [model.get_submodule(n).register_forward_pre_hook(partial(self._look, n)) for n in self._taps]
-        handles.append(model.register_forward_pre_hook(self._count_inputs, with_kwargs=True))
+        handles = [model.get_submodule(name).register_forward_pre_hook(partial(look, name)) for name in self._taps]
         try:
             with nothing_compiled():  # compiled code does not see new hooks
                 yield
@@ -78,48 +81,37 @@ class _Effects:
             for handle in handles:
                 handle.remove()
 
-    def _count_inputs(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._count = count_images((args, kwargs))
-
-    def _look(self, name: str, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        view = args[0].view_as(args[0])
-        self._views.append((name, view, view._version))
-        return (view, *args[1:])
+    def before(self, _labels: Any, count: int) -> None:
+        """The number of images of the batch that runs next."""
+        self._count = count
 
     def after(self, batch: int, labels: Any, outputs: Any) -> None:
         """Run backward, and add this batch to the sums."""
         views, self._views = self._views, []
         # Summed over the batch, so that every image has its own gradient.
-        loss = self._summed_loss(outputs, labels_to(labels, device_of(self._graph.model)))
-        wanted = [*(view for _, view, _ in views), *self._weights.values()]
+        loss = mean_loss(self._task, outputs, labels_to(labels, device_of(self._graph.model))) * self._count
+        wanted = [*(view for _, view, _ in views), *self.weights.values()]
         with torch.no_grad():
-            found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
-            for (name, total), gradient in zip(self.gradients.items(), found[len(views) :], strict=True):
+            flows: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
+            for (name, total), gradient in zip(self.gradients.items(), flows[len(views) :], strict=True):
                 total += torch.zeros(()) if gradient is None else _checked(gradient, name, batch).cpu()
-            self._add_squares(views, found[: len(views)], batch)
-
-    def _summed_loss(self, outputs: Any, labels: Any) -> Tensor:
-        return mean_loss(self._task, outputs, labels) * self._count
-
-    def _add_squares(
-        self, views: Sequence[tuple[str, Tensor, int]], flows: Sequence[Tensor | None], batch: int
-    ) -> None:
-        """Add the squared effects. A channel that a layer reads in several calls is removed from all of them."""
-        effects: dict[str, Tensor] = {}
-        for (name, view, version), flow in zip(views, flows, strict=True):
-            if flow is None:
-                continue
-            if view._version != version:
-                raise ScoreError(f"the input of {name} is overwritten in place after it is read; it cannot be scored")
-            product = channels_first(view * flow, self._graph.model.get_submodule(name))
-            product = product.flatten(2).sum(2) if product.ndim > 2 else product  # [N, F]
-            product = _checked(product, name, batch).double().cpu()
-            for slot in self._taps[name].slots:
-                width = len(self.squares[slot.unit])
-                mine = effects.setdefault(slot.unit, torch.zeros(len(product), width, dtype=torch.float64))
-                mine[:, torch.from_numpy(slot.channels)] += product[:, torch.from_numpy(slot.inputs)].sum(2)
-        for unit, effect in effects.items():
-            self.squares[unit] += effect.square().sum(0)
+            effects: dict[str, Tensor] = {}  # a channel that a layer reads in several calls is removed from all of them
+            for (name, view, version), flow in zip(views, flows[: len(views)], strict=True):
+                if flow is None:
+                    continue
+                if view._version != version:
+                    raise ScoreError(
+                        f"the input of {name} is overwritten in place after it is read; it cannot be scored"
+                    )
+                product = channels_first(view * flow, self._graph.model.get_submodule(name))
+                product = product.flatten(2).sum(2) if product.ndim > 2 else product  # [N, F]
+                product = _checked(product, name, batch).double().cpu()
+                for slot in self._taps[name].slots:
+                    width = len(self.squares[slot.unit])
+                    mine = effects.setdefault(slot.unit, torch.zeros(len(product), width, dtype=torch.float64))
+                    mine[:, torch.from_numpy(slot.channels)] += product[:, torch.from_numpy(slot.inputs)].sum(2)
+            for unit, effect in effects.items():
+                self.squares[unit] += effect.square().sum(0)
 
 
 def _checked(values: Tensor, name: str, batch: int) -> Tensor:
@@ -131,14 +123,14 @@ def _checked(values: Tensor, name: str, batch: int) -> Tensor:
 @contextmanager
 def requiring(weights: Sequence[Tensor]) -> Iterator[None]:
     """The weights require gradients inside the block."""
-    found = [weight.requires_grad for weight in weights]
+    required = [weight.requires_grad for weight in weights]
     try:
         for weight in weights:
             weight.requires_grad_(True)
         yield
     finally:
-        for weight, required in zip(weights, found, strict=True):
-            weight.requires_grad_(required)
+        for weight, before in zip(weights, required, strict=True):
+            weight.requires_grad_(before)
 
 
 # Discrimination-aware losses at inner layers, and their gradients at the readers (DCP, Zhuang et al. 2018).
@@ -160,9 +152,9 @@ class InnerClassifier:
 
         def loss() -> Tensor:
             optimizer.zero_grad()
-            found = F.cross_entropy(x @ self.weight.T + self.bias, labels) + DECAY / 2 * self.weight.square().sum()
-            found.backward()  # type: ignore[no-untyped-call]
-            return found
+            value = F.cross_entropy(x @ self.weight.T + self.bias, labels) + DECAY / 2 * self.weight.square().sum()
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
 
         with torch.enable_grad():
             optimizer.step(loss)  # type: ignore[no-untyped-call]
@@ -183,9 +175,9 @@ def collect_discrimination(
     labels: list[Tensor] = []
     classes = 0
 
-    def keep(_: int, some: Tensor, logits: Tensor) -> None:
+    def keep(_: int, some: Tensor, outputs: Any) -> None:
         nonlocal classes
-        classes = logits.shape[1]
+        classes = logits_of(outputs).shape[1]
         labels.append(some)
         pooled.append([x.detach().double().cpu() for x in taps])
 
@@ -196,25 +188,27 @@ def collect_discrimination(
     weights: dict[str, Any] = {name: graph.model.get_submodule(name).weight for stage in stages for name in stage}
     totals = {name: torch.zeros_like(w, dtype=torch.float64, device="cpu") for name, w in weights.items()}
 
-    def add(batch: int, some: Tensor, logits: Tensor) -> None:
+    def add(batch: int, some: Tensor, outputs: Any) -> None:
+        logits = logits_of(outputs)
         some = some.to(logits.device)
         losses = [F.cross_entropy(head(x), some, reduction="sum") for head, x in zip(heads, taps, strict=True)]
         losses.append(F.cross_entropy(logits, some, reduction="sum"))
         waiting: list[str] = []
         for loss, stage in zip(losses, stages, strict=True):
             names = [*waiting, *stage]
-            found = torch.autograd.grad(loss, [weights[n] for n in names], retain_graph=True, allow_unused=True)
+            flows = torch.autograd.grad(loss, [weights[n] for n in names], retain_graph=True, allow_unused=True)
             # A layer that does not lead to its stage's classifier, such as a shortcut's, has the next loss.
-            waiting = [name for name, gradient in zip(names, found, strict=True) if gradient is None]
-            for name, gradient in zip(names, found, strict=True):
+            waiting = [name for name, gradient in zip(names, flows, strict=True) if gradient is None]
+            for name, gradient in zip(names, flows, strict=True):
                 if gradient is not None:
-                    if not bool(torch.isfinite(gradient).all()):
-                        raise ScoreError(f"batch {batch}: gradients at {name} are NaN or infinite; check the images")
-                    totals[name] += gradient.double().cpu()
+                    totals[name] += _checked(gradient, name, batch).double().cpu()
 
     with requiring(list(weights.values())), pooled_inputs(graph, points) as taps:
         num_images = walk(graph, batches, add, gradients=True, task=task, progress=progress)
-    return num_images, [_of_unit(graph, name, totals, num_images) for name in graph.units]
+    mean = {name: total / num_images for name, total in totals.items()}
+    return num_images, [
+        ReaderGradients(name, weights_at(graph, unit, unit.readers, mean)) for name, unit in graph.units.items()
+    ]
 
 
 def divide(graph: ChannelGraph) -> list[list[str]]:
@@ -231,29 +225,18 @@ def divide(graph: ChannelGraph) -> list[list[str]]:
 @contextmanager
 def pooled_inputs(graph: ChannelGraph, layers: Sequence[str]) -> Iterator[list[Tensor]]:
     """A list that holds, after every forward pass, what entered each layer, averaged over pixels: [N, F]."""
-    found: list[Tensor] = [torch.zeros(())] * len(layers)
+    inputs: list[Tensor] = [torch.zeros(())] * len(layers)
 
     def look(place: int, layer: nn.Module, args: tuple[Any, ...]) -> None:
         x = channels_first(args[0], layer)
-        found[place] = x.flatten(2).mean(2) if x.ndim > 2 else x
+        inputs[place] = x.flatten(2).mean(2) if x.ndim > 2 else x
 
     handles = []
     try:
         for place, name in enumerate(layers):
             handles.append(graph.model.get_submodule(name).register_forward_pre_hook(partial(look, place)))
         with nothing_compiled():
-            yield found
+            yield inputs
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _of_unit(graph: ChannelGraph, name: str, totals: dict[str, Tensor], num_images: int) -> ReaderGradients:
-    unit = graph.units[name]
-    parts = []
-    for reader in unit.readers:
-        found = input_slices(graph.model.get_submodule(reader.module), totals[reader.module], reader.inputs)
-        part = torch.zeros(unit.width, found.shape[1], dtype=torch.float64)
-        part[torch.from_numpy(reader.channels)] = found / num_images
-        parts.append(part)
-    return ReaderGradients(name, torch.cat(parts, 1))

@@ -23,6 +23,7 @@ from prunus.graph.rules.rulebook import FUNCTIONS, LAYERS, METHODS
 from prunus.graph.runner import Compute, GraphRunner, Values
 from prunus.graph.traced import CONVOLUTIONS
 from prunus.score.evidence import Importance
+from prunus.score.gradients import pooled_inputs
 from prunus.score.passes import walk
 from prunus.score.taps import channels_first, reading_taps
 from prunus.util.batches import Batches
@@ -38,15 +39,27 @@ def collect_importance(
     graph: ChannelGraph, batches: Batches, *, progress: Progress | None = None
 ) -> tuple[int, list[Importance]]:
     """The number of images, and the importance of every unit's channels."""
-    last = _last_layer(graph)
-    features = _features(graph, last, batches, progress)  # [N, F]
+    traced = graph.analysis.traced
+    kinds = (*CONVOLUTIONS, nn.Linear)
+    called = [(node, traced.layer_of(node)) for node in traced.graph.nodes]
+    mixing = [(node, name) for node, name in called if name is not None and isinstance(traced.modules.get(name), kinds)]
+    if not mixing:
+        raise ScoreError("nisp needs a network with a convolution or a linear layer")
+    last, name = mixing[-1]  # reads the final responses
+    parts: list[Tensor] = []
+    with pooled_inputs(graph, [name]) as taps:
+        look: Any = lambda *_: parts.append(taps[0].detach().double().cpu())  # noqa: E731
+        walk(graph, batches, look, labelled=False, progress=progress)
+    features = torch.cat(parts)  # [N, F]
+    if not bool(torch.isfinite(features).all()):
+        raise ScoreError("the features that enter the last layer are NaN or infinite; check the images and the weights")
     flows = propagate(graph, last, infinite_feature_selection(features))
-    found = {name: torch.zeros(unit.width, dtype=torch.float64) for name, unit in graph.units.items()}
+    importance = {name: torch.zeros(unit.width, dtype=torch.float64) for name, unit in graph.units.items()}
     for module, tap in reading_taps(graph).items():
-        for slot in tap.slots:
+        for slot in tap.slots if module in flows else ():
             mine = flows[module][torch.from_numpy(slot.inputs)].sum(1)
-            found[slot.unit][torch.from_numpy(slot.channels)] += mine
-    return len(features), [Importance(name, values) for name, values in found.items()]
+            importance[slot.unit][torch.from_numpy(slot.channels)] += mine
+    return len(features), [Importance(name, values) for name, values in importance.items()]
 
 
 def infinite_feature_selection(features: Tensor) -> Tensor:
@@ -77,18 +90,23 @@ def infinite_feature_selection(features: Tensor) -> Tensor:
 def propagate(graph: ChannelGraph, last: fx.Node, importance: Tensor) -> dict[str, Tensor]:
     """Reader -> importance [inputs] of each position of its input axis, summed over pixels and calls.
 
-    last: the call that reads the final responses; importance: [F] of those, each position of an image an equal share.
+    Readers after the last layer are left out.
+
+    Args:
+        graph: The traced network.
+        last: The call that reads the final responses.
+        importance: [F] of the final responses; each position of an image has an equal share.
     """
     traced = graph.analysis.traced
-    runner = GraphRunner(traced, _absolute(graph.model))
-    seen: list[tuple[str, Tensor]] = []
+    absolute = copy.deepcopy(graph.model).cpu().double().eval()  # in float64, because sums grow with every layer
+    with torch.no_grad():
+        for parameter in absolute.parameters():
+            parameter.abs_()
+    runner = GraphRunner(traced, absolute)
     nodes = runner.nodes[: runner.nodes.index(last) + 1]
-    replaced: dict[fx.Node, Compute] = {}
-    for node in nodes:
-        compute = _linear_form(node, traced.modules)
-        if compute is not None:
-            replaced[node] = compute
-    readers = {reader.module for unit in graph.units.values() for reader in unit.readers}
+    forms = {node: _linear_form(node, traced.modules) for node in nodes}
+    replaced: dict[fx.Node, Compute] = {node: form for node, form in forms.items() if form is not None}
+    seen: list[tuple[str, Tensor]] = []
 
     def read(node: fx.Node, name: str) -> Compute:
         def compute(x: Tensor, *rest: Any, **named: Any) -> Any:
@@ -99,115 +117,58 @@ def propagate(graph: ChannelGraph, last: fx.Node, importance: Tensor) -> dict[st
 
         return compute
 
+    readers = {reader.module for unit in graph.units.values() for reader in unit.readers}
     for node in runner.calls_of({*readers, traced.layer_of(last) or ""}):
         replaced[node] = read(node, traced.layer_of(node) or "")
     with evaluating(runner.module), generators_kept(), nothing_compiled(), torch.enable_grad():
-        values: Values = {n: _leaf(x) for n, x in runner.bind(graph.example, copy=True).items()}
+        values: Values = {
+            node: x.cpu().double().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+            for node, x in runner.bind(graph.example, copy=True).items()
+        }
         for _ in runner.steps(values, nodes, replaced=replaced):
             pass
         final = channels_first(values[last], traced.module(last))
         shares = importance.to(final) / final.shape[2:].numel() / len(final)
         total = (final.flatten(2).sum(2) if final.ndim > 2 else final) @ shares
-        found = torch.autograd.grad(total.sum(), [x for _, x in seen], allow_unused=True)
+        gradients = torch.autograd.grad(total.sum(), [x for _, x in seen], allow_unused=True)
     flows: dict[str, Tensor] = {}
-    for (name, x), gradient in zip(seen, found, strict=True):
+    for (name, x), gradient in zip(seen, gradients, strict=True):
         flow = torch.zeros_like(x) if gradient is None else gradient
         flow = channels_first(flow, traced.modules[name]).transpose(0, 1).flatten(1).sum(1).double().cpu()
         flows[name] = flows.get(name, torch.zeros(())) + flow
-    return {name: flows.get(name, _nothing(graph, name)) for name in readers}
-
-
-def _absolute(model: nn.Module) -> nn.Module:
-    """A copy of the model with the absolute values of its parameters, in float64: sums grow with every layer."""
-    double = copy.deepcopy(model).cpu().double().eval()
-    with torch.no_grad():
-        for parameter in double.parameters():
-            parameter.abs_()
-    return double
-
-
-def _nothing(graph: ChannelGraph, name: str) -> Tensor:
-    layer: Any = graph.model.get_submodule(name)
-    return torch.zeros(getattr(layer, "in_channels", getattr(layer, "in_features", 0)), dtype=torch.float64)
+    return flows
 
 
 def _linear_form(node: fx.Node, modules: Mapping[str, nn.Module]) -> Compute | None:
     """What stands in for a call that is not linear; None if the call stays."""
-    module = modules.get(str(node.target)) if node.op == "call_module" else None
-    tables: dict[str, Any] = {
-        "call_module": lambda: LAYERS.get(type(module)),
-        "call_function": lambda: FUNCTIONS.get(node.target),
-        "call_method": lambda: METHODS.get(str(node.target)),
-    }
-    rule = tables.get(node.op, lambda: None)()
+    module: Any = modules.get(str(node.target)) if node.op == "call_module" else None
+    rule: Any = None
+    if node.op == "call_module":
+        rule = LAYERS.get(type(module))
+    elif node.op == "call_function":
+        rule = FUNCTIONS.get(node.target)
+    elif node.op == "call_method":
+        rule = METHODS.get(str(node.target))
     if rule in LEFT_OUT or isinstance(module, nn.PReLU):
         return lambda x, *_, **__: x
     if rule is pointwise.combine:  # a gate: both factors get the importance of the product
-        return _sum_of_tensors(node)
+        return _sum_of_tensors if len(node.all_input_nodes) > 1 and module is None else None
     name = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
-    return _average_pool(name, module) if "max" in name.lower() and "pool" in name.lower() else None
-
-
-def _sum_of_tensors(node: fx.Node) -> Compute | None:
-    if len(node.all_input_nodes) < 2 or node.op == "call_module":
+    if "max" not in name.lower() or "pool" not in name.lower():
         return None
-
-    def compute(*args: Any, **named: Any) -> Any:
-        tensors = [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
-        return sum(tensors[1:], tensors[0])
-
-    return compute
-
-
-def _average_pool(name: str, module: nn.Module | None) -> Compute:
-    """Each pixel of a window gets an equal share of what its maximum is worth (Yu et al. 2018)."""
+    # Each pixel of a window gets an equal share of what its maximum is worth (Yu et al. 2018).
     sides = next((int(c) for c in name if c.isdigit()), 2)
     if "adaptive" in name.lower():
-        pool = getattr(F, f"adaptive_avg_pool{sides}d")
-        return lambda x, size=None, *_, **__: pool(x, size if module is None else module.output_size)
+        adaptive = getattr(F, f"adaptive_avg_pool{sides}d")
+        return lambda x, size=None, *_, **__: adaptive(x, size if module is None else module.output_size)
     pool = getattr(F, f"avg_pool{sides}d")
-
-    def compute(x: Tensor, kernel_size: Any = None, stride: Any = None, padding: Any = 0, *_: Any, **named: Any) -> Any:
-        found: Any = module
-        if found is not None:
-            return pool(x, found.kernel_size, found.stride, found.padding, found.ceil_mode)
-        return pool(x, kernel_size, stride, padding, named.get("ceil_mode", False))
-
-    return compute
+    if module is not None:
+        return lambda x: pool(x, module.kernel_size, module.stride, module.padding, module.ceil_mode)
+    return lambda x, kernel_size, stride=None, padding=0, *_, **named: pool(
+        x, kernel_size, stride, padding, named.get("ceil_mode", False)
+    )
 
 
-def _leaf(x: Any) -> Any:
-    return x.cpu().double().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-
-
-def _last_layer(graph: ChannelGraph) -> fx.Node:
-    """The last call of a convolution or linear layer, which reads the final responses."""
-    traced = graph.analysis.traced
-    kinds = (*CONVOLUTIONS, nn.Linear)
-    nodes: list[fx.Node] = list(traced.graph.nodes)
-    for node in reversed(nodes):
-        name = traced.layer_of(node)
-        if name is not None and isinstance(traced.modules.get(name), kinds):
-            return node
-    raise ScoreError("nisp needs a network with a convolution or a linear layer")
-
-
-def _features(graph: ChannelGraph, last: fx.Node, batches: Batches, progress: Progress | None) -> Tensor:
-    """[N, F] what enters the last layer, averaged over pixels."""
-    layer = graph.analysis.traced.module(last)
-    found: list[Tensor] = []
-
-    def look(_: nn.Module, args: tuple[Any, ...]) -> None:
-        x = channels_first(args[0].detach(), layer)
-        found.append((x.flatten(2).mean(2) if x.ndim > 2 else x).double().cpu())
-
-    handle = layer.register_forward_pre_hook(look)
-    try:
-        with nothing_compiled():
-            walk(graph, batches, lambda *_: None, labelled=False, progress=progress)
-    finally:
-        handle.remove()
-    features = torch.cat(found)
-    if not bool(torch.isfinite(features).all()):
-        raise ScoreError("the features that enter the last layer are NaN or infinite; check the images and the weights")
-    return features
+def _sum_of_tensors(*args: Any, **named: Any) -> Any:
+    tensors = [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+    return sum(tensors[1:], tensors[0])

@@ -4,25 +4,27 @@
 
 y are the layer's outputs at a position, z all outputs of the network, each tensor divided by its standard deviation,
 and v is drawn from a normal distribution. A small error e of y changes z by a square of e' G e on average, as far as
-errors at different positions are independent. The outputs of a network do not become flat where it is sure of its
-answer, as its loss does, so training images that it knows by heart serve as well as others.
+errors at different positions are independent: G is the Gauss-Newton matrix of the outputs. The outputs of a network do
+not become flat where it is sure of its answer, as its loss does, so training images that it knows by heart serve as
+well as others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.runner import GraphRunner, SuffixRunner
 from prunus.score.passes import count_of
 from prunus.score.rows import weight_of_rows
+from prunus.tasks.evaluate import tensors_of
 from prunus.tasks.partial_forward import trace_agrees
 from prunus.util.batches import call
 from prunus.util.state import evaluating, generators_kept, nothing_compiled
@@ -30,8 +32,10 @@ from prunus.util.state import evaluating, generators_kept, nothing_compiled
 BATCH = 8  # images of a backward pass: all activations are in memory
 JITTER = (1e-9, 1e-8, 1e-7)  # of the mean diagonal; sums of products in float32 are no more precise than the last
 
+NewLayer = tuple[Tensor, Tensor]  # weight [groups, o, n] and what is added to the outputs [groups, o]
 
-class Stakes:
+
+class OutputWeights:
     """G of one layer. With fewer rows g than outputs they are kept themselves, which is smaller, exact and a root."""
 
     def __init__(self) -> None:
@@ -40,13 +44,12 @@ class Stakes:
 
     def add(self, rows: Tensor) -> None:
         """Add the rows g [m, o] of some images and positions."""
-        many = len(rows) > rows.shape[1]
-        if self._products is None and not many:
+        if self._products is None and len(rows) <= rows.shape[1]:
             self._rows.append(rows.double().cpu())
             if sum(map(len, self._rows)) > rows.shape[1]:
                 self._products, self._rows = _products(torch.cat(self._rows)), []
             return
-        earlier = self._products if self._rows == [] else _products(torch.cat(self._rows))
+        earlier = _products(torch.cat(self._rows)) if self._rows else self._products
         self._products, self._rows = _products(rows) if earlier is None else earlier + _products(rows), []
 
     def matrix(self) -> Tensor:
@@ -57,66 +60,16 @@ class Stakes:
         """R [m, o] with R' R = G, of these outputs."""
         if self._products is None:
             return torch.cat(self._rows)[:, outputs]
-        return _root(self._products[outputs, outputs])
-
-
-def float_outputs(model: nn.Module, images: Any) -> list[Tensor]:
-    """The tensors of floating point numbers that the network returns."""
-    return floats_of(call(model, tree_map(lambda t: t.clone(), images)))  # the network may write into its input
-
-
-def floats_of(output: Any) -> list[Tensor]:
-    """The tensors of floating point numbers in a network's output."""
-    return [t for t in tree_flatten(output)[0] if isinstance(t, Tensor) and t.is_floating_point()]
-
-
-def collect_stakes(
-    graph: ChannelGraph, layers: Iterable[str], batches: Sequence[Any], scales: Sequence[Tensor], seed: int = 0
-) -> dict[str, Stakes]:
-    """Layer -> G. Layers that no gradient reaches are left out.
-
-    batches: of a few images each.
-    scales: standard deviation of each of the network's outputs.
-    """
-    seen: dict[str, Tensor] = {}
-    found: dict[str, Stakes] = {}
-    layers = list(layers)
-    if not layers:
-        return found
-    model, draw = graph.model, torch.Generator().manual_seed(seed)
-    handles = [model.get_submodule(name).register_forward_hook(partial(_keep, seen, name)) for name in layers]
-    try:
-        with evaluating(model), generators_kept(), nothing_compiled(), torch.enable_grad():
-            for images in batches:
-                pairs = zip(float_outputs(model, images), scales, strict=True)
-                scaled = [(z, scale) for z, scale in pairs if z.requires_grad]
-                outputs = [z for z, _ in scaled]
-                pulls = [_drawn(z, draw) / scale.to(z) for z, scale in scaled]
-                flows = torch.autograd.grad(outputs, list(seen.values()), pulls, allow_unused=True) if outputs else ()
-                for name, flow in zip(seen, flows, strict=False):
-                    if flow is not None and bool(torch.isfinite(flow).all()):
-                        found.setdefault(name, Stakes()).add(_rows_of(model.get_submodule(name), flow))
-                seen.clear()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
-def _keep(seen: dict[str, Tensor], name: str, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-    y = y if y.requires_grad else y.detach().requires_grad_(True)  # where no weight before it takes gradients
-    seen[name] = y
-    return y.clone()  # an activation may write into its input
-
-
-def _drawn(z: Tensor, draw: torch.Generator) -> Tensor:
-    return torch.randn(z.shape, generator=draw).to(z)
-
-
-def _rows_of(layer: nn.Module, flow: Tensor) -> Tensor:
-    """The gradients of all images and positions: [m, o]."""
-    last = flow if isinstance(layer, nn.Linear) else flow.movedim(1, -1)
-    return last.reshape(-1, last.shape[-1])
+        # A little is added to the diagonal, so that a Cholesky factor can be had, which is much faster than the
+        # eigenvalues of a wide layer.
+        matrix = self._products[outputs, outputs]
+        mean, eye = matrix.diagonal().mean(), torch.eye(len(matrix), dtype=matrix.dtype)
+        for jitter in JITTER:
+            factor, failed = torch.linalg.cholesky_ex(matrix + jitter * torch.where(mean > 0, mean, 1.0) * eye)
+            if not int(failed):
+                return torch.as_tensor(factor.T)
+        values, vectors = torch.linalg.eigh(matrix)
+        return torch.as_tensor(values.clamp(min=0).sqrt()[:, None] * vectors.T)
 
 
 def _products(rows: Tensor) -> Tensor:
@@ -126,25 +79,8 @@ def _products(rows: Tensor) -> Tensor:
     return (rows.T @ rows).double().cpu() * largest**2
 
 
-def _root(matrix: Tensor) -> Tensor:
-    """R with R' R = G. A little is added to the diagonal, so that a Cholesky factor can be had, which is much faster
-    than the eigenvalues of a wide layer."""
-    mean, eye = matrix.diagonal().mean(), torch.eye(len(matrix), dtype=matrix.dtype)
-    for jitter in JITTER:
-        factor, failed = torch.linalg.cholesky_ex(matrix + jitter * torch.where(mean > 0, mean, 1.0) * eye)
-        if not int(failed):
-            return torch.as_tensor(factor.T)
-    values, vectors = torch.linalg.eigh(matrix)
-    return torch.as_tensor(values.clamp(min=0).sqrt()[:, None] * vectors.T)
-
-
-# How much the network's outputs change if one unit is cut and its readers are re-solved: measured on a few images.
-
-NewLayer = tuple[Tensor, Tensor]  # weight [groups, o, n] and what is added to the outputs [groups, o]
-
-
-class Judges:
-    """A few images, and what the whole network returns for them."""
+class ProbeImages:
+    """A few images, on which it is measured what a change of some layers does to the network's outputs."""
 
     def __init__(self, graph: ChannelGraph, images: Any) -> None:
         self._graph = graph
@@ -159,9 +95,39 @@ class Judges:
         pairs = zip(now, self._before, self._scales, strict=True)
         return sum(float(((z - before) / scale).square().mean()) for z, before, scale in pairs)
 
-    def stakes(self, layers: list[str]) -> dict[str, Stakes]:
-        """Layer -> what errors of its outputs do to the network's outputs (see `output_stakes`)."""
-        return collect_stakes(self._graph, layers, self._batches, self._scales)
+    def output_weights(self, layers: Sequence[str]) -> dict[str, OutputWeights]:
+        """Layer -> G. Layers that no gradient reaches are left out."""
+        model, draw = self._graph.model, torch.Generator().manual_seed(0)
+        seen: dict[str, Tensor] = {}
+        weights: dict[str, OutputWeights] = {}
+        if not layers:
+            return weights
+
+        def keep(name: str, _: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+            y = y if y.requires_grad else y.detach().requires_grad_(True)  # where no weight before it takes gradients
+            seen[name] = y
+            return y.clone()  # an activation may write into its input
+
+        scales = self._scales
+        handles = [model.get_submodule(name).register_forward_hook(partial(keep, name)) for name in layers]
+        try:
+            with evaluating(model), generators_kept(), nothing_compiled(), torch.enable_grad():
+                for images in self._batches:
+                    pairs = zip(_float_outputs(model, images), scales, strict=True)
+                    scaled = [(z, scale) for z, scale in pairs if z.requires_grad]
+                    outputs = [z for z, _ in scaled]
+                    pulls = [torch.randn(z.shape, generator=draw).to(z) / scale.to(z) for z, scale in scaled]
+                    reached = list(seen.values())
+                    flows = torch.autograd.grad(outputs, reached, pulls, allow_unused=True) if outputs else ()
+                    for name, flow in zip(seen, flows, strict=False):
+                        if flow is not None and bool(torch.isfinite(flow).all()):
+                            last = flow if isinstance(model.get_submodule(name), nn.Linear) else flow.movedim(1, -1)
+                            weights.setdefault(name, OutputWeights()).add(last.reshape(-1, last.shape[-1]))
+                    seen.clear()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return weights
 
     @cached_property
     def _before(self) -> list[Tensor]:
@@ -177,7 +143,8 @@ class Judges:
         """One for each batch; none if the trace does not compute what the model computes."""
         runner = GraphRunner(self._graph.analysis.traced)
         with torch.no_grad(), evaluating(self._graph.model), generators_kept():
-            agrees = all(trace_agrees(runner, images, floats_of) for images in (self._batches[-1], self._batches[0]))
+            ends = (self._batches[-1], self._batches[0])
+            agrees = all(trace_agrees(runner, images, lambda output: list(tensors_of(output))) for images in ends)
         return [SuffixRunner(runner, images) for images in self._batches] if agrees else []
 
     @torch.no_grad()
@@ -186,13 +153,17 @@ class Judges:
         model = self._graph.model
         with evaluating(model), generators_kept():
             if changed and self._suffixes:
-                every = [floats_of(suffix.from_layers(changed)) for suffix in self._suffixes]
+                every = [list(tensors_of(suffix.from_layers(changed))) for suffix in self._suffixes]
             else:
-                every = [float_outputs(model, images) for images in self._batches]
+                every = [_float_outputs(model, images) for images in self._batches]
         return [
             torch.cat([z.reshape(len(z), -1) if z.dim() else z.view(1, 1) for z in some])
             for some in zip(*every, strict=True)
         ]
+
+
+def _float_outputs(model: nn.Module, images: Any) -> list[Tensor]:
+    return list(tensors_of(call(model, tree_map(lambda t: t.clone(), images))))  # it may write into its input
 
 
 @torch.no_grad()
@@ -202,7 +173,7 @@ def takes_any_batch(model: nn.Module, images: Any) -> bool:
     alone = tree_map(lambda t: t[:1], images)
     try:
         with evaluating(model), generators_kept():
-            pairs = zip(float_outputs(model, few), float_outputs(model, alone), strict=True)
+            pairs = zip(_float_outputs(model, few), _float_outputs(model, alone), strict=True)
             return all(
                 torch.allclose(many[:1], one, rtol=1e-3, atol=1e-3 * float(one.abs().max())) for many, one in pairs
             )
@@ -213,6 +184,11 @@ def takes_any_batch(model: nn.Module, images: Any) -> bool:
 @contextmanager
 def _changed(model: nn.Module, layers: Mapping[str, NewLayer]) -> Iterator[None]:
     """The layers have other weights inside the block."""
+
+    def shifted(constant: Tensor, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+        shape = (-1,) if isinstance(layer, nn.Linear) else (-1, *[1] * (y.dim() - 2))
+        return y + constant.to(y).view(shape)
+
     saved: list[tuple[Tensor, Tensor]] = []
     hooks = []
     try:
@@ -220,7 +196,7 @@ def _changed(model: nn.Module, layers: Mapping[str, NewLayer]) -> Iterator[None]
             layer: Any = model.get_submodule(name)
             saved.append((layer.weight, layer.weight.data))
             layer.weight.data = weight_of_rows(layer, rows).to(layer.weight.device)
-            hooks.append(layer.register_forward_hook(partial(_shifted, constant.reshape(-1))))
+            hooks.append(layer.register_forward_hook(partial(shifted, constant.reshape(-1))))
         with nothing_compiled():  # compiled code does not see new hooks
             yield
     finally:
@@ -228,8 +204,3 @@ def _changed(model: nn.Module, layers: Mapping[str, NewLayer]) -> Iterator[None]
             weight.data = before
         for hook in hooks:
             hook.remove()
-
-
-def _shifted(constant: Tensor, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-    shape = (-1,) if isinstance(layer, nn.Linear) else (-1, *[1] * (y.dim() - 2))
-    return y + constant.to(y).view(shape)

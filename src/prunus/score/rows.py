@@ -1,4 +1,7 @@
-"""Inputs and outputs of a layer at some output positions, as the rows of a regression: [N, P, groups, n], [N, P, O]."""
+"""Inputs and outputs of a layer at some output positions, as the rows of a regression: [N, P, groups, n], [N, P, O].
+
+The call of a convolution or a linear function that the layer makes says which inputs each output depends on.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,16 @@ from torch.overrides import TorchFunctionMode
 from prunus.errors import ScoreError
 from prunus.graph.traced import MIXING, TRANSPOSED
 
-# The call of a convolution or a linear function that a layer makes, and the input that really enters it.
+PLAIN = MIXING  # layers whose output is a linear function of patches, unless a subclass does something else
+BLOCK = 64  # images whose positions are drawn together
+TRIED = 1024  # output positions on which it is tried whether a layer is plain
 
-CALLS: dict[Any, tuple[str, ...]] = {
+TRANSPOSED_CALLS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+CALLS: dict[Any, tuple[str, ...]] = {  # arguments after input, weight and bias
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), ("stride", "padding", "dilation", "groups")),
-    **dict.fromkeys(
-        (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
-        ("stride", "padding", "output_padding", "groups", "dilation"),
-    ),
+    **dict.fromkeys(TRANSPOSED_CALLS, ("stride", "padding", "output_padding", "groups", "dilation")),
     F.linear: (),
 }
-TRANSPOSED_LINEAR_CALLS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +44,38 @@ class LinearCall:
     dilation: tuple[int, ...] = ()
     grid: tuple[int, ...] = ()  # size of each axis of the output
 
+    @classmethod
+    def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LinearCall:
+        """From a call of one of CALLS."""
+        given = {**dict(zip(("input", "weight", "bias", *CALLS[func]), args, strict=False)), **kwargs}
+        x, kernel = given["input"], tuple(given["weight"].shape[2:])
+        if func is F.linear:
+            return cls(x, linear=True, grid=tuple(x.shape[1:-1]))
 
-class _Entered(BaseException):
+        def each_axis(name: str, default: int) -> tuple[int, ...]:
+            size = given.get(name, default)
+            if isinstance(size, int):
+                return (size,) * len(kernel)
+            return tuple(size) * (len(kernel) if len(size) == 1 else 1)
+
+        axes, stride, dilation = range(len(kernel)), each_axis("stride", 1), each_axis("dilation", 1)
+        reach = [dilation[d] * (kernel[d] - 1) for d in axes]  # of the kernel, beyond its first tap
+        if isinstance(given.get("padding", 0), str):
+            around = reach if given["padding"] == "same" else [0] * len(kernel)
+            front = tuple(r // 2 for r in around)  # if the number of zeros is odd, there is one more at the end
+        else:
+            front = each_axis("padding", 0)
+            around = [2 * p for p in front]
+        transposed = func in TRANSPOSED_CALLS
+        if transposed:
+            more = each_axis("output_padding", 0)
+            grid = [(x.shape[2 + d] - 1) * stride[d] - around[d] + reach[d] + more[d] + 1 for d in axes]
+        else:
+            grid = [(x.shape[2 + d] + around[d] - reach[d] - 1) // stride[d] + 1 for d in axes]
+        return cls(x, False, transposed, kernel, stride, front, dilation, tuple(grid))
+
+
+class _CallFound(BaseException):
     """Ends a forward at its first convolution; no layer catches a BaseException."""
 
     def __init__(self, call: LinearCall) -> None:
@@ -56,56 +88,19 @@ class _UntilCall(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in CALLS:
-            raise _Entered(_call_of(func, args, kwargs))
+            raise _CallFound(LinearCall.of(func, args, kwargs))
         return func(*args, **kwargs)
 
 
 def linear_call(layer: nn.Module, x: Tensor) -> LinearCall | None:
-    """The first convolution or linear function that `layer` calls with x; None if it calls none.
-
-    Nothing is computed after that.
-    """
+    """The first convolution or linear function that `layer` calls with x, with the input that really enters it; None
+    if it calls none. Nothing is computed after that."""
     try:
         with torch.no_grad(), _UntilCall():
             layer.forward(x)
-    except _Entered as entered:
-        return entered.call
+    except _CallFound as found:
+        return found.call
     return None
-
-
-def _call_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LinearCall:
-    given = {**dict(zip(("input", "weight", "bias", *CALLS[func]), args, strict=False)), **kwargs}
-    x, weight = given["input"], given["weight"]
-    if func is F.linear:
-        return LinearCall(x, linear=True, grid=tuple(x.shape[1:-1]))
-    axes = range(weight.dim() - 2)
-    kernel = tuple(weight.shape[2:])
-    stride, dilation = (_each_axis(given.get(name, 1), len(kernel)) for name in ("stride", "dilation"))
-    reach = [dilation[d] * (kernel[d] - 1) for d in axes]  # of the kernel, beyond its first tap
-    padding = given.get("padding", 0)
-    if isinstance(padding, str):
-        around = reach if padding == "same" else [0] * len(kernel)
-        front = tuple(r // 2 for r in around)  # if the number of zeros is odd, there is one more at the end
-    else:
-        front = _each_axis(padding, len(kernel))
-        around = [2 * p for p in front]
-    if func in TRANSPOSED_LINEAR_CALLS:
-        more = _each_axis(given.get("output_padding", 0), len(kernel))
-        grid = [(x.shape[2 + d] - 1) * stride[d] - around[d] + reach[d] + more[d] + 1 for d in axes]
-    else:
-        grid = [(x.shape[2 + d] + around[d] - reach[d] - 1) // stride[d] + 1 for d in axes]
-    return LinearCall(x, False, func in TRANSPOSED_LINEAR_CALLS, kernel, stride, front, dilation, tuple(grid))
-
-
-def _each_axis(size: Any, axes: int) -> tuple[int, ...]:
-    if isinstance(size, int):
-        return (size,) * axes
-    return tuple(size) * (axes if len(size) == 1 else 1)
-
-
-PLAIN = MIXING  # layers whose output is a linear function of patches, unless a subclass does something else
-BLOCK = 64  # images whose positions are drawn together
-TRIED = 1024  # output positions on which that is tried
 
 
 def spots_of(images: range, grid: int, count: int, key: tuple[int, ...]) -> Tensor:
@@ -116,22 +111,17 @@ def spots_of(images: range, grid: int, count: int, key: tuple[int, ...]) -> Tens
     """
     if grid <= count:
         return torch.arange(grid).expand(len(images), grid)
-    edges = torch.arange(count + 1) * grid // count
-    return edges[:-1] + (_drawn(images, count, key) * edges.diff()).long()  # [images, count]
-
-
-def _drawn(images: range, count: int, key: tuple[int, ...]) -> Tensor:
-    """Uniform numbers in [0, 1) for each image: [N, count]."""
     blocks = range(images.start // BLOCK, -(-images.stop // BLOCK))
     seeds = [int(np.random.SeedSequence((*key, block)).generate_state(1)[0]) for block in blocks]
-    drawn = [torch.rand(BLOCK, count, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-    return torch.cat(drawn)[images.start - blocks.start * BLOCK :][: len(images)]
+    uniform = torch.cat([torch.rand(BLOCK, count, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+    uniform = uniform[images.start - blocks.start * BLOCK :][: len(images)]  # [N, count]
+    edges = torch.arange(count + 1) * grid // count
+    return edges[:-1] + (uniform * edges.diff()).long()
 
 
 def grid_of(layer: nn.Module, y: Tensor) -> int:
     """Number of output positions of one image."""
-    places = y.shape[1:-1] if isinstance(layer, nn.Linear) else y.shape[2:]
-    return math.prod(places)
+    return math.prod(y.shape[1:-1] if isinstance(layer, nn.Linear) else y.shape[2:])
 
 
 def outputs_at(layer: nn.Module, y: Tensor, where: Tensor, images: Tensor | None = None) -> Tensor:

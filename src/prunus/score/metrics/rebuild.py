@@ -7,12 +7,14 @@ from torch import Tensor
 
 from prunus.errors import ScoreError
 from prunus.score.evidence import Contributions, ReaderGroup, ReaderInputs
-from prunus.score.gram_sums import Elimination
 from prunus.score.metrics import Metric
 
 LARS_STEPS = 8  # of the path for each channel, at most: a channel may leave the path and come back
 TINY = 1e-12
 MOST = 0.9  # shrinkage
+DELAYED = 128  # columns of u to collect before P and W are brought up to date
+WIDE = 512  # layers with more inputs are computed in float32
+LEAST = 1e-6  # of the trace: what the others must leave unexplained of every input, for float32 to be enough
 
 
 def thinet(contributions: Contributions) -> Tensor:
@@ -78,11 +80,12 @@ def rebuilt(inputs: ReaderInputs, ridge: float = 1e-2) -> Tensor:
 
         e = tr( G (W - V) H (W - V)' ),    summed over readers,
 
-    where G says what errors of the reader's outputs do to the network's outputs (see `output_stakes`). r is `ridge`,
-    or the shrinkage of Chen et al. 2010 (OAS) where that is more: with few images C is uncertain, and channels would
-    seem to be rebuilt for nothing. A channel's score is the total error once it is removed, in the unit of what half a
-    cut does to the network: e(n) x D / e(half), where D is the measured mean square change of the network's outputs,
-    on images that C is not made from, when half of the channels are removed and the readers are re-solved.
+    where G says what errors of the reader's outputs do to the network's outputs (see `prunus.score.output_weights`). r
+    is `ridge`, or the shrinkage of Chen et al. 2010 (OAS) where that is more: with few images C is uncertain, and
+    channels would seem to be rebuilt for nothing. A channel's score is the total error once it is removed, in the unit
+    of what half a cut does to the network: e(n) x D / e(half), where D is the measured mean square change of the
+    network's outputs, on images that C is not made from, when half of the channels are removed and the readers are
+    re-solved.
     """
     pieces = [_Piece(group, ridge) for group in inputs.groups]
     added = torch.zeros(inputs.width, dtype=torch.float64)
@@ -114,13 +117,22 @@ class _Piece:
     def __init__(self, group: ReaderGroup, ridge: float) -> None:
         self.channels = group.channels  # [a] channels of the unit that it reads
         self._columns, self._weight = group.columns, group.weight
-        self._moments = _shifted(group.covariance, max(ridge, _shrinkage(group)))
-        weight = _weighed(group)
+        weight, covariance = group.weight, group.covariance
+        diagonal = covariance.dim() == 1
+        if group.output_weights is not None:
+            weighed = group.output_weights @ weight  # R W with R' R = G
+        else:  # every output is weighed by the inverse of its variance
+            variance = weight.square() @ covariance if diagonal else ((weight @ covariance) * weight).sum(1)
+            weighed = weight / torch.where(variance > 0, variance, 1.0).sqrt()[:, None]
+        variances = covariance if diagonal else covariance.diagonal()
+        mean = variances.mean()  # rounding may have made it negative
+        shift = max(ridge, _shrinkage(group)) * torch.where(mean > 0, mean, TINY)
+        self._moments = covariance + (shift if diagonal else shift * torch.eye(len(covariance), dtype=shift.dtype))
         self._elimination = None  # for uncorrelated inputs, nothing is re-solved
-        if self._moments.dim() == 1:
-            self.errors = (weight.square().sum(0) * self._moments)[group.columns].sum(1)
+        if diagonal:
+            self.errors = (weighed.square().sum(0) * self._moments)[group.columns].sum(1)
         else:
-            self._elimination = Elimination(weight, self._moments, group.columns)
+            self._elimination = Elimination(weighed, self._moments, group.columns)
             self.errors = self._elimination.errors.clone()  # [a] error that each channel adds if it is removed next
 
     def remove(self, channel: int) -> Tensor | None:
@@ -147,27 +159,6 @@ class _Piece:
         return best
 
 
-def _weighed(group: ReaderGroup) -> Tensor:
-    """R W with R' R = G; without G, every output is weighed by the inverse of its variance."""
-    weight, covariance = group.weight, group.covariance
-    if group.stakes is None:
-        products = weight.square() @ covariance if covariance.dim() == 1 else ((weight @ covariance) * weight).sum(1)
-        return weight / _positive(products, 1.0).sqrt()[:, None]
-    return group.stakes @ weight
-
-
-def _shifted(covariance: Tensor, ridge: float) -> Tensor:
-    """With ridge x mean variance added to the variances."""
-    variances = covariance if covariance.dim() == 1 else covariance.diagonal()
-    shift = ridge * _positive(variances.mean())
-    return covariance + (shift if covariance.dim() == 1 else shift * torch.eye(len(covariance), dtype=shift.dtype))
-
-
-def _positive(numbers: Tensor, otherwise: float = TINY) -> Tensor:
-    """The numbers, and another one where they are 0 or rounding has made them negative."""
-    return torch.where(numbers > 0, numbers, otherwise)
-
-
 def _shrinkage(group: ReaderGroup) -> float:
     """The best ridge for a covariance from so few rows: s / (1 - s) with the shrinkage s of Chen et al. 2010."""
     if group.covariance.dim() == 1:
@@ -176,6 +167,116 @@ def _shrinkage(group: ReaderGroup) -> float:
     spread = (group.rows + 1 - 2 / n) * (square - trace**2 / n)
     share = ((1 - 2 / n) * square + trace**2) / spread if spread > 0 else 0.0
     return share / (1 - share) if share < MOST else MOST / (1 - MOST)
+
+
+class Elimination:
+    """Blocks of the inputs of a linear layer, which is re-solved on what is left after each removal.
+
+    With P = H^-1 and a removed block s, P becomes P - u u' and W becomes W - v u', where u = P_s L'^-1, v = W_s L'^-1
+    and L L' = P_ss. The next block then adds the error tr(P_ss^-1 (W' W)_ss).
+
+    Args:
+        weight: [o, n] W.
+        second_moments: [n, n] H.
+        columns: [a, t] the inputs of each block. Inputs in no block are never removed.
+    """
+
+    def __init__(self, weight: Tensor, second_moments: Tensor, columns: Tensor) -> None:
+        order = columns.flatten()
+        self._size = columns.shape[1]
+        self._left = torch.arange(len(columns))  # the blocks in memory, by number
+        scale, largest = second_moments.diagonal().mean(), weight.abs().max()
+        self._unit = 1.0  # errors are counted in it, because squares may be too large or too small for float32
+        if bool(scale > 0) and bool(largest > 0):
+            second_moments, weight = second_moments / scale, weight / largest
+            self._unit = float(scale * largest * largest)
+        factor = _factor_of_moments(second_moments)
+        weight = weight[:, order].to(factor)
+        # Only W' W matters, so a matrix with fewer rows can stand for W.
+        self._weight = torch.linalg.qr(weight, mode="r").R if len(weight) > len(order) else weight
+        self._inverse = _among(torch.cholesky_inverse(factor), order)
+        self.errors = torch.zeros(len(columns), dtype=torch.float64)  # what each block adds if it is removed next
+        self._start_over()
+
+    def remove(self, block: int) -> None:
+        """Remove a block of inputs and re-solve the weights."""
+        t, at = self._size, int((self._left == block).nonzero())
+        mine = slice(at * t, at * t + t)
+        u_so_far, v_so_far = self._u[:, : self._done], self._v[:, : self._done]
+        rows = self._inverse[mine] - u_so_far[mine] @ u_so_far.T  # [t, n] of P
+        root = _factor(rows[:, mine])
+        u = torch.linalg.solve_triangular(root, rows, upper=False).T  # [n, t]
+        here = self._weight[:, mine] - v_so_far @ u_so_far[mine].T  # [o, t] of W
+        v = torch.linalg.solve_triangular(root, here.T, upper=False).T  # [o, t]
+        # The diagonal blocks of P and of W' W follow at once, all others when `_catch_up` is due.
+        products = v.T @ self._weight - (v.T @ v_so_far) @ u_so_far.T  # [t, n] v' W before the removal
+        each = u.view(-1, t, t)  # [a, t, t] rows of u of each block
+        cross = each @ products.view(t, -1, t).transpose(0, 1)  # [a, t, t]
+        self._corners -= each @ each.mT
+        self._squares += each @ (v.T @ v) @ each.mT - cross - cross.mT
+        self._u[:, self._done : self._done + t], self._v[:, self._done : self._done + t] = u, v
+        self._done += t
+        self._alive[at] = False
+        if self._done + t > self._u.shape[1]:
+            self._catch_up()
+        self._price()
+
+    def _catch_up(self) -> None:
+        """Bring P and W up to date, without the inputs that are gone."""
+        stays = self._alive.repeat_interleave(self._size).nonzero().flatten()
+        u, v = self._u[stays, : self._done], self._v[:, : self._done]
+        self._inverse = _among(self._inverse, stays).addmm_(u, u.T, alpha=-1)
+        self._weight = self._weight.index_select(1, stays).addmm_(v, u.T, alpha=-1)
+        self._left = self._left[self._alive]
+        self._start_over()
+
+    def _start_over(self) -> None:
+        n, t = len(self._inverse), self._size
+        most = max(DELAYED // t, 1) * t
+        self._u, self._v = self._inverse.new_empty(n, most), self._inverse.new_empty(len(self._weight), most)
+        self._done = 0
+        self._alive = torch.ones(len(self._left), dtype=torch.bool)
+        every = torch.arange(n).view(-1, t)
+        self._corners = self._inverse[every.unsqueeze(2), every.unsqueeze(1)]  # [a, t, t] of P
+        parts = self._weight.T.reshape(-1, t, len(self._weight))
+        self._squares = parts @ parts.mT  # [a, t, t] of W' W
+        self._price()
+
+    def _price(self) -> None:
+        """The error that each block would add; the blocks that are gone add infinitely much."""
+        alive = self._alive
+        corners, squares = self._corners[alive], self._squares[alive]
+        if self._size == 1:
+            priced = (squares / corners)[:, 0, 0]
+        else:
+            priced = torch.linalg.solve(corners, squares).diagonal(dim1=1, dim2=2).sum(1)
+        self.errors.fill_(torch.inf)
+        self.errors[self._left[alive]] = self._unit * priced.double()
+
+
+def _among(matrix: Tensor, places: Tensor) -> Tensor:
+    """The rows and columns at these places."""
+    return matrix.index_select(0, places).index_select(1, places)
+
+
+def _factor_of_moments(moments: Tensor) -> Tensor:
+    """The Cholesky factor, of a wide layer in float32 if that is precise enough."""
+    if len(moments) > WIDE:
+        factor, failed = torch.linalg.cholesky_ex(moments.float())
+        if not int(failed) and float(factor.diagonal().square().min()) > LEAST * float(moments.trace()):
+            return torch.as_tensor(factor)
+    return _factor(moments)
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    """The Cholesky factor; of a matrix with a larger diagonal where rounding has made it indefinite."""
+    eye = torch.eye(len(matrix), dtype=matrix.dtype)
+    scale = matrix.diagonal().mean().clamp(min=torch.finfo(matrix.dtype).tiny)
+    for shift in (0.0, *(10.0**power for power in range(-8, 3))):
+        factor, failed = torch.linalg.cholesky_ex(matrix + shift * scale * eye)
+        if not int(failed):
+            return torch.as_tensor(factor)
+    raise ScoreError("the inputs of a layer have no covariance: the network computes values that are not finite")
 
 
 THINET = Metric(
