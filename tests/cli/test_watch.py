@@ -1,10 +1,8 @@
-"""`prunus watch` and `prune --watch`: they say where, show the run at work, and end with it."""
+"""`prunus watch` and `prune --watch`: they say where the page is, show the run at work, and end with it."""
 
 from __future__ import annotations
 
 import re
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +10,26 @@ import pytest
 from safetensors.torch import save_file
 
 from prunus.cli import watch
-from prunus.report.live import LiveServer
-from prunus.run import round as rounds
+from prunus.report import live
 from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], list[str]]:
-    """A run with --watch: its folder, what it printed, and the pages that a browser got while it was at work."""
+    """A run with --watch: its folder, what it printed, and the pages that were written while it was at work."""
     folder = tmp_path_factory.mktemp("live")
     save_file(create("lenet5", num_classes=10, in_channels=1).state_dict(), folder / "w.safetensors")
     pages: list[str] = []
-    servers: list[LiveServer] = []
-    start, plan_round = LiveServer.start, rounds.plan_round
+    render = live.render_progress
 
-    def started(self: LiveServer) -> None:
-        start(self)
-        servers.append(self)
-
-    def looked(*words: Any) -> Any:
-        with urllib.request.urlopen(servers[0].address, timeout=10) as answer:
-            pages.append(answer.read().decode())
-        return plan_round(*words)
+    def rendered(*given: Any) -> str:
+        pages.append(render(*given))
+        return pages[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LiveServer, "start", started)
-        patch.setattr(rounds, "plan_round", looked)
-        patch.setattr("prunus.report.live.FAREWELL", 0.2)
+        patch.setattr(live, "render_progress", rendered)
+        patch.setattr(live, "EVERY", 0.05)
         words = ["--data", "digits", "--num-images", "50", "--metric", "l1", "--repair", "none", "--target", "0.4"]
         words += ["--rounds", "2", "--epochs", "0", "--device", "cpu", "--watch"]
         said = lines(prunus("prune", "lenet5", "--weights", folder / "w.safetensors", *words, "--out", folder / "run"))
@@ -48,13 +38,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], lis
 
 def test_a_run_can_be_watched(done: tuple[Path, list[str], list[str]]) -> None:
     folder, said, pages = done
-    address = next(line for line in said if line.startswith("watch it: http://127.0.0.1:")).partition(": ")[2]
-    assert len(pages) == 2 and "No round is finished yet" in pages[0] and "1 round so far" in pages[1]
-    assert "lenet5 on digits: round 2 is at work" in pages[1]
-    with pytest.raises(urllib.error.URLError):  # it has ended with the run
-        urllib.request.urlopen(address, timeout=5)
-    assert (folder / "report.html").exists() and not (folder / "progress.json").exists()
-    assert "--watch" not in (folder / "config.json").read_text()
+    assert f"watch it: {(folder / 'report.html').as_uri()} (open it in a browser)" in said
+    assert any("No round is finished yet" in page for page in pages)
+    assert any("1 round so far" in page and "lenet5 on digits: round 2 is at work" in page for page in pages)
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert "What was removed:" in report and 'http-equiv="refresh"' not in report  # the report came last
+    assert not (folder / "progress.json").exists() and "--watch" not in (folder / "config.json").read_text()
 
 
 def test_watch_ends_with_the_run_or_when_told(
@@ -71,7 +60,10 @@ def test_watch_ends_with_the_run_or_when_told(
 
     monkeypatch.setattr(watch.time, "sleep", finish)
     where, ended = lines(prunus("watch", folder, columns=400))
-    assert re.fullmatch(r"watch it: http://127\.0\.0\.1:\d+/", where) and ended == f"the run has finished: {folder}"
+    assert (
+        re.fullmatch(r"watch it: file:///.*/report\.html \(open it in a browser\)", where)
+        and ended == f"the run has finished: {folder}"
+    )
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
@@ -87,4 +79,3 @@ def test_what_cannot_be_watched(tmp_path: Path) -> None:
     assert result.exit_code == 1 and "holds no run; name the folder of a `prunus prune`" in result.stderr
     result = prunus("watch", tmp_path / "nothing", columns=400)
     assert result.exit_code == 1 and "does not exist" in result.stderr
-    assert prunus("watch", tmp_path, "--port", "70000").exit_code == 2

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +62,44 @@ def read(path: Path) -> Any:
 def charts(page: str, kind: str) -> list[str]:
     """The SVG pictures of one kind."""
     return re.findall(rf'<svg class="chart {kind}".*?</svg>', page, flags=re.DOTALL)
+
+
+def titles(picture: str) -> list[str]:
+    """The tooltips of a picture's marks."""
+    return [html.unescape(text) for text in re.findall(r"<(?:use|path) [^>]*><title>([^<]*)</title>", picture)]
+
+
+class BarRow(NamedTuple):
+    """A row of a bar chart as the page has it: its bars are (left, width, kind) in per cent."""
+
+    name: str
+    title: str
+    bars: list[tuple[float, float, str]]
+    text: str
+    strong: bool
+
+
+def bar_charts(page: str, kind: str) -> list[list[BarRow]]:
+    """The rows of all bar charts of one kind."""
+    row = re.compile(
+        r'<div title="([^"]*)"><span class="name( strong)?"><bdi>(.*?)</bdi></span><span class="track">(.*?)'
+        r'<span style="left:[\d.]+%">(.*?)</span></span></div>',
+        flags=re.DOTALL,
+    )
+    bar = re.compile(r'<i class="([\w ]+)" style="left:([\d.]+)%;width:([\d.]+)%"></i>')
+    return [
+        [
+            BarRow(
+                html.unescape(name),
+                html.unescape(title),
+                [(float(left), float(width), kind) for kind, left, width in bar.findall(bars)],
+                html.unescape(text),
+                bool(strong),
+            )
+            for title, strong, name, bars, text in row.findall(chart)
+        ]
+        for chart in re.findall(rf'<div class="bars {kind}".*?\n</div>', page, flags=re.DOTALL)
+    ]
 
 
 class Page(HTMLParser):

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from prunus.report.compare import compare
-from prunus.report.html import run_files
 from prunus.report.read import read_run
-from prunus.report.run_page import write_report
+from prunus.report.run_page import run_files, write_report
 from prunus.report.study_page import write_study_report
 from tests.report.runs import read
 from tests.report.test_study_page import make_study
@@ -40,7 +39,9 @@ press(0); seen.again = column(0);
 seen.sorted = document.querySelectorAll("[aria-sort]").length;
 seen.charts = [...document.querySelectorAll("svg.chart")].filter((each) => each.closest("details") === null)
   .map((each) => [each.getBoundingClientRect().width, each.getBoundingClientRect().height]);
-seen.bars = [...document.querySelectorAll("svg.widths rect.kept")].map((each) => each.getBoundingClientRect().width);
+seen.bars = [...document.querySelectorAll(".widths i.kept")].map((each) => each.getBoundingClientRect().width);
+seen.track = (document.querySelector(".widths .track") ?? document.body).getBoundingClientRect().width;
+seen.inks = [...document.querySelectorAll("svg.chart text")].map((each) => getComputedStyle(each).fill);
 seen.pictures = [...document.images].map((each) => [each.naturalWidth, each.getBoundingClientRect().width]);
 const drawings = [...document.querySelectorAll(".plot svg")];
 seen.drawings = drawings.map((each) => [each.getBoundingClientRect().width, each.getBoundingClientRect().height]);
@@ -91,11 +92,11 @@ def test_the_page_in_a_browser(page: str, compressed: Any, tmp_path: Path) -> No
     assert seen["most"] == by_macs[::-1] and seen["way"] == "descending"
     assert seen["sorted"] == 1
     assert len(seen["charts"]) >= 3
-    assert all(width > 500 and height > 60 for width, height in seen["charts"])
+    assert all(width > 380 and height > 150 for width, height in seen["charts"])
     kept = [unit["kept"] for unit in summary["units"].values()]
     widest = max(unit["width"] for unit in summary["units"].values())
-    across = seen["charts"][0][0]
-    assert seen["bars"] == pytest.approx([0.4 * across * k / widest for k in kept], abs=0.2)
+    assert seen["bars"] == pytest.approx([0.64 * seen["track"] * k / widest for k in kept], abs=0.2)
+    assert set(seen["inks"]) == {"rgb(27, 27, 27)"}
     pictures = [wide for natural, wide in seen["pictures"] if natural > 100]
     assert len(pictures) == len(seen["pictures"]) == page.count("<img ") > 5
     assert all(120 < wide <= 304 for wide in pictures)
@@ -109,6 +110,7 @@ def test_dark_where_the_reader_likes_it_dark_and_narrow_without_scrolling(page: 
     seen, said = looked_at(page, tmp_path, "--window-size=500,900", "--blink-settings=preferredColorScheme=0")
     assert said == []
     assert seen["paper"] == "rgb(21, 23, 26)"
+    assert set(seen["inks"]) == {"rgb(236, 236, 236)"}  # the charts are dark too
     scrolled, shown = seen["across"]
     assert scrolled <= shown <= 500
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from prunus.decide.costs import COSTS
-from prunus.decide.splits import SPLITS
+from prunus.decide.settings import SPLITS
+from prunus.errors import FileError
+from prunus.plots.run_pictures import load_pictures
 from prunus.repair.repair import REPAIRS
-from prunus.report.run_page import write_report
+from prunus.report.read import read_run
+from prunus.report.run_page import render, run_files, what_was_asked, write_report
+from prunus.run.summary import SpeedFigures
 from prunus.score.metrics import METRICS
-from tests.report.runs import CLASSES, COMMAND_LINE, SIDE, Page, charts, make_run, read
+from prunus.timing.latency import Speedup
+from tests.report.runs import CLASSES, COMMAND_LINE, SIDE, Page, bar_charts, charts, make_run, read, titles
+from tests.report.test_page import NASTY
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +53,20 @@ def test_complete_in_itself(page: str) -> None:
     sources = [attributes["src"] or "" for _, attributes in found.tags if "src" in attributes]
     assert sources and all(re.fullmatch(r"data:image/png;base64,[A-Za-z0-9+/=]+", source) for source in sources)
     rest = re.sub(r'src="data:[^"]*"', "", page)
-    assert not re.search(r"https?:|//\w|url\(|@import|fetch\(|XMLHttpRequest", rest)
+    assert not re.search(r"https?:|//\w|url\((?!#)|href=\"(?!#)|@import|fetch\(|XMLHttpRequest", rest)
     assert "default-src 'none'" in found.tags[[t for t, _ in found.tags].index("meta") + 2][1]["content"]  # type: ignore[operator]
     assert {tag for tag, _ in found.tags} >= {"h1", "h2", "svg", "table", "details", "script", "style"}
 
 
 def test_every_chart_says_what_it_shows_and_shows_numbers_on_hover(page: str) -> None:
-    pictures = re.findall(r"<svg .*?</svg>", page, flags=re.DOTALL)
-    # Rounds, cuts and widths; two rounds of sensitivity; scores of each unit that lost channels in a round.
-    assert len(pictures) > 5
-    for picture in pictures:
-        assert re.search(r'role="img"[^>]* aria-label="[^"]{20,}"', picture)
-        assert "<title>" in picture
+    pictures = re.findall(r'<svg class="chart .*?</svg>', page, flags=re.DOTALL)
+    assert len(pictures) == 5  # rounds, cuts, epochs, loss, learning rate
+    assert all(re.search(r'role="img" aria-label="[^"]{20,}"', picture) and titles(picture) for picture in pictures)
+    # Widths, times at two batch sizes, two rounds of sensitivity, and scores of each unit that lost channels.
+    others = re.findall(r'<div class="(?:bars|histogram)[^>]*role="img" aria-label="[^"]{20,}"', page)
+    assert len(others) > 7
+    ids = re.findall(r'\sid="([^"]+)"', page)
+    assert len(ids) == len(set(ids)) and set(re.findall(r'(?:href="|url\()#([^")]+)', page)) == set(ids) - {"downloads"}
     assert "nan" not in page.lower().replace("nano", "") and "inf%" not in page
 
 
@@ -60,7 +74,7 @@ def test_the_headline_has_the_numbers_of_the_summary(page: str, compressed: Any)
     summary = read(compressed.folder / "summary.json")
     text = Page(page).text
     for part in ("holdout", "test"):
-        was, now = summary["before"][part]["top1"], summary["after"][part]["top1"]
+        was, now = summary["before"][part]["quality"], summary["after"][part]["quality"]
         assert f"{100 * now:.2f}% before: {100 * was:.2f}%" in text
     was, now = summary["before"]["macs"], summary["after"]["macs"]
     assert f"MACs per image {now / 1e6:.2f} M before: {was / 1e6:.2f} M −{100 * (1 - now / was):.1f}%" in text
@@ -74,91 +88,83 @@ def test_the_headline_has_the_numbers_of_the_summary(page: str, compressed: Any)
 
 
 def test_widths_are_drawn_to_scale(page: str, compressed: Any) -> None:
-    (picture,) = charts(page, "widths")
-    bars = re.findall(r'<rect class="(\w+)"[^>]*? width="([\d.]+)%"[^>]*><title>([^<]+)</title>', picture)
+    (rows,) = bar_charts(page, "widths")
     units = read(compressed.folder / "summary.json")["units"]
     widest = max(unit["width"] for unit in units.values())
-    expected = {
-        (kind, name): unit[key] / widest
-        for name, unit in units.items()
-        for kind, key in (("lost", "width"), ("kept", "kept"))
-    }
-    found = {(kind, title.split(": ")[0]): float(width) / 40 for kind, width, title in bars}  # the longest takes 40%
-    assert found == pytest.approx(expected, abs=2e-4)
+    assert [row.name for row in rows] == list(units)
+    for row, unit in zip(rows, units.values(), strict=True):
+        shares = [64 * unit[key] / widest for key in ("width", "kept")]  # the longest takes 64%
+        assert [bar[1] for bar in row.bars] == pytest.approx(shares, abs=0.01)
+        assert [bar[2] for bar in row.bars] == ["lost", "kept"] and row.strong == (unit["kept"] < unit["width"])
 
 
 def test_sensitivity_of_each_unit_with_the_chosen_ones_marked(page: str, compressed: Any) -> None:
-    pictures = charts(page, "sensitivity")
+    pictures = bar_charts(page, "sensitivity")
     assert len(pictures) == 2
-    for number, picture in enumerate(pictures, start=1):
+    for number, rows in enumerate(pictures, start=1):
         folder = compressed.folder / f"round-{number:02d}"
-        words, chosen = read(folder / "sensitivity.json"), read(folder / "round.json")["chosen"]
-        bars = re.findall(r'<rect class="(\w+)"[^>]*><title>([^:]+:\w+): ([-\d.e]+) points of accuracy lost', picture)
-        assert [name for _, name, _ in bars] == list(words["tried"])
-        for kind, name, lost in bars:
-            assert (kind == "kept") == (name in chosen)
-            expected = 100 * (words["base_accuracy"] - words["tried"][name]["accuracy"])
-            assert float(lost) == pytest.approx(expected, rel=0.05, abs=0.05)
+        measured, chosen = read(folder / "sensitivity.json"), read(folder / "round.json")["chosen"]
+        assert [row.name for row in rows] == list(measured["tried"])
+        for row in rows:
+            assert row.strong == (row.bars[0][2] == "kept") == (row.name in chosen)
+            lost = re.search(r": ([-\d.e]+) points of accuracy lost", row.title)
+            expected = 100 * (measured["base_accuracy"] - measured["tried"][row.name]["accuracy"])
+            assert lost and float(lost[1]) == pytest.approx(expected, rel=0.05, abs=0.05)
 
 
-def test_scores_count_every_channel_once_and_the_cut_parts_them(page: str, compressed: Any) -> None:
-    pictures = charts(page, "scores")
-    drawn = 0
-    for number in (1, 2):
-        folder = compressed.folder / f"round-{number:02d}"
-        step = read(folder / "step-plan.json")["units"]
-        scores = load_file(folder / "scores.safetensors")
-        for unit, lost in read(folder / "round.json")["chosen"].items():
-            picture = next(p for p in pictures if f"channels of {unit} in round {number};" in p)
-            counts = re.findall(r'class="(cut|kept)"[^>]*><title>[^:]*: (\d+) (removed|kept)', picture)
-            assert sum(int(n) for kind, n, _ in counts if kind == "cut") == lost
-            assert sum(int(n) for kind, n, _ in counts if kind == "kept") == len(step[unit]["keep"])
-            values = scores[f"gsd/{unit}"]
-            kept = np.isin(np.arange(len(values)), step[unit]["keep"])
-            middle = (values[~kept].max() + values[kept].min()) / 2
-            cut = float(re.findall(r"<title>the cut: ([-\d.e]+)</title>", picture)[0])
-            assert cut == pytest.approx(middle, rel=0.01, abs=1e-9)
-            drawn += 1
-    assert drawn == len(pictures) > 0
+def test_units_that_were_tried_at_a_ratio_have_bars_too(tmp_path: Path) -> None:
+    folder = tmp_path / "li"
+    make_run(folder, split="ratio", rounds=1, epochs=0)
+    (rows,) = bar_charts(write_report(folder).read_text(), "sensitivity")
+    measured, chosen = (
+        read(folder / "round-01" / "sensitivity.json"),
+        read(folder / "round-01" / "round.json")["chosen"],
+    )
+    assert {name: [row["channels"] for row in curve] for name, curve in measured["curves"].items()} == {
+        name: [row["width"] // 2] for name, row in measured["tried"].items()
+    }
+    assert {row.name for row in rows if row.bars[0][2] == "kept"} == set(chosen) != set()
+    assert {row.name for row in rows if row.bars[0][2] == "other"} == set(measured["tried"]) - set(chosen)
 
 
-def test_rounds_are_drawn_where_they_belong(page: str, compressed: Any) -> None:
-    (picture,) = charts(page, "rounds")
+def test_two_bars_for_each_repaired_layer_as_long_as_its_errors(tmp_path: Path, page: str) -> None:
+    assert "Error of each layer" not in page  # it was not repaired
+    make_run(tmp_path, repair="solve", epochs=0, rounds=1, num_repair_images=32)
+    errors = read(tmp_path / "round-01" / "round.json")["layer_errors"]
+    repaired = write_report(tmp_path).read_text(encoding="utf-8")
+    (rows,) = bar_charts(repaired, "errors")
+    longest = max(max(pair) for pair in errors.values())
+    assert errors and {row.name: [bar[1] for bar in row.bars] for row in rows} == {
+        name: pytest.approx([max(64 * value / longest, 0.3) for value in pair], abs=0.02)
+        for name, pair in errors.items()
+    }
+    assert "100% is as bad as a constant" in repaired
+
+
+def test_times_have_their_quartiles(page: str, compressed: Any) -> None:
     summary = read(compressed.folder / "summary.json")
-    points = re.findall(r'class="kept" cx="([\d.]+)%"[^>]*><title>held-out, [^:]+: ([\d.]+)%', picture)
-    gone = [0.0, *(1 - r["macs"] / summary["before"]["macs"] for r in summary["rounds"])]
-    accuracies = [summary["before"]["holdout"]["top1"], *(r["after"]["top1"] for r in summary["rounds"])]
-    assert [float(value) for _, value in points] == pytest.approx([100 * a for a in accuracies], abs=0.006)
-    places = [float(x) for x, _ in points]
-    assert places == pytest.approx([16 + 77 * g / max(gone) for g in gone], abs=0.02)
-    assert picture.count('class="test"') == 2 and 'class="goal"' in picture
+    said = [row.title for rows in bar_charts(page, "latency") for row in rows]
+    for size in summary["before"]["latency"]:
+        for side in ("before", "after"):
+            low, high = summary[side]["quartiles"][size]
+            assert low <= summary[side]["latency"][size] <= high
+            images = f"{size} image{'' if size == '1' else 's'}"
+            title = f"{images}, {side}: {1e3 * summary[side]['latency'][size]:.3g} ms, "
+            assert f"{title}quartiles {1e3 * low:.3g} ms to {1e3 * high:.3g} ms" in said
 
 
-def test_the_lowest_accuracy_allowed_is_drawn(run: Path) -> None:
-    """max_drop is in points: 0.1 points below the accuracy before pruning."""
-    config = read(run / "config.json")
-    config["settings"]["max_drop"] = 0.1
-    (run / "config.json").write_text(json.dumps(config))
-    (picture,) = charts(write_report(run).read_text(), "rounds")
-    lowest = 100 * read(run / "summary.json")["before"]["holdout"]["top1"] - 0.1
-    assert f"lowest held-out accuracy allowed: {lowest:.2f}%" in picture
-
-
-def test_epochs_are_drawn_one_after_the_other(page: str, compressed: Any, tmp_path: Path) -> None:
-    (picture,) = charts(page, "epochs")
-    points = re.findall(r'class="(\w+)" cx="([\d.]+)%"[^>]*><title>round (\d), (.*?): ([\d.]+)%<', picture)
-    assert [(kind, int(number), what) for kind, _, number, what, _ in points] == [
-        ("cut", 1, "before retraining"),
-        ("kept", 1, "epoch 1"),
-        ("cut", 2, "before retraining"),
-        ("kept", 2, "epoch 1"),
-    ]
-    assert [float(x) for _, x, *_ in points] == pytest.approx([16, 16 + 77 / 2, 16 + 77 / 2, 93], abs=0.02)
-    rounds = read(compressed.folder / "summary.json")["rounds"]
-    figures = [100 * r[when]["top1"] for r in rounds for when in ("pruned", "after")]
-    assert [float(value) for *_, value in points] == pytest.approx(figures, abs=0.006)
-    make_run(tmp_path / "untrained", epochs=0)
-    assert not charts(write_report(tmp_path / "untrained").read_text(), "epochs")
+def test_layers_are_timed_for_a_latency_target(compressed: Any) -> None:
+    run = read_run(compressed.folder)
+    times = {"conv1": (0.002, 0.001), "(the rest)": (0.004, 0.004)}
+    time = SpeedFigures("eager", 1, 2, "a machine", 1.2, 1.2, Speedup(1.3, 1.2, 1.4), (0.006, 0.005), times)
+    page = render(replace(run, summary=replace(run.summary, time=time)))
+    (rows,) = bar_charts(page, "times")
+    assert [(row.name, row.text) for row in rows] == [("conv1", "1 ms, was 2 ms"), ("(the rest)", "4 ms")]
+    assert [[bar[1] for bar in row.bars] for row in rows] == [[32, 16], [64, 64]]
+    text = Page(page).text
+    assert "Time in eager, batch 1 5 ms before: 6 ms 1.30× (1.20 to 1.40) the speed, 1.20× predicted" in text
+    assert "for a batch of 1, on 2 threads" in text
+    assert "engine" not in str(what_was_asked(run))  # a goal in MACs says nothing about engines
 
 
 def test_the_table_has_every_layer(page: str, compressed: Any) -> None:
@@ -171,9 +177,6 @@ def test_the_table_has_every_layer(page: str, compressed: Any) -> None:
         gone = 1 - layer["macs"][1] / layer["macs"][0]
         macs, params = layer["macs"], layer["params"]
         assert values == pytest.approx([layer["inputs"][1], layer["outputs"][1], *macs, gone, *params])
-
-
-NASTY = '<script>alert("x")</script>&\'<b>'
 
 
 def test_what_was_asked_and_the_command_that_asks_again(page: str) -> None:
@@ -203,7 +206,7 @@ def test_names_are_escaped(run: Path) -> None:
     found = Page(page)
     assert [tag for tag, _ in found.tags].count("script") == 2  # the figures to save, and the behaviour
     assert NASTY in found.text
-    assert any(attributes.get("aria-label", "").find(NASTY) >= 0 for _, attributes in found.tags if attributes)  # type: ignore[union-attr]
+    assert any(NASTY in (attributes.get("aria-label") or "") for _, attributes in found.tags)
 
 
 def test_the_three_lines_load_the_network(page: str, compressed: Any) -> None:
@@ -225,10 +228,10 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
     page = write_report(tmp_path / "one").read_text()
     text = Page(page).text
     assert "original = CifarResNet(...)" in text and ", original).eval()" in text
-    call = "prunus.compress(model, train, holdout, ratio=0.3, split='uniform', metric='l1', repair='none', epochs=0"
+    call = "prunus.compress(model, train, holdout, ratio=0.3, split='uniform', metric='l1', repair='none', folder="
     assert call in text
     assert "These images were also used for decisions." in text and "Test accuracy" not in text
-    assert len(charts(page, "rounds")) == 1 and not charts(page, "sensitivity") and not charts(page, "cuts")
+    assert len(charts(page, "rounds")) == 1 and not bar_charts(page, "sensitivity") and not charts(page, "cuts")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +241,7 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
         ("gsd", {"ridge": 0.5}, "gsd:ridge=0.5"),
         ("gsd:ridge=2", {"ridge": 0.5, "tap": "before_activation"}, "gsd:ridge=2:tap=before_activation"),
         ("gsd", {}, "gsd"),
-        ("<own>", {}, "gsd"),  # a function of the user's own has no options in its name
+        ("<own>", {}, "gsd"),  # a user-provided function has no options in its name
     ],
 )
 def test_scores_are_named_with_the_options_of_the_metric(
@@ -256,16 +259,85 @@ def test_a_round_that_was_taken_back(run: Path) -> None:
     assert "Another round lost more accuracy than allowed" in write_report(run).read_text()
     (run / "summary.json").write_text(json.dumps({**summary, "rounds": []}))
     page = write_report(run).read_text()
-    assert not charts(page, "rounds") and len(charts(page, "widths")) == 1
+    assert not charts(page, "rounds") and len(bar_charts(page, "widths")) == 1
 
 
-def test_bars_where_units_were_tried_at_a_ratio(tmp_path: Path) -> None:
-    make_run(tmp_path / "li", split="ratio", rounds=1, epochs=0)
-    folder = tmp_path / "li"
-    (picture,) = charts(write_report(folder).read_text(), "sensitivity")
-    words, chosen = read(folder / "round-01" / "sensitivity.json"), read(folder / "round-01" / "round.json")["chosen"]
-    assert {name: [row["channels"] for row in curve] for name, curve in words["curves"].items()} == {
-        name: [row["width"] // 2] for name, row in words["tried"].items()
-    }
-    assert picture.count('class="kept"') == len(chosen) > 0
-    assert picture.count('class="other"') == len(words["tried"]) - len(chosen)
+# -- the channels on the page: the pixels that a reader sees are the bytes that the run kept
+
+
+def strips(page: str) -> list[tuple[str, Any]]:
+    """Alt text and RGBA pixels of every picture in a page."""
+    found = []
+    for tag, attributes in Page(page).tags:
+        if tag == "img":
+            data = base64.b64decode((attributes["src"] or "").removeprefix("data:image/png;base64,"))
+            found.append((attributes["alt"] or "", np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))))
+    return found
+
+
+def cells(strip: Any, count: int) -> list[Any]:
+    """The cells of a strip: what is between the see-through gaps."""
+    solid = strip[0, :, 3] == 255
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], solid.astype(int), [0]])))
+    assert len(edges) == 2 * count
+    return [strip[:, a:b, :3] for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def test_pixels_on_the_page(run: Path) -> None:
+    found = load_pictures(run / "round-01" / "pictures.safetensors")
+    assert found is not None
+    shown = strips(write_report(run).read_text(encoding="utf-8"))
+    assert len(shown) == sum(1 + len(unit.maps) for unit in found.units)
+    viridis = np.rint(255 * colormaps["viridis"](np.linspace(0, 1, 255))[:, :3]).astype(np.uint8)
+    for unit in found.units:
+        (alt, images), *rows = shown[: 1 + len(unit.maps)]
+        shown = shown[1 + len(unit.maps) :]
+        assert alt == "Input images: 0, 1, 2."
+        for cell, image in zip(cells(images, 3), found.images, strict=True):
+            step = len(cell) // len(image)
+            assert np.array_equal(cell[::step, ::step], np.broadcast_to(image, (*image.shape[:2], 3)))
+        for (alt, strip), maps, channel in zip(rows, unit.maps, unit.shown, strict=True):
+            fate = "removed" if channel.removed else "kept"
+            assert alt.startswith(f"Responses of channel {channel.channel} of {unit.unit} ({fate}) to images of 0, 1")
+            for cell, each in zip(cells(strip, 3), maps, strict=True):
+                step = len(cell) // len(each)
+                assert np.array_equal(cell[::step, ::step], viridis[np.minimum(each, 254)])
+
+
+def test_a_run_without_pictures_still_has_a_page(run: Path) -> None:
+    (run / "round-01" / "pictures.safetensors").unlink()
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "<img" not in page and "Responses of removed" not in page and "<h2>Layers</h2>" in page
+
+
+def test_pictures_that_were_cut_off_are_named(run: Path) -> None:
+    path = run / "round-01" / "pictures.safetensors"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(FileError, match=r"round-01.pictures\.safetensors"):
+        write_report(run)
+
+
+def test_classes_are_on_the_page_if_there_are_any(run: Path) -> None:
+    text = Page(write_report(run).read_text(encoding="utf-8")).text
+    values = read(run / "classes.json")["after"]["values"]
+    assert "Accuracy of each class" in text and f"{100 * values[0]:.1f}%" in text
+    (run / "classes.json").unlink()
+    assert "Accuracy of each class" not in Page(write_report(run).read_text(encoding="utf-8")).text
+
+
+def test_files_to_save_have_the_figures_of_the_run(compressed: Any) -> None:
+    files, summary = run_files(read_run(compressed.folder)), read(compressed.folder / "summary.json")
+    assert list(files) == ["run.json", "layers.csv", "units.csv", "rounds.csv", "epochs.csv", "classes.csv"]
+    whole = json.loads(files["run.json"])
+    for key in ("rounds", "layers", "units", "versions", "quality", "after"):
+        assert whole[key] == summary[key]
+    rows = {name: list(csv.reader(io.StringIO(text))) for name, text in files.items() if name.endswith("csv")}
+    head, *layers = rows["layers.csv"]
+    assert head[:5] == ["layer", "inputs before", "inputs after", "outputs before", "outputs after"]
+    assert [(row[0], [int(v) for v in row[5:7]]) for row in layers] == [
+        (name, layer["macs"]) for name, layer in summary["layers"].items()
+    ]
+    wanted = [(r["number"], e["number"], e["lr"], e["loss"]) for r in summary["rounds"] for e in r["retraining"]]
+    assert [(int(a), int(b), float(c), float(d)) for a, b, c, d, *_ in rows["epochs.csv"][1:]] == wanted and wanted
+    values = read(compressed.folder / "classes.json")["after"]["values"]
+    assert [float(row[3]) for row in rows["classes.csv"][1:]] == values

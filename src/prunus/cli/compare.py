@@ -27,15 +27,15 @@ def command(
     """
     from prunus.cli.console import columns
     from prunus.report.compare import compare, finished, sides
-    from prunus.report.text import big, change
+    from prunus.util.text import big_number, relative_change
 
     found = compare(runs)
     page = found.write(out)
     rows = []
     for entrant, run in finished(found.entrants):
-        was, now, words = *sides(run), run.quality
+        was, now, words = *sides(run), run.summary.quality
         before, after = (side.costs["MACs per image"] for side in (was, now))
-        macs = f"{big(after)} ({change(before, after)})".replace("−", "-")
+        macs = f"{big_number(after)} ({relative_change(before, after)})".replace("−", "-")
         quality = [words.name, words.shown(now.quality), words.change(now.quality - was.quality)]
         rows.append([entrant.letter, entrant.name, *quality, macs])
     titles = ["", "run", "quality", "after", "change", "MACs"]

@@ -24,7 +24,7 @@ from prunus.cli.options import (
     task_for,
     values_of,
 )
-from prunus.cli.watch import serving
+from prunus.cli.watch import showing
 from prunus.errors import DataError, ModelError, RunError
 from prunus.run.settings import Settings, check_settings
 from prunus.util.files import PRUNING, read_object, refuse_others
@@ -183,7 +183,6 @@ class FolderOptions:
         None, "Continue the run in this folder", group="Output", everyday=True, valid=early_checks.folder
     )
     watch: bool = option(False, "Show the run in the browser while it is at work", group="Output", everyday=True)
-    port: int = option(0, "Port of --watch; a free one by default", group="Output", least=0, most=65535)
 
 
 @friendly
@@ -328,7 +327,7 @@ def _prune(asked: dict[str, Any], place: FolderOptions) -> None:
         say_paper_mode(network, images, settings, asked)
     parts = _parts(images, options, settings.seed, rank, world)
     parts["example"] = labels_to(parts["example"], device_of(network))
-    watched = serving(folder, place.port) if place.watch and rank == 0 else nullcontext()
+    watched = showing(folder) if place.watch and rank == 0 else nullcontext()
     with resumable(f"prunus prune --resume {folder}"), watched:
         result = compress(
             network,

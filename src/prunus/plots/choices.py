@@ -1,13 +1,11 @@
-"""The images of a picture: which ones, and their pixels."""
+"""What a picture of channels shows: its images, its unit, and the feature maps of the unit's channels."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -20,15 +18,13 @@ from torch.nn import functional as F
 from prunus.errors import DataError, ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.units import Reader
-from prunus.score.metrics import METRICS, check_metric_options, metric_option
-from prunus.score.score import score_by
-from prunus.score.scores import Scores, ScoreSettings
+from prunus.score.score import score
+from prunus.score.scores import Scores
 from prunus.score.taps import Slot, channels_first, gather
-from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import unpack_for
 from prunus.util.batches import Batches, call, device_of, move, unpack
-from prunus.util.options import check, names, option
-from prunus.util.registry import unknown
+from prunus.util.registry import nearest, unknown
 from prunus.util.state import evaluating, generators_kept
 
 BATCHES = 8  # batches that are searched for images of different classes
@@ -48,21 +44,21 @@ def images_of(loader: Batches, classes: Sequence[int], each: int) -> tuple[Tenso
     A class with fewer images gives all of them; a class without images raises DataError. Stops reading as soon as there
     are enough.
     """
-    found: dict[int, list[Tensor]] = {label: [] for label in classes}
+    of_class: dict[int, list[Tensor]] = {label: [] for label in classes}
     for index, batch in enumerate(loader):
         images, labels = unpack(batch, index)
         if not isinstance(images, Tensor) or images.ndim != 4:
             raise DataError(f"pictures need batches of images [N, C, H, W]; batch {index} has none")
         for image, label in zip(images, labels.tolist(), strict=True):
-            if label in found and len(found[label]) < each:
-                found[label].append(image)
-        if all(len(mine) >= each for mine in found.values()):
+            if label in of_class and len(of_class[label]) < each:
+                of_class[label].append(image)
+        if all(len(mine) >= each for mine in of_class.values()):
             break
-    none = [label for label, mine in found.items() if not mine]
+    none = [label for label, mine in of_class.items() if not mine]
     if none:
         raise DataError(f"there is no image of class {none[0]} to show; use more images, or another part of the data")
-    counts = torch.tensor([len(found[label]) for label in classes])
-    images = torch.stack([image for label in classes for image in found[label]])
+    counts = torch.tensor([len(of_class[label]) for label in classes])
+    images = torch.stack([image for label in classes for image in of_class[label]])
     return images, torch.tensor(classes).repeat_interleave(counts)
 
 
@@ -73,12 +69,13 @@ def some_images(loader: Batches, seed: int, count: int, task: Task | None = None
     """
     first: dict[int, Tensor] = {}
     chosen = task_of(task)
+    by_class = chosen.label_kind == "classes"
     with generators_kept(seed):
         for index, batch in enumerate(islice(loader, BATCHES)):
-            images, labels = unpack_for(chosen, batch, index, labelled=is_classification(chosen))
+            images, labels = unpack_for(chosen, batch, index, labelled=by_class)
             if not isinstance(images, Tensor) or images.ndim != 4:
                 return None
-            numbers = labels.tolist() if is_classification(chosen) else range(len(first), len(first) + len(images))
+            numbers = labels.tolist() if by_class else range(len(first), len(first) + len(images))
             for image, label in zip(images, numbers, strict=True):
                 first.setdefault(label, image)
             if len(first) >= count:
@@ -123,7 +120,7 @@ def shrunk(images: Tensor, side: int) -> Tensor:
     return F.interpolate(images.detach().float().cpu(), size, mode="area")
 
 
-# Feature maps of chosen channels on a few images, for pictures.
+# -- feature maps
 
 
 def feature_maps(graph: ChannelGraph, images: Any, wanted: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
@@ -139,60 +136,46 @@ def feature_maps(graph: ChannelGraph, images: Any, wanted: Mapping[str, Sequence
         wrong = [c for c in channels if not 0 <= c < graph.units[name].width]
         if wrong:
             raise ScoreError(f"unit {name} has channels 0 to {graph.units[name].width - 1}, but not {wrong[0]}")
-    found: dict[str, dict[int, Tensor]] = {name: {} for name in wanted}  # unit -> channel -> [N, height, width]
-    with evaluating(graph.model), generators_kept(), torch.no_grad(), _watched(graph, wanted, found):
-        call(graph.model, move(images, device_of(graph.model)))
-    return {name: _stacked([found[name][c] for c in channels]) for name, channels in wanted.items()}
-
-
-@contextmanager
-def _watched(
-    graph: ChannelGraph, wanted: Mapping[str, Sequence[int]], found: dict[str, dict[int, Tensor]]
-) -> Iterator[None]:
-    """Hooks on the readers of the wanted units, called after the hooks that select channels, and removed at the end."""
-    handles = []
+    seen: dict[str, dict[int, Tensor]] = {name: {} for name in wanted}  # unit -> channel -> [N, height, width]
 
     def look(unit: str, reader: Reader, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        fresh = [i for i, c in enumerate(reader.channels) if c in wanted[unit] and int(c) not in found[unit]]
+        fresh = [i for i, c in enumerate(reader.channels) if c in wanted[unit] and int(c) not in seen[unit]]
         if not fresh:
             return
         slot = Slot(unit, reader.channels[fresh], reader.inputs[fresh], (reader,))
-        maps = _as_maps(channels_first(args[0], layer), slot)
-        found[unit] |= {int(c): maps[:, i] for i, c in enumerate(slot.channels)}
+        x = channels_first(args[0], layer)
+        flat = gather(x, slot).detach().float().cpu()  # [N, channels, pixels]
+        pixels = flat.shape[2]
+        if slot.inputs.shape[1] == 1 and x.ndim == 4:
+            height = x.shape[2]
+        else:
+            side = math.isqrt(pixels)
+            height = side if side * side == pixels else 1
+        maps = flat.reshape(*flat.shape[:2], height, pixels // height).clone()
+        seen[unit] |= {int(c): maps[:, i] for i, c in enumerate(slot.channels)}
 
+    handles = []
     try:
         for unit in wanted:
             for reader in graph.units[unit].readers:
                 layer = graph.model.get_submodule(reader.module)
+                # Registered last, so that it is called after the hooks that select channels.
                 handles.append(layer.register_forward_pre_hook(partial(look, unit, reader)))
-        yield
+        with evaluating(graph.model), generators_kept(), torch.no_grad():
+            call(graph.model, move(images, device_of(graph.model)))
     finally:
         for handle in handles:
             handle.remove()
+    stacked = {}
+    for name, channels in wanted.items():
+        maps = [seen[name][c] for c in channels]
+        size = maps[0].shape[1:]  # maps of other sizes, from other readers, are resized to the first one's
+        same = [m if m.shape[1:] == size else F.interpolate(m[:, None], size, mode="area")[:, 0] for m in maps]
+        stacked[name] = torch.stack(same, 1)
+    return stacked
 
 
-def _as_maps(x: Tensor, slot: Slot) -> Tensor:
-    """The slot's channels of x [N, F, ...] as [N, n, height, width]."""
-    flat = gather(x, slot).detach().float().cpu()  # [N, n, pixels]
-    pixels = flat.shape[2]
-    if slot.inputs.shape[1] == 1 and x.ndim == 4:
-        height = x.shape[2]
-    else:
-        side = math.isqrt(pixels)
-        height = side if side * side == pixels else 1
-    return flat.reshape(*flat.shape[:2], height, pixels // height).clone()
-
-
-def _stacked(maps: Sequence[Tensor]) -> Tensor:
-    """Maps as [N, channels, height, width]. Maps of other sizes, from other readers, are resized to the first one's."""
-    size = maps[0].shape[1:]
-    same = [m if m.shape[1:] == size else F.interpolate(m[:, None], size, mode="area")[:, 0] for m in maps]
-    return torch.stack(same, 1)
-
-
-# The unit that a figure shows, and the scores and silent channels of that unit.
-
-SECOND = 1
+# -- the unit that a figure shows, its scores and its silent channels
 
 
 def find_unit(graph: ChannelGraph, name: str | None = None) -> str:
@@ -204,17 +187,17 @@ def find_unit(graph: ChannelGraph, name: str | None = None) -> str:
     if not graph.units:
         raise ScoreError("this network has no channels that can be removed; `prunus inspect` lists the reasons")
     if name is None:
-        private = [unit for unit, found in graph.units.items() if found.kind == "private"] or list(graph.units)
-        return private[min(SECOND, len(private) - 1)]
+        private = [unit for unit, each in graph.units.items() if each.kind == "private"] or list(graph.units)
+        return private[min(1, len(private) - 1)]
     if name in graph.units:
         return name
-    for unit, found in graph.units.items():
-        if found.kind == "private" and name in [writer.module for writer in found.writers]:
-            return unit
-    for unit, found in graph.units.items():
-        if name in [reader.module for reader in found.readers]:
-            return unit
-    near = get_close_matches(name, [*graph.units, *graph.layers], n=3)
+    written = [
+        u for u, each in graph.units.items() if each.kind == "private" and name in {w.module for w in each.writers}
+    ]
+    read = [u for u, each in graph.units.items() if name in {reader.module for reader in each.readers}]
+    if written or read:
+        return [*written, *read][0]
+    near = nearest(name, [*graph.units, *graph.layers])
     guess = f": did you mean {' or '.join(near)}?" if near else ";"
     raise ScoreError(f"there is no unit or layer called {name!r}{guess} `prunus inspect` lists them")
 
@@ -228,10 +211,8 @@ def scores_of_unit(
     """
     alone = copy.copy(graph)
     alone.units = {unit: graph.units[unit]}
-    settings = ScoreSettings(num_images, seed=seed)
-    if num_images is not None:
-        settings = replace(settings, num_map_images=num_images)
-    return score_by(alone, loader, metrics, settings)
+    limit: Any = {} if num_images is None else {"num_map_images": num_images}
+    return score(alone, loader, list(metrics), num_images, seed=seed, **limit)
 
 
 def silent_channels(graph: ChannelGraph, images: Tensor, unit: str) -> tuple[int, ...]:
@@ -244,58 +225,3 @@ def not_silent(order: Iterable[int], silent: Sequence[int]) -> list[int]:
     """The channels of `order` that are not silent; all channels if every one is silent."""
     channels = [int(channel) for channel in order]
     return [channel for channel in channels if channel not in silent] or channels
-
-
-# Settings of the figures of channels. The command line options of `prunus show` are made from them.
-
-LAYER_HELP = "Unit or layer, as listed by `prunus inspect`; the second unit by default"
-
-
-@dataclass(frozen=True)
-class FigureSettings:
-    """What both figures need: a unit, and images to score on."""
-
-    layer: str | None = option(None, LAYER_HELP, group="Channels")
-    num_images: int | None = option(2000, "Number of training images to score on", group="Channels", least=1)
-    seed: int = option(0, "Seed of the sample to score on and of held-out images", group="Output", least=0)
-
-
-@dataclass(frozen=True)
-class SeparationSettings(FigureSettings):
-    """Which two channels are compared, and on how many images."""
-
-    metric: str = metric_option("gsd", "Metric that ranks the channels")
-    weak: int | None = option(None, "Use this channel as the weak one", group="Channels", least=0)
-    strong: int | None = option(None, "Use this channel as the strong one", group="Channels", least=0)
-    each: int = option(4, "Number of images of each class that are shown with their maps", group="Images", least=1)
-    points: int = option(
-        100, "Number of images of each class for the projections, half of which are drawn", group="Images", least=2
-    )
-
-    def check(self) -> None:
-        """Raise DataError for settings that make no picture."""
-        check(self, DataError)
-        if self.points < self.each:
-            raise DataError(f"points must be at least each ({self.each}), got {self.points}")
-
-
-@dataclass(frozen=True)
-class ChannelsFigureSettings(FigureSettings):
-    """Which metrics are compared, and on which images."""
-
-    by: str = option("gsd", "Metric that finds the weakest and the strongest channel", group="Channels")
-    metrics: tuple[str, ...] = option(
-        ("l1", "bn_scale", "fpgm", "di", "gsd"),  # the columns of the paper's Fig. 3
-        "Average over the strongest channels by each of these metrics; l1,bn_scale,fpgm,di,gsd by default",
-        group="Channels",
-        parse=names,
-    )
-    top: int = option(10, "Number of strongest channels in an average", group="Channels", least=1)
-    skip: int = option(0, "Skip this number of images of each class", group="Images", least=0)
-
-    def check(self) -> None:
-        """Raise DataError for settings that make no picture."""
-        check(self, DataError)
-        for name in (self.by, *self.metrics):
-            METRICS.check(name.partition(":")[0])
-            check_metric_options(name)

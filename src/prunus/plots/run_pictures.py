@@ -2,13 +2,16 @@
 
 round-01/pictures.safetensors holds the images and the maps of the weakest channels (removed in that round) and of the
 strongest ones as bytes, and a description as JSON in its header. Nothing else in a run depends on this file.
+`map_strip` and `image_strip` make PNGs of them for a page.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.plots.choices import as_pixels, feature_maps, shrunk
 from prunus.score.scores import Scores
+from prunus.util.typed_json import from_data, to_data
 
 PICTURES = "pictures.safetensors"
 FORMAT, VERSION = "prunus-pictures", 1
@@ -31,6 +35,7 @@ NUM_UNITS, NUM_IMAGES, EACH = 6, 4, 2  # units, images, weakest and strongest ch
 IMAGE_SIDE, MAP_SIDE = 48, 32  # pixels; larger ones are shrunk, so that the file stays below 200 KB
 
 Bytes = npt.NDArray[np.uint8]
+NO_BYTES: Any = None  # stands for an array while the rest of a record is read from JSON
 
 
 @dataclass(frozen=True)
@@ -51,16 +56,16 @@ class UnitPictures:
     low: float
     high: float
     shown: tuple[ShownChannel, ...]
-    maps: Bytes  # [channels, N, height, width]
+    maps: Bytes = NO_BYTES  # [channels, N, height, width]
 
 
 @dataclass(frozen=True, eq=False)
 class RunPictures:
     """Images, their classes, and units."""
 
-    images: Bytes  # [N, height, width, 1 or 3]
     labels: tuple[str, ...]
     units: tuple[UnitPictures, ...]
+    images: Bytes = NO_BYTES  # [N, height, width, 1 or 3]
 
 
 def take_pictures(
@@ -72,21 +77,19 @@ def take_pictures(
     names: Sequence[str] | None = None,
 ) -> RunPictures:
     """Maps of the weakest removed and the strongest kept channels, for units spread over the network."""
-    chosen = {name: _weak_and_strong(scores, plan, name) for name, lost in plan.removed().items() if lost}
+    chosen: dict[str, list[int]] = {}
+    for unit, lost in plan.removed().items():
+        if lost:
+            order, kept = scores.order(unit).tolist(), set(plan.keep[unit])
+            chosen[unit] = [c for c in order if c not in kept][:EACH] + [c for c in order if c in kept][-EACH:]
     maps = feature_maps(graph, images, chosen)  # unit -> [N, channels, height, width]
     seen = [name for name in chosen if maps[name].shape[2:].numel() > 1]
     spread = [seen[i] for i in np.unique(np.linspace(0, len(seen) - 1, min(NUM_UNITS, len(seen))).round().astype(int))]
     return RunPictures(
-        images=as_pixels(shrunk(images, IMAGE_SIDE)),
-        labels=tuple(str(label) if names is None else names[label] for label in labels),
-        units=tuple(_unit(name, chosen[name], maps[name], scores, plan) for name in spread),
+        tuple(str(label) if names is None else names[label] for label in labels),
+        tuple(_unit(name, chosen[name], maps[name], scores, plan) for name in spread),
+        as_pixels(shrunk(images, IMAGE_SIDE)),
     )
-
-
-def _weak_and_strong(scores: Scores, plan: Plan, unit: str) -> list[int]:
-    kept = set(plan.keep[unit])
-    order = scores.order(unit).tolist()
-    return [c for c in order if c not in kept][:EACH] + [c for c in order if c in kept][-EACH:]
 
 
 def _unit(name: str, channels: Sequence[int], maps: Tensor, scores: Scores, plan: Plan) -> UnitPictures:
@@ -102,14 +105,11 @@ def _unit(name: str, channels: Sequence[int], maps: Tensor, scores: Scores, plan
     return UnitPictures(name, low, high, shown, np.ascontiguousarray(levels.transpose(0, 1).numpy()))
 
 
-def to_bytes(found: RunPictures) -> bytes:
+def to_bytes(pictures: RunPictures) -> bytes:
     """The content of the file."""
-    units = [
-        {"unit": unit.unit, "low": unit.low, "high": unit.high, "shown": [asdict(each) for each in unit.shown]}
-        for unit in found.units
-    ]
-    about = {"format": FORMAT, "version": VERSION, "labels": found.labels, "units": units}
-    tensors = {"images": found.images, **{f"maps/{i}": unit.maps for i, unit in enumerate(found.units)}}
+    tensors = {"images": pictures.images, **{f"maps/{i}": unit.maps for i, unit in enumerate(pictures.units)}}
+    units = [{"unit": u.unit, "low": u.low, "high": u.high, "shown": to_data(u.shown)} for u in pictures.units]
+    about = {"format": FORMAT, "version": VERSION, "labels": list(pictures.labels), "units": units}
     return bytes(save(tensors, {"about": json.dumps(about)}))
 
 
@@ -121,18 +121,54 @@ def load_pictures(path: Path) -> RunPictures | None:
         with safe_open(path, "numpy") as file:
             about = json.loads(file.metadata()["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-        if about["format"] != FORMAT or about["version"] != VERSION:
+        if (about.pop("format"), about.pop("version")) != (FORMAT, VERSION):
             raise ValueError(f'"format": "{FORMAT}" expected')
-        return _pictures(about, tensors)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        pictures = from_data(RunPictures, about)
+        known = tuple(replace(unit, maps=tensors[f"maps/{i}"]) for i, unit in enumerate(pictures.units))
+        return replace(pictures, units=known, images=tensors["images"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, FileError) as error:
         raise FileError(
             f"{path} cannot be read as pictures of channels: {error}; delete it, and the report leaves them out"
         ) from error
 
 
-def _pictures(about: Mapping[str, Any], tensors: Mapping[str, Bytes]) -> RunPictures:
-    units = []
-    for i, words in enumerate(about["units"]):
-        shown = tuple(ShownChannel(**{**each, "means": tuple(each["means"])}) for each in words["shown"])
-        units.append(UnitPictures(words["unit"], words["low"], words["high"], shown, tensors[f"maps/{i}"]))
-    return RunPictures(tensors["images"], tuple(about["labels"]), tuple(units))
+# -- PNGs for a page: maps and images side by side, as data URIs
+
+CELL = 64  # smallest size of a cell in pixels, so that browsers do not enlarge it much
+GAP = 16  # a cell is this many times as wide as a gap
+CLEAR = 255  # index of the transparent colour
+
+
+def map_strip(maps: Bytes) -> str:
+    """Maps [N, height, width] side by side as a data URI, from dark blue (0) to yellow; 254 and 255 are one colour."""
+    from matplotlib import colormaps
+    from PIL import Image
+
+    picture = Image.fromarray(_side_by_side([np.minimum(each, CLEAR - 1) for each in maps], CLEAR), "P")
+    colours = np.rint(255 * colormaps["viridis"](np.linspace(0, 1, CLEAR))[:, :3])
+    picture.putpalette(np.concatenate([colours, [[0, 0, 0]]]).astype(np.uint8).tobytes())
+    return _uri(picture, transparency=CLEAR)
+
+
+def image_strip(images: Bytes) -> str:
+    """Images [N, height, width, 1 or 3] side by side as a data URI."""
+    from PIL import Image
+
+    opaque = np.full((*images.shape[1:3], 1), 255, np.uint8)
+    cells = [np.concatenate([np.broadcast_to(each, (*each.shape[:2], 3)), opaque], 2) for each in images]
+    return _uri(Image.fromarray(_side_by_side(cells, 0), "RGBA"))
+
+
+def _side_by_side(cells: Sequence[Bytes], between: int) -> Bytes:
+    """The cells in a row, with gaps. Pixels are repeated so that a cell is at least CELL pixels high or wide."""
+    times = -(-CELL // max(cells[0].shape[:2]))
+    large = [cell.repeat(times, 0).repeat(times, 1) for cell in cells]
+    gap = max(1, round(large[0].shape[1] / GAP))
+    space = np.full((large[0].shape[0], gap, *large[0].shape[2:]), between, np.uint8)
+    return np.concatenate([part for cell in large for part in (cell, space)][:-1], 1)
+
+
+def _uri(picture: Any, **options: Any) -> str:
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True, **options)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

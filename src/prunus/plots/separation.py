@@ -18,7 +18,6 @@ from prunus.errors import DataError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.plots.choices import (
     Normalisation,
-    SeparationSettings,
     as_pixels,
     feature_maps,
     find_unit,
@@ -27,7 +26,8 @@ from prunus.plots.choices import (
     scores_of_unit,
     silent_channels,
 )
-from prunus.plots.style import INK, MARKERS, PAGE, metric_name, show_image, show_map, styled
+from prunus.plots.settings import SeparationSettings
+from prunus.plots.style import MARKERS, PAGE, metric_name, show_image, show_map, styled
 from prunus.util.batches import Batches
 from prunus.util.options import replaced
 
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Flattened feature maps in two dimensions: principal components and linear discriminants, by scikit-learn.
-
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
+BATCH = 128  # images in a forward pass
 TINY = 1e-7  # directions whose spread is below this fraction of the largest are rounding noise
 
 
@@ -62,9 +61,9 @@ def principal_axes(x: Array, count: int = 2) -> Axes:
     centre = x.mean(0)
     if not np.any(x - centre):  # scikit-learn would divide 0 by 0
         return Axes(centre, np.zeros((x.shape[1], count)))
-    found = PCA(min(count, *x.shape), svd_solver="full").fit(x)
-    real = found.singular_values_ > TINY * found.singular_values_[0]
-    return Axes(found.mean_, _padded(found.components_[real].T, count))
+    fitted = PCA(min(count, *x.shape), svd_solver="full").fit(x)
+    real = fitted.singular_values_ > TINY * fitted.singular_values_[0]
+    return Axes(fitted.mean_, _padded(fitted.components_[real].T, count))
 
 
 def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Axes:
@@ -81,9 +80,9 @@ def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Axes:
     means = np.stack([z[of_class == c].mean(0) for c in range(len(classes))])  # [K, r]
     if not np.any(z - means[of_class]):  # no spread within classes to compare with
         return Axes(reduced.centre, np.zeros((x.shape[1], count)))
-    found = LinearDiscriminantAnalysis(solver="svd", tol=TINY).fit(z, of_class)
-    wanted = min(count, found.scalings_.shape[1], len(classes) - 1)
-    return Axes(reduced.centre, _padded(reduced.directions[:, real] @ found.scalings_[:, :wanted], count))
+    fitted = LinearDiscriminantAnalysis(solver="svd", tol=TINY).fit(z, of_class)
+    wanted = min(count, fitted.scalings_.shape[1], len(classes) - 1)
+    return Axes(reduced.centre, _padded(reduced.directions[:, real] @ fitted.scalings_[:, :wanted], count))
 
 
 def _padded(directions: Array, count: int) -> Array:
@@ -104,9 +103,6 @@ def nearest_to_own_class(fitted: Array, its_labels: Labels, drawn: Array, labels
     return float((classes[distances.argmin(1)] == labels).mean())
 
 
-BATCH = 128  # images in a forward pass
-
-
 @dataclass(frozen=True, eq=False)
 class Projection:
     """A channel's flattened maps in two dimensions."""
@@ -123,6 +119,11 @@ class SeenChannel:
     score: float
     maps: npt.NDArray[np.float32]  # [classes, each, height, width]
     projections: Mapping[str, Projection]  # "PCA", and "LDA" if there are at least three classes
+
+    def numbers(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        own_class = {name: projection.own_class for name, projection in self.projections.items()}
+        return {"channel": self.channel, "score": self.score, "nearest_to_own_class": own_class}
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +147,8 @@ class Separation:
             "classes": list(self.classes),
             "points": len(self.labels),
             "silent": list(self.silent),
-            **{name: _numbers(seen) for name, seen in (("weak", self.weak), ("strong", self.strong))},
+            "weak": self.weak.numbers(),
+            "strong": self.strong.numbers(),
         }
 
 
@@ -162,13 +164,18 @@ def separation(
 ) -> Separation:
     """How well a weak and a strong channel of a unit separate classes (Fig. 1 of the paper).
 
-    score_on: labelled images to score on. show: labelled images to draw: of each of the `classes`, the first `each` as
-        maps and the first `points` in two dimensions.
-    normalised: how the images were normalised, to draw them in their own colours.
-    settings, changes: `SeparationSettings`, or its fields by name (layer=, metric=, weak=, each=, points=, ...).
-    Channels with one value everywhere on the images shown are not chosen as weak or strong.
-    Both projections are fitted on every other image and drawn for the rest. Otherwise LDA would seem to separate maps
-    with many pixels, whatever they show.
+    Channels with one value everywhere on the images shown are not chosen as weak or strong. Both projections are fitted
+    on every other image and drawn for the rest. Otherwise LDA would seem to separate maps with many pixels, whatever
+    they show.
+
+    Args:
+        graph: The traced network.
+        score_on: Labelled images to score on.
+        show: Labelled images to draw: of each class, the first `each` as maps and the first `points` in two dimensions.
+        classes: The classes to show.
+        normalised: How the images were normalised, to draw them in their own colours.
+        settings: Which channels and images; see `SeparationSettings`.
+        changes: Its fields by name (layer=, metric=, weak=, each=, points=, ...).
     """
     chosen: SeparationSettings = replaced(settings or SeparationSettings(), changes, DataError)
     chosen.check()
@@ -179,7 +186,9 @@ def separation(
     silent = silent_channels(graph, pixels[first.flatten()], unit)
     order = not_silent(scores.order(unit), silent)
     channels = [order[0] if chosen.weak is None else chosen.weak, order[-1] if chosen.strong is None else chosen.strong]
-    maps = _maps(graph, pixels, unit, channels)  # [M, 2, height, width]
+    unique = list(dict.fromkeys(channels))  # the same channel may be wanted twice
+    parts = [feature_maps(graph, few, {unit: unique})[unit] for few in torch.split(pixels, BATCH)]
+    maps = torch.cat(parts)[:, [unique.index(channel) for channel in channels]]  # [M, 2, height, width]
     drawn, numbers = as_pixels(pixels[first.flatten()], normalised), labels.numpy()
     weak, strong = (
         SeenChannel(
@@ -192,13 +201,6 @@ def separation(
     )
     shape = (len(classes), chosen.each, *drawn.shape[1:])
     return Separation(unit, chosen.metric, tuple(classes), drawn.reshape(shape), numbers[1::2], weak, strong, silent)
-
-
-def _maps(graph: ChannelGraph, images: Tensor, unit: str, channels: list[int]) -> Tensor:
-    # The same channel may be wanted twice.
-    unique = list(dict.fromkeys(channels))
-    parts = [feature_maps(graph, few, {unit: unique})[unit] for few in torch.split(images, BATCH)]
-    return torch.cat(parts)[:, [unique.index(channel) for channel in channels]]
 
 
 def _first_of_each(labels: Tensor, classes: Sequence[int], each: int) -> Tensor:
@@ -224,12 +226,7 @@ def _projections(x: Array, labels: Labels) -> dict[str, Projection]:
     }
 
 
-def _numbers(seen: SeenChannel) -> dict[str, Any]:
-    own_class = {name: projection.own_class for name, projection in seen.projections.items()}
-    return {"channel": seen.channel, "score": seen.score, "nearest_to_own_class": own_class}
-
-
-# Fig. 1 as a picture: images, maps and projections of a weak and a strong channel.
+# -- the picture
 
 GAP = 0.12  # between tiles, as a fraction of a tile
 # Ten of Paul Tol's colours, which colour-blind readers can distinguish (his palest one is black here). Each class also
@@ -239,36 +236,47 @@ PASSES = 6  # each draws some points of every class, so that no class covers the
 LONG = 3  # letters of a class name that fit above a tile, with ten classes
 
 
-def draw_separation(found: Separation, names: Sequence[str] | None = None) -> Figure:
+def draw_separation(shown: Separation, names: Sequence[str] | None = None) -> Figure:
     """Top: the images. Below, for the weak and the strong channel: maps of those images, and projections.
 
-    names: of all classes; without it, classes are shown by number. The maps of both channels share one colour scale.
+    The maps of both channels share one colour scale.
+
+    Args:
+        shown: What `separation` computed.
+        names: Of all classes; without it, classes are shown by number.
     """
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-    labels = [str(c) if names is None else names[c] for c in found.classes]
-    kinds = list(found.weak.projections)
-    both = np.concatenate([found.weak.maps.ravel(), found.strong.maps.ravel()])
+    labels = [str(c) if names is None else names[c] for c in shown.classes]
+    long = max(map(len, labels)) > LONG
+    kinds = list(shown.weak.projections)
+    both = np.concatenate([shown.weak.maps.ravel(), shown.strong.maps.ravel()])
     show = partial(show_map, low=float(both.min()), high=float(both.max()))
     with styled():
-        height = 1.45 + 2 * 1.95 + (0.35 if max(map(len, labels)) > LONG else 0)
-        fig = Figure(figsize=(PAGE, height), layout="constrained")
+        fig = Figure(figsize=(PAGE, 1.45 + 2 * 1.95 + (0.35 if long else 0)), layout="constrained")
         grid = fig.add_gridspec(3, 1 + len(kinds), width_ratios=[2.2, *[1.25] * len(kinds)], height_ratios=[0.82, 1, 1])
         top = fig.add_subplot(grid[0, 0])
-        _tiles(top, found.images, show_image)
-        _class_names(top, labels)
-        _legend(fig.add_subplot(grid[0, 1:]), labels)
-        for row, (word, seen) in enumerate((("weak", found.weak), ("strong", found.strong)), start=1):
+        _tiles(top, shown.images, show_image)
+        rotation = {"rotation": 40, "ha": "left"} if long else {"ha": "center"}
+        for column, label in enumerate(labels):
+            top.text(column * (1 + GAP) + 0.4, -0.08, label, va="bottom", fontsize=7.5, **rotation)
+        key = fig.add_subplot(grid[0, 1:])
+        key.set_axis_off()
+        handles = [
+            Line2D([], [], linestyle="none", markersize=5, label=label, **_marker(number))
+            for number, label in enumerate(labels)
+        ]
+        columns = 3 if long else 5
+        key.legend(handles=handles, loc="center", ncols=columns, title="class", handletextpad=0.2, columnspacing=1.0)
+        for row, (word, seen) in enumerate((("weak", shown.weak), ("strong", shown.strong)), start=1):
             axes = fig.add_subplot(grid[row, 0])
             _tiles(axes, seen.maps, show)
-            axes.set_title(_title(word, seen, found.metric), fontsize=8.5, loc="left")
+            title = f"{word}: channel {seen.channel}\n{metric_name(shown.metric)} {seen.score:.3g}"
+            axes.set_title(title, fontsize=8.5, loc="left")
             for column, kind in enumerate(kinds, start=1):
-                _scatter(fig.add_subplot(grid[row, column]), found, seen, kind)
+                _scatter(fig.add_subplot(grid[row, column]), shown, seen.projections[kind], kind)
     return fig
-
-
-def _title(word: str, seen: SeenChannel, metric: str) -> str:
-    return f"{word}: channel {seen.channel}\n{metric_name(metric)} {seen.score:.3g}"
 
 
 def _tiles(axes: Any, tiles: Any, show: Callable[..., None]) -> None:
@@ -284,22 +292,13 @@ def _tiles(axes: Any, tiles: Any, show: Callable[..., None]) -> None:
     axes.set_anchor("NW")
 
 
-def _class_names(axes: Any, labels: Sequence[str]) -> None:
-    """The names of the classes above their tiles."""
-    rotation = {"rotation": 40, "ha": "left"} if max(map(len, labels)) > LONG else {"ha": "center"}
-    for column, words in enumerate(labels):
-        axes.text(column * (1 + GAP) + 0.4, -0.08, words, va="bottom", fontsize=7.5, **rotation)
-
-
-def _scatter(axes: Any, found: Separation, seen: SeenChannel, kind: str) -> None:
-    projection = seen.projections[kind]
+def _scatter(axes: Any, shown: Separation, projection: Projection, kind: str) -> None:
     for part in range(PASSES):
-        for number, label in enumerate(found.classes):
-            mine = projection.points[found.labels == label][part::PASSES]
+        for number, label in enumerate(shown.classes):
+            mine = projection.points[shown.labels == label][part::PASSES]
             axes.scatter(*mine.T, s=8, linewidths=0, alpha=0.8, **_marker(number))
     axes.set_title(f"{kind}: {100 * projection.own_class:.0f}% nearest to own class", fontsize=8)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     axes.grid(False)
     axes.set_xlabel(f"{kind} 1", fontsize=8)
     axes.set_ylabel(f"{kind} 2", fontsize=8)
@@ -307,17 +306,3 @@ def _scatter(axes: Any, found: Separation, seen: SeenChannel, kind: str) -> None
 
 def _marker(number: int) -> dict[str, Any]:
     return {"color": POINTS[number % len(POINTS)], "marker": MARKERS[number % len(MARKERS)]}
-
-
-def _legend(axes: Any, labels: Sequence[str]) -> None:
-    """Colour and marker of each class, next to the images."""
-    from matplotlib.lines import Line2D
-
-    axes.set_axis_off()
-    handles = [
-        Line2D([], [], linestyle="none", markersize=5, label=words, **_marker(number))
-        for number, words in enumerate(labels)
-    ]
-    columns = 5 if max(map(len, labels)) <= LONG else 3
-    axes.legend(handles=handles, loc="center", ncols=columns, title="class", handletextpad=0.2, columnspacing=1.0)
-    axes.get_legend().get_title().set_color(INK)

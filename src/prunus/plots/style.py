@@ -1,4 +1,4 @@
-"""Style of all figures: sizes that fit a paper, one palette, and files as PNG and SVG.
+"""Style of all figures: sizes that fit a paper, one palette, PNG and SVG files, and tooltips in the SVG.
 
 fig, axes = figure(COLUMN, 3.0)
 axes.plot(x, y, label="gsd", **line(0))
@@ -8,21 +8,18 @@ name = save(fig, folder, "accuracy")            # accuracy.svg and accuracy.png
 
 from __future__ import annotations
 
-import base64
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from prunus.util.files import atomic
+from prunus.util.files import atomic, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,10 +27,11 @@ if TYPE_CHECKING:
 
 COLUMN, PAGE = 3.5, 7.0  # width in inches: one column of a paper, and both
 DPI = 200
-INK, RULE = "#222222", "#d9d9d9"
+INK, RULE, PALE = "#222222", "#d9d9d9", "#d4d4d4"
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is too faint for lines.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999999")
+BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":")
 
@@ -115,15 +113,6 @@ def show_map(axes: Any, pixels: Any, low: float, high: float, **place: Any) -> N
     axes.imshow(pixels, interpolation="nearest", cmap="viridis", vmin=low, vmax=high, **place)
 
 
-def without_axes(axes: Any) -> None:
-    """Remove ticks, grid and frame."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(False)
-    for edge in axes.spines.values():
-        edge.set_visible(False)
-
-
 def save(fig: Figure, folder: str | Path, name: str) -> str:
     """Write NAME.png and NAME.svg atomically. Returns the name of the SVG, for `StudyFolder.finish`.
 
@@ -131,78 +120,60 @@ def save(fig: Figure, folder: str | Path, name: str) -> str:
     """
     import matplotlib
 
-    titles = mark_points(fig)
-    # The same figure gives the same bytes, and two figures in one page have different ids.
-    settings: Any = {**_STYLE, "svg.hashsalt": name}
-    for ending in ("png", "svg"):
-        with atomic(Path(folder) / f"{name}.{ending}") as spare, matplotlib.rc_context(settings):
-            quiet = {"Date": None} if ending == "svg" else {}
-            fig.savefig(spare, format=ending, dpi=DPI, metadata=quiet, facecolor="white")
-            if ending == "svg":
-                spare.write_text(with_titles(spare.read_text(encoding="utf-8"), titles), encoding="utf-8")
+    with atomic(Path(folder) / f"{name}.png") as spare, matplotlib.rc_context(_STYLE):
+        fig.savefig(spare, format="png", dpi=DPI, facecolor="white")
+    write_atomically(Path(folder) / f"{name}.svg", as_svg(fig, name).encode())
     return f"{name}.svg"
 
 
-# Tooltips in SVG figures: the numbers of points and bars.
-
-Titles = Mapping[str, Sequence[str]]  # id of a group in the SVG -> tooltips of its marks, in their order
+# -- tooltips: the numbers of points and bars
 
 
-def mark_points(fig: Figure) -> dict[str, list[str]]:
-    """Give every labelled line and bar of a figure an id in its SVG. Returns the tooltips by id."""
-    titles: dict[str, list[str]] = {}
-    for number, (artist, said) in enumerate(_marks(fig)):
-        key = f"points-{number}"
-        artist.set_gid(key)
-        titles[key] = said
-    return titles
+def as_svg(fig: Figure, name: str) -> str:
+    """The figure as SVG with tooltips. Ids in it depend on `name`: two figures in one page need different names."""
+    import matplotlib
+
+    titles: dict[str, Sequence[str]] = {}
+    for number, (artist, texts) in enumerate(_marks(fig)):
+        artist.set_gid(f"points-{number}")
+        titles[f"points-{number}"] = texts
+    file = io.StringIO()
+    # With the salt and without a date, the same figure gives the same bytes.
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        fig.savefig(file, format="svg", metadata={"Date": None}, facecolor="white")
+    return _with_titles(file.getvalue(), titles)
 
 
-def with_titles(svg: str, titles: Titles) -> str:
-    """The SVG with a <title> in each mark. A group whose number of marks differs from its titles is not changed."""
-    for key, said in titles.items():
-        start = svg.find(f'<g id="{key}">')
-        if start < 0:
-            continue
-        end = svg.find("<g id=", start + 1)
-        group = svg[start : end if end >= 0 else len(svg)]
-        kind = "use" if "<use " in group else "path"
-        marks = list(re.finditer(rf"<{kind} ([^>]*)/>", group))
-        if len(marks) != len(said):
-            continue
-        for mark, words in reversed(list(zip(marks, said, strict=True))):
-            whole = f"<{kind} {mark[1]}><title>{escape(words)}</title></{kind}>"
-            group = group[: mark.start()] + whole + group[mark.end() :]
-        svg = svg[:start] + group + (svg[end:] if end >= 0 else "")
-    return svg
+def tooltips(artist: Any, texts: Sequence[str]) -> None:
+    """Texts for the marks of a line, a collection or a container of bars, instead of the usual ones."""
+    artist.tooltips = list(texts)
 
 
-def _marks(fig: Figure) -> Iterator[tuple[Any, list[str]]]:
-    """Lines with markers, and bars, with the tooltips of their marks."""
+def _marks(fig: Figure) -> Iterator[tuple[Any, Sequence[str]]]:
+    """Lines with markers, bars, and whatever was given tooltips, with the texts of their marks."""
     from matplotlib.container import BarContainer, ErrorbarContainer
 
     for axes in fig.axes:
-        named = {id(line): line.get_label() for line in axes.lines}
+        names = {id(line): str(line.get_label()) for line in axes.lines}
         for container in axes.containers:
             label = str(container.get_label())
             if isinstance(container, ErrorbarContainer):
-                named[id(container.lines[0])] = label
+                names[id(container.lines[0])] = label
             elif isinstance(container, BarContainer):
-                for bar in container.patches:
-                    yield bar, [_bar(axes, bar, label, container.orientation == "horizontal")]
+                across = container.orientation == "horizontal"
+                given = getattr(container, "tooltips", None) or [_of_bar(axes, b, label, across) for b in container]
+                yield from ((bar, [text]) for bar, text in zip(container.patches, given, strict=True))
         for line in axes.lines:
-            label = str(named[id(line)])
-            if not label.startswith("_") and line.get_marker() not in ("", "None", None):
-                points = [_point(axes, label, x, y) for x, y in np.asarray(line.get_xydata(), float)
-                          if np.isfinite(x) and np.isfinite(y)]  # fmt: skip
-                yield line, points
+            if hasattr(line, "tooltips"):
+                yield line, line.tooltips
+            elif not names[id(line)].startswith("_") and line.get_marker() not in ("", "None", None):
+                points = [(x, y) for x, y in np.asarray(line.get_xydata(), float) if np.isfinite(x) and np.isfinite(y)]
+                start = names[id(line)]
+                yield line, [f"{start}: {_value(axes.xaxis, x)}; {_value(axes.yaxis, y)}" for x, y in points]
+        yield from ((each, each.tooltips) for each in axes.collections if hasattr(each, "tooltips"))
 
 
-def _point(axes: Any, label: str, x: float, y: float) -> str:
-    return f"{label}: {_value(axes.xaxis, x)}; {_value(axes.yaxis, y)}"
-
-
-def _bar(axes: Any, bar: Any, label: str, horizontal: bool) -> str:
+def _of_bar(axes: Any, bar: Any, label: str, horizontal: bool) -> str:
     if horizontal:
         place, size = (axes.yaxis, bar.get_y() + bar.get_height() / 2), (axes.xaxis, bar.get_width())
     else:
@@ -211,18 +182,36 @@ def _bar(axes: Any, bar: Any, label: str, horizontal: bool) -> str:
 
 
 def _value(axis: Any, value: float) -> str:
-    """A value on an axis in words: the name of its tick if it has one, or the axis label and the number."""
+    """A value on an axis: the name of its tick if it has one, or the axis label and the number."""
     from matplotlib.ticker import FixedFormatter, FuncFormatter
 
     if isinstance(axis.get_major_formatter(), (FixedFormatter, FuncFormatter)):  # the ticks have names
-        for tick, words in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False):
-            if abs(tick - value) < 1e-6 and words.get_text():
-                return str(words.get_text())
-    name = axis.get_label().get_text()
-    return f"{name} {value:.4g}".strip()
+        for tick, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False):
+            if abs(tick - value) < 1e-6 and label.get_text():
+                return str(label.get_text())
+    return f"{axis.get_label().get_text()} {value:.4g}".strip()
 
 
-# Names of metrics in pictures, as in the paper.
+def _with_titles(svg: str, titles: Mapping[str, Sequence[str]]) -> str:
+    """The SVG with a <title> in each mark. A group whose number of marks differs from its titles is not changed."""
+    for key, texts in titles.items():
+        start = svg.find(f'<g id="{key}">')
+        if start < 0:
+            continue
+        end = svg.find("<g id=", start + 1)
+        group = svg[start : end if end >= 0 else len(svg)]
+        kind = "use" if "<use " in group else "path"
+        marks = list(re.finditer(rf"<{kind} ([^>]*)/>", group))
+        if len(marks) != len(texts):
+            continue
+        for mark, text in reversed(list(zip(marks, texts, strict=True))):
+            whole = f"<{kind} {mark[1]}><title>{escape(text)}</title></{kind}>"
+            group = group[: mark.start()] + whole + group[mark.end() :]
+        svg = svg[:start] + group + (svg[end:] if end >= 0 else "")
+    return svg
+
+
+# -- names of metrics in pictures, as in the paper
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -251,61 +240,3 @@ def metric_name(metric: str) -> str:
     name, _, options = metric.partition(":")
     shown = NAMES.get(name, name.replace("_", " "))
     return f"{shown}, {options.replace(':', ', ')}" if options else shown
-
-
-# Small PNGs for a page: maps and images side by side, as data URIs.
-
-Bytes = npt.NDArray[np.uint8]
-CELL = 64  # smallest size of a cell in pixels, so that browsers do not enlarge it much
-GAP = 16  # a cell is this many times as wide as a gap
-CLEAR = 255  # index of the transparent colour
-
-
-@cache
-def ramp() -> Bytes:
-    """[256, 3] the colours of a map's bytes, from dark blue to yellow (viridis): brightness grows evenly."""
-    from matplotlib import colormaps
-
-    colours = colormaps["viridis"](np.linspace(0, 1, CLEAR))[:, :3]
-    return np.concatenate([np.rint(255 * colours), [[0, 0, 0]]]).astype(np.uint8)
-
-
-def map_strip(maps: Bytes) -> str:
-    """Maps [N, height, width] side by side as a data URI. A byte is an index of `ramp`; 254 and 255 are one colour."""
-    from PIL import Image
-
-    cells = [np.minimum(_enlarged(each), CLEAR - 1) for each in maps]
-    picture = Image.fromarray(_side_by_side(cells, CLEAR), "P")
-    picture.putpalette(ramp().tobytes())
-    return _uri(picture, transparency=CLEAR)
-
-
-def image_strip(images: Bytes) -> str:
-    """Images [N, height, width, 1 or 3] side by side as a data URI."""
-    from PIL import Image
-
-    cells = []
-    for image in images:
-        colours = np.broadcast_to(image, (*image.shape[:2], 3))
-        opaque = np.full((*image.shape[:2], 1), 255, np.uint8)
-        cells.append(_enlarged(np.concatenate([colours, opaque], 2)))
-    return _uri(Image.fromarray(_side_by_side(cells, 0), "RGBA"))
-
-
-def _enlarged(cell: Bytes) -> Bytes:
-    """The cell with each pixel repeated, so that it is at least CELL pixels high or wide."""
-    times = -(-CELL // max(cell.shape[:2]))
-    return cell.repeat(times, 0).repeat(times, 1)
-
-
-def _side_by_side(cells: Sequence[Bytes], between: int) -> Bytes:
-    gap = max(1, round(cells[0].shape[1] / GAP))
-    space = np.full((cells[0].shape[0], gap, *cells[0].shape[2:]), between, np.uint8)
-    parts = [part for cell in cells for part in (cell, space)][:-1]
-    return np.concatenate(parts, 1)
-
-
-def _uri(picture: Any, **options: Any) -> str:
-    file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True, **options)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

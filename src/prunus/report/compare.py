@@ -13,15 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from prunus.errors import FileError, RunError
+from prunus.report.charts import CostPoint, cost_chart
+from prunus.report.page import (
+    MOST_ROWS,
+    Cell,
+    Table,
+    as_csv,
+    as_json,
+    class_cells,
+    confusions,
+    left_out,
+    render_page,
+    setting_text,
+    value_cell,
+)
 from prunus.report.read import FinishedRun, UnfinishedRun, read_run, read_unfinished
-from prunus.report.text import reported_accuracy
-from prunus.run.folder import CONFIG, SUMMARY, RunFolder
-from prunus.studies.recipes import PublishedGroup, group_of
-from prunus.tasks.quality import QualityWords
+from prunus.report.text import points
+from prunus.run.folder import CONFIG, SUMMARY
+from prunus.run.summary import ClassTable
+from prunus.studies.recipes import PublishedGroup, group_of, published
+from prunus.tasks.quality import ACCURACY, QualityWords
 from prunus.util.files import PRUNING, held_by, write_atomically
-from prunus.util.text import big_number, short_table
+from prunus.util.text import big_number, count, relative_change, short_table
 
-# The runs of a comparison, each with a letter, and what it costs.
+PAGE, DATA = "compare.html", "compare.json"
+FORMAT, VERSION = "prunus-comparison", 1
+MACS = "MACs per image"
 
 
 @dataclass(frozen=True)
@@ -30,21 +47,20 @@ class Entrant:
 
     letter: str
     name: str
-    config: Mapping[str, Any]
     run: FinishedRun | UnfinishedRun
 
     @property
     def network(self) -> str:
         """The network as the user named it, or its class."""
-        if isinstance(self.run, FinishedRun):
-            return str(self.run.network or self.run.model)
-        return str(self.run.command.get("model", "a network"))
+        start, command = self.run.config.get("start") or {}, self.run.command
+        model = self.run.summary.model if isinstance(self.run, FinishedRun) else "a network"
+        return str(start.get("network") or command.get("model") or model)
 
     @property
     def data(self) -> str | None:
         """The data set, if it has a name."""
-        found = (self.run.command or {}).get("data")
-        return None if found is None else str(found)
+        name = self.run.command.get("data")
+        return None if name is None else str(name)
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,13 @@ class Side:
 
     quality: float
     costs: Mapping[str, float]  # kind of cost -> number
+
+    def beats(self, other: Side, cost: str) -> bool:
+        """Whether it is at least as good and as cheap as the other, and better in one of the two."""
+        if cost not in self.costs or cost not in other.costs:
+            return False
+        ahead, cheaper = self.quality - other.quality, other.costs[cost] - self.costs[cost]
+        return ahead >= 0 and cheaper >= 0 and (ahead > 0 or cheaper > 0)
 
 
 def finished(entrants: Sequence[Entrant]) -> Iterator[tuple[Entrant, FinishedRun]]:
@@ -64,64 +87,15 @@ def finished(entrants: Sequence[Entrant]) -> Iterator[tuple[Entrant, FinishedRun
 
 def sides(run: FinishedRun) -> tuple[Side, Side]:
     """Quality, on test images if there are any, and costs of the original and the pruned network."""
-    _, was, now = reported_accuracy(run)
-    return Side(was.quality, _costs(run, 0)), Side(now.quality, _costs(run, 1))
-
-
-def _costs(run: FinishedRun, place: int) -> dict[str, float]:
-    figures = (run.before, run.after)[place]
-    costs: dict[str, float] = {"MACs per image": figures.macs, "weights": figures.params, "bytes": figures.bytes}
-    costs |= {f"ms, batch {size}": 1e3 * seconds for size, seconds in figures.latency.items()}
-    if run.time is not None and run.time.seconds is not None:
-        costs[f"ms, {run.time.engine}, batch {run.time.batch}"] = 1e3 * run.time.seconds[place]
-    return costs
-
-
-def qualities(entrants: Sequence[Entrant]) -> list[QualityWords]:
-    """The qualities that finished runs were judged by, each once."""
-    return list(dict.fromkeys(run.quality for _, run in finished(entrants)))
-
-
-def read_entrants(folders: Sequence[str | Path]) -> tuple[Entrant, ...]:
-    """Read the runs; an error names a folder that holds none, and what it holds."""
-    paths = [Path(folder) for folder in folders]
-    if len({path.resolve() for path in paths}) < len(paths):
-        twice = next(path for place, path in enumerate(paths) if path.resolve() in {p.resolve() for p in paths[:place]})
-        raise RunError(f"{twice} is named twice; name each run once")
-    names = _names(paths)
-    return tuple(_entrant(place, path, names[place]) for place, path in enumerate(paths))
-
-
-def _entrant(place: int, path: Path, name: str) -> Entrant:
-    if not path.is_dir():
-        raise FileError(f"{path} {'is a file' if path.exists() else 'does not exist'}; name folders of runs")
-    found = held_by(path)
-    if found != PRUNING:
-        held = f"holds {found}" if found else f"holds no run (it has no {CONFIG})"
-        raise FileError(f"{path} {held}; only runs of `prunus prune` or prunus.compress can be compared")
-    files = RunFolder(path, writes=False)
-    run = read_run(path) if files.has(SUMMARY) else read_unfinished(path)
-    return Entrant(_letter(place), name, files.read(CONFIG), run)
-
-
-def _letter(place: int) -> str:
-    """A to Z, then A2 to Z2."""
-    again, letter = divmod(place, 26)
-    return string.ascii_uppercase[letter] + (f"{again + 1}" if again else "")
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The name of each folder; with its parent where two are called alike."""
-    short = [path.resolve().name for path in paths]
-    return [
-        f"{path.resolve().parent.name}/{name}" if short.count(name) > 1 else name
-        for path, name in zip(paths, short, strict=True)
-    ]
-
-
-PAGE, DATA = "compare.html", "compare.json"
-FORMAT, VERSION = "prunus-comparison", 1
-IDENTITY = ("fingerprint", "weights")
+    _, was, now = run.reported()
+    found, time = [], run.summary.time
+    for place, (evaluation, figures) in enumerate(((was, run.summary.before), (now, run.summary.after))):
+        costs: dict[str, float] = {MACS: figures.macs, "weights": figures.params, "bytes": figures.bytes}
+        costs |= {f"ms, batch {size}": 1e3 * seconds for size, seconds in figures.latency.items()}
+        if time is not None and time.seconds is not None:
+            costs[f"ms, {time.engine}, batch {time.batch}"] = 1e3 * time.seconds[place]
+        found.append(Side(evaluation.quality, costs))
+    return found[0], found[1]
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,20 +107,20 @@ class Comparison:
     differing: Mapping[str, tuple[Any, ...]]  # setting -> its value in each run, where not all are equal
     notes: tuple[str, ...]  # about what makes the comparison less than fair
 
-    def front(self, cost: str, quality: Any) -> frozenset[str]:
+    def front(self, cost: str, quality: QualityWords) -> frozenset[str]:
         """Letters of the finished runs that no other one beats: none costs less and is at least as good, or the same
         and better. Originals count."""
-        found = [(e.letter, sides(run)[1]) for e, run in finished(self.entrants) if run.quality == quality]
-        rivals = [side for _, run in finished(self.entrants) if run.quality == quality for side in sides(run)]
-        known = [(letter, side) for letter, side in found if cost in side.costs]
-        return frozenset(letter for letter, side in known if not any(beats(r, side, cost) for r in rivals))
+        runs = [(e.letter, sides(run)) for e, run in finished(self.entrants) if run.summary.quality == quality]
+        rivals = [side for _, both in runs for side in both]
+        known = [(letter, after) for letter, (_, after) in runs if cost in after.costs]
+        return frozenset(letter for letter, after in known if not any(r.beats(after, cost) for r in rivals))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "format": FORMAT,
             "version": VERSION,
-            "runs": [_words(entrant, self) for entrant in self.entrants],
+            "runs": [_figures(entrant, self) for entrant in self.entrants],
             "differing_settings": {name: list(values) for name, values in self.differing.items()},
             "published": [asdict(group) for group in self.published],
             "notes": list(self.notes),
@@ -154,8 +128,6 @@ class Comparison:
 
     def write(self, folder: str | Path) -> Path:
         """Write the page and its data into a folder, and return the path of the page."""
-        from prunus.report.compare_page import render
-
         path = Path(folder)
         held = held_by(path)
         if held is not None:
@@ -167,99 +139,257 @@ class Comparison:
 
     def __repr__(self) -> str:
         """A short table."""
-        rows = [
-            [f"{e.letter}  {e.name}", run.quality.shown(sides(run)[1].quality), big_number(run.after.macs)]
-            for e, run in finished(self.entrants)
-        ]
-        rows += [[f"{e.letter}  {e.name}", "not finished", ""] for e in self.entrants if not _is_finished(e)]
+        rows = []
+        for entrant in self.entrants:
+            cells = ["not finished", ""]
+            if isinstance(entrant.run, FinishedRun):
+                after, quality = sides(entrant.run)[1], entrant.run.summary.quality
+                cells = [quality.shown(after.quality), big_number(after.costs[MACS])]
+            rows.append([f"{entrant.letter}  {entrant.name}", *cells])
+        rows.sort(key=lambda row: row[1] == "not finished")
         return short_table(f"Comparison of {len(self.entrants)} runs", ("", "quality", "MACs"), rows)
-
-
-def beats(one: Side, other: Side, cost: str) -> bool:
-    """Whether one is at least as good and as cheap as the other, and better in one of the two."""
-    if cost not in one.costs or cost not in other.costs:
-        return False
-    ahead, cheaper = one.quality - other.quality, other.costs[cost] - one.costs[cost]
-    return ahead >= 0 and cheaper >= 0 and (ahead > 0 or cheaper > 0)
 
 
 def compare(runs: Sequence[str | Path], out: str | Path | None = None) -> Comparison:
     """Compare runs: what each one costs and how good it is, and what they were asked.
 
-    runs: folders of `prunus prune` or `prunus.compress`; one that has not finished is listed as such.
-    out: a folder for the page (compare.html) and its figures (compare.json); without it nothing is written.
+    Args:
+        runs: Folders of `prunus prune` or `prunus.compress`; one that has not finished is listed as such.
+        out: A folder for the page (compare.html) and its figures (compare.json); without it nothing is written.
     """
     if isinstance(runs, str | Path) or not runs:
         raise RunError(f"compare takes a list of folders, as in compare(['runs/a', 'runs/b']); got {runs!r}")
-    entrants = read_entrants(runs)
-    found = Comparison(entrants, _published(entrants), _differing(entrants), tuple(_notes(entrants)))
-    if out is not None:
-        found.write(out)
-    return found
-
-
-def _is_finished(entrant: Entrant) -> bool:
-    return isinstance(entrant.run, FinishedRun)
-
-
-def _published(entrants: Sequence[Entrant]) -> tuple[PublishedGroup, ...]:
+    entrants = _read_entrants([Path(folder) for folder in runs])
     groups = [group_of(entrant.network, entrant.data) for entrant in entrants if entrant.data is not None]
-    return tuple({(group.network, group.data): group for group in groups if group is not None}.values())
+    rows = {(group.network, group.data): group for group in groups if group is not None}
+    # What a run decided itself counts, not only what was typed.
+    asked = [{**e.run.command, **e.run.config.get("settings", {})} for e in entrants]
+    values = {
+        name: tuple(each.get(name) for each in asked) for name in dict.fromkeys(n for each in asked for n in each)
+    }
+    differing = {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+    compared = Comparison(entrants, tuple(rows.values()), differing, tuple(_notes(entrants)))
+    if out is not None:
+        compared.write(out)
+    return compared
 
 
-def _differing(entrants: Sequence[Entrant]) -> dict[str, tuple[Any, ...]]:
-    """Settings that are not the same in all runs. What the run decided itself counts, not only what was typed."""
-    asked = [{**(e.config.get("command") or {}), **e.config.get("settings", {})} for e in entrants]
-    names = dict.fromkeys(name for words in asked for name in words)
-    values = {name: tuple(words.get(name) for words in asked) for name in names}
-    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+def _read_entrants(paths: Sequence[Path]) -> tuple[Entrant, ...]:
+    """Read the runs; an error names a folder that holds none, and what it holds."""
+    resolved = [path.resolve() for path in paths]
+    for place, path in enumerate(resolved):
+        if path in resolved[:place]:
+            raise RunError(f"{paths[place]} is named twice; name each run once")
+    entrants = []
+    for place, (path, whole) in enumerate(zip(paths, resolved, strict=True)):
+        if not path.is_dir():
+            raise FileError(f"{path} {'is a file' if path.exists() else 'does not exist'}; name folders of runs")
+        held = held_by(path)
+        if held != PRUNING:
+            what = f"holds {held}" if held else f"holds no run (it has no {CONFIG})"
+            raise FileError(f"{path} {what}; only runs of `prunus prune` or prunus.compress can be compared")
+        again, letter = divmod(place, 26)  # A to Z, then A2 to Z2
+        alike = sum(each.name == whole.name for each in resolved) > 1
+        entrants.append(
+            Entrant(
+                string.ascii_uppercase[letter] + (f"{again + 1}" if again else ""),
+                f"{whole.parent.name}/{whole.name}" if alike else whole.name,
+                read_run(path) if (path / SUMMARY).exists() else read_unfinished(path),
+            )
+        )
+    return tuple(entrants)
 
 
 def _notes(entrants: Sequence[Entrant]) -> list[str]:
-    found = []
-    first, *others = entrants
-    networks = {e.config.get("fingerprint") for e in entrants}
-    if len(networks) > 1:
+    """What makes the comparison less than fair."""
+
+    def differ(value: Any) -> bool:
+        return any(value(entrant) != value(entrants[0]) for entrant in entrants)
+
+    def images(entrant: Entrant) -> Any:
+        data = entrant.run.config.get("data") or {}
+        return data.get("test") or data.get("holdout")
+
+    notes = []
+    if differ(lambda e: e.run.config.get("fingerprint")):
         listed = ", ".join(f"{e.letter} {e.network}" for e in entrants)
-        found.append(f"The runs are of different networks ({listed}): differences may be those of the networks.")
-    elif any(e.config.get("weights") != first.config.get("weights") for e in others):
-        found.append("The runs started from different weights of the same network.")
-    if len({e.data for e in entrants}) > 1:
+        notes.append(f"The runs are of different networks ({listed}): differences may be those of the networks.")
+    elif differ(lambda e: e.run.config.get("weights")):
+        notes.append("The runs started from different weights of the same network.")
+    if differ(lambda e: e.data):
         listed = ", ".join(f"{e.letter} {e.data or 'unnamed'}" for e in entrants)
-        found.append(f"The runs are on different data ({listed}): their qualities are not those of the same images.")
-    elif any(_images(e) != _images(first) for e in others):
-        found.append("The runs were not evaluated on the same images: their qualities may differ for that reason.")
+        notes.append(f"The runs are on different data ({listed}): their qualities are not those of the same images.")
+    elif differ(images):
+        notes.append("The runs were not evaluated on the same images: their qualities may differ for that reason.")
     done = [run for _, run in finished(entrants)]
-    if len({run.quality for run in done}) > 1:
-        found.append("The runs are judged by different qualities, which are shown apart.")
-    if len({reported_accuracy(run)[0] for run in done}) > 1:
-        found.append("Some runs have test images and others only held-out images, which decisions used.")
-    return found
+    if len({run.summary.quality for run in done}) > 1:
+        notes.append("The runs are judged by different qualities, which are shown apart.")
+    if len({run.reported()[0] for run in done}) > 1:
+        notes.append("Some runs have test images and others only held-out images, which decisions used.")
+    return notes
 
 
-def _images(entrant: Entrant) -> Any:
-    """What is known of the images that the reported quality is of."""
-    data = entrant.config.get("data") or {}
-    return data.get("test") or data.get("holdout")
-
-
-def _words(entrant: Entrant, whole: Comparison) -> dict[str, Any]:
-    head: dict[str, Any] = {"letter": entrant.letter, "name": entrant.name, "folder": str(entrant.run.folder)}
-    head |= {"network": entrant.network, "data": entrant.data}
+def _figures(entrant: Entrant, compared: Comparison) -> dict[str, Any]:
+    """A run in compare.json."""
     run = entrant.run
+    head: dict[str, Any] = {"letter": entrant.letter, "name": entrant.name, "folder": str(run.folder)}
+    head |= {"network": entrant.network, "data": entrant.data}
     if not isinstance(run, FinishedRun):
         rounds = [{"round": r.number, "macs": r.macs, "quality": r.after.quality} for r in run.rounds]
         return {**head, "finished": False, "rounds": rounds}
-    before, after = sides(run)
+    (before, after), quality = sides(run), run.summary.quality
     return {
         **head,
         "finished": True,
-        "quality": asdict(run.quality),
-        "measured_on": reported_accuracy(run)[0],
+        "quality": asdict(quality),
+        "measured_on": run.reported()[0],
         "before": asdict(before),
         "after": asdict(after),
-        "speedup": {size: asdict(found) for size, found in run.speedup.items()},
-        "front": [cost for cost in after.costs if entrant.letter in whole.front(cost, run.quality)],
-        "widths": {name: [unit.width, unit.kept] for name, unit in run.units.items()},
+        "speedup": {size: asdict(ratio) for size, ratio in run.summary.speedup.items()},
+        "front": [cost for cost in after.costs if entrant.letter in compared.front(cost, quality)],
+        "widths": {name: [unit.width, unit.kept] for name, unit in run.summary.units.items()},
         "classes": None if run.classes is None else asdict(run.classes),
     }
+
+
+# -- the page
+
+
+def render(compared: Comparison) -> str:
+    """The page as HTML."""
+    entrants = compared.entrants
+    done = list(finished(entrants))
+    names = list(dict.fromkeys(entrant.network for entrant in entrants))
+    qualities = list(dict.fromkeys(run.summary.quality for _, run in done))
+    charts = [(quality, _cost_charts(compared, quality)) for quality in qualities]
+    known = [(entrant, run.classes) for entrant, run in done if run.classes is not None]
+    tables = [
+        _class_table([(entrant, classes) for entrant, classes in known if classes.names == same])
+        for same in dict.fromkeys(classes.names for _, classes in known)
+    ]
+    return render_page(
+        "compare.html",
+        title=f"{count(len(entrants), 'run')} of {', '.join(names)}",
+        compared=compared,
+        entrants=entrants,
+        runs=[(quality, _run_table(compared, quality)) for quality in qualities],
+        unfinished=[(f"{e.letter} {e.name}", [_so_far(e.run)]) for e in entrants if isinstance(e.run, UnfinishedRun)],
+        charts=[(quality, [chart for chart, _ in drawn], any(p for _, p in drawn)) for quality, drawn in charts],
+        source=published().source,
+        differing=[
+            (name.replace("_", " "), [setting_text(v) for v in each]) for name, each in compared.differing.items()
+        ],
+        widths=_width_table(done),
+        done=done,
+        without_classes=", ".join(entrant.letter for entrant, run in done if run.classes is None),
+        class_tables=tables,
+        confusions=[(entrant, found) for entrant, classes in known if (found := confusions(classes))],
+        files=_files(compared),
+    )
+
+
+def _run_table(compared: Comparison, quality: QualityWords) -> Table:
+    """One row per finished run that was judged by this quality."""
+    runs = [
+        (entrant, run, *sides(run)) for entrant, run in finished(compared.entrants) if run.summary.quality == quality
+    ]
+    costs = list(dict.fromkeys(cost for _, _, _, now in runs for cost in now.costs))
+    parts = {run.reported()[0] for _, run, _, _ in runs}
+    part = parts.pop() if len(parts) == 1 else "test or held-out"
+    rows = []
+    for place, (entrant, run, was, now) in enumerate(runs):
+        gained = now.quality - was.quality
+        cells = [
+            Cell(entrant.letter, place, str(run.folder)),
+            Cell(entrant.name, place, f"{entrant.network}, {entrant.data or 'data without a name'}"),
+            Cell(quality.shown(now.quality), now.quality, f"before: {quality.shown(was.quality)}"),
+            Cell(points(gained, quality), gained),
+        ]
+        for cost in costs:
+            if cost not in was.costs or cost not in now.costs:
+                cells.append(Cell("–", -1.0, "not measured in this run"))
+                continue
+            before, after = was.costs[cost], now.costs[cost]
+            first, last = (f"{x:.3g}" if cost.startswith("ms") else big_number(x) for x in (before, after))
+            cells.append(Cell(f"{last} ({relative_change(before, after)})", after, f"before: {first}"))
+        rows.append(cells)
+    headings = ["run", "name", f"{part} {quality.name}", "change", *costs]
+    return Table(f"Runs and their {quality.name}", headings, rows, texts=(1,))
+
+
+def _so_far(run: UnfinishedRun) -> str:
+    again = f"Continue it: prunus prune --resume {run.folder}"
+    if not run.rounds:
+        return f"no round is finished. {again}"
+    last = run.rounds[-1]
+    reached = f"held-out {run.quality.name} {run.quality.shown(last.after.quality)}, {big_number(last.macs)} MACs"
+    return f"{count(len(run.rounds), 'round')} done: {reached}. {again}"
+
+
+def _cost_charts(compared: Comparison, quality: QualityWords) -> list[tuple[Any, bool]]:
+    """For each cost that a run knows: a chart, and whether it shows published figures."""
+    runs = [(entrant, *sides(run)) for entrant, run in finished(compared.entrants) if run.summary.quality == quality]
+    charts = []
+    for cost in dict.fromkeys(cost for _, _, now in runs for cost in now.costs):
+        front, drawn = compared.front(cost, quality), []
+        key = {MACS: "macs", "weights": "params"}.get(cost)
+        if key is not None and quality == ACCURACY:
+            for row in (row for group in compared.published for row in group.rows):
+                at, name = getattr(row, key), f"{row.method} ({row.by}), as published"
+                if at is not None and row.top1 is not None:
+                    drawn.append(CostPoint("published", name, at, row.top1))
+        is_published = bool(drawn)
+        for entrant, was, now in runs:
+            if cost in now.costs:
+                value, best = quality.factor * now.quality, entrant.letter in front
+                drawn.append(CostPoint("run", entrant.name, now.costs[cost], value, entrant.letter, best))
+                name = f"{entrant.network} before pruning"
+                drawn.append(CostPoint("original", name, was.costs[cost], quality.factor * was.quality))
+        charts.append((cost_chart(list(dict.fromkeys(drawn)), cost, quality), is_published))
+    return charts
+
+
+def _width_table(done: Sequence[tuple[Entrant, FinishedRun]]) -> Table:
+    """Channels that each run keeps, unit by unit."""
+    rows = []
+    for place, name in enumerate(dict.fromkeys(name for _, run in done for name in run.summary.units)):
+        cells = [Cell(name, place)]
+        for _, run in done:
+            unit = run.summary.units.get(name)
+            if unit is None:
+                cells.append(Cell("–", -1, "this network has no such unit"))
+            else:
+                share, kept = unit.kept / unit.width, f"{unit.kept} of {unit.width}"
+                cells.append(Cell(kept, share, f"{name}: {kept} channels", share))
+        rows.append(cells)
+    return Table("Channels kept in each run", ["unit", *(entrant.letter for entrant, _ in done)], rows)
+
+
+def _class_table(mine: Sequence[tuple[Entrant, ClassTable]]) -> tuple[str, Table]:
+    """The quality of each class in runs on the same classes, the worst first, and a sentence about it."""
+    first = mine[0][1]
+
+    def worst(number: int) -> float:
+        return min(value for _, classes in mine if (value := classes.after.values[number]) is not None)
+
+    rows = []
+    for number in sorted(first.worst_first(), key=worst)[:MOST_ROWS]:
+        values = [side.values[number] for _, classes in mine for side in (classes.before, classes.after)]
+        rows.append([*class_cells(first, number), *map(value_cell, values)])
+    headings = ["class", first.of, *(f"{entrant.letter} {when}" for entrant, _ in mine for when in ("before", "after"))]
+    part = "test" if first.part == "test" else "held-out"
+    text = f"{first.quality[:1].upper()}{first.quality[1:]} of each class on the {part} images.{left_out(first)}"
+    return text, Table(f"{first.quality} of each class in each run", headings, rows, sorted=False)
+
+
+def _files(compared: Comparison) -> dict[str, str]:
+    """The figures as JSON, and those of the finished runs as CSV."""
+    runs = [(entrant, run.summary.quality, sides(run)) for entrant, run in finished(compared.entrants)]
+    costs = list(dict.fromkeys(cost for _, _, (_, now) in runs for cost in now.costs))
+    headings = ["run", "name", "quality", "before", "after", *(f"{c} {w}" for c in costs for w in ("before", "after"))]
+    rows = [
+        [e.letter, e.name, quality.name, was.quality, now.quality]
+        + [side.costs.get(cost) for cost in costs for side in (was, now)]
+        for e, quality, (was, now) in runs
+    ]
+    return {DATA: as_json(compared.to_dict()), "compare.csv": as_csv(headings, rows)}

@@ -3,114 +3,278 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Collection, Iterator
-from dataclasses import fields
-from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from prunus.decide.goal import Goal
+from prunus.decide.sensitivity import Sensitivity
 from prunus.decide.settings import TimeSettings
-from prunus.report.html import REPORT, document, downloads, folded, layer_table, paragraph, run_files, section
-from prunus.report.network_drawing import network
-from prunus.report.read import FinishedRun, read_run
-from prunus.report.sections import (
-    channels,
-    classes,
-    latencies,
-    layer_times,
-    over_rounds,
-    repairs,
-    scores,
-    sensitivities,
-    widths,
+from prunus.plots.run_pictures import image_strip, map_strip
+from prunus.report import text
+from prunus.report.charts import Histogram, round_charts, score_histogram
+from prunus.report.network import NetworkDrawing, sides
+from prunus.report.page import (
+    REPORT,
+    Bar,
+    Cell,
+    DrawnBar,
+    Table,
+    as_csv,
+    as_json,
+    class_table,
+    confusions,
+    drawn_bars,
+    left_out,
+    our_version,
+    render_page,
+    setting_text,
 )
-from prunus.report.text import (
-    big,
-    change,
-    count,
-    goal,
-    milliseconds,
-    percent,
-    points,
-    verdict,
-    what_it_cost,
-    what_was_gained,
-    what_was_removed,
-)
+from prunus.report.read import FinishedRun, Round, read_run
 from prunus.tasks.quality import ACCURACY, QualityWords
-from prunus.timing.latency import NO_DIFFERENCE
+from prunus.timing.latency import NO_DIFFERENCE, Speedup
 from prunus.util.files import write_atomically
 from prunus.util.options import GROUPS, Option, default_of, options_of
 from prunus.util.registry import Registry
+from prunus.util.text import big_number, count, duration, milliseconds, percent, relative_change
+from prunus.util.typed_json import to_data
 
-# The Python code on the page: the call that repeats the run, and the lines that load the pruned network.
-
-
-def call(run: FinishedRun) -> str:
-    """The library call that repeats the run; the caller has the model and the loaders."""
-    values = [(field, getattr(run.settings, field.name)) for field in fields(run.settings)]
-    changed = [f"{field.name}={value!r}" for field, value in values if value != default_of(field)]
-    return f"prunus.compress({', '.join(['model', 'train', 'holdout', *changed, f'folder={str(run.folder)!r}'])})"
+OPEN_ROUNDS = 2  # if there are more rounds, only the first one is unfolded
 
 
-def loading(run: FinishedRun) -> str:
-    """Three lines of Python that load the pruned network."""
-    folder = repr(str(run.folder))
-    if run.command is None:
-        return (
-            "import prunus\n"
-            f"original = {run.model}(...)  # a new network of this class; its weights do not matter\n"
-            f"small = prunus.load({folder}, original).eval()"
+def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of the finished run in `folder` to `out`, by default `report.html` in that folder.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        FileError: Names a file that is missing or damaged; an old report is then kept.
+    """
+    path = Path(folder) / REPORT if out is None else Path(out)
+    write_atomically(path, render(read_run(folder)).encode())
+    return path
+
+
+def render(run: FinishedRun) -> str:
+    """The page as HTML."""
+    summary, command = run.summary, run.command
+    gone = percent(1 - summary.after.macs / summary.before.macs) if summary.before.macs else "0%"
+    name = f"{command.get('model')} on {command.get('data')}" if command else summary.model
+    ranked = [done for done in run.rounds if done.sensitivity is not None and done.sensitivity.tried]
+    scored = [done for done in run.rounds if any(unit in done.scores.values for unit in done.outcome.chosen)]
+    spent = [f"{phase} {duration(seconds)}" for phase, seconds in summary.seconds.items() if phase != "this_call"]
+    return render_page(
+        "run.html",
+        title=f"{name}, pruned: {gone} of the MACs removed",
+        run=run,
+        summary=summary,
+        quality=summary.quality,
+        verdict=text.verdict(run),
+        lead=[
+            ("What was removed:", text.what_was_removed(run)),
+            ("What was lost:", text.what_was_lost(run)),
+            ("What was gained:", text.what_was_gained(run)),
+            *(("Note:", note) for note in summary.notes),
+        ],
+        cards=_cards(run),
+        asked=what_was_asked(run),
+        latencies=_latencies(run),
+        layer_times=_layer_times(run),
+        charts=round_charts(run),
+        spent=", ".join(spent),
+        network=NetworkDrawing(run),
+        widths=_widths(run),
+        classes=run.classes and class_table(run.classes),
+        classes_left_out=run.classes and left_out(run.classes),
+        confusions=run.classes and confusions(run.classes),
+        repairs=[(done, _errors(done)) for done in run.rounds if done.outcome.layer_errors],
+        sensitivities=[(done, _losses(done, done.sensitivity)) for done in ranked if done.sensitivity],
+        lost_name=lost_name(ranked[0].sensitivity) if ranked and ranked[0].sensitivity else "",
+        scores=[(done, _scores(done)) for done in scored],
+        metric=_metric(run) if run.rounds else "",
+        strip=image_strip,
+        maps=map_strip,
+        sides=sides,
+        unfolded=[done.outcome.number for done in run.rounds if len(run.rounds) <= OPEN_ROUNDS][:OPEN_ROUNDS] or [1],
+        layers=_layers(run),
+        files=run_files(run),
+        loading=loading(run),
+        ship=shlex.join(["prunus", "export", str(run.folder), "small.onnx"]) if command else "",
+        command_line=run.config.get("command_line"),
+        call=call(run),
+        settings=all_settings(run.settings, summary.quality),
+        our_version=our_version(),
+    )
+
+
+# -- before and after
+
+
+def _cards(run: FinishedRun) -> list[tuple[str, str, str, str]]:
+    """What, after, before, and a remark."""
+    summary = run.summary
+    was, now, quality = summary.before, summary.after, summary.quality
+    cards = []
+    for part, a, b in (("Test", was.test, now.test), ("Held-out", was.holdout, now.holdout)):
+        if a is None or b is None:
+            continue
+        name = f"{part} {quality.name}"
+        note = f"{text.points(b.quality - a.quality, quality)}; {count(b.num_images, 'image')}"
+        note += f", each {100 / b.num_images:.2g} points" if quality == ACCURACY else ""
+        cards.append((name, quality.shown(b.quality), quality.shown(a.quality), note))
+        if a.top5 is not None and b.top5 is not None and a.top5 < 0.999:
+            change = text.points(b.top5 - a.top5)
+            cards.append((f"{name}, top-5", percent(b.top5, 2), percent(a.top5, 2), change))
+    for name, x, y, sign in (
+        ("MACs per image", was.macs, now.macs, ""),
+        ("Weights", was.params, now.params, ""),
+        ("Bytes on disk", was.bytes, now.bytes, "B"),
+    ):
+        cards.append((name, big_number(y) + sign, big_number(x) + sign, relative_change(x, y)))
+    for size, before in was.latency.items():
+        name, after = f"Time for {count(int(size), 'image')}", now.latency[size]
+        cards.append((name, milliseconds(after), milliseconds(before), _speed(summary.speedup.get(size))))
+    time = summary.time
+    if time is not None and time.seconds is not None:
+        first, second = map(milliseconds, time.seconds)
+        note = f"{str(time.measured).replace('x', '×')} the speed, {time.predicted:.2f}× predicted"
+        cards.append((f"Time in {time.engine}, batch {time.batch}", second, first, note))
+    return cards
+
+
+def _speed(ratio: Speedup | None) -> str:
+    known = ratio is not None and ratio.measurable
+    return f"{str(ratio).replace('x', '×')} the speed" if known else NO_DIFFERENCE
+
+
+def _latencies(run: FinishedRun) -> list[tuple[list[DrawnBar], str]]:
+    """For each batch size: medians before and after with their quartiles, and the speed-up."""
+    summary, groups = run.summary, []
+    for size in summary.before.latency:
+        rows = []
+        for when, kind, side in (("before", "lost", summary.before), ("after", "kept", summary.after)):
+            images, median, (low, high) = count(int(size), "image"), side.latency[size], side.quartiles[size]
+            spread = f"quartiles {milliseconds(low)} to {milliseconds(high)}"
+            title = f"{images}, {when}: {milliseconds(median)}, {spread}"
+            bars = [(0.0, median, kind), (low, high, "spread")]
+            rows.append(Bar(images if when == "before" else "", bars, milliseconds(median), title, strong=True))
+        groups.append((drawn_bars(rows), _speed(summary.speedup.get(size))))
+    return groups
+
+
+def _layer_times(run: FinishedRun) -> list[DrawnBar]:
+    """Predicted seconds of each layer; empty without a latency target."""
+    rows = []
+    for name, (before, after) in (run.summary.time.layers if run.summary.time else {}).items():
+        was, now = milliseconds(before), milliseconds(after)
+        changed = abs(after - before) > 0.005 * abs(before)
+        bars = [(0.0, max(0.0, before), "lost"), (0.0, max(0.0, after), "kept")]
+        title = f"{name}: {was} before, {now} after ({relative_change(before, after)})"
+        rows.append(Bar(name, bars, f"{now}, was {was}" if changed else was, title, changed))
+    return drawn_bars(rows)
+
+
+def _widths(run: FinishedRun) -> list[DrawnBar]:
+    """Channels of each unit: all in grey, kept ones in blue."""
+    rows = []
+    for name, unit in run.summary.units.items():
+        lost = unit.width - unit.kept
+        title = f"{name}: {unit.kept} of {unit.width} channels kept, {lost} removed ({percent(lost / unit.width)})"
+        bars = [(0.0, unit.width, "lost"), (0.0, unit.kept, "kept")]
+        rows.append(Bar(name, bars, f"{unit.kept} of {unit.width}" if lost else f"{unit.width}", title, lost > 0))
+    return drawn_bars(rows)
+
+
+def _layers(run: FinishedRun) -> Table:
+    rows = []
+    for place, (name, layer) in enumerate(run.summary.layers.items()):
+        was, now = layer.macs
+        gone = 1 - now / was if was else 0.0
+        cells = [Cell(name, place), Cell(sides(layer.inputs), layer.inputs[1])]
+        cells += [Cell(sides(layer.outputs), layer.outputs[1]), Cell(big_number(was), was), Cell(big_number(now), now)]
+        cells.append(Cell(percent(gone) if gone else "–", gone))
+        rows.append([*cells, *(Cell(big_number(number), number) for number in layer.params)])
+    macs = ("MACs before", "MACs after", "MACs removed")
+    headings = ("layer", "inputs", "outputs", *macs, "weights before", "weights after")
+    return Table("Layers before and after", headings, rows)
+
+
+# -- rounds
+
+
+def lost_name(measured: Sensitivity) -> str:
+    """What bars of sensitivity show."""
+    if measured.unit == "%":
+        return f"points of {measured.measure} lost"
+    return "loss added" if measured.measure == "loss" else f"{measured.measure} lost"
+
+
+def _losses(done: Round, measured: Sensitivity) -> list[DrawnBar]:
+    """How much worse the network is when each unit alone loses channels, without retraining."""
+    rows = []
+    for name, row in measured.tried.items():
+        lost = (100 if measured.unit == "%" else 1) * (measured.base_value - row.value)
+        shown = f"{lost:.1f}" if abs(lost) >= 10 or lost == 0 else f"{lost:.2g}"
+        chosen = done.outcome.chosen.get(name, 0)
+        title = (
+            f"{name}: {shown} {lost_name(measured)} when it loses {row.channels} of {row.width} channels, without "
+            f"retraining. " + (f"Chosen: it lost {chosen}." if chosen else "Not chosen.")
         )
-    original = f"create({', '.join(_create_arguments(run))})"
-    for earlier in run.earlier:
-        original = f"prunus.load({earlier!r}, {original})"
-    return f"import prunus\nfrom prunus.zoo.models import create\nsmall = prunus.load({folder}, {original}).eval()"
+        # A cut that breaks the network gives a loss of inf or nan, and a full bar.
+        bars = [(0.0, lost, "kept" if chosen else "other")]
+        rows.append(Bar(name, bars, f"{shown} (−{row.channels})", title, chosen > 0))
+    return drawn_bars(rows)
 
 
-def _create_arguments(run: FinishedRun) -> list[str]:
-    """Arguments of `create` for the original: name, classes, and the input channels if they are not the default."""
-    name = str(run.network)
-    arguments = [repr(name)]
-    if run.layers:
-        arguments.append(f"num_classes={list(run.layers.values())[-1].outputs[0]}")
-    channels = _image_channels(run.plan.example)
-    if channels is not None and ":" not in name:
-        from prunus.zoo.models import config
+def _errors(done: Round) -> list[DrawnBar]:
+    """Two bars per layer: its relative error before and after its repair."""
 
-        if config(name).shape[0] != channels:
-            arguments.append(f"in_channels={channels}")
-    elif channels not in (None, 3) and name.startswith("timm:"):
-        arguments.append(f"in_chans={channels}")
-    return arguments
+    def shown(value: float) -> str:
+        if not math.isfinite(value):
+            return "not finite"
+        return f"{100 * value:.2g}%" if value < 0.1 else f"{100 * value:.0f}%"
 
-
-def _image_channels(example: Any) -> int | None:
-    """Number of channels of an image, from the plan's example input; None if that is not one batch of images."""
-    shape = example.get("shape") if isinstance(example, dict) else None
-    return int(shape[1]) if isinstance(shape, list) and len(shape) == 4 else None
+    rows = []
+    for name, (before, after) in done.outcome.layer_errors.items():
+        title = f"{name}: error of {shown(before)} before repair, {shown(after)} repaired"
+        bars = [(0.0, before, "cut upper"), (0.0, after, "kept lower")]
+        rows.append(Bar(name, bars, f"{shown(before)} → {shown(after)}", title))
+    return drawn_bars(rows)
 
 
-# The sections about settings: what was asked, and a table of all settings.
+def _scores(done: Round) -> list[tuple[str, int, int, Histogram]]:
+    """Unit, channels removed, width, and the histogram of its scores."""
+    chosen = [(unit, lost) for unit, lost in done.outcome.chosen.items() if unit in done.scores.values]
+    return [(unit, lost, done.step.widths[unit], score_histogram(done, unit)) for unit, lost in chosen]
 
-LISTED = 4  # largest number of values of one setting in a sentence
+
+def _metric(run: FinishedRun) -> str:
+    """The metric with its options, as in gsd:ridge=0; those in its name come before `metric_options`."""
+    given: Any = run.settings.metric
+    name, *parts = given.split(":") if isinstance(given, str) else [""]
+    scored_by = run.rounds[0].scores.metric
+    in_name = dict(part.partition("=")[::2] for part in parts) if name == scored_by else {}
+    options = {**run.settings.metric_options, **in_name}
+    return ":".join([scored_by, *(f"{key}={value}" for key, value in options.items())])
 
 
-def what_was_asked(run: FinishedRun) -> str:
-    """The network, the data, the goal, and the settings that were chosen or changed."""
-    typed = run.command or {}
-    rows = {"Network": [f"{typed.get('model', run.model)}, {len(run.layers)} layers with weights"]}
+# -- settings, and the code that repeats the run
+
+
+def what_was_asked(run: FinishedRun) -> dict[str, list[str]]:
+    """The network, the data, the goal, and the settings that were chosen or changed: title -> lines."""
+    typed = run.command
+    rows = {"Network": [f"{typed.get('model', run.summary.model)}, {len(run.summary.layers)} layers with weights"]}
     if "data" in typed:
         rows["Data set"] = [str(typed["data"])]
-    rows["Goal"] = [goal(run)]
+    rows["Goal"] = [text.goal(run)]
     unused = () if run.settings.needs_times else [field.name for field in dataclasses.fields(TimeSettings)]
     for group, lines in chosen_settings(run.settings, unused).items():
         rows[group] = rows.get(group, []) + lines
-    listed = [f"<dt>{escape(title)}</dt><dd>{'<br>'.join(map(escape, lines))}</dd>" for title, lines in rows.items()]
-    return section("What was asked", f"<dl>{''.join(listed)}</dl>")
+    return rows
 
 
 def chosen_settings(settings: Any, without: Collection[str] = ()) -> dict[str, list[str]]:
@@ -134,8 +298,8 @@ def chosen_settings(settings: Any, without: Collection[str] = ()) -> dict[str, l
     return {group: lines for group, lines in joined.items() if lines}
 
 
-def all_settings(settings: Any, quality: QualityWords = ACCURACY) -> str:
-    """A folded table of all settings: group, name, value, whether it was changed, and help.
+def all_settings(settings: Any, quality: QualityWords = ACCURACY) -> list[tuple[str, str, str, str, str]]:
+    """Group, name, value, whether it was changed, and help of all settings.
 
     quality: what the setting `measure` means by "accuracy".
     """
@@ -143,11 +307,9 @@ def all_settings(settings: Any, quality: QualityWords = ACCURACY) -> str:
     for field, about in _by_group(settings):
         value = getattr(settings, field.name)
         changed = "" if value == default_of(field) else "changed"
-        text = quality.name if (field.name, value) == ("measure", "accuracy") else setting_text(value)
-        cells = (about.group, field.name, text, changed, about.help)
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    table = f'<div class="scroll"><table class="plain"><tbody>{"".join(rows)}</tbody></table></div>'
-    return folded("All settings", table, False)
+        shown = quality.name if (field.name, value) == ("measure", "accuracy") else setting_text(value)
+        rows.append((about.group, field.name, shown, changed, about.help))
+    return rows
 
 
 def _by_group(settings: Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
@@ -156,147 +318,82 @@ def _by_group(settings: Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
     yield from sorted(options_of(settings), key=lambda pair: places.get(pair[1].group, len(places)))
 
 
-def setting_text(value: Any) -> str:
-    """A setting's value for people."""
-    if value is None or value in ((), [], {}):
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        more = f" and {len(value) - LISTED} more" if len(value) > LISTED else ""
-        return ", ".join(setting_text(each) for each in value[:LISTED]) + more
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {setting_text(each)}" for key, each in value.items())
-    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value))
+def call(run: FinishedRun) -> str:
+    """The library call that repeats the run; the caller has the model and the loaders."""
+    values = [(field, getattr(run.settings, field.name)) for field in dataclasses.fields(run.settings)]
+    changed = [f"{field.name}={value!r}" for field, value in values if value != default_of(field)]
+    return f"prunus.compress({', '.join(['model', 'train', 'holdout', *changed, f'folder={str(run.folder)!r}'])})"
 
 
-def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of the finished run in `folder` to `out`, by default `report.html` in that folder.
+def loading(run: FinishedRun) -> str:
+    """Three lines of Python that load the pruned network."""
+    folder = repr(str(run.folder))
+    if not run.command:
+        return (
+            "import prunus\n"
+            f"original = {run.summary.model}(...)  # a new network of this class; its weights do not matter\n"
+            f"small = prunus.load({folder}, original).eval()"
+        )
+    start = run.config.get("start") or {}
+    name = str(start.get("network", run.command["model"]))
+    arguments = [repr(name)]
+    if run.summary.layers:
+        arguments.append(f"num_classes={list(run.summary.layers.values())[-1].outputs[0]}")
+    example: Any = run.plan.example
+    shape = example.get("shape") if isinstance(example, dict) else None
+    channels = int(shape[1]) if isinstance(shape, list) and len(shape) == 4 else None  # of a batch of images
+    if channels is not None and ":" not in name:
+        from prunus.zoo.models import config
 
-    Returns the path of the report. A FileError names a file that is missing or damaged; an old report is then kept.
-    """
-    path = Path(folder) / REPORT if out is None else Path(out)
-    page = render(read_run(folder))
-    write_atomically(path, page.encode())
-    return path
-
-
-def render(run: FinishedRun) -> str:
-    """The page as HTML."""
-    title = _title(run)
-    parts = [_lead(run), _cards(run), what_was_asked(run), latencies(run), layer_times(run), over_rounds(run)]
-    parts += [network(run), widths(run), classes(run), repairs(run), sensitivities(run), scores(run), channels(run)]
-    parts += [_layers(run), downloads(run_files(run)), _load(run), _again(run), _glossary()]
-    body = "\n".join(part for part in parts if part)
-    return document(title, body)
-
-
-def _title(run: FinishedRun) -> str:
-    gone = percent(1 - run.after.macs / run.before.macs) if run.before.macs else "0%"
-    if run.command is None:
-        return f"{run.model}, pruned: {gone} of the MACs removed"
-    return f"{run.command.get('model')} on {run.command.get('data')}, pruned: {gone} of the MACs removed"
-
-
-def _lead(run: FinishedRun) -> str:
-    rows = (
-        ("What was removed:", what_was_removed(run)),
-        ("What was lost:", what_it_cost(run)),
-        ("What was gained:", what_was_gained(run)),
-        *(("Note:", note) for note in run.notes),
-    )
-    told = "".join(f"<p><b>{a}</b> {escape(b)}</p>" for a, b in rows)
-    return f'<p class="verdict">{escape(verdict(run))}</p><div class="lead">{told}</div>'
+        if config(name).shape[0] != channels:
+            arguments.append(f"in_channels={channels}")
+    elif channels not in (None, 3) and name.startswith("timm:"):
+        arguments.append(f"in_chans={channels}")
+    original = f"create({', '.join(arguments)})"
+    for earlier in start.get("earlier", ()):  # pruned networks that the run went on from, the first one first
+        original = f"prunus.load({str(earlier)!r}, {original})"
+    return f"import prunus\nfrom prunus.zoo.models import create\nsmall = prunus.load({folder}, {original}).eval()"
 
 
-# -- before and after
+# -- files to save
 
 
-def _cards(run: FinishedRun) -> str:
-    was, now = run.before, run.after
-    cards = []
-    words = run.quality
-    for part, a, b in (("Test", was.test, now.test), ("Held-out", was.holdout, now.holdout)):
-        if a is not None and b is not None:
-            name, note = (
-                f"{part} {words.name}",
-                f"{points(b.quality - a.quality, words)}; {count(b.num_images, 'image')}",
-            )
-            note += f", each {100 / b.num_images:.2g} points" if words == ACCURACY else ""
-            cards.append(_card(name, words.shown(b.quality), words.shown(a.quality), note))
-            if a.top5 is not None and b.top5 is not None and a.top5 < 0.999:
-                cards.append(_card(f"{name}, top-5", percent(b.top5, 2), percent(a.top5, 2), points(b.top5 - a.top5)))
-    for name, x, y in (("MACs per image", was.macs, now.macs), ("Weights", was.params, now.params)):
-        cards.append(_card(name, big(y), big(x), change(x, y)))
-    cards.append(_card("Bytes on disk", f"{big(now.bytes)}B", f"{big(was.bytes)}B", change(was.bytes, now.bytes)))
-    for size, before in was.latency.items():
-        after = now.latency[size]
-        name = f"Time for {count(int(size), 'image')}"
-        found = run.speedup.get(size)
-        said = NO_DIFFERENCE if found is None or not found.measurable else f"{str(found).replace('x', '×')} the speed"
-        cards.append(_card(name, milliseconds(after), milliseconds(before), said))
-    if run.time is not None and run.time.seconds is not None:
-        name = f"Time in {run.time.engine}, batch {run.time.batch}"
-        said = f"{str(run.time.measured).replace('x', '×')} the speed, {run.time.predicted:.2f}× predicted"
-        first, second = map(milliseconds, run.time.seconds)
-        cards.append(_card(name, second, first, said))
-    timed = (
-        "Times are medians of forward passes on the machine of the run, measured alternately for both networks. A "
-        "speed-up is the median over pairs of turns, with its 95% interval in brackets."
-    )
-    return '<div class="cards">' + "".join(cards) + "</div>" + (paragraph(timed, "soft") if was.latency else "")
-
-
-def _card(what: str, now: str, was: str, note: str) -> str:
-    return (
-        f'<div class="card"><div class="what">{escape(what)}</div><div class="now">{escape(now)}</div>'
-        f'<div class="was">before: {escape(was)}</div><div class="was">{escape(note)}</div></div>'
-    )
-
-
-# -- layers, loading, repeating
-
-
-def _layers(run: FinishedRun) -> str:
-    return (
-        section("Layers", paragraph("Click a heading to sort.", "soft"), layer_table(run.layers)) if run.layers else ""
-    )
-
-
-def _load(run: FinishedRun) -> str:
-    words = f"The pruned network is a model of the same class ({run.model}), with the same parameter names."
-    parts = [paragraph(words), f'<pre class="wraps"><code>{escape(loading(run))}</code></pre>']
-    if run.command is not None:
-        ship = shlex.join(["prunus", "export", str(run.folder), "small.onnx"])
-        parts += [paragraph("To run it without prunus:"), f'<pre class="wraps"><code>{escape(ship)}</code></pre>']
-    return section("Load the pruned network", *parts)
-
-
-def _again(run: FinishedRun) -> str:
-    code = run.command_line or call(run)
-    try:
-        ours = version("prunus")
-    except PackageNotFoundError:
-        ours = "not installed"
-    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
-    return section(
-        "Repeat this run",
-        "<p>The same settings, data, versions and machine give the same network."
-        + (" Add <code>--out FOLDER</code> to write to another folder.</p>" if run.command_line else "</p>"),
-        f'<pre class="wraps"><code>{escape(code)}</code></pre>',
-        paragraph(f"Run with {versions}; report written by prunus {ours}. Folder: {run.folder}.", "soft"),
-        all_settings(run.settings, run.quality),
-    )
-
-
-def _glossary() -> str:
-    rows = (
-        ("Channel", "one of the feature maps that a layer computes; without it the layer is narrower."),
-        ("MAC", "multiply-add: one multiplication and one addition."),
-        ("Unit", "channels that are scored and removed together."),
-        ("Held-out images", "images for decisions; they are not used for retraining."),
-        ("Test images", "images that are used once, at the end, for this report only."),
-        ("Round", "score the channels, choose what to remove, remove it, repair or retrain."),
-    )
-    listed = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows)
-    return section("Glossary", f"<dl>{listed}</dl>")
+def run_files(run: FinishedRun) -> dict[str, str]:
+    """The figures of a run: all as JSON, and each table as CSV."""
+    summary, name, outcomes = run.summary, run.summary.quality.name, [done.outcome for done in run.rounds]
+    whole = {key: value for key, value in to_data(summary).items() if key not in ("settings", "removed", "time")}
+    for done in whole["rounds"]:  # the quality over training batches has its own name
+        done["retraining"] = [
+            {name if key == "accuracy" else key: v for key, v in e.items()} for e in done["retraining"]
+        ]
+    kinds = ("inputs", "outputs", "macs", "params")
+    layers = [[layer, *(n for kind in kinds for n in getattr(cost, kind))] for layer, cost in summary.layers.items()]
+    rounds = [
+        (o.number, o.macs, o.params, o.before.quality, o.pruned.quality, o.after.quality, sum(o.chosen.values()))
+        for o in outcomes
+    ]
+    epochs = [
+        (o.number, e.number, e.lr, e.loss, e.holdout and e.holdout.loss, e.holdout and e.holdout.quality)
+        for o in outcomes
+        for e in o.retraining
+    ]
+    round_headings = ("round", "macs", "weights", f"{name} before", f"{name} pruned", f"{name} after")
+    files = {
+        "run.json": as_json({"model": summary.model, "command_line": run.config.get("command_line"), **whole}),
+        "layers.csv": as_csv(["layer", *(f"{kind} {when}" for kind in kinds for when in ("before", "after"))], layers),
+        "units.csv": as_csv(
+            ("unit", "kind", "width", "kept"), [(u, x.kind, x.width, x.kept) for u, x in summary.units.items()]
+        ),
+        "rounds.csv": as_csv((*round_headings, "channels removed"), rounds),
+        "epochs.csv": as_csv(
+            ("round", "epoch", "learning rate", "training loss", "held-out loss", f"held-out {name}"), epochs
+        ),
+    }
+    if run.classes is not None:
+        table = run.classes
+        names = [table.name(number) for number in range(len(table.sizes))]
+        files["classes.csv"] = as_csv(
+            ("class", table.of, f"{table.quality} before", f"{table.quality} after"),
+            zip(names, table.sizes, table.before.values, table.after.values, strict=True),
+        )
+    return files

@@ -1,199 +1,139 @@
-"""The sentences of the report."""
+"""The sentences of a run's report."""
 
 from __future__ import annotations
 
 from prunus.report.read import FinishedRun
 from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import ACCURACY, QualityWords
-
-# Numbers formatted for people.
-
-
-def big(number: float) -> str:
-    """11944576 as 11.94 M."""
-    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
-        if abs(number) >= unit:
-            return f"{number / unit:.2f}{suffix}"
-    return f"{number:g}"
-
-
-def percent(fraction: float, digits: int = 1) -> str:
-    """0.5015 as 50.2%."""
-    return f"{100 * fraction:.{digits}f}%"
+from prunus.util.text import big_number, count, milliseconds, percent, relative_change, signed
 
 
 def points(change: float, quality: QualityWords = ACCURACY) -> str:
     """-0.0084 as −0.84 points; of a quality that is not in per cent, in its own unit."""
     if quality.unit == "%":
-        return f"{_sign(100 * change)} points"
+        return f"{signed(100 * change)} points"
     return quality.change(change).replace("-", "−")
-
-
-def change(was: float, now: float) -> str:
-    """Relative change: 200 and 66 as −67.0%."""
-    return f"{_sign(100 * (now / was - 1), 1)}%" if was else "–"
-
-
-def _sign(number: float, digits: int = 2) -> str:
-    words = f"{abs(number):.{digits}f}"
-    return words if float(words) == 0 else f"{'+' if number > 0 else '−'}{words}"
-
-
-def milliseconds(seconds: float) -> str:
-    """0.0297 as 29.7 ms."""
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def duration(seconds: float) -> str:
-    """75 as 1 min 15 s."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds >= 0.05 else "under 0.1 s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def count(number: int, thing: str) -> str:
-    """1 round, 2 rounds."""
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
-
-
-def removed_fraction(run: FinishedRun, what: str = "macs") -> float:
-    """Fraction of the MACs (or params, bytes) that was removed."""
-    was, now = getattr(run.before, what), getattr(run.after, what)
-    return 1 - now / was if was else 0.0
-
-
-def reported_accuracy(run: FinishedRun) -> tuple[str, Evaluation, Evaluation]:
-    """The accuracy, or other quality, to report: (name, before, after), on the test images if there are any."""
-    if run.before.test is not None and run.after.test is not None:
-        return "test", run.before.test, run.after.test
-    return "held-out", run.before.holdout, run.after.holdout
-
-
-# -- the sentences at the top
 
 
 def verdict(run: FinishedRun) -> str:
     """The result in one sentence."""
-    part, was, now = reported_accuracy(run)
-    gone = removed_fraction(run)
-    if gone <= 0:
+    was, now, quality = run.summary.before, run.summary.after, run.summary.quality
+    if now.macs >= was.macs:
         return "Nothing was removed: the network is unchanged."
-    work = f"{percent(gone)} fewer MACs and {percent(removed_fraction(run, 'bytes'))} fewer bytes"
-    what, gained, reached = f"{part} {run.quality.name}", now.quality - was.quality, run.quality.shown(now.quality)
-    if float(run.quality.number(abs(gained))) == 0:
-        return f"{work} at the same {what}, {reached}."
-    return f"{work}; the {what} is {run.quality.size(gained)} {'higher' if gained > 0 else 'lower'}, {reached}."
+    work = f"{percent(1 - now.macs / was.macs)} fewer MACs and {percent(1 - now.bytes / was.bytes)} fewer bytes"
+    part, first, last = run.reported()
+    gained, reached = last.quality - first.quality, quality.shown(last.quality)
+    if float(quality.number(abs(gained))) == 0:
+        return f"{work} at the same {part} {quality.name}, {reached}."
+    way = "higher" if gained > 0 else "lower"
+    return f"{work}; the {part} {quality.name} is {quality.size(gained)} {way}, {reached}."
 
 
 def what_was_removed(run: FinishedRun) -> str:
     """The number of removed channels, and the units that lost most of them."""
-    narrowed = sorted(
-        ((unit.width - unit.kept, name, unit) for name, unit in run.units.items() if unit.kept < unit.width),
-        key=lambda row: (-row[0], row[1]),
-    )
+    units = run.summary.units
+    narrowed = sorted((-(u.width - u.kept), name) for name, u in units.items() if u.kept < u.width)
     if not narrowed:
         return "No channels were removed."
-    most = [f"{name} (from {unit.width} channels to {unit.kept})" for _, name, unit in narrowed[:3]]
+    most = [f"{name} (from {units[name].width} channels to {units[name].kept})" for _, name in narrowed[:3]]
     rest = len(narrowed) - len(most)
     where = " and ".join(most) if len(most) < 3 else f"{most[0]}, {most[1]} and {most[2]}"
     more = f"; the others from {count(rest, 'other unit')}" if rest else ""
-    whole = len(run.units) - len(narrowed)
-    left = f" {whole} of {len(run.units)} units kept all channels." if whole else ""
-    lost, width = sum(row[0] for row in narrowed), sum(unit.width for unit in run.units.values())
+    whole = len(units) - len(narrowed)
+    left = f" {whole} of {len(units)} units kept all channels." if whole else ""
+    lost, width = -sum(row[0] for row in narrowed), sum(unit.width for unit in units.values())
     return (
         f"{lost:,} of {count(width, 'channel')} in {count(len(run.rounds), 'round')}, "
         f"{'most of them ' if rest else ''}from {where}{more}.{left}"
     )
 
 
-def what_it_cost(run: FinishedRun) -> str:
+def what_was_lost(run: FinishedRun) -> str:
     """The change in quality, on test and on held-out images; of accuracy, also in number of mistakes."""
-    part, was, now = reported_accuracy(run)
-    head = f"{_changed(run, part, was, now)} on {count(now.num_images, 'image')}"
+    quality = run.summary.quality
+    part, was, now = run.reported()
+    head = f"{_changed(quality, part, was, now)} on {count(now.num_images, 'image')}"
     if part != "test":
         return f"{head}. These images were also used for decisions."
-    held = f"from {run.quality.shown(run.before.holdout.quality)} to {run.quality.shown(run.after.holdout.quality)}"
-    images = count(run.after.holdout.num_images, "held-out image")
-    return f"{head} that were not used for any decision. On the {images}, which decisions used, it changed {held}."
-
-
-def _changed(run: FinishedRun, part: str, was: Evaluation, now: Evaluation) -> str:
-    words = run.quality
-    change = (
-        f"from {words.shown(was.quality)} to {words.shown(now.quality)} ({points(now.quality - was.quality, words)})"
+    first, last = run.summary.before.holdout, run.summary.after.holdout
+    return (
+        f"{head} that were not used for any decision. On the {count(last.num_images, 'held-out image')}, which "
+        f"decisions used, it changed from {quality.shown(first.quality)} to {quality.shown(last.quality)}."
     )
-    if words != ACCURACY:
-        return f"The {part} {words.name} changed {change}"
+
+
+def _changed(quality: QualityWords, part: str, was: Evaluation, now: Evaluation) -> str:
+    gained = points(now.quality - was.quality, quality)
+    change = f"from {quality.shown(was.quality)} to {quality.shown(now.quality)} ({gained})"
+    if quality != ACCURACY:
+        return f"The {part} {quality.name} changed {change}"
     mistakes = round((was.quality - now.quality) * now.num_images)
     if mistakes == 0:
-        return f"The {part} accuracy is still {words.shown(now.quality)}: the same number of mistakes"
+        return f"The {part} accuracy is still {quality.shown(now.quality)}: the same number of mistakes"
     more = "more" if mistakes > 0 else "fewer"
-    word = "mistake" if abs(mistakes) == 1 else "mistakes"
-    return f"The {part} accuracy changed {change}: {abs(mistakes):,} {more} {word}"
+    return f"The {part} accuracy changed {change}: {abs(mistakes):,} {more} mistake{'s' * (abs(mistakes) != 1)}"
 
 
 def what_was_gained(run: FinishedRun) -> str:
-    """MACs, size and speed."""
-    was, now = run.before, run.after
+    """MACs, size and speed. A ratio of times is given only if the turns of both networks can tell them apart."""
+    was, now = run.summary.before, run.summary.after
     work = (
-        f"One image needs {big(now.macs)} multiply-adds instead of {big(was.macs)} "
-        f"({change(was.macs, now.macs)}), the network has {big(now.params)} weights instead of {big(was.params)} "
-        f"({change(was.params, now.params)}), and its tensors take {big(now.bytes)}B instead of {big(was.bytes)}B."
+        f"One image needs {big_number(now.macs)} multiply-adds instead of {big_number(was.macs)} "
+        f"({relative_change(was.macs, now.macs)}), the network has {big_number(now.params)} weights instead of "
+        f"{big_number(was.params)} ({relative_change(was.params, now.params)}), and its tensors take "
+        f"{big_number(now.bytes)}B instead of {big_number(was.bytes)}B."
     )
-    said = [_faster(run, size) for size in was.latency]
-    return work + (f" On this run's machine {' and '.join(said)}." if said else "")
-
-
-def _faster(run: FinishedRun, size: str) -> str:
-    """The speed at a batch size. A ratio is given only if the turns of both networks can tell them apart."""
-    images = "one image" if size == "1" else f"batches of {size} images"
-    times = f"{milliseconds(run.before.latency[size])} before, {milliseconds(run.after.latency[size])} after"
-    found = run.speedup.get(size)
-    if found is None or not found.measurable:
-        return f"there is no measurable difference in speed on {images} ({times})"
-    interval = f"95% interval {found.low:.2f} to {found.high:.2f}"
-    return f"it is {found.ratio:.2f} times as fast on {images} ({interval}; {times})"
+    faster = []
+    for size in was.latency:
+        images = "one image" if size == "1" else f"batches of {size} images"
+        times = f"{milliseconds(was.latency[size])} before, {milliseconds(now.latency[size])} after"
+        ratio = run.summary.speedup.get(size)
+        if ratio is None or not ratio.measurable:
+            faster.append(f"there is no measurable difference in speed on {images} ({times})")
+        else:
+            interval = f"95% interval {ratio.low:.2f} to {ratio.high:.2f}"
+            faster.append(f"it is {ratio.ratio:.2f} times as fast on {images} ({interval}; {times})")
+    return work + (f" On this run's machine {' and '.join(faster)}." if faster else "")
 
 
 def goal(run: FinishedRun) -> str:
     """The goal of the run, and whether it was reached."""
-    asked = run.settings
-    drop = None if asked.max_drop is None else f"{asked.max_drop:g} {run.quality.difference_unit}"
-    drop = drop and f"{drop.rstrip()} of held-out {run.quality.name}"
-    limit = f" and lose at most {drop}" if drop else ""
+    asked, before, quality = run.settings, run.summary.before, run.summary.quality
+    limit = ""
+    if asked.max_drop is not None:
+        drop = f"{asked.max_drop:g} {quality.difference_unit}".rstrip()
+        limit = f" and lose at most {drop} of held-out {quality.name}"
     if asked.ratio is not None:
         return f"Remove {percent(asked.ratio, 0)} of the channels of every unit in one round{limit}."
     if asked.target is not None:
-        reached = _reached(run, "macs", (1 - asked.target) * run.before.macs)
+        reached = _reached(run, "macs", (1 - asked.target) * before.macs)
         return f"Remove {percent(asked.target)} of the MACs{limit}. {reached}"
     if asked.speedup is not None:
         return f"Make it {asked.speedup:g} times as fast{limit}. {_speed(run)}"
     for key, title in (("macs", "MACs"), ("params", "weights")):
         left = getattr(asked, key)
         if left is not None:
-            whole = big(getattr(run.before, key))
-            return f"Keep {big(left)} of {whole} {title}{limit}. {_reached(run, key, left)}"
+            whole = big_number(getattr(before, key))
+            return f"Keep {big_number(left)} of {whole} {title}{limit}. {_reached(run, key, left)}"
     return f"Remove as many channels as possible{limit}."
 
 
 def _speed(run: FinishedRun) -> str:
-    """Whether a goal in time was reached: predicted and measured."""
-    if run.time is None:
+    """Whether a latency target was reached: predicted and measured."""
+    time = run.summary.time
+    if time is None:
         return ""
-    where = f"in {run.time.engine} on batches of {run.time.batch}, on {count(run.time.threads, 'thread')}"
-    predicted = f"{run.time.predicted:.2f} times as fast predicted from the times of layers"
-    found = run.time.measured
-    if found is None:
+    where = f"in {time.engine} on batches of {time.batch}, on {count(time.threads, 'thread')}"
+    predicted = f"{time.predicted:.2f} times as fast predicted from the times of layers"
+    if time.measured is None:
         return f"{predicted}, {where}; not measured, because these times are of another machine."
-    interval = f"95% interval {found.low:.2f} to {found.high:.2f}"
-    verdict = "Reached" if found.ratio >= run.time.asked else "Not reached"
-    return f"{verdict} {where}: {found.ratio:.2f} times as fast measured ({interval}), {predicted}."
+    interval = f"95% interval {time.measured.low:.2f} to {time.measured.high:.2f}"
+    reached = "Reached" if time.measured.ratio >= time.asked else "Not reached"
+    return f"{reached} {where}: {time.measured.ratio:.2f} times as fast measured ({interval}), {predicted}."
 
 
 def _reached(run: FinishedRun, key: str, left: float) -> str:
-    whole, now = getattr(run.before, key), getattr(run.after, key)
+    whole, now = getattr(run.summary.before, key), getattr(run.summary.after, key)
     gone = percent(1 - now / whole) if whole else "–"
     # A run ends within 0.5% of the goal, because only whole channels can be removed.
     return f"Reached: {gone} removed." if now <= left + 0.0051 * whole else f"Not reached: {gone} removed."

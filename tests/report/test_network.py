@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import prunus as sc
-from prunus.report import network_drawing as network_section
-from prunus.report.network_drawing import block_of, blocks, lay_out, network, streams
+from prunus.report import network
+from prunus.report.network import NetworkDrawing, block_of, blocks, lay_out, streams
 from prunus.report.read import Node, read_run
-from prunus.run.report_files import network_shape
+from prunus.report.run_page import render
+from prunus.run.summary import SpeedFigures, network_shape
 from prunus.zoo.models import create
-from tests.report.runs import Page, charts, read
+from tests.report.runs import Page, read
 
 
 def node(name: str, *sources: int, kind: str = "layer") -> Node:
@@ -38,7 +38,7 @@ def test_a_residual_block_takes_a_second_lane() -> None:
     rows = lay_out(RESIDUAL)
     assert [row.lane for row in rows] == [0, 0, 1, 1, 0, 0, 0]
     assert [row.below for row in rows] == [(0,), (1,), (1, 2), (1, 3), (4,), (5,), ()]
-    assert [row.entering for row in rows] == [(), (0,), (0,), (1,), (0, 1), (0,), (0,)]
+    assert [row.above for row in rows] == [(), (0,), (1,), (1, 2), (1, 3), (4,), (5,)]
     assert streams(RESIDUAL) == {1, 4}  # the stem's output goes on to the addition, whose output is the stream
     assert streams(RESIDUAL[:3]) == frozenset()
 
@@ -90,33 +90,41 @@ def test_the_shape_of_a_network_is_that_of_its_code() -> None:
 
 
 def test_the_drawing_has_every_layer_to_scale(compressed: Any) -> None:
-    section = network(read_run(compressed.folder))
-    (picture,) = charts(section, "net")
+    page = render(read_run(compressed.folder))
+    drawing = page[page.index('<div class="network"') : page.index("<h2>Channels before and after</h2>")]
     layers = read(compressed.folder / "summary.json")["layers"]
     widest = max(layer["outputs"][0] for layer in layers.values())
-    bars = re.findall(r'<rect class="(\w+)" x="42.00%"[^>]*? width="([\d.]+)%"[^>]*><title>(\S+):', picture)
-    wanted = [
-        (kind, layer["outputs"][side] / widest * 22, name)
-        for name, layer in layers.items()
-        for side, kind in ((0, "lost"), (1, "kept"))
-    ]
-    assert [(kind, pytest.approx(float(width), abs=0.01), name) for kind, width, name in bars] == wanted
-    assert picture.count(">add<") == 3 and "residual stream" in section
+    dearest = max(layer["macs"][0] for layer in layers.values())
+    rows = re.findall(r'<div class="node" title="([^":]+):', drawing)
+    assert [name for name in rows if name in layers] == list(layers) and rows.count("join") == 3
+    for name, layer in layers.items():
+        row = next(each for each in drawing.split('<div class="node"') if f' title="{name}: ' in each)
+        widths = [(kind, float(width)) for kind, width in re.findall(r'<i class="(\w+)" style="width:([\d.]+)%"', row)]
+        shares = [64 * layer["outputs"][side] / widest for side in (0, 1)]
+        shares += [100 * layer["macs"][side] / dearest for side in (0, 1)]
+        assert [kind for kind, _ in widths] == ["lost", "kept", "lost", "test"]
+        assert [width for _, width in widths] == pytest.approx(shares)
+    assert "residual stream" in page and 'class="stream"' in drawing and drawing.count(">add<") == 3
 
 
 def test_long_networks_are_folded(compressed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_section, "FOLD_FROM", 5)
+    monkeypatch.setattr(network, "FOLD_FROM", 5)
     run = read_run(compressed.folder)
-    page = Page(f"<main>{network(run)}</main>")
-    assert [tag for tag, _ in page.tags].count("details") == 3
-    assert len(charts(network(run), "block")) == 3
-    assert network(replace(run, shape=())) == ""
+    drawing = NetworkDrawing(run)
+    assert [row.name for row in drawing.rows if row.inside] == ["layer1.0", "layer2.0", "layer3.0"]
+    block = drawing.rows[2]
+    layers = [run.summary.layers[f"layer1.0.conv{n}"] for n in (1, 2)]
+    assert block.width == tuple(sum(layer.outputs[side] for layer in layers) for side in (0, 1))
+    assert block.cost == tuple(sum(layer.macs[side] for layer in layers) for side in (0, 1))
+    page = Page(render(run))
+    assert "Layers are folded by block" in page.text and "▸ layer2.0" in page.text
+    assert NetworkDrawing(replace(run, nodes=())).rows == []
 
 
-def test_times_are_drawn_where_they_are_known(run: Path) -> None:
-    found = read_run(run)
-    from prunus.report.read import SpeedFigures
-
-    times = dict.fromkeys(found.layers, (0.002, 0.001))
-    timed = replace(found, time=SpeedFigures("eager", 1, 1, 1.5, 1.5, None, None, times))
-    assert "2 ms before, 1 ms after (−50.0%)" in network(timed)
+def test_times_are_drawn_where_they_are_known(compressed: Any) -> None:
+    run = read_run(compressed.folder)
+    times = dict.fromkeys(run.summary.layers, (0.002, 0.001))
+    time = SpeedFigures("eager", 1, 1, "a machine", 1.5, 1.5, None, None, times)
+    drawing = NetworkDrawing(replace(run, summary=replace(run.summary, time=time)))
+    layer = next(row for row in drawing.rows if row.name == "conv1")
+    assert drawing.what == "time" and layer.title.endswith("2 ms before, 1 ms after (−50.0%)")

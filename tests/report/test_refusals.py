@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from prunus.errors import FileError
-from prunus.report.read import read_run
 from prunus.report.run_page import write_report
 from tests.report.runs import read
 
@@ -53,11 +52,13 @@ def test_not_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "value", "words"),
     [
-        ("summary.json", "format", "other", "cannot be read by this version"),
-        ("summary.json", "version", 2, "cannot be read by this version"),
-        ("summary.json", "units", {"a": {"width": 3}}, "has unexpected content"),
-        ("summary.json", "before", {}, "'test' is missing"),
-        ("summary.json", "layers", [1], "has unexpected content"),
+        ("summary.json", "format", "other", 'expected JSON with "format": "prunus-summary"'),
+        ("summary.json", "version", 2, "has version 2; this prunus reads version 1"),
+        ("summary.json", "units", {"a": {"width": 3}}, "units.a: 'kind' is missing"),
+        ("summary.json", "before", {}, "before: 'holdout' is missing"),
+        ("summary.json", "layers", [1], "layers: expected an object"),
+        ("classes.json", "sizes", [15], "3 values for 1 classes"),
+        ("network.json", "nodes", [{"kind": "layer"}], "has unexpected content: 'name' is missing"),
         ("config.json", "command", "prune", "should be an object"),
         ("config.json", "settings", {"colour": "blue"}, "no setting 'colour'"),
         ("config.json", "settings", {"target": "half"}, "target is 'half', not a number"),
@@ -75,12 +76,3 @@ def test_plans_and_scores_that_do_not_agree(run: Path) -> None:
         (run / "round-02" / name).write_bytes((run / "round-01" / name).read_bytes())
     with pytest.raises(FileError, match=r"round-02.*do not agree about unit"):
         write_report(run)
-
-
-def test_channels_keep_their_original_numbers(run: Path) -> None:
-    first, second = read_run(run).rounds
-    after_one = read(run / "round-01" / "plan.json")["units"]
-    for unit, words in after_one.items():
-        assert first.numbers[unit] == tuple(range(words["width"]))
-        assert second.numbers[unit] == tuple(words["keep"])
-        assert len(second.scores.values[unit]) == len(words["keep"])

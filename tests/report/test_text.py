@@ -3,42 +3,60 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prunus.report import text as sentences
-from prunus.report.read import FinishedRun, NetworkFigures, UnitWidth, read_run
+from prunus.report.read import FinishedRun, read_run
+from prunus.run.summary import NetworkFigures, UnitWidth
 from prunus.tasks.evaluate import Evaluation
 from prunus.timing.latency import Speedup
 
 
 @pytest.fixture
-def told(run: Path) -> FinishedRun:
+def told(compressed: Any) -> FinishedRun:
     """A run with figures that can be worked out by hand."""
     units = {
         "a:out": UnitWidth("private", 16, 6),
         "b:in": UnitWidth("stream", 8, 8),
         "c:out": UnitWidth("private", 64, 9),
     }
-    was = NetworkFigures(
-        Evaluation(0.96, 0.1, 50), Evaluation(0.95, 0.2, 200), 1000, 400, 2000, {"1": 0.002, "64": 0.03}
-    )
-    now = NetworkFigures(Evaluation(0.94, 0.1, 50), Evaluation(0.93, 0.2, 200), 500, 100, 600, {"1": 0.004, "64": 0.01})
+    held, tested = Evaluation(0.96, 0.1, 50), Evaluation(0.95, 0.2, 200)
+    was = NetworkFigures(held, tested, 1000, 400, 2000, {"1": 0.002, "64": 0.03}, {})
+    held, tested = Evaluation(0.94, 0.1, 50), Evaluation(0.93, 0.2, 200)
+    now = NetworkFigures(held, tested, 500, 100, 600, {"1": 0.004, "64": 0.01}, {})
     speed = {"1": Speedup(0.5, 0.2, 1.1), "64": Speedup(3.0, 2.5, 3.25)}
-    return replace(read_run(run), units=units, before=was, after=now, speedup=speed)
+    return changed(read_run(compressed.folder), units=units, before=was, after=now, speedup=speed)
+
+
+def changed(run: FinishedRun, **summary: Any) -> FinishedRun:
+    """The run with another summary."""
+    return replace(run, summary=replace(run.summary, **summary))
+
+
+def side(run: FinishedRun, name: str, **figures: Any) -> FinishedRun:
+    """The run with other figures before or after."""
+    return changed(run, **{name: replace(getattr(run.summary, name), **figures)})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"), [(-0.00836, "−0.84 points"), (0.01, "+1.00 points"), (-0.00001, "0.00 points")]
+)
+def test_points(change: float, expected: str) -> None:
+    assert sentences.points(change) == expected
 
 
 def test_the_verdict(told: FinishedRun) -> None:
     work = "50.0% fewer MACs and 70.0% fewer bytes"
     assert sentences.verdict(told) == f"{work}; the test accuracy is 2.00 points lower, 93.00%."
-    same = replace(told, after=replace(told.after, test=told.before.test))
+    same = side(told, "after", test=told.summary.before.test)
     assert sentences.verdict(same) == f"{work} at the same test accuracy, 95.00%."
-    better = replace(told, after=replace(told.after, test=Evaluation(0.96, 0.2, 200)))
+    better = side(told, "after", test=Evaluation(0.96, 0.2, 200))
     assert sentences.verdict(better) == f"{work}; the test accuracy is 1.00 points higher, 96.00%."
-    untested = replace(told, before=replace(told.before, test=None))
+    untested = side(told, "before", test=None)
     assert sentences.verdict(untested) == f"{work}; the held-out accuracy is 2.00 points lower, 94.00%."
-    whole = replace(told, after=replace(told.after, macs=told.before.macs))
+    whole = side(told, "after", macs=told.summary.before.macs)
     assert sentences.verdict(whole) == "Nothing was removed: the network is unchanged."
 
 
@@ -47,33 +65,33 @@ def test_what_was_removed(told: FinishedRun) -> None:
         "65 of 88 channels in 2 rounds, from c:out (from 64 channels to 9) and a:out (from 16 channels to 6). "
         "1 of 3 units kept all channels."
     )
-    whole = {name: replace(unit, kept=unit.width) for name, unit in told.units.items()}
-    assert sentences.what_was_removed(replace(told, units=whole)) == "No channels were removed."
+    whole = {name: replace(unit, kept=unit.width) for name, unit in told.summary.units.items()}
+    assert sentences.what_was_removed(changed(told, units=whole)) == "No channels were removed."
     many = {f"u{i}": UnitWidth("private", 10, 9 - i) for i in range(5)}
-    assert sentences.what_was_removed(replace(told, units=many)) == (
+    assert sentences.what_was_removed(changed(told, units=many)) == (
         "15 of 50 channels in 2 rounds, most of them from u4 (from 10 channels to 5), u3 (from 10 channels to 6) and "
         "u2 (from 10 channels to 7); the others from 2 other units."
     )
 
 
-def test_what_it_cost(told: FinishedRun) -> None:
+def test_what_was_lost(told: FinishedRun) -> None:
     held = "On the 50 held-out images, which decisions used, it changed from"
-    assert sentences.what_it_cost(told) == (
+    assert sentences.what_was_lost(told) == (
         "The test accuracy changed from 95.00% to 93.00% (−2.00 points): 4 more mistakes on 200 images that were not "
         f"used for any decision. {held} 96.00% to 94.00%."
     )
-    untested = replace(told, before=replace(told.before, test=None), after=replace(told.after, test=None))
-    assert sentences.what_it_cost(untested) == (
+    untested = side(side(told, "before", test=None), "after", test=None)
+    assert sentences.what_was_lost(untested) == (
         "The held-out accuracy changed from 96.00% to 94.00% (−2.00 points): 1 more mistake on 50 images. "
         "These images were also used for decisions."
     )
-    same = replace(told, after=replace(told.after, test=told.before.test))
-    assert sentences.what_it_cost(same) == (
+    same = side(told, "after", test=told.summary.before.test)
+    assert sentences.what_was_lost(same) == (
         "The test accuracy is still 95.00%: the same number of mistakes on 200 images that were not used for any "
         f"decision. {held} 96.00% to 94.00%."
     )
-    better = replace(told, before=told.after, after=told.before)
-    assert "(+2.00 points): 4 fewer mistakes on 200 images" in sentences.what_it_cost(better)
+    better = changed(told, before=told.summary.after, after=told.summary.before)
+    assert "(+2.00 points): 4 fewer mistakes on 200 images" in sentences.what_was_lost(better)
 
 
 def test_what_was_gained(told: FinishedRun) -> None:
@@ -86,7 +104,7 @@ def test_what_was_gained(told: FinishedRun) -> None:
         "after) and it is 3.00 times as fast on batches of 64 images (95% interval 2.50 to 3.25; 30 ms before, 10 ms "
         "after)."
     )
-    untimed = replace(told, before=replace(told.before, latency={}))
+    untimed = side(told, "before", latency={})
     assert sentences.what_was_gained(untimed) == work
 
 

@@ -1,0 +1,102 @@
+"""Charts of measurements: the times in a latency table, and the sensitivity of every unit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunus.decide.sensitivity import Sensitivity
+from prunus.plots.style import BLUE, GREY, ORANGE, PAGE, figure, legend, line, styled
+from prunus.timing.latency_table import LatencyTable, LayerTimes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS, COLUMNS = 6, 3
+
+
+def draw_latency(table: LatencyTable, title: str) -> Figure:
+    """Milliseconds of the layer shapes that take most of the time: over the outputs with all inputs, and over the
+    inputs with all outputs. Steps are those of the engine's kernels."""
+    shapes = longest_shapes(table)
+    rows = -(-len(shapes) // COLUMNS)
+    fig, panels = figure(PAGE, 0.9 + 1.9 * rows, rows, COLUMNS, squeeze=False)
+    with styled():
+        for axes, (names, times) in zip(panels.flat, shapes.items(), strict=False):
+            grid = 1e3 * times.grid
+            axes.plot(times.outputs, grid[-1], label="outputs, all inputs", **line(0))
+            axes.plot(times.inputs, grid[:, -1], label="inputs, all outputs", **line(1))
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            axes.set_title(f"{names[0]}{more}\n{times.inputs[-1]} to {times.outputs[-1]}", fontsize=7.5)
+            axes.set_ylim(0, 1.1 * grid.max())
+            axes.set_xlabel("channels")
+        for axes in panels.flat[len(shapes) :]:
+            axes.set_visible(False)
+        fig.suptitle(f"{title}\n{table.measured_with}", fontsize=8.5)
+        fig.supylabel("milliseconds per batch", fontsize=8.5)
+    legend(fig, panels.flat[0], where="below", columns=2)
+    return fig
+
+
+def longest_shapes(table: LatencyTable, count: int = PANELS) -> Mapping[tuple[str, ...], LayerTimes]:
+    """The layer shapes that take most time in all: names of the layers of that shape -> times of one of them."""
+    shapes: dict[tuple[object, ...], list[str]] = {}
+    for name, times in table.layers.items():
+        shapes.setdefault((table.layers[name], times.inputs[-1], times.outputs[-1]), []).append(name)
+    total = {tuple(names): sum(table.layers[n].seconds[-1][-1] for n in names) for names in shapes.values()}
+    longest = sorted(total, key=lambda names: -total[names])[:count]
+    return {names: table.layers[names[0]] for names in longest}
+
+
+def draw_sensitivity(measured: Sensitivity, chosen: Collection[str], path: str | Path) -> None:
+    """Write a PNG or SVG: the held-out quality (or loss) when each unit alone loses channels.
+
+    With curves over several ratios (Li et al.), a line for each unit; otherwise one value for each unit.
+    """
+    fig, axes = figure(max(PAGE, 0.22 * len(measured.tried) + 2), 4.4)
+    with styled():
+        axes.set_ylabel({"%": f"held-out {measured.measure} (%)"}.get(measured.unit, f"held-out {measured.measure}"))
+        if measured.curves:
+            _draw_curves(axes, measured)
+        else:
+            _draw_values(axes, measured, chosen)
+        fig.savefig(path, dpi=150)
+
+
+def _level(measured: Sensitivity, value: float) -> float:
+    """A value as the axis shows it: fractions in per cent, and the loss, which is ranked by its negative, as it is."""
+    return 100 * value if measured.unit == "%" else -value if measured.measure == "loss" else value
+
+
+def _draw_values(axes: Any, measured: Sensitivity, chosen: Collection[str]) -> None:
+    """A line from the original network's value to each unit's, with a dot that is visible even if nothing is lost."""
+    names = list(measured.tried)
+    base = _level(measured, measured.base_value)
+    for is_chosen, colour, label in ((True, BLUE, "chosen"), (False, GREY, "not chosen")):
+        places = [i for i, name in enumerate(names) if (name in chosen) == is_chosen]
+        values = [_level(measured, measured.tried[names[i]].value) for i in places]
+        axes.vlines(places, base, values, color=colour, linewidth=3)
+        axes.scatter(places, values, color=colour, s=28, zorder=3, label=label)
+    axes.axhline(base, color=ORANGE, linewidth=1.2, zorder=1, label="original network")
+    labels = [f"{name} (-{measured.tried[name].channels})" for name in names]
+    axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=7)
+    axes.set_xlabel("unit (channels lost)")
+    saved = {"macs": "MACs", "params": "weights"}.get(measured.cost, measured.cost)
+    axes.set_title(f"Every unit loses channels worth the same {saved} (alpha {measured.alpha:.2g}); no retraining")
+    axes.set_xlim(-0.8, len(names) - 0.2)
+    legend(axes.figure, axes, where="below", columns=3)
+
+
+def _draw_curves(axes: Any, measured: Sensitivity) -> None:
+    from matplotlib import colormaps
+
+    colours = colormaps["viridis"]
+    for i, (name, curve) in enumerate(measured.curves.items()):
+        shares = [0.0, *(100 * row.channels / row.width for row in curve)]
+        values = [_level(measured, measured.base_value), *(_level(measured, row.value) for row in curve)]
+        axes.plot(shares, values, color=colours(i / max(1, len(measured.curves) - 1)), linewidth=1, label=name)
+    axes.set_xlabel("channels removed from the unit (%)")
+    axes.set_title("Sensitivity of each unit, first (dark) to last (light), no retraining")
+    if len(measured.curves) <= 12:
+        axes.legend(fontsize=7, loc="lower left")

@@ -1,0 +1,246 @@
+"""What all pages share: the templates, tables that sort, rows of bars, figures of classes, settings, and downloads.
+
+A page is one self-contained HTML file: style, script, charts and figures are in it, and nothing is loaded from
+elsewhere. The templates escape all text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from prunus.report.text import points
+from prunus.run.summary import ClassTable
+from prunus.util.text import big_number, count, duration, milliseconds, percent, relative_change
+
+REPORT = "report.html"
+# The page may use only what it contains.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+LISTED = 4  # largest number of values of one setting in a sentence
+FULL = 64.0  # per cent of the width of a chart that its longest bar takes; the rest is for its number
+MOST_ROWS, MOST_IN_PICTURE, MOST_PAIRS = 50, 20, 15  # classes in a table, in a picture of confusions, pairs in a table
+
+
+@cache
+def _templates() -> Environment:
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {"big": big_number, "percent": percent, "duration": duration, "ms": milliseconds}
+    made.globals |= {"policy": POLICY, "count": count, "change": relative_change}
+    return made
+
+
+def render_page(template: str, **context: Any) -> str:
+    """The page that a template makes."""
+    return _templates().get_template(template).render(**context)
+
+
+def our_version() -> str:
+    """The version of prunus that writes the page."""
+    try:
+        return version("prunus")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+# -- tables that the reader can sort
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, the value that its column is sorted by, and a tooltip."""
+
+    text: str
+    value: float
+    title: str = ""
+    share: float | None = None  # of a bar behind the text, as a fraction of 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that the page's script sorts when a heading is clicked.
+
+    Attributes:
+        label: What it shows, for screen readers.
+        headings: One for each column.
+        rows: Cells of each row.
+        sorted: Whether the rows are in the order of the first column.
+        texts: Columns of text instead of numbers, besides the first.
+    """
+
+    label: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    sorted: bool = True
+    texts: Sequence[int] = ()
+
+
+# -- rows of bars
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row of a bar chart: its name, its bars (from, to, kind) in the unit of the chart, and the text behind them."""
+
+    name: str
+    bars: Sequence[tuple[float, float, str]]
+    text: str
+    title: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class DrawnBar:
+    """A bar for the template. Positions are in per cent of the width."""
+
+    row: Bar
+    parts: Sequence[tuple[float, float, str]]  # left, width, kind
+    end: float
+
+
+def drawn_bars(rows: Sequence[Bar]) -> list[DrawnBar]:
+    """Bars on one scale, which includes zero. A value that is not finite has a full bar."""
+    ends = [end for row in rows for bar in row.bars for end in bar[:2] if math.isfinite(end)]
+    low, high = min(0.0, *ends, 0.0), max(1e-12, *ends, 0.0)
+
+    def place(value: float) -> float:
+        return FULL * ((value if math.isfinite(value) else high) - low) / (high - low)
+
+    drawn = []
+    for row in rows:
+        parts = []
+        for start, end, kind in row.bars:
+            left, right = sorted((place(start), place(end)))
+            parts.append((round(left, 2), round(max(right - left, 0.3), 2), kind))
+        drawn.append(DrawnBar(row, parts, max((left + width for left, width, _ in parts), default=0.0)))
+    return drawn
+
+
+# -- figures of classes
+
+
+def value_cell(value: float | None) -> Cell:
+    """The quality of a class."""
+    return Cell("–", -1.0) if value is None else Cell(percent(value), value)
+
+
+def class_cells(classes: ClassTable, number: int) -> list[Cell]:
+    """The name and the size of a class."""
+    size = classes.sizes[number]
+    return [Cell(classes.name(number), float(number)), Cell(f"{size:,}", float(size))]
+
+
+def class_table(classes: ClassTable) -> Table:
+    """The quality of each class before and after, the worst after pruning first."""
+    rows = []
+    for number in classes.worst_first()[:MOST_ROWS]:
+        was, now = classes.before.values[number], classes.after.values[number]
+        change = None if was is None or now is None else now - was
+        changed = Cell("–", 0.0) if change is None else Cell(points(change), change)
+        rows.append([*class_cells(classes, number), value_cell(was), value_cell(now), changed])
+    headings = ("class", classes.of, "before", "after", "change")
+    return Table(f"{classes.quality} of each class", headings, rows, sorted=False)
+
+
+def left_out(classes: ClassTable) -> str:
+    """What a table of the worst classes does not show."""
+    listed, absent = len(classes.worst_first()), sum(value is None for value in classes.after.values)
+    more = f" The table has the lowest {MOST_ROWS} of {listed} classes." if listed > MOST_ROWS else ""
+    return more + (f" Left out because they do not occur: {absent}." if absent else "")
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """Which classes are taken for which: a matrix of a few classes, or a table of the most frequent pairs."""
+
+    text: str
+    label: str = ""
+    names: Sequence[str] = ()
+    matrix: Sequence[Sequence[tuple[str, str, str, int]]] = ()  # class of the cell, text, title, per cent of colour
+    table: Table | None = None
+
+
+def confusions(classes: ClassTable) -> Confusions | None:
+    """What classes are taken for after pruning; None if they do not exclude each other."""
+    before, after = classes.before, classes.after
+    if before.confused is None or after.confused is None:
+        return None
+    if not before.confused and not after.confused:
+        return Confusions("No class is taken for another.")
+    was, now = ({(a, b): number for a, b, number in side.confused or ()} for side in (before, after))
+    if not (before.complete and after.complete):
+        rows = []
+        for a, b, number in after.confused[:MOST_PAIRS]:
+            first = was.get((a, b))
+            counted = Cell("–", 0.0) if first is None else Cell(f"{first:,}", first)
+            rows.append([Cell(classes.name(a), a), Cell(classes.name(b), b), counted, Cell(f"{number:,}", number)])
+        headings = ("class", "taken for", f"{classes.of} before", f"{classes.of} after")
+        table = Table("Classes that are taken for each other", headings, rows, sorted=False, texts=(1,))
+        return Confusions(f"The {len(rows)} most frequent confusions after pruning.", table=table)
+    order = sorted(classes.worst_first()[:MOST_IN_PICTURE])
+    most = max([now.get((a, b), 0) for a in order for b in order] + [1])
+
+    def cell(a: int, b: int) -> tuple[str, str, str, int]:
+        if a == b:
+            return "right", "", f"{classes.name(a)}: recognised", 0
+        first, last = was.get((a, b), 0), now.get((a, b), 0)
+        title = f"{classes.name(a)} taken for {classes.name(b)}: {last:,} after, {first:,} before"
+        return "more" if last > first else "", f"{last:,}" if last else "", title, round(70 * last / most)
+
+    some = f" of the {len(order)} classes with the lowest {classes.quality}" if len(order) < len(classes.sizes) else ""
+    return Confusions(
+        f"Which classes{some} are taken for which after pruning: a row is the true class, a column what the network "
+        f"said, a number how many {classes.of}. An outline marks what became more frequent.",
+        f"Confusions of {len(order)} classes after pruning",
+        [classes.name(number) for number in order],
+        [[cell(a, b) for b in order] for a in order],
+    )
+
+
+# -- settings and files to save
+
+
+def setting_text(value: Any) -> str:
+    """A setting's value for people."""
+    if value is None or value in ((), [], {}):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        more = f" and {len(value) - LISTED} more" if len(value) > LISTED else ""
+        return ", ".join(setting_text(each) for each in value[:LISTED]) + more
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {setting_text(each)}" for key, each in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value))
+
+
+def as_json(value: Any) -> str:
+    """JSON text, in which numbers that are not finite are null."""
+
+    def finite(each: Any) -> Any:
+        if isinstance(each, Mapping):
+            return {str(key): finite(one) for key, one in each.items()}
+        if isinstance(each, list | tuple):
+            return [finite(one) for one in each]
+        return None if isinstance(each, float) and not math.isfinite(each) else each
+
+    return f"{json.dumps(finite(value), indent=1, default=str)}\n"
+
+
+def as_csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """CSV text; None is an empty cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(rows)
+    return out.getvalue()

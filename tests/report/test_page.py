@@ -1,0 +1,125 @@
+"""What all pages share: settings from their declarations, bars to scale, tables of classes, files to save."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from prunus.report.page import Bar, as_csv, as_json, class_table, confusions, drawn_bars, left_out, render_page
+from prunus.report.run_page import all_settings, chosen_settings
+from prunus.run.summary import ClassSide, ClassTable
+from prunus.score.metrics import METRICS
+from prunus.util.options import option
+from tests.report.runs import Page
+
+NASTY = '<script>alert("x")</script>&\'<b>'
+
+
+def own(model: Any) -> None:
+    """A user-provided function."""
+
+
+@dataclass(frozen=True)
+class Kitchen:
+    seed: int = option(0, "Seed", group="Output")
+    target: float | None = option(None, "A goal, which has a sentence of its own", group="Goal")
+    metric: str = option("l1", "Metric", group="Channels", choices=METRICS, with_options=True)
+    only: tuple[str, ...] = option((), "Patterns", group="Layers")
+    lr: float | None = option(None, "Learning <rate>", group="Retraining")
+    distill: bool = option(False, "Teacher", group="Retraining")
+    fit: Any = option(None, "Own retraining", group="Retraining", hidden=True)
+    options: dict[str, float] = option({}, "More", group="Spices")
+
+
+def test_only_what_was_chosen_or_changed_is_told() -> None:
+    metric = f"metric l1: {METRICS.help('l1')}"
+    assert chosen_settings(Kitchen()) == {"Channels": [metric]}
+    changed = Kitchen(3, 0.5, "l1", ("a", "b", "c", "d", "e", "f"), 0.020, True, own, {"ridge": 0.5})
+    assert chosen_settings(changed) == {
+        "Channels": [metric],
+        "Layers": ["only a, b, c, d and 2 more"],
+        "Retraining": ["lr 0.02, distill yes, fit own"],
+        "Output": ["seed 3"],
+        "Spices": ["options ridge 0.5"],
+    }
+    assert list(chosen_settings(changed)) == ["Channels", "Layers", "Retraining", "Output", "Spices"]
+    with_options = chosen_settings(Kitchen(metric="gsd:ridge=0"))
+    assert with_options == {"Channels": [f"metric gsd:ridge=0: {METRICS.help('gsd')}"]}
+
+
+def test_the_table_has_every_setting() -> None:
+    rows = all_settings(Kitchen(lr=0.1))
+    assert [row[1] for row in rows] == ["target", "metric", "only", "lr", "distill", "fit", "seed", "options"]
+    assert rows[3] == ("Retraining", "lr", "0.1", "changed", "Learning <rate>")
+    assert rows[0] == ("Goal", "target", "–", "", "A goal, which has a sentence of its own")
+
+
+def test_bars_share_a_scale_with_zero() -> None:
+    up, down, broken = drawn_bars(
+        [
+            Bar("a", [(0.0, 3.0, "kept"), (1.0, 2.0, "spread")], ""),
+            Bar("b", [(0.0, -1.0, "cut")], ""),
+            Bar("c", [(0.0, math.inf, "x")], ""),
+        ]
+    )
+    # 64% of the width are 4 units, and zero is one of them from the left.
+    assert up.parts == [(16.0, 48.0, "kept"), (32.0, 16.0, "spread")] and up.end == 64
+    assert down.parts == [(0.0, 16.0, "cut")] and down.end == 16
+    assert broken.parts == [(16.0, 48.0, "x")]
+    assert drawn_bars([Bar("d", [(0.0, 0.0, "kept")], "")])[0].parts == [(0.0, 0.3, "kept")]  # still visible
+
+
+def classes(before: Any, after: Any, complete: bool = True) -> ClassTable:
+    values = ((0.9, 0.8, None), (0.9, 0.5, None))
+    sides = [ClassSide(v, c, complete) for v, c in zip(values, (before, after), strict=True)]
+    return ClassTable("test", "accuracy", "images", ("cat", "<dog>", "eel"), (10, 1000, 0), *sides)
+
+
+def test_classes_the_worst_first_without_those_that_do_not_occur() -> None:
+    table = class_table(classes((), ()))
+    texts = [[cell.text for cell in row] for row in table.rows]
+    assert texts == [
+        ["<dog>", "1,000", "80.0%", "50.0%", "−30.00 points"],
+        ["cat", "10", "90.0%", "90.0%", "0.00 points"],
+    ]
+    assert left_out(classes((), ())) == " Left out because they do not occur: 1."
+
+
+def test_confusions_as_a_matrix_or_as_pairs() -> None:
+    assert confusions(classes(None, None)) is None  # several labels do not exclude each other
+    assert confusions(classes((), ())).text == "No class is taken for another."  # type: ignore[union-attr]
+    matrix = confusions(classes(((0, 1, 1),), ((0, 1, 4), (1, 0, 2))))
+    assert matrix is not None and matrix.names == ["cat", "<dog>"]
+    assert matrix.matrix == [
+        [("right", "", "cat: recognised", 0), ("more", "4", "cat taken for <dog>: 4 after, 1 before", 70)],
+        [("more", "2", "<dog> taken for cat: 2 after, 0 before", 35), ("right", "", "<dog>: recognised", 0)],
+    ]
+    pairs = confusions(classes(((0, 1, 1),), ((1, 0, 1200), (0, 1, 4)), complete=False))
+    assert pairs is not None and pairs.table is not None and not pairs.matrix
+    texts = [[cell.text for cell in row] for row in pairs.table.rows]
+    assert texts == [["<dog>", "cat", "–", "1,200"], ["cat", "<dog>", "1", "4"]]
+
+
+def test_nothing_in_a_file_can_end_the_script() -> None:
+    files = {"a.json": as_json({"name": NASTY, "value": float("nan")}), "b.csv": as_csv(("x",), [(None,), ("a,b",)])}
+    page = render_page("base.html", title=NASTY, files=files)
+    assert page.count("</script>") == 2 and "<b>" not in page
+    assert NASTY in Page(page).text
+    inside = re.search(r'id="downloads">(.*?)</script>', page)
+    assert inside
+    saved = json.loads(inside[1])
+    assert json.loads(saved["a.json"]) == {"name": NASTY, "value": None} and saved["b.csv"] == 'x\n""\n"a,b"\n'
+
+
+@pytest.mark.parametrize("template", ["run.html", "study.html", "compare.html", "progress.html"])
+def test_templates_escape_what_they_show(template: str) -> None:
+    """A value without the filter `safe` is escaped; only charts, which are markup already, are not."""
+    from importlib.resources import files
+
+    source = (files("prunus.report") / "templates" / template).read_text(encoding="utf-8")
+    assert "safe" not in re.sub(r"a safer cut", "", source) and "autoescape" not in source
