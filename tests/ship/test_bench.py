@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import PrunusError, RunError
-from prunus.ship.bench import Benched, BenchRow, ModelProfile, bench
+from prunus.ship.bench import Benched, BenchRow, ModelProfile, bench, profile
 from prunus.timing.engines import ENGINES
 from prunus.timing.latency import Timing
 from tests.clock import Clock
@@ -43,7 +43,7 @@ class Outside(nn.Sequential):
 
 def test_ratios_and_shares_of_known_durations(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(tick=1e-9)
-    for module in ("prunus.timing.turns", "prunus.ship.bench", __name__):
+    for module in ("prunus.timing.latency", "prunus.ship.bench", __name__):
         monkeypatch.setattr(importlib.import_module(module), "time", clock)
     slow, quick = Outside(Sleepy(0.03)), nn.Sequential(Sleepy(0.02))
     found = bench({"slow": slow, "quick": quick}, pictures(1), (1, 2), ("eager",), rounds=5)
@@ -144,3 +144,32 @@ def test_without_a_compiler_it_says_so() -> None:
     assert [r.engine for r in found.rows] == ["eager"]
     assert "a does not run in compile: torch.compile failed" in found.notes[0]
     assert "No working C++ compiler" in found.notes[0] and "Install g++" in found.notes[0]
+
+
+def test_macs_and_selections_by_hand() -> None:
+    original, small = profile(network(), pictures(1), 2), profile(pruned()[0], pictures(1), 2)
+    # 64 positions: 6x3x9 + 8x6x9 + 6x8x9 and 4x6; pruned: 6x3x9 + 4x4x9 + 6x4x9 and 4x6
+    assert (original.macs, original.selections) == (64 * (162 + 432 + 432) + 24, 0)
+    assert (small.macs, small.selections) == (64 * (162 + 144 + 216) + 24, 1)
+    assert "channel selection" in small.shares and "channel selection" not in original.shares
+    assert sum(small.shares.values()) == pytest.approx(1.0)
+    assert list(small.shares.values()) == sorted(small.shares.values(), reverse=True)
+
+
+def test_hooks_are_removed_and_modes_restored_after_an_error() -> None:
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Flatten(), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls > 2:
+                raise ValueError("enough")
+            return self.layer(x)
+
+    model = Failing().train()
+    with pytest.raises(ValueError, match="enough"):
+        profile(model, pictures(1), 1)
+    assert model.training and model.layer.training
+    assert not model.layer._forward_hooks and not model.layer._forward_pre_hooks

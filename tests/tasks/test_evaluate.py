@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, jaccard_score, log_loss, top_k_accuracy_score
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from prunus.errors import DataError, ModelError, RunError
-from prunus.tasks.evaluate import Evaluation, evaluate, too_good
+from prunus.tasks import TASKS
+from prunus.tasks import evaluate as class_figures
+from prunus.tasks.evaluate import Evaluation, evaluate, evaluate_by_class, too_good
 
 
 class Table(nn.Module):
@@ -61,11 +63,8 @@ def test_equals_scikit_learn_with_an_uneven_last_batch(classes: int) -> None:
     assert found.loss == pytest.approx(log_loss(labels, odds, labels=every), rel=1e-6)
 
 
-def test_top5_is_left_out_below_ten_classes_and_when_not_asked_for() -> None:
-    assert evaluate(Table(), batches(9)).top5 is None
-    assert evaluate(Table(), batches(10), topk=(1,)).top5 is None
-    with pytest.raises(RunError, match="topk"):
-        evaluate(Table(), batches(10), topk=(3,))
+def test_top5_is_left_out_below_ten_classes() -> None:
+    assert evaluate(Table(), batches(9)).top5 is None and evaluate(Table(), batches(10)).top5 is not None
 
 
 def test_equal_logits_are_not_all_correct() -> None:
@@ -177,3 +176,77 @@ def test_suspiciously_perfect(top1: float, images: int, suspicious: bool) -> Non
     assert (words is not None) == suspicious
     if words is not None:
         assert f"{100 * top1:.2f}%" in words and "test:0.5" in words
+
+
+class Answers(nn.Module):
+    """Returns its input: the tests give logits as images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def one_hot(found: list[int], classes: int) -> Tensor:
+    return nn.functional.one_hot(torch.tensor(found), classes).float()
+
+
+def test_classes_by_hand() -> None:
+    found, there = [0, 1, 1, 2, 0, 0], [0, 1, 2, 2, 0, 1]
+    batches = [
+        (one_hot(found[:4], 4), torch.tensor(there[:4])),
+        (one_hot(found[4:], 4), torch.tensor(there[4:])),
+    ]
+    accuracy, figures = evaluate_by_class(Answers(), batches, TASKS["classification"])
+    assert accuracy == evaluate(Answers(), batches)
+    assert figures is not None
+    assert figures.values == (1.0, 0.5, 0.5, None)  # class 3 does not occur
+    assert figures.sizes == (2, 2, 2, 0)
+    assert figures.confused is not None and set(figures.confused) == {(1, 0, 1), (2, 1, 1)}
+    assert figures.complete
+
+
+def test_confusion_as_scikit_learn_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    found, there = draw.integers(0, 6, 300), draw.integers(0, 6, 300)
+    batches = [(one_hot(found.tolist(), 6), torch.from_numpy(there))]
+    _, figures = evaluate_by_class(Answers(), batches, TASKS["classification"])
+    matrix = confusion_matrix(there, found)
+    assert figures is not None and figures.confused is not None
+    assert {(a, b): n for a, b, n in figures.confused} == {
+        (a, b): matrix[a, b] for a in range(6) for b in range(6) if a != b and matrix[a, b]
+    }
+    counts = [n for _, _, n in figures.confused]
+    assert counts == sorted(counts, reverse=True)
+    monkeypatch.setattr(class_figures, "MOST_PAIRS", 5)
+    _, few = evaluate_by_class(Answers(), batches, TASKS["classification"])
+    assert few is not None and few.confused == figures.confused[:5] and not few.complete
+    monkeypatch.setattr(class_figures, "MOST_CLASSES", 5)
+    assert evaluate_by_class(Answers(), batches, TASKS["classification"])[1] is None
+
+
+def test_segmentation_and_labels_as_scikit_learn_counts_them() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(4, 3, 5, 5, generator=draw), torch.randint(0, 3, (4, 5, 5), generator=draw)
+    labels[0, 0] = 255  # ignored
+    accuracy, figures = evaluate_by_class(Answers(), [(logits, labels)], TASKS["segmentation"])
+    counted = labels != 255
+    wanted = jaccard_score(labels[counted].numpy(), logits.argmax(1)[counted].numpy(), average=None)
+    assert figures is not None and figures.values == pytest.approx(wanted.tolist())
+    assert accuracy.quality == pytest.approx(wanted.mean())
+    assert sum(figures.sizes) == 95 and figures.confused is not None
+
+    logits, present = torch.randn(20, 4, generator=draw), torch.randint(0, 2, (20, 4), generator=draw)
+    accuracy, figures = evaluate_by_class(Answers(), [(logits, present)], TASKS["multilabel"])
+    wanted = f1_score(present.numpy(), (logits > 0).numpy(), average=None)
+    assert figures is not None and figures.values == pytest.approx(wanted.tolist())
+    assert figures.confused is None and figures.sizes == tuple(present.sum(0).tolist())
+
+
+def test_numbers_have_no_classes() -> None:
+    accuracy, figures = evaluate_by_class(
+        Answers(), [(torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 3.0]))], TASKS["regression"]
+    )
+    assert figures is None and accuracy.quality == pytest.approx(0.5)

@@ -1,0 +1,177 @@
+"""The registry of engines: names without torch, packages that are missing, engines of the user's own."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from prunus.errors import ModelError, RunError
+from prunus.ship.bench import bench
+from prunus.timing import engines
+from prunus.timing.engines import ENGINES, Engine, PreparedModel
+from prunus.timing.engines.openvino import compile_model
+from prunus.util.batches import call
+from tests.timing.networks import Difference, Scaled
+
+LISTS = """
+import sys
+from prunus.timing.engines import ENGINES
+print(*ENGINES, *("help" for name in ENGINES if ENGINES.help(name)), "torch" in sys.modules)
+"""
+
+
+def test_names_and_help_are_known_without_torch() -> None:
+    found = subprocess.run([sys.executable, "-c", LISTS], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.split() == ["compile", "eager", "onnxruntime", "openvino", *["help"] * 4, "False"]
+
+
+def test_an_unknown_engine_gets_the_nearest_name() -> None:
+    with pytest.raises(RunError, match="no engine called 'onnxrt': did you mean onnxruntime"):
+        ENGINES.find("onnxrt")
+
+
+@pytest.mark.parametrize(
+    "installed, message",
+    [
+        ({"onnxruntime"}, r"needs onnx and onnxscript, which are not installed: pip install 'prunus\[onnx\]'"),
+        ({"onnx", "onnxscript"}, r"needs onnxruntime, which is not installed: pip install 'prunus\[onnx\]'"),
+    ],
+)
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, installed: set[str], message: str) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda name: object() if name in installed else None)
+    with pytest.raises(RunError, match=f"the engine onnxruntime {message}"):
+        ENGINES["onnxruntime"].prepare(Scaled(2.0), torch.zeros(1, 3), 1)
+
+
+def test_bench_times_an_engine_that_was_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    specialized: list[int] = []
+
+    def make(model: nn.Module, example: torch.Tensor, threads: int) -> PreparedModel:
+        asked.append((len(example), threads))
+        return PreparedModel(partial(call, model), torch.device("cpu"), lambda batch: specialized.append(len(batch)))
+
+    monkeypatch.setattr(ENGINES, "_registered", {})  # leaves nothing behind
+    ENGINES.register(Engine(name="abacus", help="beads on wires", make=make))
+    found = bench({"a": Scaled(2.0)}, torch.zeros(2, 3), (1, 5), ("abacus",), rounds=1, threads=1)
+    assert [(row.engine, row.timing.batch_size) for row in found.rows] == [("abacus", 1), ("abacus", 5)]
+    assert asked == [(2, 1)] and specialized == [1, 5]
+
+
+def test_inputs_of_any_structure() -> None:
+    eager = ENGINES["eager"]
+    five, two = torch.full((1, 3), 5.0), torch.full((1, 3), 2.0)
+    assert eager.prepare(Scaled(2.0), five, 1)(five).tolist() == [[11.0] * 3]
+    assert eager.prepare(Difference(), (five, two), 1)((five, two)).tolist() == [[1.0] * 3]
+    batch = {"right": five, "left": two}
+    assert eager.prepare(Difference(), batch, 1)(batch).tolist() == [[-8.0] * 3]
+
+
+def test_it_runs_on_the_device_of_the_model() -> None:
+    model = Scaled(2.0).to("meta")
+    assert ENGINES["eager"].prepare(model, torch.zeros(1, 3), 1).device == torch.device("meta")
+
+
+MODELS = 12  # torch compiles one forward 8 times at most unless it is told otherwise
+
+
+class Wide(nn.Module):
+    """Sum over inputs and n outputs. As with pruned networks, the class is the same and the shapes differ."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight).sum(1, keepdim=True)
+
+
+def test_each_shape_is_compiled_once_for_every_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def backend(graph: fx.GraphModule, inputs: list[Any]) -> Any:
+        """Building C++ would take a minute; counting is enough here."""
+        compiled.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    batches = torch.ones(1, 3), torch.ones(4, 3)
+    with torch.no_grad():
+        models = [ENGINES["compile"].prepare(Wide(n).eval(), batches[0], 1) for n in range(2, MODELS + 2)]
+        assert not compiled  # only for the batch sizes that are asked for
+        for model in models:
+            for batch in batches:
+                model.specialize(batch)
+        assert len(compiled) == 2 * MODELS
+        outputs = [model(batch) for model in models for batch in batches]
+    assert len(compiled) == 2 * MODELS
+    assert [(len(found), float(found[0, 0])) for found in outputs] == [
+        (size, 3.0 * n) for n in range(2, MODELS + 2) for size in (1, 4)
+    ]
+
+
+def test_inputs_of_any_structure_and_any_number_of_images() -> None:
+    engine = ENGINES["onnxruntime"]
+    one, five, two = torch.zeros(1, 3), torch.full((4, 3), 5.0), torch.full((4, 3), 2.0)
+    assert engine.prepare(Scaled(2.0).eval(), one, 1)(five)[0].tolist() == [[11.0] * 3] * 4
+    pair = engine.prepare(Difference().eval(), (one, one), 1)
+    assert pair((five, two))[0].tolist() == [[1.0] * 3] * 4
+    named = engine.prepare(Difference().eval(), {"left": one, "right": one}, 1)
+    assert named({"right": five, "left": two})[0].tolist() == [[-8.0] * 3] * 4
+
+
+def test_threads_are_passed_on_and_no_file_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    threads: list[int] = []
+    session = onnxruntime.InferenceSession
+
+    def watched(path: Path, options: Any, **rest: Any) -> Any:
+        threads.append(options.intra_op_num_threads)
+        return session(path, options, **rest)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", watched)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ENGINES["onnxruntime"].prepare(Scaled(2.0).eval(), torch.zeros(1, 3), 3)
+    assert threads[-1] == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+class Branching(torch.nn.Module):
+    """torch.export cannot follow it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+
+def test_a_network_that_cannot_be_exported_is_an_error() -> None:
+    with pytest.raises(ModelError, match=r"torch\.export cannot follow Branching"):
+        ENGINES["onnxruntime"].prepare(Branching().eval(), torch.zeros(1, 3), 1)
+
+
+def test_inputs_of_any_structure_and_any_number_of_images_openvino() -> None:
+    engine = ENGINES["openvino"]
+    one, five, two = torch.zeros(1, 3), torch.full((4, 3), 5.0), torch.full((4, 3), 2.0)
+    assert engine.prepare(Scaled(2.0).eval(), one, 1)(five)[0].tolist() == [[11.0] * 3] * 4
+    named = engine.prepare(Difference().eval(), {"left": one, "right": one}, 1)
+    assert named({"right": five, "left": two})[0].tolist() == [[-8.0] * 3] * 4
+
+
+def test_a_file_that_is_no_network_is_an_error() -> None:
+    with pytest.raises(ModelError, match="OpenVINO cannot run the network"):
+        compile_model(b"nothing", 1)
+
+
+def test_a_missing_package_is_named_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "openvino" else object())
+    with pytest.raises(RunError, match=r"needs openvino, which is not installed: pip install 'prunus\[openvino\]'"):
+        ENGINES["openvino"].prepare(Scaled(2.0), torch.zeros(1, 3), 1)
