@@ -13,7 +13,6 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from prunus.errors import ModelError
 from prunus.util.registry import nearest, unknown
 from prunus.util.user_code import call_user_function, cannot_take, import_user_function
-from prunus.zoo.names import check_model
+from prunus.zoo.names import KnownModel, check_model
 from prunus.zoo.networks import IMAGENET, REGISTERED, Input, ModelConfig
 
 
@@ -67,40 +66,29 @@ def example(name: str, batch: int = 1) -> Tensor:
 COUNTED = (torch.ops.aten.convolution, torch.ops.aten.addmm, torch.ops.aten.mm)
 
 
-@dataclass(frozen=True)
-class Totals:
-    """What a network costs, as the paper counts it: of convolutions and linear layers.
-
-    Attributes:
-        macs: Multiply-adds for one image.
-        weights: Without biases and batch norm.
-        parameters: Of all layers and kinds.
-    """
-
-    macs: int
-    weights: int
-    parameters: int
-
-
-def totals(name: str, num_classes: int | None = None) -> Totals:
-    """Totals of a named network for one image of its default size.
+def totals(name: str, num_classes: int | None = None) -> KnownModel:
+    """What a named network is and costs, as the paper counts it, for one image of its default size.
 
     The network runs on the meta device, so nothing is computed and no memory is used.
     """
+    known = config(name)
     with torch.device("meta"):
-        model, image = create(name, num_classes).eval(), example(name)
+        model, image = create(name, num_classes).eval(), torch.zeros(1, *known.shape)
     counter = FlopCounterMode(display=False)
     try:
         with counter, torch.no_grad():
             model(image)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise ModelError(f"{name}: cannot be run on an image of shape {tuple(image.shape[1:])}: {error}") from error
+        raise ModelError(f"{name}: cannot be run on an image of shape {known.shape}: {error}") from error
     flops = counter.get_flop_counts()["Global"]
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
-    return Totals(
+    return KnownModel(
+        shape=known.shape,
+        classes=num_classes or known.num_classes,
         macs=sum(flops.get(operation, 0) for operation in COUNTED) // 2,
         weights=sum(layer.weight.numel() for layer in layers),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        about=known.about,
     )
 
 

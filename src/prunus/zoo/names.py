@@ -216,7 +216,13 @@ def parse_holdout(text: str) -> Holdout:
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A built-in network with its default input and classes. `weights` leaves out biases and batch norm."""
+    """A network with its input and classes, and what it costs.
+
+    Attributes:
+        macs: Multiply-adds of convolutions and linear layers for one image.
+        weights: Of the same layers, without biases and batch norm.
+        parameters: Of all layers and kinds.
+    """
 
     shape: tuple[int, ...]
     classes: int
