@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import prunus as sc
 from prunus.decide.goal import Budget, Goal, parse_number
-from prunus.errors import DecideError
 from tests import nets
 
 
@@ -23,19 +20,6 @@ def test_budgets() -> None:
     assert Goal(params=100).budget(found) == Budget("params", 100.0, found.params)
     assert Goal(macs=200.0, max_drop=1.0).budget(found) == Budget("macs", 200.0, found.macs)
     assert Goal(max_drop=1.0).budget(found).left is None and Goal(ratio=0.5).budget(found).left is None
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        ({}, "give a goal"),
-        ({"target": 0.5, "ratio": 0.5}, "give one goal, not 2: target, ratio"),
-        ({"macs": 1e12}, "meets the goal already"),
-    ],
-)
-def test_goals_that_make_no_sense(words: dict[str, Any], message: str) -> None:
-    with pytest.raises(DecideError, match=message):
-        Goal(**words).budget(graph())
 
 
 def test_a_budget_is_met_within_half_a_per_cent_of_the_whole() -> None:
@@ -53,5 +37,3 @@ def test_rounds_take_even_steps() -> None:
 @pytest.mark.parametrize("text, number", [("63M", 63e6), ("400k", 4e5), ("2.3G", 2.3e9), ("1B", 1e9), ("17", 17.0)])
 def test_numbers_with_suffixes(text: str, number: float) -> None:
     assert parse_number(text) == pytest.approx(number)
-    with pytest.raises(DecideError, match="expected a number such as 63M"):
-        parse_number(f"x{text}")

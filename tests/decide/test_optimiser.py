@@ -27,7 +27,7 @@ def drawn(
     for number in range(units):
         counts = np.concatenate([[0], np.sort(draw.choice(np.arange(1, WIDTH), choices - 1, replace=False))])
         errors = np.concatenate([[0.0], np.cumsum(np.sort(draw.exponential(size=choices - 1)))]) * draw.uniform(0.3, 3)
-        rows.append(Choices(str(number), counts, errors, np.zeros(choices)))
+        rows.append(Choices(str(number), counts, errors))
     terms = []
     for reads, writes in links:
         rate, waste = draw.uniform(0.5, 2.0), draw.uniform(0.0, 0.5)

@@ -15,9 +15,36 @@ from torch.utils._pytree import tree_map
 
 import prunus as sc
 from prunus.score.scores import Scores
+from tests.nets import conv, pooled
 from tests.proof import Bounds, accuracy_bounds, call, counted_macs
 
 Batch = tuple[Any, Tensor]
+
+
+class Mixed(nn.Module):
+    """Wide and narrow, large and small maps, a grouped convolution and a skip: FLOSS from 100 to 20,000."""
+
+    example = torch.zeros(1, 3, 8, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv1, self.conv2 = conv(3, 16), conv(16, 24), conv(24, 16)
+        self.down, self.group, self.point = conv(16, 24, stride=2), conv(24, 48, groups=4), conv(48, 20, 1)
+        self.bn, self.fc1, self.fc2 = nn.BatchNorm2d(24), nn.Linear(20, 30), nn.Linear(30, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.relu(x + self.conv2(torch.relu(self.bn(self.conv1(x)))))
+        x = torch.relu(self.point(torch.relu(self.group(torch.relu(self.down(x))))))
+        return self.fc2(torch.relu(self.fc1(pooled(x))))
+
+
+def mixed(images: int = 60, *sizes: int, seed: int = 0) -> tuple[Any, sc.ChannelGraph, Scores, list[Batch]]:
+    """A `Mixed`, its graph, scores, and so many images in batches of these sizes."""
+    model = seeded(Mixed, seed)
+    inputs = drawn(Mixed.example, images, seed)
+    graph = sc.trace(model, Mixed.example)
+    return model, graph, random_scores(graph, seed), batches(inputs, answered(model, inputs), *(sizes or (25,)))
 
 
 def seeded(build: Any, seed: int = 0) -> nn.Module:

@@ -145,7 +145,7 @@ def _on_all_images(runner: _Runner, holdout: Batches, progress: Progress | None)
     figures = torch.zeros(len(every), 2, dtype=torch.float64)
     for i in runner.mine(every):
         evaluation = sums[i + 1].evaluation()
-        figures[i] = torch.tensor([evaluation.quality, evaluation.loss])
+        figures[i] = torch.tensor([evaluation.quality, evaluation.loss], dtype=torch.float64)
     whole = sums[0].evaluation()
     rows = [(whole.quality, whole.loss), *add_up(figures).tolist()]
     return [TrialResult(q, loss, -loss if runner.by_loss else q, whole.num_images) for q, loss in rows]

@@ -1,23 +1,27 @@
-"""Measured time as cost, with layers whose time a test decides."""
+"""Costs by name: measured time, with layers whose time a test decides, and costs that a user registers."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import prunus as sc
-from prunus.decide.amounts import Cutter, amounts
-from prunus.decide.candidates import WidthLimits, candidates
-from prunus.decide.costs import cost_function
-from prunus.decide.costs.latency import table_cost
+from prunus.decide.candidates import candidates
+from prunus.decide.costs import COSTS, CostEntry, cost_function, table_cost
 from prunus.decide.sensitivity import sensitivity
-from prunus.timing import turns
+from prunus.decide.widths import Cutter, WidthLimits, amounts
+from prunus.run.settings import Settings, check_settings
+from prunus.score.scores import Scores
+from prunus.timing import latency as stopwatch
+from tests import nets
 from tests.clock import Clock
-from tests.decide.test_algorithm_1 import Mixed
-from tests.decide.toys import answered, batches, drawn, random_scores, seeded, without_weakest
+from tests.decide.toys import mixed, random_scores, seeded, without_weakest
 from tests.timing.test_latency_table import made_up, small_graph
 
 EXAMPLE = torch.zeros(1, 3, 8, 8)
@@ -50,7 +54,7 @@ class Stepped(nn.Module):
 def test_steps_of_the_kernels_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """24 inputs cost 6 ms, 16 cost 4, 8 and fewer 2."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # times by this clock are of no use to others
-    monkeypatch.setattr(turns, "time", CLOCK)
+    monkeypatch.setattr(stopwatch, "time", CLOCK)
     monkeypatch.setattr("prunus.timing.layer_timing.processor_time", lambda device, threads: False)
     graph = sc.trace(seeded(Stepped), EXAMPLE)
     cost = cost_function(graph, "latency")
@@ -62,28 +66,9 @@ def test_steps_of_the_kernels_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert found[name].channels == 8
 
 
-def test_what_costs_nothing_at_first_still_counts() -> None:
-    """One channel saves nothing, half of them do: FLOSS is theirs. Where all are alike, it is Eqn. 2's."""
-    graph = sc.trace(seeded(Stepped), EXAMPLE)
-    scores = random_scores(graph, 0)
-    (name,) = [n for n, u in graph.units.items() if [r.module for r in u.readers] == ["last"]]
-    steps = amounts(
-        Cutter(graph, scores),
-        [name],
-        alpha=1,
-        cost=lambda keep: 12.0 * -(-len(keep.get(name, range(24))) // 12),
-    )
-    assert steps[name].floss == 1.0  # 24 -> 12 channels saves 12
-    even = amounts(Cutter(graph, scores), [name], alpha=1, cost=lambda keep: 0.1 * len(keep.get(name, range(24))))
-    assert even[name].floss == pytest.approx(0.1)
-
-
 @pytest.mark.timing
 def test_latency_as_cost() -> None:
-    model = seeded(Mixed, 0)
-    inputs = drawn(EXAMPLE, 20, 0)
-    graph = sc.trace(model, EXAMPLE)
-    scores, pairs = random_scores(graph, 0), batches(inputs, answered(model, inputs), 25)
+    model, graph, scores, pairs = mixed(20)
     cost = cost_function(graph, "latency")
     keep: dict[str, list[int]] = {}
     seconds = [cost(keep)]
@@ -105,5 +90,33 @@ def test_what_is_not_a_layer_counts_at_the_layers_that_write_it(streams: str) ->
     cost = table_cost(graph, table)
     for keep in ({}, *({name: range(2)} for name in graph.units)):
         layers = graph.cost(keep).layers
-        parts = [float(cost.layer(name, layers[name].inputs, layers[name].outputs)) for name in table.times]
+        parts = [float(cost.layer(name, layers[name].inputs, layers[name].outputs)) for name in table.layers]
         assert sum(parts) == pytest.approx(table.predict(graph, keep))
+
+
+def test_a_cost_that_a_user_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def channel_count(graph: sc.ChannelGraph) -> object:
+        return lambda keep: float(sum(len(keep.get(name, range(unit.width))) for name, unit in graph.units.items()))
+
+    monkeypatch.setattr(COSTS, "_registered", {})
+    COSTS.register(CostEntry(name="channels", help="Number of channels that are kept", of=channel_count))  # type: ignore[arg-type]
+    assert list(COSTS) == ["channels", "latency", "macs", "params"]
+    check_settings(Settings(target=0.5, cost="channels"))
+    graph = sc.trace(nets.Residual().eval(), torch.zeros(1, 3, 8, 8))  # conv1:in 4, conv1:out 6, fc:in 4
+    scores = Scores("rising", {name: np.arange(unit.width, dtype=float) for name, unit in graph.units.items()})
+    batch = [(torch.randn(6, 3, 8, 8), torch.zeros(6, dtype=torch.long))]
+    found = sc.sensitivity(graph, scores, batch, cost="channels", alpha=2, exact=True)
+    assert found.cost == "channels"
+    rows = {name: (row.channels, row.saved) for name, row in found.tried.items()}
+    assert rows == {"conv1:in": (2, 2.0), "conv1:out": (2, 2.0)}
+
+
+def test_listing_the_registries_does_not_import_torch() -> None:
+    """`prunus --help` lists them."""
+    program = (
+        "import sys; from prunus.decide.settings import SPLITS; from prunus.decide.costs import COSTS; "
+        "from prunus.repair.repair import REPAIRS; "
+        "print([r.help(n) for r in (SPLITS, COSTS, REPAIRS) for n in r] and 'torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False"
