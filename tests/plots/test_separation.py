@@ -1,4 +1,4 @@
-"""Projections against numpy and scipy on the plain definitions."""
+"""Fig. 1: projections against numpy and scipy on the plain definitions, maps against plain hooks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
+import torch
 
+import prunus as sc
+from prunus import studies
+from prunus.errors import ScoreError
 from prunus.plots.separation import discriminant_axes, nearest_to_own_class, principal_axes
+from tests.plots.test_choices import EXAMPLE, entering
+from tests.run.toys import HOLDOUT, TRAIN, trained
 
 
 def blobs(images: int, pixels: int, classes: int = 4) -> tuple[Any, Any]:
@@ -72,3 +78,34 @@ def test_nearest_to_the_own_class() -> None:
     fitted, labels = np.array([[0.0, 0], [0, 2], [10, 0], [10, 2]]), np.array([3, 3, 8, 8])
     drawn = np.array([[1.0, 1], [9, 1], [4, 1], [6, 9]])
     assert nearest_to_own_class(fitted, labels, drawn, np.array([3, 8, 8, 8])) == 0.75
+
+
+def test_separation_shows_the_maps_and_their_projections() -> None:
+    model = trained()
+    found = studies.separation(
+        sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1, 2, 3], layer="conv1", each=2, points=20, num_images=None
+    )
+    images, labels = (torch.cat(parts) for parts in zip(*HOLDOUT, strict=True))
+    places = [torch.nonzero(labels == c)[:20, 0] for c in range(4)]
+    maps = entering(model, "conv2", images)  # [N, 24, 6, 6]
+    values = sc.score(sc.trace(model, EXAMPLE), TRAIN, metric="gsd").values["conv1:out"]
+    loud = [c for c in np.argsort(values) if maps[torch.cat([p[:2] for p in places]), c].unique().numel() > 1]
+    assert (found.weak.channel, found.strong.channel) == (loud[0], loud[-1])
+    assert found.silent == tuple(sorted(set(range(24)) - set(loud)))
+    for seen in (found.weak, found.strong):
+        assert seen.score == pytest.approx(values[seen.channel])
+        for c in range(4):
+            assert np.array_equal(seen.maps[c], maps[places[c][:2], seen.channel].numpy())
+        flat = maps[torch.cat(places), seen.channel].flatten(1).double().numpy()
+        _, _, rows = np.linalg.svd(flat[::2] - flat[::2].mean(0))  # half to fit, half to draw
+        expected = (flat[1::2] - flat[::2].mean(0)) @ rows[:2].T
+        same_up_to_sign(seen.projections["PCA"].points, expected)
+        assert set(seen.projections) == {"PCA", "LDA"}
+    assert np.array_equal(found.labels, np.repeat(np.arange(4), 10))
+    given = studies.separation(
+        sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1], layer="conv1", weak=7, strong=7, each=1, points=4
+    )
+    assert given.weak.channel == given.strong.channel == 7
+    assert set(given.weak.projections) == {"PCA"}  # two classes have one discriminant only
+    with pytest.raises(ScoreError, match="0 to 23, but not 24"):
+        studies.separation(sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1], layer="conv1", weak=24)

@@ -1,13 +1,15 @@
-"""The studies' pictures: files, text, colours and a legend that covers nothing."""
+"""Style of figures: files, text, colours, tooltips, and a legend that covers nothing."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from PIL import Image
 
-from prunus.plots.style import COLUMN, figure, legend, line, save
+from prunus.plots.style import COLUMN, as_svg, figure, legend, line, save, tooltips
 
 
 def test_png_and_svg_at_paper_size_with_text_as_text(tmp_path: Path) -> None:
@@ -38,3 +40,24 @@ def test_the_legend_stands_beside_the_axes(tmp_path: Path) -> None:
         legend(fig, axes, where=where)
         save(fig, tmp_path, where)  # lays it out
         assert not fig.legends[0].get_window_extent().overlaps(axes.get_window_extent())
+
+
+def test_marks_say_their_numbers() -> None:
+    fig, (lines, bars) = figure(7.0, 3.0, columns=2)
+    lines.plot([1, 2, np.nan], [3, 4.5, 5], label="a <b>", **line(0))
+    lines.plot([1, 2], [3, 4], label="no marks")
+    (given,) = lines.plot([1, 2], [5, 6], marker="o")
+    tooltips(given, ["first", "second"])
+    lines.set(xlabel="epochs", ylabel="loss")
+    bars.barh([0, 1], [3.0, 4.5], label="pruned")
+    bars.set_yticks([0, 1], ["conv1", "conv2"])
+    bars.set_xlabel("MACs (M)")
+    said = re.findall(r"<title>([^<]*)</title>", as_svg(fig, "marks"))
+    assert said == [
+        "a &lt;b&gt;: epochs 1; loss 3",
+        "a &lt;b&gt;: epochs 2; loss 4.5",
+        "first",
+        "second",
+        "pruned: conv1; MACs (M) 3",
+        "pruned: conv2; MACs (M) 4.5",
+    ]
