@@ -42,7 +42,7 @@ TINY = 1e-7  # directions whose spread is below this fraction of the largest are
 
 
 @dataclass(frozen=True, eq=False)
-class Axes:
+class Directions:
     """Directions to project on: x -> (x - centre) @ directions."""
 
     centre: Array  # [d]
@@ -53,20 +53,20 @@ class Axes:
         return (x - self.centre) @ self.directions
 
 
-def principal_axes(x: Array, count: int = 2) -> Axes:
+def principal_axes(x: Array, count: int = 2) -> Directions:
     """The directions of the largest variance of x [N, d].
 
     If x varies in fewer than `count` directions, the other directions are zero.
     """
     centre = x.mean(0)
     if not np.any(x - centre):  # scikit-learn would divide 0 by 0
-        return Axes(centre, np.zeros((x.shape[1], count)))
+        return Directions(centre, np.zeros((x.shape[1], count)))
     fitted = PCA(min(count, *x.shape), svd_solver="full").fit(x)
     real = fitted.singular_values_ > TINY * fitted.singular_values_[0]
-    return Axes(fitted.mean_, _padded(fitted.components_[real].T, count))
+    return Directions(fitted.mean_, _padded(fitted.components_[real].T, count))
 
 
-def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Axes:
+def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Directions:
     """Fisher's directions: class means are farthest apart along them, relative to the spread within classes.
 
     They maximise w^T S_B w / w^T S_W w, with w^T S_W w = 1. Maps with many pixels are first reduced to (N - K) / 4
@@ -79,10 +79,10 @@ def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Axes:
     z = reduced(x)[:, real]  # [N, r]
     means = np.stack([z[of_class == c].mean(0) for c in range(len(classes))])  # [K, r]
     if not np.any(z - means[of_class]):  # no spread within classes to compare with
-        return Axes(reduced.centre, np.zeros((x.shape[1], count)))
+        return Directions(reduced.centre, np.zeros((x.shape[1], count)))
     fitted = LinearDiscriminantAnalysis(solver="svd", tol=TINY).fit(z, of_class)
     wanted = min(count, fitted.scalings_.shape[1], len(classes) - 1)
-    return Axes(reduced.centre, _padded(reduced.directions[:, real] @ fitted.scalings_[:, :wanted], count))
+    return Directions(reduced.centre, _padded(reduced.directions[:, real] @ fitted.scalings_[:, :wanted], count))
 
 
 def _padded(directions: Array, count: int) -> Array:
@@ -182,7 +182,11 @@ def separation(
     unit = find_unit(graph, chosen.layer)
     scores = scores_of_unit(graph, unit, score_on, [chosen.metric], chosen.num_images, chosen.seed)[chosen.metric]
     pixels, labels = images_of(show, classes, chosen.points)
-    first = _first_of_each(labels, classes, chosen.each)  # [classes, each]
+    places = [torch.nonzero(labels == label)[: chosen.each, 0] for label in classes]
+    for label, few in zip(classes, places, strict=True):
+        if len(few) < chosen.each:
+            raise DataError(f"class {label} has {len(few)} of the {chosen.each} images to show; use more images")
+    first = torch.stack(places)  # [classes, each]
     silent = silent_channels(graph, pixels[first.flatten()], unit)
     order = not_silent(scores.order(unit), silent)
     channels = [order[0] if chosen.weak is None else chosen.weak, order[-1] if chosen.strong is None else chosen.strong]
@@ -203,21 +207,10 @@ def separation(
     return Separation(unit, chosen.metric, tuple(classes), drawn.reshape(shape), numbers[1::2], weak, strong, silent)
 
 
-def _first_of_each(labels: Tensor, classes: Sequence[int], each: int) -> Tensor:
-    """[classes, each] positions of the first images of every class."""
-    rows = []
-    for label in classes:
-        places = torch.nonzero(labels == label)[:each, 0]
-        if len(places) < each:
-            raise DataError(f"class {label} has {len(places)} of the {each} images to show; use more images")
-        rows.append(places)
-    return torch.stack(rows)
-
-
 def _projections(x: Array, labels: Labels) -> dict[str, Projection]:
     """Fitted on the images 0, 2, 4, ... of x [M, pixels], drawn for the others."""
     fit, its_labels, drawn, rest = x[::2], labels[::2], x[1::2], labels[1::2]
-    kinds: dict[str, Axes] = {"PCA": principal_axes(fit)}
+    kinds = {"PCA": principal_axes(fit)}
     if len(np.unique(its_labels)) > 2:  # K classes have K - 1 discriminants
         kinds["LDA"] = discriminant_axes(fit, its_labels)
     return {
