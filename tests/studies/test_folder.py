@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from prunus import studies
 from prunus.errors import FileError, RunError
@@ -31,10 +32,21 @@ def test_rows_come_back_and_odd_keys_do_not_meet(tmp_path: Path) -> None:
 def test_the_same_study_goes_on_and_another_is_refused(tmp_path: Path) -> None:
     started(tmp_path / "s", ratios=(0.1, 0.2), seed=0).keep("k", {"n": 1})
     assert started(tmp_path / "s", ratios=[0.1, 0.2], seed=0).row("k") == {"n": 1}
-    with pytest.raises(RunError, match=r"ratios was \[0.1, 0.2\] and is \[0.1\] now.*Use another folder"):
+    with pytest.raises(RunError, match=r"ratios was \[0.1, 0.2\] there and is \[0.1\] now.*Use another folder"):
         started(tmp_path / "s", ratios=[0.1], seed=0)
-    with pytest.raises(RunError, match="holds the study 'trial', not 'timing'"):
+    with pytest.raises(RunError, match="holds another study: study was 'trial' there and is 'timing' now"):
         StudyFolder(tmp_path / "s", "timing", {}).start()
+
+
+def test_other_data_are_refused_and_more_rows_are_not(tmp_path: Path) -> None:
+    """A study has the same identity check as a run."""
+    images = [(torch.ones(4, 1, 2, 2), torch.arange(4))]
+    folder = StudyFolder(tmp_path / "s", "trial", {"seeds": 1}, only_names_rows=("seeds",))
+    folder.start({"train": images})
+    StudyFolder(tmp_path / "s", "trial", {"seeds": 2}, only_names_rows=("seeds",)).start({"train": images})
+    assert json.loads((tmp_path / "s" / "config.json").read_text())["asked"] == {"seeds": 2}
+    with pytest.raises(RunError, match="holds a study on other data: the pixels of the training images had the means"):
+        folder.start({"train": [(2 * images[0][0], images[0][1])]})
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:

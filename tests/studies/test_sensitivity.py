@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from prunus.cli.sensitivity import SensitivityOptions
 from torch import nn
 
 import prunus as sc
-from prunus.cli.sensitivity import SensitivityOptions
 from prunus.errors import DecideError, RunError, ScoreError
 from prunus.plots.settings import SeparationSettings
 from prunus.studies import read_study

@@ -31,9 +31,9 @@ def as_if(run: Path, folder: Path, model: str, data: str, **after: Any) -> Path:
     config["command"] |= {"model": model, "data": data}
     summary["before"] |= {"macs": 1000, "params": 200}
     summary["after"] |= {"macs": 489, "params": 150} | after
-    summary["before"]["test"] |= {"top1": 0.9, "top5": 0.99}
+    summary["before"]["test"] |= {"quality": 0.9, "details": {"top5": 0.99}}
     if summary["after"]["test"] is not None:
-        summary["after"]["test"] |= {"top1": 0.8875, "top5": 0.995, "num_images": 5000}
+        summary["after"]["test"] |= {"quality": 0.8875, "details": {"top5": 0.995}, "num_images": 5000}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
@@ -85,7 +85,7 @@ def test_where_the_paper_has_no_rows_the_run_stands_alone(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert [row["method"] for row in found.rows] == ["run"]
     (row,) = found.rows
-    assert row["top1"] == round(100 * summary["after"]["test"]["top1"], 2)
+    assert row["top1"] == round(100 * summary["after"]["test"]["quality"], 2)
     assert row["macs"] == summary["after"]["macs"] < summary["before"]["macs"]
     assert "The paper has no rows for lenet5 on digits." in found.notes
 

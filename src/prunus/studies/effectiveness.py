@@ -25,6 +25,7 @@ from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.plan import Plan
 from prunus.plots.style import PAGE, figure, legend, line, save, styled
 from prunus.repair.repair import repair
+from prunus.run.folder import CONFIG
 from prunus.run.identity import first_image
 from prunus.score.choice import ALL, ChosenMetric, choose_metrics, without_classes
 from prunus.score.metrics import METRICS
@@ -32,7 +33,6 @@ from prunus.score.passes import sampled
 from prunus.score.score import score
 from prunus.score.scores import Scores, load_scores, rank_correlation, save_scores
 from prunus.studies.folder import (
-    CONFIG,
     Provenance,
     StudyFolder,
     StudyRow,
@@ -43,7 +43,7 @@ from prunus.studies.folder import (
     wait_until,
 )
 from prunus.studies.settings import EffectivenessSettings
-from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, inputs_alone
 from prunus.tasks.quality import ACCURACY, QualityWords
 from prunus.train.checkpoint import digest
@@ -53,8 +53,6 @@ from prunus.util.batches import Batches, device_of
 from prunus.util.files import write_atomically
 from prunus.util.options import plain, replaced
 from prunus.util.progress import PhaseProgress, Progress, phases, shown
-
-# The table of the effectiveness study, averaged over seeds, and its notes.
 
 STAGES = {"accuracy": "as cut", "repaired": "repaired", "retrained": "retrained"}
 AS_CUT = ("accuracy", "top5", "loss", "test_images")
@@ -369,8 +367,6 @@ def _digest(what: Plan | str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# Rank correlation between all metrics of the effectiveness study: which of them order channels alike.
-
 FILE = "correlations.csv"
 Table = dict[str, dict[str, float]]
 
@@ -410,9 +406,6 @@ def _picture(network: str, table: Table, folder: Path, name: str) -> dict[str, s
         "caption": f"{network}: Spearman's rank correlation of the channels' scores, averaged over the units that are "
         f"pruned (first sample). The numbers are in {FILE}.",
     }
-
-
-# The picture of the effectiveness study: accuracy against the fraction of channels removed.
 
 
 def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, words: QualityWords = ACCURACY) -> dict[str, str]:
@@ -475,12 +468,18 @@ def effectiveness(
 
         rows = prunus.studies.effectiveness(model, train, test, "runs/metrics", ratios=(0.1, 0.3), num_images=5000)
 
-    models: one network, or several by name; they are not changed. train: images to score on. test: to measure on.
-    settings, changes: `EffectivenessSettings`, or its fields by name (metrics=, ratios=, units=, repair=, ...).
-    retrain_on: batches to retrain on if not `train`, or a function of the seed that returns them.
-    folder: for the table, the picture and all finished rows. The same call continues a study that was stopped, and so
-        does a call with more ratios or seeds. Under torchrun the processes share the rows.
-    provenance: what the folder records in addition, such as the data set; a study that continues must have the same.
+    Args:
+        models: One network, or several by name. They are not changed.
+        train: Images to score on.
+        test: Images to measure on.
+        folder: For the table, the picture and all finished rows. The same call continues a study that was stopped, and
+            so does a call with more ratios or seeds. Under torchrun the processes share the rows.
+        settings: An `EffectivenessSettings`.
+        retrain_on: Batches to retrain on if not `train`, or a function of the seed that returns them.
+        example: One input of the network; an image of `train` by default.
+        provenance: What the folder records in addition, such as the data set.
+        progress: False shows nothing.
+        changes: Fields of `EffectivenessSettings` by name (metrics, ratios, units, repair, ...).
     """
     chosen: EffectivenessSettings = replaced(settings or EffectivenessSettings(), changes, DecideError)
     chosen.check()
@@ -489,16 +488,12 @@ def effectiveness(
     task = task_of(chosen.task)
     if ALL in chosen.metrics:
         compared = without_classes(compared, task)
-    asked = {**plain(chosen), "metrics": [one.name for one in compared]}
-    if is_classification(task):  # as in folders of older versions
-        del asked["task"]
-    if chosen.memory_gib == EffectivenessSettings().memory_gib:  # likewise
-        del asked["memory_gib"]
-    asked["networks"] = {name: digest(model) for name, model in named.items()}
+    networks = {name: digest(model) for name, model in named.items()}
+    asked = {**plain(chosen), "metrics": [one.name for one in compared], "networks": networks}
     place = StudyFolder(folder, "effectiveness", asked, provenance, only_names_rows=("ratios", "num_seeds"))
     with processes_apart() as (rank, world), shown(progress, phases) as report:
         if rank == 0:
-            place.start()
+            place.start({"train": train, "test": test})
         wait_until((place.path / CONFIG).exists)
         example = example if example is not None else first_image(train, device_of(next(iter(named.values()))), task)
         graphs = {name: trace(model, example, chosen.streams) for name, model in named.items()}

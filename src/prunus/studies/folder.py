@@ -1,6 +1,6 @@
 """A study's folder: its settings, every finished row, and at the end the table and the pictures.
 
-config.json             {"study", "asked", "versions", "command"}
+config.json             {"study", "asked", "versions", "command", "data"}
 rows/KEY.json           one finished row per file, so that a stopped study can continue and processes can share it
 study.json, table.csv   the result: {"study", "title", "asked", "command", "versions", "rows", "columns",
                         "pictures", "notes"}
@@ -13,14 +13,11 @@ import copy
 import csv
 import hashlib
 import io
-import json
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +27,20 @@ from torch import Tensor, nn
 from prunus.errors import FileError, ModelError, RunError, TraceError
 from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.plan import Plan
+from prunus.run.folder import COMMAND, CONFIG, ResumableFolder
+from prunus.run.identity import DATA, Loaders
+from prunus.run.summary import versions
 from prunus.ship.fold import fold_batch_norm
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, evaluate, unpack_for
+from prunus.util import files
 from prunus.util.batches import Batch, Batches, order_channels_last
-from prunus.util.files import STUDY as HELD
-from prunus.util.files import held_by, read_object, write_atomically
-from prunus.util.processes import all_or_none, processes, rank_and_world
+from prunus.util.files import read_object, write_atomically
+from prunus.util.processes import processes, rank_and_world
 from prunus.util.progress import Progress
+from prunus.util.typed_json import to_data
 
-CONFIG, STUDY, TABLE, ROWS = "config.json", "study.json", "table.csv", "rows"
+STUDY, TABLE, ROWS = "study.json", "table.csv", "rows"
 LONGEST_NAME = 120  # characters of a row's file name; longer keys, and keys with other characters, get a hash
 
 StudyRow = dict[str, Any]
@@ -53,15 +54,24 @@ class Provenance:
     command: str | None = None
 
 
-class StudyFolder:
+class StudyFolder(ResumableFolder):
     """Reads and writes the files of one study.
 
-    folder = StudyFolder("runs/study-timing", "timing", {"images": 200})
-    folder.start()
-    if folder.row("gsd/conv1") is None:
-        folder.keep("gsd/conv1", {"metric": "gsd", "layer": "conv1", "seconds": 0.1})
-    folder.finish("Seconds to score a layer", [folder.row("gsd/conv1")], columns={"seconds": "seconds (CPU)"})
+        folder = StudyFolder("runs/study-timing", "timing", {"images": 200})
+        folder.start()
+        if folder.row("gsd/conv1") is None:
+            folder.keep("gsd/conv1", {"metric": "gsd", "layer": "conv1", "seconds": 0.1})
+        folder.finish("Seconds to score a layer", [folder.row("gsd/conv1")], columns={"seconds": "seconds (CPU)"})
+
+    Args:
+        path: The folder.
+        name: The study's.
+        asked: Its settings, and digests of its networks.
+        provenance: What config.json records in addition.
+        only_names_rows: Settings that add or leave out rows, and do not change any row.
     """
+
+    holds = files.STUDY
 
     def __init__(
         self,
@@ -71,33 +81,49 @@ class StudyFolder:
         provenance: Provenance | None = None,
         only_names_rows: Sequence[str] = (),
     ) -> None:
+        super().__init__(path)
         known = provenance or Provenance()
-        self.path = Path(path)
         self.name = name
-        self.asked = _plain({**known.about, **asked})
+        self.asked = to_data({**known.about, **asked})
         self.command = known.command
-        self.only_names_rows = only_names_rows  # settings that add or leave out rows, and do not change any row
+        self.only_names_rows = only_names_rows
 
-    def start(self) -> None:
+    def identity(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The study, what was asked of it but for its rows, and its data."""
+        asked = {name: value for name, value in (config.get("asked") or {}).items() if name not in self.only_names_rows}
+        return {"study": config.get("study"), **asked, DATA: config.get(DATA)}
+
+    def start(self, loaders: Loaders | None = None) -> None:
         """Create the folder, or continue the study in it, also with more rows. Raises RunError for any other folder.
 
-        Under torchrun all processes call this, and the first one writes.
+        Under torchrun all processes call this, and the first one writes. loaders: the images that the study reads.
         """
-        all_or_none(lambda: self._start() if rank_and_world()[0] == 0 else None)
+        self.writes = rank_and_world()[0] == 0
+        config = {"study": self.name, "asked": self.asked, "versions": versions(), COMMAND: self.command}
+        self.begin(config, loaders)
+        if self.writes and (before := self.read(CONFIG))["asked"] != self.asked:
+            self.write(CONFIG, {**before, "asked": self.asked, COMMAND: self.command})
+        self.writes = True  # every process writes rows
 
     def row(self, key: str) -> StudyRow | None:
         """A finished row, or None."""
         path = self._row_path(key)
         if not path.exists():
             return None
-        found = read_object(path)
-        if found.get("key") != key or not isinstance(found.get("row"), dict):
+        record = read_object(path)
+        if record.get("key") != key or not isinstance(record.get("row"), dict):
             raise FileError(f"{path} is not the row {key!r} that prunus wrote; delete it to compute it again")
-        return dict(found["row"])
+        return dict(record["row"])
 
     def keep(self, key: str, row: Mapping[str, Any]) -> None:
         """Write a finished row. Every process may do this."""
-        self._write(self._row_path(key), {"key": key, "row": dict(row)})
+        self.write(str(self._row_path(key).relative_to(self.path)), {"key": key, "row": dict(row)})
+
+    def _row_path(self, key: str) -> Path:
+        safe = "".join(c if c.isalnum() or c in "-_.=," else "-" for c in key)[:LONGEST_NAME]
+        if safe != key or key.startswith("."):  # two keys must not meet in one file
+            safe = f"{safe.lstrip('.')}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
+        return self.path / ROWS / f"{safe}.json"
 
     def finish(
         self,
@@ -108,60 +134,45 @@ class StudyFolder:
         *,
         columns: Mapping[str, str] | None = None,
     ) -> Path:
-        """Write study.json and table.csv.
+        """Write study.json and table.csv; only the first process does.
 
-        rows: flat dicts with the same keys. columns: key -> heading; the key itself by default.
-        pictures: {"file" (the SVG; a PNG of the same name is next to it), "alt", "caption"}. notes: sentences.
-        Only the first process writes. Returns the folder.
+        Args:
+            title: Of the study.
+            rows: Flat dicts with the same keys.
+            pictures: {"file" (the SVG; a PNG of the same name is next to it), "alt", "caption"}.
+            notes: Sentences.
+            columns: Key -> heading; the key itself by default.
+
+        Returns:
+            The folder.
         """
-        keys = _keys(rows)
+        if not rows:
+            raise RunError("a study needs at least one row")
+        keys = list(rows[0])
+        for number, row in enumerate(rows):
+            if set(row) != set(keys):
+                odd = ", ".join(sorted(set(row) ^ set(keys)))
+                raise RunError(f"all rows of a study must have the same keys; row {number} differs in {odd}")
         started = read_object(self.path / CONFIG)
-        result = {
-            "study": self.name,
-            "title": title,
-            "asked": self.asked,
-            "command": started.get("command"),
-            "versions": started.get("versions"),
-            "rows": [dict(row) for row in rows],
-            "columns": {key: (columns or {}).get(key, key.replace("_", " ")) for key in keys},
-            "pictures": [dict(picture) for picture in pictures],
-            "notes": list(notes),
-        }
         if rank_and_world()[0] == 0:
-            write_atomically(self.path / TABLE, _csv(keys, rows).encode())
-            self._write(self.path / STUDY, result)
+            text = io.StringIO()
+            writer = csv.DictWriter(text, keys, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            write_atomically(self.path / TABLE, text.getvalue().encode())
+            result = {
+                "study": self.name,
+                "title": title,
+                "asked": self.asked,
+                "command": started.get("command"),
+                "versions": started.get("versions"),
+                "rows": rows,
+                "columns": {key: (columns or {}).get(key, key.replace("_", " ")) for key in keys},
+                "pictures": pictures,
+                "notes": notes,
+            }
+            self.write(STUDY, result)
         return self.path
-
-    def _start(self) -> None:
-        path = self.path / CONFIG
-        other = held_by(self.path)
-        if other not in (None, HELD):
-            raise RunError(f"{self.path} holds {other}, not a study; use another folder")
-        if path.exists():
-            found = read_object(path)
-            if found.get("study") != self.name:
-                raise RunError(
-                    f"{self.path} holds the study {found.get('study')!r}, not {self.name!r}; use another folder"
-                )
-            before = found.get("asked", {})
-            rows = {name: before.get(name) for name in self.only_names_rows}
-            _check_same(self.path, before, {**self.asked, **rows})
-            if before != self.asked:
-                self._write(path, {**found, "asked": self.asked, "command": self.command})
-            return
-        if self.path.is_file() or (self.path.exists() and any(self.path.iterdir())):
-            raise RunError(f"{self.path} is not empty and holds no study ({CONFIG} is missing); use a new folder")
-        config = {"study": self.name, "asked": self.asked, "versions": versions(), "command": self.command}
-        self._write(path, config)
-
-    def _row_path(self, key: str) -> Path:
-        safe = "".join(c if c.isalnum() or c in "-_.=," else "-" for c in key)[:LONGEST_NAME]
-        if safe != key or key.startswith("."):  # two keys must not meet in one file
-            safe = f"{safe.lstrip('.')}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
-        return self.path / ROWS / f"{safe}.json"
-
-    def _write(self, path: Path, content: Mapping[str, Any]) -> None:
-        write_atomically(path, f"{json.dumps(_plain(content), indent=2)}\n".encode())
 
 
 def read_study(folder: str | Path) -> dict[str, Any]:
@@ -172,46 +183,7 @@ def read_study(folder: str | Path) -> dict[str, Any]:
     return read_object(path)
 
 
-def versions() -> dict[str, str]:
-    """Versions of the software that the figures depend on."""
-    import torch
-
-    return {"prunus": version("prunus"), "python": platform.python_version(), "torch": torch.__version__}
-
-
-def _check_same(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    different = sorted(key for key in {*found, *asked} if found.get(key) != asked.get(key))
-    if different:
-        words = "; ".join(f"{key} was {found.get(key)!r} and is {asked.get(key)!r} now" for key in different)
-        raise RunError(f"{path} holds a study with other settings: {words}. Use another folder or the same settings")
-
-
-def _keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not rows:
-        raise RunError("a study needs at least one row")
-    keys = list(rows[0])
-    for number, row in enumerate(rows):
-        if set(row) != set(keys):
-            odd = ", ".join(sorted(set(row) ^ set(keys)))
-            raise RunError(f"all rows of a study must have the same keys; row {number} differs in {odd}")
-    return keys
-
-
-def _csv(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, keys, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    """The value after a round trip through JSON: tuples become lists, keys and paths become text."""
-    return json.loads(json.dumps(value, default=str))
-
-
-# The processes that torchrun starts share the rows of a study: each works alone, and they meet in the study's
-# folder.
+# -- the processes that torchrun starts share the rows: each works alone, and they meet in the study's folder
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # variables by which Accelerate finds the others
 SECONDS_BETWEEN_CHECKS = 0.2
@@ -244,7 +216,7 @@ def wait_until(ready: Callable[[], bool]) -> None:
         time.sleep(SECONDS_BETWEEN_CHECKS)
 
 
-# Fast accuracy of many pruned versions of a network on the same images.
+# -- fast accuracy of many pruned versions of a network on the same images
 
 BATCH = 32  # images per batch whose activations fit in the cache
 KEPT_BYTES = 2**30  # of images in memory; larger data sets are read again each time
@@ -275,13 +247,10 @@ def accuracy_of(
     model: nn.Module, graph: ChannelGraph, test: Batches, task: Task | None = None, progress: Progress | None = None
 ) -> Evaluation:
     """The result of `prunus.evaluate` for a pruned version of the graph's network, in less time."""
-    return evaluate(model if model is graph.model else _folded(model, graph), test, task=task, progress=progress)
-
-
-def _folded(model: nn.Module, graph: ChannelGraph) -> nn.Module:
-    """A faster copy with the same output."""
-    try:
-        folded = fold_batch_norm(model, graph.example)
-    except (ModelError, TraceError):  # keep batch norms that cannot be folded
-        folded = copy.deepcopy(model)
-    return order_channels_last(folded)
+    if model is not graph.model:  # a faster copy with the same output
+        try:
+            model = fold_batch_norm(model, graph.example)
+        except (ModelError, TraceError):  # keep batch norms that cannot be folded
+            model = copy.deepcopy(model)
+        model = order_channels_last(model)
+    return evaluate(model, test, task=task, progress=progress)

@@ -2,7 +2,7 @@
 
 like = ["shared/table1"]      other files, whose content comes first: tables are merged, lists of sentences are joined
 title = "..."                 paper = "Table 1a, ..."          command = "prune"
-open = ["what the paper leaves open, and what is used here"]; "{ridge}" is a sentence of `running/paper_open.py`
+open = ["what the paper leaves open, and what is used here"]; "{ridge}" is a sentence of `prunus.run.paper`
 departs = ["what is different from the paper at every budget"]
 layers = ["the same, if it is true of the network on any data set"]
 published = "G-SD-B"          the row of the paper's table to compare with
@@ -10,7 +10,7 @@ published = "G-SD-B"          the row of the paper's table to compare with
 [run]                         options of the command
 [budget.cpu.run]              options that a budget changes; [budget.cpu.train] likewise
 
-Options are written as on the command line, with _ instead of -. The files are in the package: `files/NAME.toml`.
+Options are written as on the command line, with _ instead of -. The files are in `studies/paper/files`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -29,6 +29,7 @@ from prunus.errors import FileError, RunError
 from prunus.run.paper import Choices, only_drops_ridge, open_points, ridges_in
 from prunus.util.options import check_choice
 from prunus.util.registry import unknown
+from prunus.util.typed_json import from_data
 
 FOLDER = "files"
 BUDGETS = ("smoke", "cpu", "full")
@@ -320,17 +321,10 @@ class Published:
 @cache
 def published() -> Published:
     """The published rows, read once."""
-    found = json.loads((files("prunus.studies") / "paper" / FILE).read_text(encoding="utf-8"))
-    return Published(found["source"], tuple(found["notes"]), tuple(_group(words) for words in found["groups"]))
+    return from_data(Published, json.loads((files("prunus.studies") / "paper" / FILE).read_text(encoding="utf-8")))
 
 
 def group_of(model: str, data: str) -> PublishedGroup | None:
     """The rows of a network and a data set, named as on the command line; None if the paper has none."""
     name = data.partition(":")[0]
     return next((group for group in published().groups if model in group.models and group.data == name), None)
-
-
-def _group(words: dict[str, Any]) -> PublishedGroup:
-    known = {field.name for field in fields(PublishedGroup)} - {"models", "rows"}
-    rows = tuple(PublishedRow(**row) for row in words["rows"])
-    return PublishedGroup(**{key: words[key] for key in known}, models=tuple(words["models"]), rows=rows)

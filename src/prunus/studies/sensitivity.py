@@ -23,12 +23,12 @@ from prunus.graph.files import load
 from prunus.plots.style import INK, PAGE, figure, legend, line, save
 from prunus.run.compress import Compressed, compress
 from prunus.run.context import RunData
-from prunus.run.folder import SUMMARY, RunFolder
+from prunus.run.folder import CONFIG, SUMMARY, RunFolder
 from prunus.run.identity import first_image
 from prunus.run.settings import Settings
 from prunus.score.score import score
 from prunus.studies.effectiveness import units_to_prune
-from prunus.studies.folder import CONFIG, Provenance, StudyFolder, StudyRow, processes_apart, wait_until
+from prunus.studies.folder import Provenance, StudyFolder, StudyRow, processes_apart, wait_until
 from prunus.studies.settings import SensitivityStudySettings
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import Evaluation, evaluate
@@ -37,8 +37,6 @@ from prunus.train.checkpoint import digest
 from prunus.util.batches import Batches, device_of
 from prunus.util.options import replaced
 from prunus.util.progress import PhaseProgress, phases, shown
-
-# The columns and notes of the sensitivity study.
 
 METHODS = {"flops": "FLOP-normalised (Algorithm 1)", "ratio": "Li et al."}
 
@@ -79,8 +77,6 @@ def sentences(rows: Sequence[StudyRow], base: StudyRow, words: QualityWords) -> 
     found.append(f"{METHODS['flops']} is ahead in {ahead} and behind in {behind} of {len(pairs)} iterations.")
     return found
 
-
-# The two arms of the sensitivity study, and the network that both start from.
 
 STEP = 0.005  # between the uniform ratios that are tried for the start
 ARMS = {"flops": "algorithm1", "ratio": "ratio"}  # arm -> split
@@ -143,8 +139,8 @@ class SensitivityArms:
     def rows(self) -> list[StudyRow]:
         """All rows, one method after the other."""
         counts = {method: (self.place.row(method) or {}).get("iterations", 0) for method in METHODS}
-        found = [self.place.row(f"{method},{n}") for method in METHODS for n in range(counts[method] + 1)]
-        return [{"alpha": None, **row} for row in found if row is not None]  # rows of older versions have no alpha
+        rows = [self.place.row(f"{method},{n}") for method in METHODS for n in range(counts[method] + 1)]
+        return [row for row in rows if row is not None]
 
     def _keep(self, method: str, number: int, macs: int, params: int, found: StudyRow) -> None:
         row = {
@@ -201,9 +197,6 @@ def ratio_for(graph: ChannelGraph, units: list[str], share: float) -> float:
     return best
 
 
-# The picture of the sensitivity study: accuracy against MACs removed.
-
-
 def draw_sensitivity(
     rows: Sequence[StudyRow], base: StudyRow, folder: Path, words: QualityWords = ACCURACY
 ) -> dict[str, str]:
@@ -251,23 +244,29 @@ def sensitivity(
 
         prunus.studies.sensitivity(model, train, holdout, "runs/fig5", test=test, end=0.5, metric="gsd", epochs=3)
 
-    model: the trained network, which is not changed. holdout: images for decisions. test: images for the report.
-    settings: fields of `SensitivityStudySettings` by name: start=, end=, iterations=, and those of `prunus.compress`
-        (metric=, epochs=, lr=, preset=, k=, repair=, num_images=, seed=, ...) except its goals and its split.
-    folder: the same call continues a study that was stopped. Under torchrun the processes share the two arms.
-    provenance: what the folder records in addition, such as the data set; a study that continues must have the same.
+    Args:
+        model: The trained network, which is not changed.
+        train: Images to retrain on.
+        holdout: Images for decisions.
+        folder: The same call continues a study that was stopped. Under torchrun the processes share the two arms.
+        test: Images for the report.
+        score_on: Images to score on; `train` by default.
+        example: One input of the network; an image of `train` by default.
+        provenance: What the folder records in addition, such as the data set.
+        progress: False shows nothing.
+        settings: Fields of `SensitivityStudySettings` by name: start, end, iterations, and those of `prunus.compress`
+            (metric, epochs, lr, preset, k, repair, num_images, seed, ...) except its goals and its split.
     """
     chosen: SensitivityStudySettings = replaced(SensitivityStudySettings(), settings, DecideError)
     chosen.check()
     asked = {**chosen.to_dict(), "network": digest(model)}
-    # alpha: folders of older versions have one, though it is solved
-    place = StudyFolder(folder, "sensitivity", asked, provenance, only_names_rows=("alpha",))
+    place = StudyFolder(folder, "sensitivity", asked, provenance)
     images = RunData(train, score_on if score_on is not None else train, holdout, test)
     example = example if example is not None else first_image(train, device_of(model), task_of(chosen.task))
     graph = trace(model, example, chosen.streams)
     with processes_apart() as (rank, world), shown(progress, phases) as report:
         if rank == 0:
-            place.start()
+            place.start(vars(images))
         wait_until((place.path / CONFIG).exists)
         study = SensitivityArms(place, graph, chosen, images, report)
         base = study.base(rank)

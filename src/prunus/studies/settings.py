@@ -136,9 +136,11 @@ class SensitivityStudySettings(Settings):
         everyday=True,
         user_code=True,
     )
-    repair: str | None = option(
+    repair: str = option(
         "none", f"Repair after each cut: {', '.join(REPAIRS)}", group="Repair", everyday=True, choices=REPAIRS
     )
+    epochs: int = option(30, "Epochs of retraining in each iteration", group="Retraining", everyday=True, least=0)
+    distill: bool = option(False, "Use the unpruned network as a teacher when retraining", group="Retraining")
     alpha: float = option(3.0, "Solved so that the iterations reach the end", hidden=True)
     target: float | None = _decided()
     speedup: float | None = _decided()

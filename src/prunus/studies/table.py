@@ -100,9 +100,8 @@ def _own_row(folder: Path, model: str | None, data: str | None) -> tuple[str, st
     config = run.read(CONFIG)
     asked = config.get("command") or {}
     start = config.get("start") or {}  # where the command names a file or a folder
-    named = (
-        None if start.get("earlier") else start.get("network")
-    )  # cuts of a pruned network are not those of the whole
+    # What was cut from a pruned network is not comparable with the paper's rows of the whole one.
+    named = None if start.get("earlier") else start.get("network")
     name, on = model or named or asked.get("model"), data or asked.get("data")
     if name is None or on is None:
         raise RunError(f"{folder} does not record its network and data set: pass --model and --data")
@@ -122,8 +121,17 @@ def _row(folder: Path, name: str, data: str, summary: dict[str, Any]) -> tuple[S
         "by": f"prunus, {summary['settings']['metric']}",
         "source": OWN,
     }
-    for key in ("top1", "top5"):
-        row |= _accuracies(key, before[part][key], after[part][key])
+    for key, old, new in (
+        ("top1", before[part]["quality"], after[part]["quality"]),
+        ("top5", before[part]["details"].get("top5"), after[part]["details"].get("top5")),
+    ):
+        known = old is not None and new is not None
+        row |= (
+            {f"base_{key}": round(100 * old, 2), key: round(100 * new, 2)}
+            if known
+            else {f"base_{key}": None, key: None}
+        )
+        row[f"{key}_drop"] = round(100 * (old - new), 2) if known else None
     for key in ("macs", "params"):
         row |= {key: after[key], f"{key}_removed": round(100 * (1 - after[key] / before[key]), 1)}
     images = f"{after[part]['num_images']:,}"
@@ -135,13 +143,6 @@ def _row(folder: Path, name: str, data: str, summary: dict[str, Any]) -> tuple[S
     return {key: row[key] for key in COLUMNS}, note
 
 
-def _accuracies(key: str, before: float | None, after: float | None) -> StudyRow:
-    """Percent before and after, and the difference in points."""
-    old, new = (None if value is None else round(100 * value, 2) for value in (before, after))
-    drop = None if before is None or after is None else round(100 * (before - after), 2)
-    return {f"base_{key}": old, key: new, f"{key}_drop": drop}
-
-
 def _notes(groups: Sequence[PublishedGroup]) -> tuple[str, ...]:
     """The published notes on these groups: the first one always, the others by table and network."""
     everywhere, *others = published().notes
@@ -149,9 +150,6 @@ def _notes(groups: Sequence[PublishedGroup]) -> tuple[str, ...]:
     if not groups:
         return ()
     return (f"{everywhere} Source: {published().source}.", *(n for n in others if n.startswith(tuple(starts))))
-
-
-# A table of results as CSV, JSON, markdown and aligned text.
 
 
 def as_csv(rows: Sequence[StudyRow]) -> str:
@@ -200,8 +198,6 @@ def _cell(key: str, value: Any) -> str:
         return f"{value:.1f}" if key.endswith("_removed") else f"{value:.2f}"
     return str(value)
 
-
-# The picture of the table study: change of accuracy against MACs removed, for published methods and runs.
 
 PUBLISHED, PAPER, OWN_RUN = COLOURS[7], COLOURS[0], COLOURS[3]  # other methods, the paper's own, runs
 SIDES = ((6, 4, "left"), (6, -10, "left"), (-6, 4, "right"), (-6, -10, "right"), (6, 12, "left"))  # points; alignment

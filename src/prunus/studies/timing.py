@@ -30,6 +30,7 @@ from prunus.util.batches import Batches, device_of, move, unpack
 from prunus.util.options import replaced
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import evaluating, generators_kept
+from prunus.util.text import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,8 +86,6 @@ def _now(graph: ChannelGraph, clock: str) -> float:
         torch.cuda.synchronize(device)
     return CLOCKS[clock]()
 
-
-# The work of scoring one layer by one metric, given its feature maps.
 
 INVERSE = "di_inverse"  # DI as the paper defines it: a d x d matrix is inverted
 READ_WEIGHTS = ("reader_energy", "gsd_reader")  # moment metrics that also use the readers' weights
@@ -154,15 +153,12 @@ def inverse_bytes(pixels: int) -> int:
     return 4 * 8 * pixels**2
 
 
-# Notes of the timing study.
-
-
 def timing_notes(rows: Sequence[StudyRow], clock: str) -> tuple[str, ...]:
     """How the times were measured, how much faster G-SD is than DI, and which inverses did not fit."""
     first = rows[0]
     threads = torch.get_num_threads()
     notes = [
-        f"{first['images']} images of {first['classes']} classes, {threads} thread{'s' if threads > 1 else ''}, "
+        f"{first['images']} images of {first['classes']} classes, {count(threads, 'thread')}, "
         f"{'wall time' if clock == 'wall' else 'processor time of the process'}; the paper used 3,000 images of "
         "ILSVRC-2012, wall time, and feature maps from a GPU.",
         "Feature maps are the tensors that enter the layers that read a unit, after pooling if there is any.",
@@ -192,8 +188,7 @@ def _inverse_notes(rows: Sequence[StudyRow]) -> Iterator[str]:
     measured = [row for row in rows if row["seconds"] is not None]
     if any(row["timed_channels"] < row["channels"] for row in measured):
         few = max(row["timed_channels"] for row in measured)
-        channels = f"{few} channel{'s' if few > 1 else ''}"
-        yield f"{INVERSE}: {channels} per layer timed, and the time multiplied by the number of channels."
+        yield f"{INVERSE}: {count(few, 'channel')} per layer timed, and the time multiplied by the number of channels."
     for row in rows:
         if row["seconds"] is None:
             need = inverse_bytes(row["pixels"]) / GIB
@@ -317,8 +312,6 @@ def _row(
     return {key: row[key] for key in COLUMNS}
 
 
-# The pictures of the timing study: seconds per layer on a log scale, one line per metric.
-
 LABELS = {
     "gsd": "G-SD",
     "di": "DI (Cholesky, Gram or scatter)",
@@ -361,7 +354,7 @@ def _figure(found: LayerTimes, key: str, title: str, size: str) -> Figure:
         axes.set_xlabel("unit, from input to output")
         step = -(-len(layers) // 28)  # more names would overlap
         axes.set_xticks(range(0, len(layers), step), layers[::step], rotation=60, ha="right", rotation_mode="anchor")
-        threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
+        threads = count(found.threads, "thread")
         axes.set_title(f"{title}\n{first['images']} images of {size}, CPU, {threads}\n{_how(found)}", fontsize=8.5)
     legend(fig, axes, where="below", columns=min(3, len(_metrics(found))))
     return fig
@@ -382,6 +375,5 @@ def _how(found: LayerTimes) -> str:
     rows = [row for row in found.rows if row["metric"] == INVERSE]
     if any(row["timed_channels"] < row["channels"] for row in rows):
         timed = max(row["timed_channels"] for row in rows)
-        channels = f"{timed} channel{'s' if timed > 1 else ''}"
-        lines.append(f"explicit inverse: {channels} timed, multiplied by the number of channels")
+        lines.append(f"explicit inverse: {count(timed, 'channel')} timed, multiplied by the number of channels")
     return ";\n".join(lines) or "each metric separately"
