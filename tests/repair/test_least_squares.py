@@ -9,16 +9,7 @@ import torch
 from prunus.repair.least_squares import Start, choose, error, solve
 from prunus.score import gram_sums as regression_sums
 from prunus.score.gram_sums import GramSums, KeptRows
-
-
-def naive(x: np.ndarray, y: np.ndarray, start: np.ndarray, ridge: float, constant: bool) -> np.ndarray:
-    """Weights [o, n] (and last the constants) by one dense lstsq: the ridge is more rows, the constant a column."""
-    middle = x - x.mean(0) if constant else x
-    weight = np.sqrt(ridge * (middle**2).sum(0).mean()) * np.eye(x.shape[1])
-    left, below = np.concatenate([x, weight]), weight @ start.T
-    if constant:
-        left = np.concatenate([left, np.r_[np.ones(len(x)), np.zeros(x.shape[1])][:, None]], axis=1)
-    return np.linalg.lstsq(left, np.concatenate([y, below]), rcond=None)[0].T
+from tests.repair.toys import naive
 
 
 @pytest.mark.parametrize("constant", [True, False])
@@ -54,10 +45,10 @@ def test_the_ridge_is_the_one_that_does_best_on_held_out_rows() -> None:
     clean = np.einsum("rgn,gon->rgo", x, truth)
     for noise, start, want in ((3.0, truth, 10.0), (0.0, 0 * truth, 1e-4)):
         y = clean + noise * rng.normal(size=clean.shape)
-        fitted, held, everything = GramSums(), GramSums(), GramSums()
-        for sums, part in ((fitted, slice(0, 20)), (held, slice(20, 40)), (everything, slice(0, 40))):
+        fitted, held_out, everything = GramSums(), GramSums(), GramSums()
+        for sums, part in ((fitted, slice(0, 20)), (held_out, slice(20, 40)), (everything, slice(0, 40))):
             sums.add(torch.tensor(x[part]), torch.tensor(y[part]))
-        fit = choose(fitted, held, Start(torch.tensor(start), torch.zeros(1, 3), True), [1e-4, 1e-2, 10.0])
+        fit = choose(fitted, held_out, Start(torch.tensor(start), torch.zeros(1, 3), True), [1e-4, 1e-2, 10.0])
         assert fit is not None
         assert fit.ridge == want
         again = solve(everything, Start(torch.tensor(start), torch.zeros(1, 3), True), [want])[0]
