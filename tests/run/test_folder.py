@@ -1,4 +1,4 @@
-"""The run's folder: files that vanish, disks that fill, and folders that belong to others."""
+"""The run's folder: files that vanish, disks that fill, folders that belong to others, and progress.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import prunus as sc
 from prunus.errors import FileError, RunError
 from prunus.run import context as run_context
 from prunus.run import folder as folder_module
-from prunus.run import round as round_retrain
 from prunus.run import round as rounds
 from prunus.run.folder import RunFolder
 from tests.proof import same_state
@@ -62,7 +61,7 @@ def test_a_finished_run_is_not_done_again(
     def never(*arguments: Any) -> Any:
         raise AssertionError("the run was finished")
 
-    for module, name in ((round_retrain, "fit"), (rounds, "score"), (run_context, "evaluate")):
+    for module, name in ((rounds, "fit"), (rounds, "score"), (run_context, "evaluate")):
         monkeypatch.setattr(module, name, never)
     result = run(tmp_path)
     assert contents(tmp_path) == finished
@@ -155,9 +154,6 @@ def test_a_damaged_step_of_an_unfinished_round(finished: dict[str, bytes], tmp_p
         run(tmp_path)
 
 
-# ----------------------------------------------------------------------------------------------------- another's folder
-
-
 def test_another_runs_folder_is_refused(finished: dict[str, bytes], tmp_path: Path) -> None:
     put(finished, tmp_path)
     with pytest.raises(RunError, match=r"holds another run: settings.round_to was 1 there and is 2 now"):
@@ -174,25 +170,6 @@ def test_another_runs_folder_is_refused(finished: dict[str, bytes], tmp_path: Pa
     assert contents(tmp_path) == finished
 
 
-def test_a_run_of_an_older_version_continues(finished: dict[str, bytes], tmp_path: Path) -> None:
-    """Settings that it did not have are at their defaults."""
-    put(finished, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    for name in (
-        "mixed_precision",
-        "round_to",
-        "metric",
-        "num_repair_images",
-    ):  # a plain default, and what is filled in
-        del config["settings"][name]
-    config["command"] = {"model": "toy", "distill": False}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RunError, match=r"holds another run: settings.round_to was 1 there and is 2 now"):
-        run(RunFolder(tmp_path, about={"command": config["command"]}), round_to=2)
-    about = {"command": {"model": "toy", "distill": None, "mixed_precision": "no"}}  # typed again, with a newer version
-    assert run(RunFolder(tmp_path, about=about)).plan.to_json() == (tmp_path / "plan.json").read_text()
-
-
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(RunError, match=r"is not empty and holds no run \(config.json is missing\); use a new folder"):
@@ -207,9 +184,6 @@ def test_a_kill_while_the_run_begins(tmp_path: Path, finished: dict[str, bytes])
     (tmp_path / ".config.json.partial").write_text('{"settings": {"tar')
     run(tmp_path)
     assert results(tmp_path) == {name: finished[name] for name in RESULTS}
-
-
-# ----------------------------------------------------------------------------------------------------------- full disks
 
 
 class Filling:
@@ -261,10 +235,10 @@ def test_a_full_disk_loses_no_finished_round(
 def test_a_full_disk_in_the_middle_of_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """safetensors writes by itself, and says so with an error of its own."""
 
-    def full(*arguments: Any) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(folder_module, "save", full)
+    monkeypatch.setattr("prunus.graph.files.save_file", full)
     with pytest.raises(FileError, match=r"model.safetensors cannot be written: .*No space left on device"):
         run(tmp_path)
     monkeypatch.undo()
@@ -279,3 +253,38 @@ def test_json_of_the_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "b.json").exists()
     with pytest.raises(FileError, match=r"b.json is missing; the run in .* cannot continue without it"):
         there.read("b.json")
+
+
+# -- progress.json
+
+
+def test_the_last_report_is_there_while_the_run_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "SECONDS", 0.0)
+    path, seen = tmp_path / "progress.json", []
+
+    def look(phase: str, done: int, total: int, note: str) -> None:
+        seen.append((phase, path.exists()))
+        if phase == "round 1: retrain":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, progress=look)
+    assert seen[0] == ("evaluate", False) and seen[-1] == ("round 1: retrain", True) and not path.exists()
+    folder = RunFolder(tmp_path)
+    folder.note_progress("round 1: score", 3, 12, "fast")
+    found = json.loads(path.read_text())
+    assert {**found, "time": 0} == {"phase": "round 1: score", "done": 3, "total": 12, "note": "fast", "time": 0}
+
+
+def test_notes_of_others_are_left_alone_and_never_a_reason_to_fail(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.note_progress("score", 1, 2, "")
+    assert not (tmp_path / "progress.json").exists()  # a folder that is not a run yet is not touched
+    (tmp_path / "progress.json").write_text("of another process")
+    folder.end_progress()
+    assert (tmp_path / "progress.json").read_text() == "of another process"
+    (tmp_path / "progress.json").unlink()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "progress.json").mkdir()
+    folder.note_progress("score", 1, 2, "")
+    folder.end_progress()

@@ -1,4 +1,4 @@
-"""Two processes under torchrun: a round plans as one process does, and all of `prunus prune` ends as it should."""
+"""Two processes under torchrun plan as one does, and a run that is killed again and again ends with the same bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prunus.zoo.data import load
 from prunus.zoo.models import create
 from tests.processes import python, torchrun
 from tests.proof import assert_accuracy, counted_macs
-from tests.run.test_speedup import table
+from tests.run.test_speed_check import table
 from tests.run.toys import TRAIN, trained
 from tests.run.two_processes import CASES, TABLE, WEIGHTS, prune
 
@@ -65,7 +65,7 @@ def assert_same_training(one: Path, two: Path) -> None:
     rates = [json.loads((folder / "rate.json").read_text()) for folder in (one, two)]
     assert rates[0]["lr"] == rates[1]["lr"]
     for first, second in zip(rates[0]["tries"], rates[1]["tries"], strict=True):
-        assert first["top1"] == pytest.approx(second["top1"], abs=0.03)  # of 144 images
+        assert first["quality"] == pytest.approx(second["quality"], abs=0.03)  # of 144 images
     epochs = [json.loads((folder / "round.json").read_text())["retraining"] for folder in (one, two)]
     assert epochs[0][0]["loss"] == pytest.approx(epochs[1][0]["loss"], rel=1e-3)  # sums are rounded differently
 
@@ -91,8 +91,18 @@ def test_the_whole_command_in_two_processes(tmp_path: Path) -> None:
     summary = json.loads((out / "summary.json").read_text())
     before, after = summary["before"], summary["after"]
     assert before["test"]["num_images"] == after["test"]["num_images"] == images.count("test")
-    assert before["test"]["top1"] > 0.9 and after["test"]["top1"] >= before["test"]["top1"] - 0.01
+    assert before["test"]["quality"] > 0.9 and after["test"]["quality"] >= before["test"]["quality"] - 0.01
     example = torch.zeros(1, 1, 32, 32)
     small = sc.load(out, create("lenet5")).eval()
     assert counted_macs(small, example) == after["macs"] <= 0.505 * counted_macs(create("lenet5").eval(), example)
-    assert_accuracy(after["test"]["top1"], small, images.loader("test", 256))
+    assert_accuracy(after["test"]["quality"], small, images.loader("test", 256))
+
+
+def test_killed_fourteen_times_and_still_the_same_bits(tmp_path: Path) -> None:
+    report = json.loads(python("-W", "error", "-m", "tests.run.kill_and_resume", tmp_path))
+    assert len(report["killed after"]) == 14
+    assert all(finished == sorted(finished) for finished in report["rounds"])  # no finished round was lost
+    assert len({count for finished in report["rounds"] for count in finished}) >= 3, report  # killed all over the run
+    wanted = {"model.safetensors", "plan.json", "round-03/model.safetensors", "round-01/pictures.safetensors"}
+    assert wanted <= report["whole"].keys()
+    assert report["whole"] == report["broken"] == report["again"]

@@ -12,136 +12,38 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.decide.candidates import candidates
-from prunus.decide.costs import cost_function
-from prunus.decide.costs.latency import table_cost
-from prunus.decide.ranked_plan import lowest_cost
+from prunus.decide.costs import cost_function, table_cost
+from prunus.decide.splits import lowest_cost
 from prunus.errors import DataError, DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.units import Streams
-from prunus.tasks import Task, is_classification, task_of
-from prunus.tasks.evaluate import Evaluation, evaluate, tensors_of, too_good, unpack_for
+from prunus.run.context import doubts
+from prunus.tasks import Task, task_of
+from prunus.tasks.evaluate import Evaluation, evaluate, tensors_of, unpack_for
 from prunus.tasks.quality import ACCURACY, QualityWords
 from prunus.timing.layer_timing import latency_table
 from prunus.train.rate_test import SHARES, steps_per_try
-from prunus.util.batches import Batches, call, device_of, labels_to, logits_of, move, order_channels_last
+from prunus.util.batches import Batches, call, device_of, labels_to, move, order_channels_last
 from prunus.util.state import evaluating, generators_kept
 from prunus.zoo.data import ImageData, Part
 from prunus.zoo.images import FileImages
 
-# What looks wrong about a network and its images, found on a few batches.
-
-CHANCE = 1.5  # accuracy below this many times that of guessing says nothing
-NAMED = 5  # classes that are named in a message
-FEW_IMAGES = 500  # held-out images; with fewer, accuracy moves in steps of more than 0.2 points
-SHIFT, SPREAD = 0.5, 2.5  # how far the input of the first batch norm may be from what it saw in training
-MEAN, DEVIATIONS = 1.5, (0.2, 5.0)  # of all pixels, after normalisation
-
-
 NEEDED = {"train": "training", "holdout": "held-out"}  # part -> its name in messages
+LOOKED_AT = 256  # training images
+EVALUATED, SECONDS = 2000, 15.0  # held-out images at most, and about the time for them
 
 
-def label_problems(data: ImageData) -> list[str]:
-    """Classes without images, from the labels alone; masks are not read."""
-    problems = []
-    for part, words in NEEDED.items():
-        if not data.count(cast("Part", part)):
-            problems.append(f"there are no {words} images, and a run needs some")
-            continue
-        images = data.parts[cast("Part", part)]
-        if isinstance(images, FileImages) and images.masks:
-            continue
-        there = np.unique(images.labels) if images.labels.ndim == 1 else np.flatnonzero(images.labels.any(0))
-        missing = [name for number, name in enumerate(data.classes) if number not in there]
-        if missing:
-            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-            problems.append(
-                f"{len(missing)} of {len(data.classes)} {'classes' if images.labels.ndim == 1 else 'labels'} have no "
-                f"{words} images: "
-                f"{', '.join(missing[:NAMED])}{more}"
-            )
-    return problems
+@dataclass(frozen=True)
+class TimedIn:
+    """Where the layers of a network are timed."""
 
-
-def pixel_problems(images: Tensor) -> list[str]:
-    """Pixels that no usual normalisation gives. images: [N, C, H, W], as the network gets them."""
-    if not images.isfinite().all():
-        return ["some images have values that are NaN or infinite: check --mean and --std"]
-    mean, deviation = float(images.mean()), float(images.std())
-    if abs(mean) <= MEAN and DEVIATIONS[0] <= deviation <= DEVIATIONS[1]:
-        return []
-    return [
-        f"the images have mean {mean:.3g} and standard deviation {deviation:.3g} after normalisation, and usual ones "
-        "have about 0 and 1: check --mean and --std"
-    ]
-
-
-@torch.no_grad()
-def batch_norm_problems(model: nn.Module, images: Any) -> list[str]:
-    """Whether the first batch norm gets what it got in training; it does not if images are normalised differently."""
-    seen: list[tuple[nn.modules.batchnorm._BatchNorm, Tensor]] = []
-
-    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if not seen:
-            seen.append((cast("nn.modules.batchnorm._BatchNorm", module), inputs[0]))
-
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    hooks = [norm.register_forward_pre_hook(note) for norm in norms]
-    try:
-        with evaluating(model):
-            call(model, images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not seen:
-        return []
-    norm, got = seen[0]
-    assert norm.running_mean is not None and norm.running_var is not None
-    values = got.transpose(0, 1).flatten(1)  # [C, N * pixels]
-    variance = norm.running_var + norm.eps
-    shift = float(((values.mean(1) - norm.running_mean).abs() / variance.sqrt()).median())
-    spread = float(((values.var(1) + norm.eps) / variance).median())
-    if shift <= SHIFT and 1 / SPREAD <= spread <= SPREAD:
-        return []
-    return [
-        f"the normalisation of the images does not seem to be that of the training: at the first batch norm, channels "
-        f"are {shift:.2g} standard deviations off and have {spread:.2g} times the variance. Check --mean and --std"
-    ]
-
-
-def quality_problems(
-    model: nn.Module, held_out: Batches, task: Task, classes: int, count: int
-) -> tuple[Evaluation | None, list[str], list[str]]:
-    """Quality on held-out images (None if it cannot be measured), what looks wrong about an accuracy, and notes.
-
-    classes: number of classes, 0 if it is not known. count: number of all held-out images.
-    """
-    try:
-        found = evaluate(model, held_out, task=task)
-    except DataError as error:
-        return None, [str(error)], []
-    if not is_classification(task):
-        return found, [], []
-    suspicion = too_good(found)
-    problems = [suspicion] if suspicion else []
-    if classes and found.quality * classes < CHANCE:
-        problems.append(
-            f"{100 * found.quality:.1f}% of the held-out images are recognised, about what guessing among "
-            f"{classes} classes gives: check the weights, the labels and the normalisation"
-        )
-    few = f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points"
-    return found, problems, [few] if count < FEW_IMAGES else []
-
-
-# What a run would take: time and memory, from a few batches.
-
-BATCH = 128  # images of a training step
-SECONDS_RUN_ESTIMATE = 4.0  # about what each measurement may take
-TURNS = 5  # at most; the median counts
-PARTIAL = 0.5  # a trial of a unit runs, on average, the half of the network that follows it
+    engine: str
+    batch: int = 64
+    threads: int | None = None  # None: PyTorch's choice
 
 
 @dataclass(frozen=True)
@@ -152,6 +54,17 @@ class Speed:
     train: float  # seconds for an image: forward, backward and the step of the optimizer
     batch_size: int  # of both measurements
     memory: int | None  # bytes: the largest size of the process so far, at 128 images a step; None if not known
+
+
+@dataclass(frozen=True)
+class SpeedReach:
+    """How fast pruning can make a network, by the times of its layers."""
+
+    engine: str
+    batch: int
+    threads: int
+    whole: float  # seconds per batch of the network as it is
+    fastest: float  # speed-up
 
 
 @dataclass(frozen=True)
@@ -167,143 +80,6 @@ class RoundEstimate:
         """Seconds of a run that retrains after each round, at a rate that a short test chooses."""
         tried = len(SHARES) * steps_per_try(self.steps, epochs) / self.steps  # in epochs
         return rounds * (self.score + self.rank + (tried + epochs) * self.epoch)
-
-
-def measure_speed(model: nn.Module, images: Any, task: Task | None = None) -> Speed:
-    """Time a forward pass and a training step on copies of the model. `images` are repeated to fill a batch."""
-    small = _rows(images, 2)
-    per_image = _median(lambda: _forward(model, small)) / 2
-    # A training step is 3 to 4 forward passes.
-    size = int(min(BATCH, max(2, SECONDS_RUN_ESTIMATE / TURNS / (4 * per_image))))
-    batch = _rows(images, size)
-    forward = _median(lambda: _forward(model, batch)) / size
-    train = _median(_training_step(model, batch, is_classification(task_of(task)))) / size
-    peak = peak_memory(device_of(model))
-    more = BATCH - size  # images of a full step that were left out here
-    memory = None if peak is None else peak + (more * _saved_for_backward(model, small) // 2 if more else 0)
-    return Speed(forward, train, size, memory)
-
-
-def estimate(speed: Speed, train_images: int, held_out: int, units: int, *, teacher: bool = True) -> RoundEstimate:
-    """Time of a round, from the speed and the numbers of images and units.
-
-    teacher: whether the unpruned network teaches, with a forward pass in every step.
-    """
-    step = speed.train + speed.forward * teacher
-    return RoundEstimate(
-        score=speed.forward * train_images,
-        rank=PARTIAL * speed.forward * held_out * units,
-        epoch=step * train_images + speed.forward * held_out,
-        steps=max(1, train_images // BATCH),
-    )
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Bytes that the process, or torch on a GPU, has taken at most so far."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(size) if sys.platform == "darwin" else 1024 * int(size)
-
-
-def _rows(images: Any, count: int) -> Any:
-    """The first `count` images, repeated if there are fewer; of several inputs, of each."""
-
-    def rows(x: Any) -> Any:
-        return x.repeat(-(-count // len(x)), *[1] * (x.ndim - 1))[:count] if isinstance(x, Tensor) else x
-
-    return tree_map(rows, images)
-
-
-def _forward(model: nn.Module, batch: Any) -> None:
-    with evaluating(model), torch.no_grad():
-        call(model, batch)
-
-
-def _training_step(model: nn.Module, batch: Any, classifies: bool) -> Callable[[], None]:
-    """One step of a copy of the model, as `fit` trains; labels do not change its time, and the loss hardly does."""
-    copied = order_channels_last(copy.deepcopy(model)).train().requires_grad_(True)
-    optimizer = torch.optim.SGD(copied.parameters(), lr=1e-9, momentum=0.9, nesterov=True)
-    batch = move(batch, device_of(model), channels_last=True)
-
-    def loss(output: Any) -> Tensor:
-        if not classifies:
-            return torch.stack([x.float().square().mean() for x in tensors_of(output)]).sum()
-        logits = logits_of(output)
-        return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.autograd.backward(loss(call(copied, batch)))
-        optimizer.step()
-
-    return step
-
-
-def _saved_for_backward(model: nn.Module, batch: Any) -> int:
-    """Bytes that a forward pass in training keeps for the backward pass, without the weights."""
-    copied = copy.deepcopy(model).train().requires_grad_(True)
-    weights = {tensor.untyped_storage().data_ptr() for tensor in copied.state_dict(keep_vars=True).values()}
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with generators_kept(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = call(copied, batch)  # it must live: it holds what was saved
-        del output
-    return sum(kept.values())
-
-
-def _median(work: Callable[[], None]) -> float:
-    """Seconds of one call; the first call is not counted."""
-    seconds: list[float] = []
-    with generators_kept():
-        work()
-        while len(seconds) < TURNS and sum(seconds) < SECONDS_RUN_ESTIMATE / 2:
-            _wait_for_gpu()
-            start = time.perf_counter()
-            work()
-            _wait_for_gpu()
-            seconds.append(time.perf_counter() - start)
-    return sorted(seconds)[len(seconds) // 2]
-
-
-def _wait_for_gpu() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-PARTS = ("train", "holdout", "test")
-LOOKED_AT = 256  # training images
-EVALUATED, SECONDS = 2000, 15.0  # held-out images at most, and about the time for them
-
-
-@dataclass(frozen=True)
-class TimedIn:
-    """Where the layers of a network are timed."""
-
-    engine: str
-    batch: int = 64
-    threads: int | None = None  # None: PyTorch's choice
-
-
-@dataclass(frozen=True)
-class SpeedReach:
-    """How fast pruning can make a network, by the times of its layers."""
-
-    engine: str
-    batch: int
-    threads: int
-    whole: float  # seconds per batch of the network as it is
-    fastest: float  # speed-up
 
 
 @dataclass(frozen=True)
@@ -336,7 +112,7 @@ class Checkup:
 
 
 class CheckedData(Protocol):
-    """Images of a data set by name, or of the user's own."""
+    """Images of a data set by name, or user-provided ones."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -358,29 +134,55 @@ def checkup(
 ) -> Checkup:
     """Look at a network, and at its images if there are some.
 
-    example: an input of the network, one image. trained: whether it has weights. If not, its quality is not measured.
-    timed_in: time the layers there, unless they are in the user's cache, and tell the fastest speed-up.
+    Args:
+        model: The network.
+        example: An input of the network, one image.
+        data: The images.
+        trained: Whether the network has weights. If not, its quality is not measured.
+        task: What the network is for.
+        streams: How channels that go through additions are treated; see `prunus.trace`.
+        timed_in: Time the layers there, unless they are in the user's cache, and tell the fastest speed-up.
     """
     started = time.perf_counter()
     device, chosen = device_of(model), task_of(task)
     graph = trace(model, labels_to(example, device), streams)
-    parts: dict[str, int] = {} if data is None else {part: data.count(part) for part in PARTS if data.count(part)}
-    images = labels_to(_some_images(data, example, chosen), device)
-    problems, notes = ([], []) if data is None else (_data_problems(data, parts, images), [])
+    parts: dict[str, int] = {}
+    problems: list[str] = []
+    notes: list[str] = []
+    if data is not None and data.count("train"):
+        with generators_kept():
+            batch = next(iter(data.loader("train", LOOKED_AT, limit=LOOKED_AT)))
+        images = unpack_for(chosen, batch, 0, labelled=False)[0]
+    else:
+        draw = torch.Generator().manual_seed(0)
+        images = tree_map(
+            lambda x: torch.randn(LOOKED_AT, *x.shape[1:], generator=draw) if isinstance(x, Tensor) else x, example
+        )
+    images = labels_to(images, device)
+    odd_pixels: list[str] = []
+    if data is not None:
+        parts = {part: data.count(part) for part in ("train", "holdout", "test") if data.count(part)}
+        problems = [f"there are no {name} images, and a run needs some" for p, name in NEEDED.items() if p not in parts]
+        if isinstance(data, ImageData):  # of user-provided data less is known
+            odd_pixels = pixel_problems(images)
+            problems += label_problems(data) + odd_pixels
     if not graph.units:
         problems.append("nothing can be pruned: see what is frozen and why")
     if not trained:
         notes.append("the network is untrained (no --weights); pruning starts from a trained one")
-    elif data is not None and not (isinstance(data, ImageData) and pixel_problems(images)):
+    elif data is not None and not odd_pixels:
         problems += batch_norm_problems(model, images)
     speed = measure_speed(model, images, chosen)
     accuracy = None
     if data is not None and trained and parts.get("holdout"):
         most = int(min(EVALUATED, max(len(data.classes), SECONDS / speed.forward)))
         held_out = data.loader("holdout", 128, limit=min(most, parts["holdout"]))
-        accuracy, wrong, more = quality_problems(model, held_out, chosen, len(data.classes), parts["holdout"])
+        accuracy, wrong, more = quality_problems(model, held_out, chosen, example, parts["holdout"])
         problems, notes = problems + wrong, notes + more
     whole = data is not None and parts.get("train") and parts.get("holdout")
+    frozen: dict[str, tuple[str, ...]] = {}
+    for name, reason in graph.frozen.items():
+        frozen[reason] = (*frozen.get(reason, ()), name)
     return Checkup(
         shape=tuple(_tensors(example)[0].shape[1:]),
         inputs=shapes_of(example),
@@ -389,7 +191,7 @@ def checkup(
         layers=sum(not layer.depthwise for layer in graph.layers.values()),
         prunable=len(graph.prunable),
         units={kind: sum(u.kind == kind for u in graph.units.values()) for kind in ("private", "stream")},
-        frozen=frozen_by_reason(graph),
+        frozen=frozen,
         reach={cost: reach_of(graph, cost) for cost in ("macs", "params")},
         speed=speed,
         speedup=speed_reach(graph, timed_in) if timed_in is not None and graph.units else None,
@@ -402,14 +204,6 @@ def checkup(
         notes=tuple(notes),
         seconds=time.perf_counter() - started,
     )
-
-
-def frozen_by_reason(graph: ChannelGraph) -> dict[str, tuple[str, ...]]:
-    """reason -> the names that it holds for."""
-    reasons: dict[str, list[str]] = {}
-    for name, reason in graph.frozen.items():
-        reasons.setdefault(reason, []).append(name)
-    return {reason: tuple(names) for reason, names in reasons.items()}
 
 
 def reach_of(graph: ChannelGraph, cost: str) -> float:
@@ -433,25 +227,6 @@ def speed_reach(graph: ChannelGraph, timed_in: TimedIn) -> SpeedReach:
     return SpeedReach(how.engine, how.batch, how.threads, table.whole, cost({}) / least)
 
 
-def _data_problems(data: CheckedData, parts: Mapping[str, int], images: Any) -> list[str]:
-    """What looks wrong about labels and pixels. Of data of the user's own, less is known."""
-    if isinstance(data, ImageData):
-        return label_problems(data) + pixel_problems(images)
-    return [f"there are no {words} images, and a run needs some" for part, words in NEEDED.items() if part not in parts]
-
-
-def _some_images(data: CheckedData | None, example: Any, task: Task) -> Any:
-    """Some training inputs, or noise if there are none."""
-    if data is None or not data.count("train"):
-        draw = torch.Generator().manual_seed(0)
-        return tree_map(
-            lambda x: torch.randn(LOOKED_AT, *x.shape[1:], generator=draw) if isinstance(x, Tensor) else x, example
-        )
-    with generators_kept():
-        batch = next(iter(data.loader("train", LOOKED_AT, limit=LOOKED_AT)))
-    return unpack_for(task, batch, 0, labelled=False)[0]
-
-
 def shapes_of(example: Any) -> str:
     """The shape of an image, 3 x 32 x 32, or of each of several inputs."""
     return " and ".join(" x ".join(str(side) for side in x.shape[1:]) for x in _tensors(example))
@@ -459,3 +234,213 @@ def shapes_of(example: Any) -> str:
 
 def _tensors(example: Any) -> list[Tensor]:
     return [x for x in tree_leaves(example) if isinstance(x, Tensor)]
+
+
+# -- what looks wrong about a network and its images, on a few batches
+
+NAMED = 5  # classes that are named in a message
+FEW_IMAGES = 500  # held-out images; with fewer, accuracy moves in steps of more than 0.2 points
+SHIFT, SPREAD = 0.5, 2.5  # how far the input of the first batch norm may be from what it saw in training
+MEAN, DEVIATIONS = 1.5, (0.2, 5.0)  # of all pixels, after normalisation
+
+
+def label_problems(data: ImageData) -> list[str]:
+    """Classes without images, from the labels alone; masks are not read."""
+    problems = []
+    for part, name in NEEDED.items():
+        images = data.parts.get(cast("Part", part))
+        if not data.count(cast("Part", part)) or images is None or (isinstance(images, FileImages) and images.masks):
+            continue
+        single = images.labels.ndim == 1
+        there = np.unique(images.labels) if single else np.flatnonzero(images.labels.any(0))
+        missing = [name for number, name in enumerate(data.classes) if number not in there]
+        if missing:
+            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            problems.append(
+                f"{len(missing)} of {len(data.classes)} {'classes' if single else 'labels'} have no {name} images: "
+                f"{', '.join(missing[:NAMED])}{more}"
+            )
+    return problems
+
+
+def pixel_problems(images: Tensor) -> list[str]:
+    """Pixels that no usual normalisation gives. images: [N, C, H, W], as the network gets them."""
+    if not images.isfinite().all():
+        return ["some images have values that are NaN or infinite: check --mean and --std"]
+    mean, deviation = float(images.mean()), float(images.std())
+    if abs(mean) <= MEAN and DEVIATIONS[0] <= deviation <= DEVIATIONS[1]:
+        return []
+    return [
+        f"the images have mean {mean:.3g} and standard deviation {deviation:.3g} after normalisation, and usual ones "
+        "have about 0 and 1: check --mean and --std"
+    ]
+
+
+@torch.no_grad()
+def batch_norm_problems(model: nn.Module, images: Any) -> list[str]:
+    """Whether the first batch norm gets what it got in training; it does not if images are normalised differently."""
+    seen: list[tuple[_BatchNorm, Tensor]] = []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not seen:
+            seen.append((cast("_BatchNorm", module), inputs[0]))
+
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    hooks = [norm.register_forward_pre_hook(note) for norm in norms]
+    try:
+        with evaluating(model):
+            call(model, images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        return []
+    norm, got = seen[0]
+    assert norm.running_mean is not None and norm.running_var is not None
+    values = got.transpose(0, 1).flatten(1)  # [C, N * pixels]
+    variance = norm.running_var + norm.eps
+    shift = float(((values.mean(1) - norm.running_mean).abs() / variance.sqrt()).median())
+    spread = float(((values.var(1) + norm.eps) / variance).median())
+    if shift <= SHIFT and 1 / SPREAD <= spread <= SPREAD:
+        return []
+    return [
+        f"the normalisation of the images does not seem to be that of the training: at the first batch norm, channels "
+        f"are {shift:.2g} standard deviations off and have {spread:.2g} times the variance. Check --mean and --std"
+    ]
+
+
+def quality_problems(
+    model: nn.Module, held_out: Batches, task: Task, example: Any, count: int
+) -> tuple[Evaluation | None, list[str], list[str]]:
+    """Quality on held-out images (None if it cannot be measured), what looks wrong about it, and notes.
+
+    count: number of all held-out images.
+    """
+    try:
+        evaluation = evaluate(model, held_out, task=task)
+    except DataError as error:
+        return None, [str(error)], []
+    problems = doubts(evaluation, model, labels_to(example, device_of(model)), task)
+    few = f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points"
+    return evaluation, problems, [few] if task.chance is not None and count < FEW_IMAGES else []
+
+
+# -- what a run would take: time and memory, from a few batches
+
+BATCH = 128  # images of a training step
+SECONDS_RUN_ESTIMATE = 4.0  # about what each measurement may take
+TURNS = 5  # at most; the median counts
+PARTIAL = 0.5  # a trial of a unit runs, on average, the half of the network that follows it
+
+
+def estimate(speed: Speed, train_images: int, held_out: int, units: int, *, teacher: bool = True) -> RoundEstimate:
+    """Time of a round, from the speed and the numbers of images and units.
+
+    teacher: whether the unpruned network teaches, with a forward pass in every step.
+    """
+    step = speed.train + speed.forward * teacher
+    return RoundEstimate(
+        score=speed.forward * train_images,
+        rank=PARTIAL * speed.forward * held_out * units,
+        epoch=step * train_images + speed.forward * held_out,
+        steps=max(1, train_images // BATCH),
+    )
+
+
+def measure_speed(model: nn.Module, images: Any, task: Task | None = None) -> Speed:
+    """Time a forward pass and a training step on copies of the model. `images` are repeated to fill a batch."""
+    chosen = task_of(task)
+
+    def rows(count: int) -> Any:
+        """The first images, repeated if there are fewer; of several inputs, of each."""
+        return tree_map(
+            lambda x: x.repeat(-(-count // len(x)), *[1] * (x.ndim - 1))[:count] if isinstance(x, Tensor) else x, images
+        )
+
+    def forward(batch: Any) -> Callable[[], None]:
+        def work() -> None:
+            with evaluating(model), torch.no_grad():
+                call(model, batch)
+
+        return work
+
+    small = rows(2)
+    per_image = _median(forward(small)) / 2
+    # A training step is 3 to 4 forward passes.
+    size = int(min(BATCH, max(2, SECONDS_RUN_ESTIMATE / TURNS / (4 * per_image))))
+    batch = rows(size)
+    seconds = _median(forward(batch)) / size
+    train = _median(_training_step(model, batch, chosen)) / size
+    peak = peak_memory(device_of(model))
+    more = BATCH - size  # images of a full step that were left out here
+    memory = None if peak is None else peak + (more * _saved_for_backward(model, small) // 2 if more else 0)
+    return Speed(seconds, train, size, memory)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes that the process, or torch on a GPU, has taken at most so far."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(size) if sys.platform == "darwin" else 1024 * int(size)
+
+
+def _training_step(model: nn.Module, batch: Any, task: Task) -> Callable[[], None]:
+    """One step of a copy of the model, as `fit` trains; labels do not change its time, and the loss hardly does."""
+    copied = order_channels_last(copy.deepcopy(model)).train().requires_grad_(True)
+    optimizer = torch.optim.SGD(copied.parameters(), lr=1e-9, momentum=0.9, nesterov=True)
+    batch = move(batch, device_of(model), channels_last=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        output = call(copied, batch)
+        if task.label_kind == "classes":
+            logits = output if task.outputs is None else task.outputs(output)
+            loss = task.loss(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
+        else:
+            loss = torch.stack([x.float().square().mean() for x in tensors_of(output)]).sum()
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+    return step
+
+
+def _saved_for_backward(model: nn.Module, batch: Any) -> int:
+    """Bytes that a forward pass in training keeps for the backward pass, without the weights."""
+    copied = copy.deepcopy(model).train().requires_grad_(True)
+    weights = {tensor.untyped_storage().data_ptr() for tensor in copied.state_dict(keep_vars=True).values()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with generators_kept(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = call(copied, batch)  # it must live: it holds what was saved
+        del output
+    return sum(kept.values())
+
+
+def _median(work: Callable[[], None]) -> float:
+    """Seconds of one call; the first call is not counted."""
+
+    def wait_for_gpu() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    seconds: list[float] = []
+    with generators_kept():
+        work()
+        while len(seconds) < TURNS and sum(seconds) < SECONDS_RUN_ESTIMATE / 2:
+            wait_for_gpu()
+            start = time.perf_counter()
+            work()
+            wait_for_gpu()
+            seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[len(seconds) // 2]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from prunus.decide.goal import Budget
@@ -18,15 +20,16 @@ from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.run.folder import SPEED, RunFolder
 from prunus.run.settings import Settings
-from prunus.tasks import Task, is_classification, task_of
-from prunus.tasks.evaluate import Evaluation, evaluate
+from prunus.tasks import Task, task_of
+from prunus.tasks.evaluate import Evaluation, evaluate, too_good
 from prunus.tasks.quality import QualityWords
 from prunus.timing.engines import PreparedModel
 from prunus.timing.latency import prepare, ready_to_time
 from prunus.timing.latency_table import LatencyTable
 from prunus.train.trackers import Log, nowhere
-from prunus.util.batches import Batches
+from prunus.util.batches import Batches, call
 from prunus.util.progress import PhaseProgress
+from prunus.util.state import evaluating
 
 Result = TypeVar("Result")
 
@@ -42,25 +45,22 @@ class RunData:
 
 
 @dataclass(frozen=True)
-class Reports:
-    """Whom a run tells what it does."""
-
-    progress: PhaseProgress
-    track: Log = nowhere
-
-
-@dataclass(frozen=True)
 class RunContext:
     """A run: its folder, the original network, the budget and the settings."""
 
     folder: RunFolder
-    original: nn.Module
-    graph: ChannelGraph  # of the original
+    graph: ChannelGraph  # of the original network
     budget: Budget
     settings: Settings
     data: RunData
-    reports: Reports
+    progress: PhaseProgress
+    track: Log = nowhere  # sends figures to the tracker, if there is one
     table: LatencyTable | None = None  # times of the original network's layers
+
+    @property
+    def original(self) -> nn.Module:
+        """The original network."""
+        return self.graph.model
 
     @cached_property
     def widths(self) -> Mapping[str, int]:
@@ -82,15 +82,10 @@ class RunContext:
 
     @property
     def quality(self) -> QualityWords:
-        """How the quality that all decisions read is called; an evaluation of the user's own may measure anything."""
+        """How the quality that all decisions read is called; a user-provided evaluation may measure anything."""
         if self.settings.evaluate is not None and self.settings.task is None:
             return QualityWords("quality")
         return QualityWords.of(self.task)
-
-    @property
-    def measures_accuracy(self) -> bool:
-        """Whether the quality is the accuracy of a classifier, as prunus measures it."""
-        return is_classification(self.task) and self.settings.evaluate is None
 
     def met(self, plan: Plan, number: int) -> bool:
         """Whether the network that a plan leads to from the original one meets the goal, after the round `number`.
@@ -102,23 +97,40 @@ class RunContext:
 
     def say(self, phase: str, done: int, total: int | None, note: str = "") -> None:
         """Report how far a phase is."""
-        self.reports.progress(phase, done, total or done, note)
-
-    def track(self, figures: Mapping[str, float | None], step: int) -> None:
-        """Send figures to the tracker, if there is one."""
-        self.reports.track(figures, step)
+        self.progress(phase, done, total or done, note)
+        self.folder.note_progress(phase, done, total or done, note)
 
     def evaluate(self, model: nn.Module, loader: Batches) -> Evaluation:
-        """The quality and loss by the user's own function or the task's."""
-        found = (self.settings.evaluate or functools.partial(evaluate, task=self.task))(model, loader)
-        if not isinstance(found, Evaluation):
+        """The quality and loss by a user-provided function or the task's."""
+        evaluation = (self.settings.evaluate or functools.partial(evaluate, task=self.task))(model, loader)
+        if not isinstance(evaluation, Evaluation):
             raise RunError(
-                "your evaluate function must return a prunus.Evaluation(top1, top5, loss, num_images), whose top1 may "
-                f"be any figure where higher is better; it returned {type(found).__name__}"
+                "your evaluate function must return a prunus.Evaluation(quality, loss, num_images), whose quality may "
+                f"be any figure where higher is better; it returned {type(evaluation).__name__}"
             )
-        if math.isnan(found.quality):
+        if math.isnan(evaluation.quality):
             raise RunError("the evaluation returned NaN, and decisions cannot be based on it: check your function")
-        return found
+        return evaluation
+
+
+CHANCE = 1.5  # a quality below this many times that of guessing: the network has nothing to lose
+
+
+def doubts(evaluation: Evaluation, model: nn.Module, example: Any, task: Task) -> list[str]:
+    """Why held-out quality may not tell good decisions from bad ones, in sentences. Only tasks with a chance level."""
+    if task.chance is None:
+        return []
+    with evaluating(model), torch.no_grad():
+        output = call(model, copy.deepcopy(example))
+    chance = task.chance(output if task.outputs is None else task.outputs(output))
+    found = [sentence for sentence in [too_good(evaluation)] if sentence]
+    if evaluation.quality < CHANCE * chance:
+        found.append(
+            f"the network scores {100 * evaluation.quality:.1f}% on the held-out images, about what guessing among "
+            f"{1 / chance:.0f} classes gives: check the weights, the labels and the normalisation of the images before "
+            "pruning it"
+        )
+    return found
 
 
 class Stopwatch:

@@ -1,16 +1,14 @@
-"""Which images a run reads, in a few numbers, so that a run is not continued with others.
+"""Which network, data and settings a run or a study is of, so that it is not continued with others.
 
-Loaders shuffle and augment, so their first batches differ from call to call. What counts is the data set behind a
-loader: its number of images, and the labels and pixel statistics of a few images at fixed positions. What a loader
-does not reveal is not compared.
+A network is told by its structure, its weights and its output on fixed noise. Loaders shuffle and augment, so their
+first batches differ from call to call. What counts is the data set behind a loader: its number of images, and the
+labels and pixel statistics of a few images at fixed positions. What a loader does not reveal is not compared.
 """
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,22 +18,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from prunus.errors import DataError, RunError
-from prunus.run.context import RunData
-from prunus.run.folder import ANSWERS, CONFIG, DATA, RunFolder
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import unpack_for
-from prunus.util.batches import Batch, Batches, call, count_images, logits_of, unpack_any
+from prunus.util.batches import Batch, Batches, call, count_images, unpack_any
 from prunus.util.processes import processes
 from prunus.util.state import evaluating, generators_kept
 from prunus.zoo.loader import Loader
 
 Facts = dict[str, Any]
+Loaders = Mapping[str, Batches | None]
 
-PROBES = 8  # images that are looked at, evenly spread
-READS = 3  # an image that is the same this often is taken as fixed, not random
-CLOSE = 1e-4  # relative: the same image on another machine, or decoded by another version
-
-WORDS = {
+DATA, ANSWERS = "data", "answers"  # facts that are compared with a tolerance
+PARTS = {  # a loader's name in messages
     "train": "training images",
     "score_on": "images to score on",
     "holdout": "held-out images",
@@ -43,34 +37,105 @@ WORDS = {
 }
 
 
-def describe(data: RunData) -> Facts:
-    """Plain values for JSON that tell data sets apart: the number of processes, and facts of each loader."""
-    facts: Facts = {"processes": processes()}
-    seen: dict[int, Facts | None] = {}
-    for field in fields(data):
-        loader = getattr(data, field.name)
-        if id(loader) not in seen:
-            seen[id(loader)] = None if loader is None else loader_facts(loader)
-        facts[field.name] = seen[id(loader)]
-    return facts
+def refuse_other(
+    path: Path, what: str, before: Mapping[str, Any], now: Mapping[str, Any], loaders: Loaders | None = None
+) -> None:
+    """RunError unless what is in a folder may continue: every fact is the same, up to tolerances of data and answers.
 
-
-def refuse_other_data(folder: RunFolder, now: Facts, data: RunData) -> None:
-    """RunError if the run in the folder was started with other images than those of `data`, which `now` describes."""
-    stored = folder.read(CONFIG).get(DATA)
-    if not isinstance(stored, Mapping):  # a folder of an older version
-        return
-    for name, words in WORDS.items():
-        old, new, loader = stored.get(name), now.get(name), getattr(data, name)
-        shares = stored.get("processes") != now["processes"] and not isinstance(loader, Loader)
-        if name not in stored or shares:  # with another number of processes, each may have another share of the images
+    Args:
+        path: The folder.
+        what: What it holds, in a word.
+        before: The facts in the folder.
+        now: The facts of what should continue.
+        loaders: The loaders that `now[DATA]` describes.
+    """
+    was, is_now = (_flat({**facts, DATA: None, ANSWERS: None}) for facts in (before, now))
+    for key in {**was, **is_now}:
+        if was.get(key) != is_now.get(key):
+            raise RunError(
+                f"{path} holds another {what}: {key} was {was.get(key)!r} there and is {is_now.get(key)!r} now. Use "
+                f"another folder, or the same network and settings to continue that {what}."
+            )
+    old, new = before.get(ANSWERS), now.get(ANSWERS)
+    if old is not None and new is not None and not _same_answers(old, new):
+        raise RunError(
+            f"{path} holds a {what} of another network: it has the same layers and weights, but another output on the "
+            f"same input ({old[0]:.4g}, ... there and {new[0]:.4g}, ... now). Was its forward changed? Use another "
+            f"folder, or the same network to continue that {what}"
+        )
+    stored, facts = before.get(DATA) or {}, now.get(DATA) or {}
+    for name, loader in (loaders or {}).items():
+        # With another number of processes, each may have another share of the images.
+        shares = stored.get("processes") != facts["processes"] and not isinstance(loader, Loader)
+        if name not in stored or shares:
             continue
-        found = _difference(old, new, words, loader)
+        found = _data_difference(stored[name], facts[name], PARTS.get(name, f"{name} images"), loader)
         if found is not None:
             raise RunError(
-                f"{folder.path} holds a run on other data: {found}. Use another folder, or the same data to continue "
-                "that run"
+                f"{path} holds a {what} on other data: {found}. Use another folder, or the same data to continue "
+                f"that {what}"
             )
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Facts:
+    """{"settings": {"target": 0.5}} -> {"settings.target": 0.5}, to name differences."""
+    flat: Facts = {}
+    for key, value in facts.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+# -- networks
+
+NUMBERS = 8  # of the output
+ANSWER_TOLERANCE = 1e-2  # of the largest: other devices and precisions give other roundings
+
+
+def network_answers(model: nn.Module, example: Any) -> list[float] | None:
+    """A few numbers of the output on noise of the example's shape, the same noise each time.
+
+    Two networks may have the same layers and weights, and another forward. None if the network does not accept noise,
+    or gives something else each time.
+    """
+    draw = torch.Generator()  # on the CPU, so that all devices get the same noise
+
+    def noise(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return torch.randn(value.shape, generator=draw).to(value) if value.is_floating_point() else value.clone()
+
+    answers = []
+    for _ in range(2):
+        draw.manual_seed(0)
+        try:
+            with generators_kept(0), evaluating(model), torch.no_grad():
+                output = call(model, tree_map(noise, example))
+        except Exception:  # noqa: BLE001  (inputs that may not be random, such as positions)
+            return None
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if not tensors or not tensors[0].numel():
+            return None
+        flat = tensors[0].flatten().double().cpu()
+        places = np.linspace(0, len(flat) - 1, min(NUMBERS, len(flat))).round().astype(int)
+        answers.append([float(f"{value:.6g}") for value in flat[places].tolist()])
+    return answers[0] if _same_answers(*answers) else None
+
+
+def _same_answers(a: list[float], b: list[float]) -> bool:
+    return len(a) == len(b) and bool(np.allclose(a, b, rtol=0, atol=ANSWER_TOLERANCE * max(map(abs, a))))
+
+
+# -- data
+
+PROBES = 8  # images that are looked at, evenly spread
+READS = 3  # an image that is the same this often is taken as fixed, not random
+PIXEL_TOLERANCE = 1e-4  # relative: the same image on another machine, or decoded by another version
+
+
+def data_facts(loaders: Loaders) -> Facts:
+    """Plain values for JSON that tell data sets apart: the number of processes, and facts of each loader."""
+    seen = {id(loader): None if loader is None else loader_facts(loader) for loader in loaders.values()}
+    return {"processes": processes(), **{name: seen[id(loader)] for name, loader in loaders.items()}}
 
 
 def loader_facts(loader: Batches) -> Facts:
@@ -79,10 +144,27 @@ def loader_facts(loader: Batches) -> Facts:
     return {} if count is None else {"images": count, **_read(loader, count, 1)[0]}
 
 
+def images_in(loader: Any) -> int | None:
+    """Images of an epoch of a loader, whatever its batches and the share of this process; None if it hides them."""
+
+    def count() -> int | None:
+        if isinstance(loader, Loader):
+            return loader.order.total
+        if isinstance(loader, list | tuple):
+            return sum(count_images(unpack_any(batch, number)[0]) for number, batch in enumerate(loader))
+        if isinstance(loader, DataLoader):
+            chosen = _chosen(loader)
+            return len(loader.dataset) if chosen is None else len(chosen)  # type: ignore[arg-type]
+        known = getattr(loader, "num_images", None)
+        return known if isinstance(known, int) else None
+
+    found: int | None = _unless_it_fails(count)
+    return found
+
+
 def _read(loader: Batches, count: int, times: int) -> list[Facts]:
     """Facts of the same few images, read several times; empty if they cannot be read."""
-    found = _unless_it_fails(lambda: [_batch_facts(batch) for batch in _probe(loader, count, times)])
-    return found or [{}]
+    return _unless_it_fails(lambda: [_batch_facts(batch) for batch in _probe(loader, count, times)]) or [{}]
 
 
 def _unless_it_fails(look: Callable[[], Any]) -> Any:
@@ -90,27 +172,8 @@ def _unless_it_fails(look: Callable[[], Any]) -> Any:
     try:
         with generators_kept(0):
             return look()
-    except Exception:  # noqa: BLE001  (any code of the user's may run here)
+    except Exception:  # noqa: BLE001  (any user-provided code may run here)
         return None
-
-
-def images_in(loader: Batches) -> int | None:
-    """Images of an epoch of a loader; None if it does not reveal them without being read."""
-    found: int | None = _unless_it_fails(lambda: _count(loader))
-    return found
-
-
-def _count(loader: Any) -> int | None:
-    """Images of an epoch, whatever the size of its batches and the share of this process."""
-    if isinstance(loader, Loader):
-        return loader.order.total
-    if isinstance(loader, list | tuple):
-        return sum(count_images(unpack_any(batch, number)[0]) for number, batch in enumerate(loader))
-    if not isinstance(loader, DataLoader):
-        count = getattr(loader, "num_images", None)
-        return count if isinstance(count, int) else None
-    chosen = _chosen(loader)
-    return len(loader.dataset) if chosen is None else len(chosen)  # type: ignore[arg-type]
 
 
 def _chosen(loader: DataLoader[Any]) -> list[int] | None:
@@ -138,7 +201,7 @@ def _probe(loader: Any, count: int, times: int) -> Iterable[Batch]:
         _Seeded(loader.dataset),  # type: ignore[arg-type]
         batch_size=len(positions) if whole else None,
         sampler=(positions if whole else positions[:1]) * times,
-        collate_fn=_SeededCall(loader.collate_fn),
+        collate_fn=_Seeded(loader.collate_fn),
         # If the user reads in workers, files must not be opened here first: forked processes would share them.
         # It is one worker for all times: a new one would begin with the same state of the data set's own generator.
         num_workers=min(1, loader.num_workers),
@@ -162,156 +225,68 @@ def _from_batches(batches: Any, positions: list[int]) -> Batch:
 
 
 class _Seeded:
-    """A data set whose random transforms draw the same numbers each time, in any process."""
+    """A data set or a function whose random numbers are the same each time, in any process."""
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
 
     def __getitem__(self, position: int) -> Any:
         with generators_kept(position):
-            return self.dataset[position]
-
-
-class _SeededCall:
-    """A function that draws the same random numbers each time."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
+            return self.inner[position]
 
     def __call__(self, items: Any) -> Any:
         with generators_kept(0):
-            return self.function(items)
+            return self.inner(items)
 
 
 def _batch_facts(batch: Batch) -> Facts:
     images, labels = unpack_any(batch, 0)
     leaves = [leaf for leaf in tree_leaves(images) if isinstance(leaf, Tensor)]
-    rows = [
-        torch.cat([leaf[i].flatten().double() for leaf in leaves]) for i in range(min(PROBES, count_images(images)))
-    ]
+    count = min(PROBES, count_images(images))
+    rows = [torch.cat([leaf[i].flatten().double() for leaf in leaves]) for i in range(count)]
     shapes = [list(leaf.shape[1:]) for leaf in leaves]
-    return {
-        "shape": shapes[0] if len(shapes) == 1 else shapes,
-        **_label_facts(labels),
-        "pixels": [[float(f"{row.mean():.6g}"), float(f"{row.std(correction=0):.6g}")] for row in rows],
-    }
+    facts: Facts = {"shape": shapes[0] if len(shapes) == 1 else shapes}
+    if isinstance(labels, Tensor) and labels.ndim:
+        few, classes = labels[:PROBES], labels.ndim == 1 and not labels.is_floating_point()
+        # Of other labels than classes, such as masks, a mean for each image.
+        facts["labels"] = few.tolist() if classes else [float(f"{row.double().mean():.6g}") for row in few]
+    facts["pixels"] = [[float(f"{row.mean():.6g}"), float(f"{row.std(correction=0):.6g}")] for row in rows]
+    return facts
 
 
-def _label_facts(labels: Any) -> Facts:
-    """Class indices as they are; of other tensors, such as masks, a mean for each image; nothing of other labels."""
-    if not isinstance(labels, Tensor) or not labels.ndim:
-        return {}
-    few = labels[:PROBES]
-    if few.ndim == 1 and not few.is_floating_point():
-        return {"labels": few.tolist()}
-    return {"labels": [float(f"{row.double().mean():.6g}") for row in few]}
-
-
-def _difference(old: Facts | None, new: Facts | None, words: str, loader: Batches) -> str | None:
+def _data_difference(old: Facts | None, new: Facts | None, name: str, loader: Any) -> str | None:
     """What differs, in words; None if nothing does."""
     if old is None or new is None:
         if old is new:
             return None
-        return f"it was started {'without' if old is None else 'with'} {words}, and now " + (
-            "there are some" if old is None else "there are none"
-        )
-    if _known(old, new, "images") and old["images"] != new["images"]:
-        return f"there were {old['images']:,} {words}, and now there are {new['images']:,}"
-    for key, same in (("shape", _equal), ("labels", _mostly_equal), ("pixels", _mostly_close)):
-        if _known(old, new, key) and not same(old[key], new[key]) and _is_fixed(loader, new, key):
-            return f"the {_what(key)} of the {words} {_shown(key, old[key])}, and now {_shown(key, new[key], now=True)}"
+        started, there = ("without", "some") if old is None else ("with", "none")
+        return f"it was started {started} {name}, and now there are {there}"
+    known = old.keys() & new.keys()
+    if "images" in known and old["images"] != new["images"]:
+        return f"there were {old['images']:,} {name}, and now there are {new['images']:,}"
+    for key in ("shape", "labels", "pixels"):
+        if key not in known or _alike(old[key], new[key], key):
+            continue
+        # A data set with a random generator of its own gives something else each time, and says nothing.
+        if any(again.get(key) != new[key] for again in _read(loader, new["images"], READS)):
+            continue
+        if key == "pixels":
+            means = [", ".join(f"{mean:.3g}" for mean, _ in facts[key][:4]) for facts in (old, new)]
+            return f"the pixels of the {name} had the means {means[0]}, and now have the means {means[1]}"
+        return f"the {key.rstrip('s')}s of the {name} were {old[key]}, and now are {new[key]}"
     return None
 
 
-def _known(old: Facts, new: Facts, key: str) -> bool:
-    return key in old and key in new
+def _alike(old: list[Any], new: list[Any], key: str) -> bool:
+    """Whether at least half of the images agree: other data differ nearly everywhere, a rare random change does not."""
+    if key == "shape":
+        return old == new
+    tolerance = PIXEL_TOLERANCE if key == "pixels" else 0.0
+    pairs = [np.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(old, new, strict=False)]
+    return 2 * sum(pairs) >= len(pairs)
 
 
-def _is_fixed(loader: Batches, facts: Facts, key: str) -> bool:
-    """Whether the data set gives the same when it is read again. One with its own random generator does not."""
-    return all(again.get(key) == facts[key] for again in _read(loader, facts["images"], READS))
-
-
-def _equal(old: Any, new: Any) -> bool:
-    return bool(old == new)
-
-
-def _mostly_equal(old: list[float], new: list[float]) -> bool:
-    return _mostly([a == b for a, b in zip(old, new, strict=False)])
-
-
-def _mostly_close(old: list[list[float]], new: list[list[float]]) -> bool:
-    pairs = [zip(a, b, strict=False) for a, b in zip(old, new, strict=False)]
-    return _mostly([all(math.isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE) for a, b in pair) for pair in pairs])
-
-
-def _mostly(same: list[bool]) -> bool:
-    """Other data differ nearly everywhere; a rare random change of an image does not."""
-    return 2 * sum(same) >= len(same)
-
-
-def _what(key: str) -> str:
-    return {"shape": "shapes", "labels": "labels", "pixels": "pixels"}[key]
-
-
-def _shown(key: str, value: Any, now: bool = False) -> str:
-    if key == "pixels":
-        return f"{'have' if now else 'had'} the means " + ", ".join(f"{mean:.3g}" for mean, _ in value[:4])
-    return f"{'are' if now else 'were'} {value}"
-
-
-# What a network computes, in a few numbers: two networks may have the same layers and weights, and another forward.
-
-NUMBERS = 8  # of the output
-CLOSE_NETWORK_IDENTITY = 1e-2  # of the largest: other devices and precisions give other roundings
-
-
-def network_answers(model: nn.Module, example: Any) -> list[float] | None:
-    """A few numbers of the output on noise of the example's shape, the same noise each time.
-
-    None if the network does not accept noise, or gives something else each time.
-    """
-    try:
-        first, again = (_answers(model, example) for _ in range(2))
-    except Exception:  # noqa: BLE001  (inputs that may not be random, such as positions)
-        return None
-    return first if first and _close(first, again) else None
-
-
-def refuse_other_network(folder: RunFolder, now: list[float] | None) -> None:
-    """RunError if the run in the folder is that of a network that computes something else than `now` says."""
-    before = folder.read(CONFIG).get(ANSWERS)
-    if not isinstance(before, list) or now is None or _close(before, now):
-        return
-    raise RunError(
-        f"{folder.path} holds a run of another network: it has the same layers and weights, but another output on the "
-        f"same input ({before[0]:.4g}, ... there and {now[0]:.4g}, ... now). Was its forward changed? Use another "
-        "folder, or the same network to continue that run"
-    )
-
-
-@torch.no_grad()
-def _answers(model: nn.Module, example: Any) -> list[float]:
-    draw = torch.Generator().manual_seed(0)  # on the CPU, so that all devices get the same noise
-
-    def noise(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return torch.randn(value.shape, generator=draw).to(value) if value.is_floating_point() else value.clone()
-
-    with generators_kept(0), evaluating(model):
-        output = call(model, tree_map(noise, example))
-    numbers = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    flat = numbers[0].flatten().double().cpu()
-    places = np.linspace(0, len(flat) - 1, min(NUMBERS, len(flat))).round().astype(int)
-    return [float(f"{value:.6g}") for value in flat[places].tolist()]
-
-
-def _close(a: list[float], b: list[float]) -> bool:
-    return len(a) == len(b) and bool(np.allclose(a, b, rtol=0, atol=CLOSE_NETWORK_IDENTITY * max(map(abs, a))))
-
-
-# An example input of a network, and what it tells.
+# -- an example input
 
 
 def first_image(loader: Batches, device: torch.device, task: Task | None = None) -> Any:
@@ -320,15 +295,3 @@ def first_image(loader: Batches, device: torch.device, task: Task | None = None)
         images, _ = unpack_for(task_of(task), batch, number, labelled=False)
         return tree_map(lambda part: part[:1].to(device) if isinstance(part, Tensor) else part, images)
     raise DataError("the loader gave no images")
-
-
-def pixels(example: Any) -> int:
-    """Pixels of one image; of the largest of several inputs."""
-    return max((math.prod(x.shape[2:]) for x in tree_leaves(example) if isinstance(x, Tensor)), default=0)
-
-
-@torch.no_grad()
-def classes_of(model: nn.Module, example: Any) -> int:
-    """The number of classes that a classifier knows."""
-    with evaluating(model):
-        return int(logits_of(call(model, copy.deepcopy(example))).shape[-1])

@@ -206,7 +206,7 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
 
     from prunus.decide.candidates import candidates
     from prunus.decide.goal import TOLERANCE
-    from prunus.decide.ranked_plan import step_at_alpha_1
+    from prunus.decide.splits import step_at_alpha_1
     from prunus.decide.widths import Cutter
     from prunus.run.checkup import estimate
     from prunus.score.scores import Scores

@@ -10,20 +10,24 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from prunus.decide.goal import Goal
-from prunus.decide.settings import SplitSettings, TimeSettings, check_split, ranking_settings
-from prunus.decide.splits import SPLITS
+from prunus.decide.settings import SPLITS, SplitSettings, TimeSettings, check_split, ranking_settings
 from prunus.errors import DecideError
 from prunus.repair.repair import REPAIRS
 from prunus.score.metrics import METRICS, metric_of, metric_option, suited_metric
 from prunus.train.settings import DEFAULT_PRESET, FineTuning, preset_of
 from prunus.train.trackers import TrackerSettings
 from prunus.util.options import check, option, plain
-from prunus.util.processes import bytes_of_words
 from prunus.util.user_code import cannot_take
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
     from prunus.timing.latency_table import LatencyTable
+
+
+def _check_memory(size: str) -> None:
+    from prunus.util.processes import parse_memory  # it imports torch
+
+    parse_memory(size)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         f"Metric that scores channels: {', '.join(METRICS)}; chosen to suit the split by default. Options may follow: "
         "gsd:ridge=0",
         everyday=True,
-        own=True,
+        user_code=True,
     )
     metric_options: dict[str, Any] = option({}, "Options of the metric, such as ridge", group="Channels", hidden=True)
     num_images: int | None = option(
@@ -71,7 +75,7 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         "Memory for the repair, such as 4G; half of the machine's by default. What does not fit goes to a file or is "
         "computed again",
         group="Repair",
-        valid=bytes_of_words,
+        valid=_check_memory,
     )
     epochs: int = option(0, "Epochs of retraining in each round", group="Retraining", everyday=True, least=0)
     last_epochs: int | None = option(
@@ -86,10 +90,10 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     )
     distill: bool = option(True, "Use the unpruned network as a teacher when retraining", group="Retraining")
     fit: Callable[..., Any] | None = option(
-        None, "User-provided retraining", group="Retraining", hidden=True, own=True
+        None, "User-provided retraining", group="Retraining", hidden=True, user_code=True
     )
     evaluate: Callable[..., Any] | None = option(
-        None, "User-provided evaluation", group="Goal", hidden=True, own=True
+        None, "User-provided evaluation", group="Goal", hidden=True, user_code=True
     )
 
     @classmethod
@@ -149,12 +153,13 @@ def check_settings(settings: Settings) -> None:
         raise DecideError(f"{idle[0]} does nothing without retraining: give epochs as well")
     check_split(settings, by_share=settings.ratio is not None)
     split = None if settings.split is None else SPLITS.find(settings.split)
-    if split is not None and split.needs_errors and isinstance(settings.metric, str):
-        if not metric_of(settings.metric).adds_up:
-            raise DecideError(
-                f'split "{split.name}" needs scores that are errors, and {settings.metric} gives none: use '
-                f"{' or '.join(name for name in METRICS if METRICS[name].adds_up)}, or leave the metric out"
-            )
+    named = settings.metric if isinstance(settings.metric, str) else None
+    if split is not None and split.needs_errors and named is not None and not metric_of(named).adds_up:
+        adding = " or ".join(name for name in METRICS if METRICS[name].adds_up)
+        raise DecideError(
+            f'split "{split.name}" needs scores that are errors, and {named} gives none: use {adding}, or leave the '
+            "metric out"
+        )
     ends = [name for name in settings.given if name != "max_drop"]
     if settings.last_epochs is not None and not ends:
         raise DecideError(
@@ -186,7 +191,7 @@ def fill_defaults(
         pixels: Of one image.
         table: Times of the network's layers, if the run needs them; it decides engine, batch and threads.
     """
-    from prunus.decide.ranked_plan import first_alpha  # torch is needed from here on
+    from prunus.decide.splits import first_alpha  # torch is needed from here on
 
     if table is not None:
         how = table.measured_with
@@ -233,7 +238,7 @@ def split_for_solve(settings: Settings, graph: ChannelGraph, table: LatencyTable
     respected.
     """
     from prunus.decide.candidates import candidates
-    from prunus.decide.ranked_plan import check_reach
+    from prunus.decide.splits import check_reach
 
     given = settings.only or settings.rounds or settings.ratio or settings.split
     if settings.repair != "solve" or given or ranking_settings(settings):

@@ -1,12 +1,11 @@
-"""The promise of a goal in time is checked: the pruned network is timed beside the original one."""
+"""A latency target is checked: the pruned network is timed beside the original one."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import nn
@@ -19,22 +18,24 @@ from prunus.run.context import RunContext
 from prunus.run.folder import SPEED, TABLE, RunFolder
 from prunus.run.settings import Settings
 from prunus.score.scores import Scores
-from prunus.timing.latency import Speedup, latency, ready_to_time, speedup
+from prunus.timing.latency import Speedup, latency, processor_time, ready_to_time, speedup
 from prunus.timing.latency_table import LatencyTable, machine_of, open_table
 from prunus.timing.layer_timing import latency_table
-from prunus.timing.turns import processor_time
 from prunus.util.batches import device_of
 from prunus.util.processes import from_first
+from prunus.util.typed_json import from_data
 
 logger = logging.getLogger(__name__)
 
 TRIES = 6  # networks to time at most; half of them with aligned widths
-SPLITS = 16  # splits at most in each search; one that is known already is not timed again
+MOST_SPLITS = 16  # in each search; one that is known already is not timed again
 ALIGNED = 16  # channels that kernels handle at a time, at most
 CLOSE = 1.02  # a network up to this much faster than asked is good enough
 LEAST_GAIN = 1.02  # a smaller speed-up says little about the next budget
 MARGIN = 0.997  # a tightened budget is a little smaller than the shortfall says
 MOST_TURNS, FEWEST_TURNS, SECONDS = 25, 9, 20.0  # of each network, and about how long they may take
+
+Decide = Callable[[Budget, int], Plan]  # budget, number of which widths are multiples -> plan
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,6 @@ class Check:
     predicted: float  # speed-up by the table
     measured: Speedup
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, words: dict[str, Any]) -> Check:
-        """The inverse of `to_dict`."""
-        return cls(**{**words, "measured": Speedup(**words["measured"])})
-
 
 @dataclass(frozen=True)
 class TimedPair:
@@ -65,6 +57,23 @@ class TimedPair:
     before: float
     after: float
     speedup: Speedup
+
+
+def times_for(settings: Settings, graph: ChannelGraph, folder: RunFolder) -> LatencyTable | None:
+    """The latency table of a run: from its folder, from a file, or measured here by the first process.
+
+    None if the run needs none. An interrupted run reads the table that it began with, so that it makes the same plan.
+    """
+    if not settings.needs_times:
+        return None
+
+    def find() -> LatencyTable:
+        path = folder.path / TABLE if folder.has(TABLE) else settings.latency_table
+        if path is not None:
+            return open_table(path, graph)
+        return latency_table(graph, settings.engine, settings.batch, settings.threads)
+
+    return from_first(find)
 
 
 def is_checked(context: RunContext) -> bool:
@@ -98,10 +107,6 @@ def time_beside(context: RunContext, small: nn.Module) -> TimedPair:
     return from_first(measure)
 
 
-Try = tuple[Check, Plan]
-Decide = Callable[[Budget, int], Plan]  # budget, number of which widths are multiples -> plan
-
-
 def plan_in_time(
     context: RunContext, number: int, graph: ChannelGraph, scores: Scores, budget: Budget, split: Decide
 ) -> Plan:
@@ -112,25 +117,27 @@ def plan_in_time(
     Of the plans that are as fast as asked, the one of the smallest error is taken, or else the fastest. What was
     measured is in the folder, so that a run that continues makes the same plan.
     """
-    step = context.settings.round_to
+    step, cost = context.settings.round_to, context.budget.of(graph)
     plan = split(budget, step)
-    if not is_checked(context) or not _meets_goal(context, graph, plan):
+    if not is_checked(context) or not context.budget.met(cost(plan.keep)):  # earlier rounds go a part of the way
         return plan
     folder, name = context.folder, f"{context.folder.round(number).name}/{SPEED}"
-    known = folder.parse(name, lambda w: [Check.from_dict(c) for c in w["checks"]]) if folder.has(name) else []
-    tried: list[Try] = []
+    known: list[Check] = []
+    if folder.has(name):
+        known = folder.parse(name, lambda record: [from_data(Check, each) for each in record["checks"]])
+    tried: list[tuple[Check, Plan]] = []
 
     def measure(plan: Plan, left: float, aligned: int) -> Check:
         context.say(f"round {number}: speed", len(tried), None)
         if len(tried) < len(known):
             check = known[len(tried)]
         else:
-            spent = context.budget.of(graph)(plan.keep)
+            spent = cost(plan.keep)
             timed = time_beside(context, prune(graph, plan, check=False))
             error, predicted = plan_error(graph, scores, plan), context.budget.whole / spent
             check = Check(left, spent, aligned, error, predicted, timed.speedup)
         tried.append((check, plan))
-        folder.write(name, {"checks": [c.to_dict() for c, _ in tried]})
+        folder.write(name, {"checks": [each for each, _ in tried]})
         return check
 
     asked = context.settings.speedup or 1.0
@@ -138,7 +145,16 @@ def plan_in_time(
     if aligned != step:
         _search(budget, aligned, TRIES // 2, split, measure, asked)
     _search(budget, step, TRIES - len(tried), split, measure, asked)
-    return _chosen(tried, asked)
+    good = [pair for pair in tried if pair[0].measured.ratio >= asked]
+    if good:
+        return min(good, key=lambda pair: pair[0].error)[1]
+    fastest, plan = max(tried, key=lambda pair: pair[0].measured.ratio)
+    logger.warning(
+        "the pruned network is %.2fx as fast as the original one; %.2fx was asked, and no faster split was found",
+        fastest.measured.ratio,
+        asked,
+    )
+    return plan
 
 
 def _search(
@@ -154,42 +170,26 @@ def _search(
     A budget that leads to a plan that is known already says where not to look: the next one is halfway between the
     budgets that are too small and too large.
     """
-    checks: list[Check] = []
-    plans: list[Plan] = []
+    checks: list[tuple[Check, Plan]] = []
     fast, slow = 0.0, math.inf  # the largest budget that is fast enough, the smallest that is not
-    for _ in range(SPLITS):
+    for _ in range(MOST_SPLITS):
         try:
             plan = split(budget, aligned)
         except DecideError:  # out of reach
             return
         left = budget.left or 0.0
-        known = next((check for check, one in zip(checks, plans, strict=True) if one.keep == plan.keep), None)
+        known = next((check for check, one in checks if one.keep == plan.keep), None)
         check = known or measure(plan, left, aligned)
         if known is None:
-            checks.append(check)
-            plans.append(plan)
+            checks.append((check, plan))
         enough = check.measured.ratio >= asked
         fast, slow = (max(fast, left), slow) if enough else (fast, min(slow, left))
         if (enough and check.measured.ratio <= CLOSE * asked) or len(checks) == tries:
             return
         if known is not None and not 0 < fast < slow < math.inf:
             return
-        budget = replace(budget, left=_next_left(checks, asked) if known is None else (fast + slow) / 2)
-
-
-def plan_error(graph: ChannelGraph, scores: Scores, plan: Plan) -> float:
-    """The sum over units of the highest score among the channels that go: with scores that are errors, the error."""
-    total = 0.0
-    for name, kept in plan.keep.items():
-        gone = np.setdiff1d(np.arange(graph.units[name].width), kept)
-        if len(gone) and name in scores.values:
-            total += float(np.max(np.asarray(scores.values[name])[gone]))
-    return total
-
-
-def _meets_goal(context: RunContext, graph: ChannelGraph, plan: Plan) -> bool:
-    """Whether this is the last round: earlier rounds go a part of the way."""
-    return context.budget.met(context.budget.of(graph)(plan.keep))
+        left = _next_left([check for check, _ in checks], asked) if known is None else (fast + slow) / 2
+        budget = replace(budget, left=left)
 
 
 def _next_left(checks: list[Check], asked: float) -> float:
@@ -205,48 +205,11 @@ def _next_left(checks: list[Check], asked: float) -> float:
     return left
 
 
-def _chosen(tried: list[Try], asked: float) -> Plan:
-    good = [pair for pair in tried if pair[0].measured.ratio >= asked]
-    if good:
-        return min(good, key=lambda pair: pair[0].error)[1]
-    check, plan = max(tried, key=lambda pair: pair[0].measured.ratio)
-    logger.warning(
-        "the pruned network is %.2fx as fast as the original one; %.2fx was asked, and no faster split was found",
-        check.measured.ratio,
-        asked,
-    )
-    return plan
-
-
-# The times of layers that a run needs: from its folder, from a file, or measured here by the first process.
-
-
-def times_for(settings: Settings, graph: ChannelGraph, folder: RunFolder) -> LatencyTable | None:
-    """The latency table of a run; None if it needs none.
-
-    A run that was interrupted reads the table that it began with, so that it makes the same plan.
-    """
-    if not settings.needs_times:
-        return None
-
-    def find() -> str:
-        if folder.has(TABLE):
-            return open_table(folder.path / TABLE, graph).to_json()
-        if settings.latency_table is not None:
-            return open_table(settings.latency_table, graph).to_json()
-        return latency_table(graph, settings.engine, settings.batch, settings.threads).to_json()
-
-    return LatencyTable.from_json(from_first(find))
-
-
-def with_table_settings(settings: Settings, table: LatencyTable | None) -> Settings:
-    """Settings with engine, batch and threads as the table has them."""
-    if table is None:
-        return settings
-    found = table.measured_with
-    if settings.latency_table is not None and settings.engine not in ("eager", found.engine):
-        raise DecideError(
-            f"the latency table {settings.latency_table} is of the engine {found.engine}, not {settings.engine}: leave "
-            "engine, batch and threads out, the table has them"
-        )
-    return replace(settings, engine=found.engine, batch=found.batch, threads=found.threads)
+def plan_error(graph: ChannelGraph, scores: Scores, plan: Plan) -> float:
+    """The sum over units of the highest score among the channels that go: with scores that are errors, the error."""
+    total = 0.0
+    for name, kept in plan.keep.items():
+        gone = np.setdiff1d(np.arange(graph.units[name].width), kept)
+        if len(gone) and name in scores.values:
+            total += float(np.max(np.asarray(scores.values[name])[gone]))
+    return total

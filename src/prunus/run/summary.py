@@ -1,171 +1,272 @@
-"""A finished run in numbers: before and after, layer by layer, and the time of each phase."""
+"""A finished run in numbers: summary.json, and the figures of classes (classes.json) and layers (network.json).
+
+The dataclasses are the files: `prunus.util.typed_json` reads and writes them.
+"""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.run.context import RunContext
-from prunus.run.folder import SPEED
-from prunus.run.report_files import figures_on_test_images
-from prunus.run.round import Outcome
-from prunus.run.speed_check import is_checked, time_beside
-from prunus.tasks.evaluate import Evaluation
+from prunus.run.folder import CLASSES, SPEED
+from prunus.run.round import Outcome, class_names
+from prunus.run.speed_check import Check, is_checked, time_beside
+from prunus.tasks.evaluate import ClassFigures, Evaluation, evaluate_by_class
 from prunus.tasks.quality import ACCURACY, QualityWords
 from prunus.timing.latency import Speedup, latency, speedup
 from prunus.util.text import big_number
+from prunus.util.typed_json import from_data, to_data
 
-# What a goal in time came to: the speed-up that was asked, predicted and measured, and the time of every layer.
-
-REST = "(the rest)"  # what is not a layer: additions, pooling, overhead
-
-
-def speed_summary(context: RunContext, plan: Plan, pruned: nn.Module) -> dict[str, Any] | None:
-    """The part of a summary about time; None if the goal is another one."""
-    table, asked = context.budget.table, context.settings.speedup
-    if table is None or asked is None:
-        return None
-    graph, how = context.graph, table.measured_with
-    before, after = table.by_layer(graph), table.by_layer(graph, plan)
-    layers = {name: [before[name], after[name]] for name in before}
-    layers[REST] = [table.remainder_of(graph), table.remainder_of(graph, plan)]
-    timed = time_beside(context, pruned) if is_checked(context) else None
-    return {
-        "engine": how.engine,
-        "batch": how.batch,
-        "threads": how.threads,
-        "machine": how.machine,
-        "asked": asked,
-        "predicted": table.predict(graph) / table.predict(graph, plan),
-        "measured": None if timed is None else asdict(timed.speedup),
-        "seconds": None if timed is None else [timed.before, timed.after],
-        "layers": layers,
-        "checks": _checks(context),
-    }
-
-
-def _checks(context: RunContext) -> list[dict[str, Any]]:
-    """The splits that were timed, in the order of the rounds."""
-    folder = context.folder
-    names = [f"{folder.round(n).name}/{SPEED}" for n in range(1, folder.finished_rounds() + 1)]
-    return [check for name in names if folder.has(name) for check in folder.read(name)["checks"]]
-
-
-def speed_row(time: Mapping[str, Any]) -> list[str]:
-    """The row of the headline: what, before, after, speed-up."""
-    title = f"ms, {time['engine']}, batch {time['batch']}"
-    if time["measured"] is None:
-        before, after = (sum(seconds[side] for seconds in time["layers"].values()) for side in (0, 1))
-        return [f"{title}, predicted", f"{1e3 * before:.2f}", f"{1e3 * after:.2f}", f"{time['predicted']:.2f}x"]
-    before, after = time["seconds"]
-    return [title, f"{1e3 * before:.2f}", f"{1e3 * after:.2f}", str(Speedup(**time["measured"]))]
-
-
-def speed_notes(time: Mapping[str, Any] | None) -> list[str]:
-    """The promise in words: what was asked, predicted and measured."""
-    if time is None:
-        return []
-    asked, predicted = f"{time['asked']:g}x was asked", f"{time['predicted']:.2f}x predicted from the times of layers"
-    if time["measured"] is None:
-        return [
-            f"Speed: {asked}, {predicted}. The times of layers are of another machine ({time['machine']}), so it was "
-            "not measured here: time the network there, with `prunus bench`."
-        ]
-    found = Speedup(**time["measured"])
-    measured = f"{found.ratio:.2f}x ({found.low:.2f} to {found.high:.2f}) measured"
-    short = "" if found.high >= time["asked"] else " This is less than asked: no split that was tried is faster."
-    return [f"Speed in {time['engine']}, batch {time['batch']}: {asked}, {predicted}, {measured}.{short}"]
-
-
-SUMMARY_FORMAT = "prunus-summary"
+FORMAT, VERSION = "prunus-summary", 1
+CLASSES_FORMAT, NETWORK_FORMAT = "prunus-classes", "prunus-network"
 BATCHES = (1, 64)
 TURNS = 20  # of each network at each batch size
+REST = "(the rest)"  # what is not a layer: additions, pooling, overhead
+Pair = tuple[int, int]  # before, after
+
+
+@dataclass(frozen=True)
+class NetworkFigures:
+    """Quality, size and speed of a network, before or after pruning."""
+
+    holdout: Evaluation
+    test: Evaluation | None
+    macs: int
+    params: int
+    bytes: int  # of the tensors that are saved
+    latency: Mapping[str, float]  # batch size -> median seconds of a forward pass
+    quartiles: Mapping[str, tuple[float, float]]  # of these seconds
+
+
+@dataclass(frozen=True)
+class UnitWidth:
+    """Number of channels of a unit, before and after."""
+
+    kind: str
+    width: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer, before and after."""
+
+    inputs: Pair
+    outputs: Pair
+    macs: Pair
+    params: Pair
+
+
+@dataclass(frozen=True)
+class SpeedFigures:
+    """A latency target: the speed-up that was asked, predicted and measured, and the time of every layer."""
+
+    engine: str
+    batch: int
+    threads: int
+    machine: str
+    asked: float
+    predicted: float
+    measured: Speedup | None  # None if the times of layers are of another machine
+    seconds: tuple[float, float] | None  # per batch, measured, before and after
+    layers: Mapping[str, tuple[float, float]]  # predicted seconds per batch, before and after
+    checks: tuple[Check, ...] = ()  # the splits that were timed, in the order of the rounds
+
+
+@dataclass(frozen=True)
+class Summary:
+    """summary.json, without its format and version."""
+
+    model: str  # the class of the network
+    settings: Mapping[str, Any]
+    before: NetworkFigures
+    after: NetworkFigures
+    speedup: Mapping[str, Speedup]  # batch size -> speed relative to the original
+    time: SpeedFigures | None  # None without a latency target
+    removed: Mapping[str, float]  # fraction of MACs and of weights
+    quality: QualityWords
+    notes: tuple[str, ...]  # about speed, repair, retraining and lost quality
+    rounds: tuple[Outcome, ...]
+    units: Mapping[str, UnitWidth]
+    layers: Mapping[str, LayerCost]
+    seconds: Mapping[str, float]  # phase -> seconds
+    versions: Mapping[str, str]
 
 
 def summarise(
     context: RunContext, plan: Plan, pruned: nn.Module, before: Evaluation, rounds: Sequence[Outcome]
-) -> dict[str, Any]:
-    """Everything a report needs."""
-    graph, original = context.graph, context.original
-    cost = graph.cost(plan)
-    tests = figures_on_test_images(context, {"before": original, "after": pruned})
-    times = _times(context, original, pruned)
-    speed = speed_summary(context, plan, pruned)
-    after = rounds[-1].after if rounds else before
-    return {
-        "format": SUMMARY_FORMAT,
-        "version": 1,
-        "model": type(original).__name__,
-        "settings": context.settings.to_dict(),
-        "before": {
-            "holdout": before.__dict__,
-            "test": tests["before"],
-            "macs": graph.macs,
-            "params": graph.params,
-            "bytes": _bytes(original),
-            "latency": times.median.get("before"),
-            "quartiles": times.quartiles.get("before"),
-        },
-        "after": {
-            "holdout": after.__dict__,
-            "test": tests["after"],
-            "macs": cost.macs,
-            "params": cost.params,
-            "bytes": _bytes(pruned),
-            "latency": times.median.get("after"),
-            "quartiles": times.quartiles.get("after"),
-        },
-        "speedup": times.speedup,
-        "time": speed,
-        "removed": {"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
-        "quality": asdict(context.quality),
-        "notes": [*speed_notes(speed), *notes(before, rounds, context.quality, context.settings.solve_only)],
-        "rounds": [outcome.to_dict() for outcome in rounds],
-        "units": _units(graph, plan),
-        "layers": _layers(graph, plan),
-        "seconds": _seconds(rounds),
-        "versions": {"prunus": version("prunus"), "python": platform.python_version(), "torch": torch.__version__},
-    }
+) -> Summary:
+    """Everything a report needs. The two networks are timed in turns, and the test images are read here alone."""
+    graph, original, settings = context.graph, context.original, context.settings
+    cost, models = graph.cost(plan), {"before": original, "after": pruned}
+    tests = _test_quality(context, models)
+    timings = latency(
+        models,
+        graph.example,
+        batch_sizes=BATCHES,
+        rounds=TURNS,
+        progress=lambda done, total: context.say("latency", done, total),
+    )
+    turns = {(timing.name, timing.batch_size): timing for timing in timings}
 
-
-def headline(summary: Mapping[str, Any]) -> list[list[str]]:
-    """Rows of (what, before, after, change) for a person to read."""
-    before, after = summary["before"], summary["after"]
-    words = QualityWords(**summary.get("quality", {}))
-    rows = []
-    for part in ("holdout", "test"):
-        for key, title in (("top1", words.name), ("top5", "top-5")):
-            was, now = (before[part] or {}).get(key), (after[part] or {}).get(key)
-            if was is not None and now is not None and (key == "top1" or was < 0.999):
-                name = f"{'held-out' if part == 'holdout' else part} {title}"
-                rows.append([name, words.shown(was), words.shown(now), words.change(now - was)])
-    for key, title in (("macs", "MACs"), ("params", "weights"), ("bytes", "bytes on disk")):
-        rows.append(
-            [title, big_number(before[key]), big_number(after[key]), f"-{100 * (1 - after[key] / before[key]):.1f}%"]
+    def figures(name: str, holdout: Evaluation, macs: int, params: int) -> NetworkFigures:
+        return NetworkFigures(
+            holdout=holdout,
+            test=tests[name],
+            macs=macs,
+            params=params,
+            bytes=sum(t.numel() * t.element_size() for t in models[name].state_dict().values()),
+            latency={str(size): turns[name, size].median for size in BATCHES},
+            quartiles={str(size): turns[name, size].quartiles for size in BATCHES},
         )
-    for size, was in (before["latency"] or {}).items():
-        now = after["latency"][size]
-        faster = Speedup(**summary["speedup"][size])
-        rows.append([f"ms, batch {size}", f"{1e3 * was:.2f}", f"{1e3 * now:.2f}", str(faster)])
-    if summary.get("time"):
-        rows.append(speed_row(summary["time"]))
+
+    seconds: dict[str, float] = {}
+    for outcome in rounds:
+        for phase, taken in outcome.seconds.items():
+            seconds[phase] = round(seconds.get(phase, 0.0) + taken, 3)
+    speed = _speed(context, plan, pruned)
+    columns = ("inputs", "outputs", "macs", "params")
+    return Summary(
+        model=type(original).__name__,
+        settings=settings.to_dict(),
+        before=figures("before", before, graph.macs, graph.params),
+        after=figures("after", rounds[-1].after if rounds else before, cost.macs, cost.params),
+        speedup={str(size): speedup(turns["before", size].seconds, turns["after", size].seconds) for size in BATCHES},
+        time=speed,
+        removed={"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
+        quality=context.quality,
+        notes=(*speed_notes(speed), *notes(before, rounds, context.quality, settings.solve_only)),
+        rounds=tuple(rounds),
+        units={n: UnitWidth(unit.kind, unit.width, len(plan.keep[n])) for n, unit in graph.units.items()},
+        layers={
+            name: LayerCost(*((getattr(layer, what), getattr(cost.layers[name], what)) for what in columns))
+            for name, layer in graph.layers.items()
+        },
+        seconds=seconds,
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of the software that the figures depend on."""
+    return {"prunus": version("prunus"), "python": platform.python_version(), "torch": torch.__version__}
+
+
+def _speed(context: RunContext, plan: Plan, pruned: nn.Module) -> SpeedFigures | None:
+    """What a latency target came to; None if the goal is another one."""
+    table, asked = context.budget.table, context.settings.speedup
+    if table is None or asked is None:
+        return None
+    graph, how, folder = context.graph, table.measured_with, context.folder
+    before, after = table.by_layer(graph), table.by_layer(graph, plan)
+    timed = time_beside(context, pruned) if is_checked(context) else None
+    checks: list[Check] = []
+    for number in range(1, folder.finished_rounds() + 1):
+        name = f"{folder.round(number).name}/{SPEED}"
+        if folder.has(name):
+            checks += folder.parse(name, lambda record: [from_data(Check, each) for each in record["checks"]])
+    return SpeedFigures(
+        engine=how.engine,
+        batch=how.batch,
+        threads=how.threads,
+        machine=how.machine,
+        asked=asked,
+        predicted=table.predict(graph) / table.predict(graph, plan),
+        measured=None if timed is None else timed.speedup,
+        seconds=None if timed is None else (timed.before, timed.after),
+        layers={
+            **{name: (before[name], after[name]) for name in before},
+            REST: (table.remainder_of(graph), table.remainder_of(graph, plan)),
+        },
+        checks=tuple(checks),
+    )
+
+
+# -- for people to read
+
+
+def headline(record: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of (what, before, after, change) of what summary.json holds."""
+    summary = from_data(Summary, {key: value for key, value in record.items() if key not in ("format", "version")})
+    before, after, text = summary.before, summary.after, summary.quality
+    rows = []
+    for part, was, now in (("held-out", before.holdout, after.holdout), ("test", before.test, after.test)):
+        if was is None or now is None:
+            continue
+        rows.append([f"{part} {text.name}", text.shown(was.quality), text.shown(now.quality)])
+        rows[-1].append(text.change(now.quality - was.quality))
+        for name in was.details.keys() & now.details.keys():
+            old, new = was.details[name], now.details[name]
+            if old < 0.999:  # nothing can be said where nearly all images have it
+                title = "top-5" if name == "top5" else name
+                rows.append([f"{part} {title}", text.shown(old), text.shown(new), text.change(new - old)])
+    for title, cost in {"MACs": "macs", "weights": "params", "bytes on disk": "bytes"}.items():
+        old, new = getattr(before, cost), getattr(after, cost)
+        rows.append([title, big_number(old), big_number(new), f"-{100 * (1 - new / old):.1f}%"])
+    for size, seconds in before.latency.items():
+        change = str(summary.speedup[size])
+        rows.append([f"ms, batch {size}", f"{1e3 * seconds:.2f}", f"{1e3 * after.latency[size]:.2f}", change])
+    if summary.time is not None:
+        speed = summary.time
+        title, change = f"ms, {speed.engine}, batch {speed.batch}", str(speed.measured)
+        pair = speed.seconds
+        if pair is None:
+            pair = sum(s[0] for s in speed.layers.values()), sum(s[1] for s in speed.layers.values())
+            title, change = f"{title}, predicted", f"{speed.predicted:.2f}x"
+        rows.append([title, f"{1e3 * pair[0]:.2f}", f"{1e3 * pair[1]:.2f}", change])
     return rows
+
+
+def speed_notes(speed: SpeedFigures | None) -> list[str]:
+    """The latency target in words: what was asked, predicted and measured."""
+    if speed is None:
+        return []
+    asked, predicted = f"{speed.asked:g}x was asked", f"{speed.predicted:.2f}x predicted from the times of layers"
+    if speed.measured is None:
+        return [
+            f"Speed: {asked}, {predicted}. The times of layers are of another machine ({speed.machine}), so it was "
+            "not measured here: time the network there, with `prunus bench`."
+        ]
+    found = speed.measured
+    measured = f"{found.ratio:.2f}x ({found.low:.2f} to {found.high:.2f}) measured"
+    short = "" if found.high >= speed.asked else " This is less than asked: no split that was tried is faster."
+    return [f"Speed in {speed.engine}, batch {speed.batch}: {asked}, {predicted}, {measured}.{short}"]
 
 
 def notes(
     before: Evaluation, rounds: Sequence[Outcome], quality: QualityWords = ACCURACY, solve_only: bool = False
 ) -> list[str]:
-    """What a person should know about repair and retraining, and the loss of quality in words."""
-    found = [about(outcome, quality) for about in (_about_repair, _about_retraining) for outcome in rounds]
-    said = [words for words in found if words]
+    """What a user should know about repair and retraining, and the loss of quality in words."""
+    said = []
+    for outcome in rounds:
+        cut = outcome.cut
+        if cut is not None and cut.quality < min(outcome.before.quality, outcome.pruned.quality):
+            lost, back = (quality.size(now.quality - cut.quality) for now in (outcome.before, outcome.pruned))
+            said.append(
+                f"Round {outcome.number}: the cut lost {lost} of held-out {quality.name}, and the repair brought back "
+                f"{back}."
+            )
+    for outcome in rounds:  # retraining that did not help
+        was, now = outcome.pruned.quality, outcome.after.quality
+        reached = [epoch.holdout.quality for epoch in outcome.retraining if epoch.holdout is not None]
+        if outcome.kept_epoch == 0 and reached:
+            said.append(
+                f"Round {outcome.number}: no epoch of retraining was as good on the held-out images as the network "
+                f"before it ({quality.shown(was)}, at best {quality.shown(max(reached))} retrained), so that one is "
+                "kept. A lower learning rate or more epochs may help."
+            )
+        elif outcome.kept_epoch is None and now < was:
+            change = f"from {quality.shown(was)} to {quality.shown(now)}"
+            said.append(f"Round {outcome.number}: your own fit lowered the held-out {quality.name} {change}.")
     after = rounds[-1].after if rounds else before
     if after.quality < before.quality:
         lost = quality.size(before.quality - after.quality)
@@ -175,88 +276,111 @@ def notes(
     return said
 
 
-def _about_repair(outcome: Outcome, quality: QualityWords) -> str | None:
-    """How much of what the cut lost in this round the repair brought back."""
-    if outcome.cut is None or outcome.cut.quality >= min(outcome.before.quality, outcome.pruned.quality):
-        return None
-    lost, back = (quality.size(now.quality - outcome.cut.quality) for now in (outcome.before, outcome.pruned))
-    return (
-        f"Round {outcome.number}: the cut lost {lost} of held-out {quality.name}, and the repair brought back {back}."
-    )
+# -- classes.json: the quality of each class before and after
 
 
-def _about_retraining(outcome: Outcome, quality: QualityWords) -> str | None:
-    """A sentence if retraining in this round did not help."""
-    was, now = outcome.pruned.quality, outcome.after.quality
-    reached = [epoch.holdout.quality for epoch in outcome.retraining if epoch.holdout is not None]
-    if outcome.kept_epoch == 0 and reached:
-        return (
-            f"Round {outcome.number}: no epoch of retraining was as good on the held-out images as the network before "
-            f"it ({quality.shown(was)}, at best {quality.shown(max(reached))} retrained), so that one is kept. A lower "
-            "learning rate or more epochs may help."
+@dataclass(frozen=True)
+class ClassSide:
+    """Figures of the classes, before or after."""
+
+    values: tuple[float | None, ...]  # None for a class that does not occur
+    confused: tuple[tuple[int, int, int], ...] | None  # class, what it was taken for, how often; the most frequent
+    complete: bool  # whether `confused` lists all pairs
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """The quality of each class before and after."""
+
+    part: str  # test or holdout
+    quality: str  # accuracy, IoU, F1
+    of: str  # images or pixels
+    names: tuple[str, ...] | None
+    sizes: tuple[int, ...]
+    before: ClassSide
+    after: ClassSide
+
+    def __post_init__(self) -> None:
+        """Refuse a file whose lists do not fit."""
+        for side in (self.before, self.after):
+            if len(side.values) != len(self.sizes):
+                raise ValueError(f"{len(side.values)} values for {len(self.sizes)} classes")
+
+    def worst_first(self) -> list[int]:
+        """The classes that occur, the lowest quality after pruning first."""
+        known = [(value, place) for place, value in enumerate(self.after.values) if value is not None]
+        return [place for _, place in sorted(known)]
+
+    def name(self, number: int) -> str:
+        """The name of a class, or its number."""
+        return f"class {number}" if self.names is None else self.names[number]
+
+
+def _test_quality(context: RunContext, models: Mapping[str, nn.Module]) -> dict[str, Evaluation | None]:
+    """Name of a network -> its quality on the test images, None without them; writes classes.json.
+
+    Classes are measured in the pass that also measures the quality; without test images, on the held-out ones. A
+    user-provided evaluation knows no classes.
+    """
+    test, provided, by_class = context.data.test, context.settings.evaluate, context.task.by_class
+    loader = context.data.holdout if test is None else test
+    found: dict[str, Evaluation | None] = dict.fromkeys(models)
+    sides: dict[str, ClassFigures | None] = {}
+    if test is None and provided is not None:
+        return found
+    phase = "classes" if test is None else "test"
+    for done, (name, model) in enumerate(models.items()):
+        context.say(phase, done, len(models))
+        if provided is not None:
+            evaluation, sides[name] = context.evaluate(model, loader), None
+        else:
+            evaluation, sides[name] = evaluate_by_class(model, loader, context.task)
+        found[name] = None if test is None else evaluation
+    context.say(phase, len(models), len(models))
+    before, after = sides["before"], sides["after"]
+    if by_class is not None and before is not None and after is not None:
+        names = class_names(loader, len(before.sizes))
+        table = ClassTable(
+            part="holdout" if test is None else "test",
+            quality=by_class.name,
+            of=by_class.of,
+            names=None if names is None else tuple(names),
+            sizes=before.sizes,
+            before=ClassSide(before.values, before.confused, before.complete),
+            after=ClassSide(after.values, after.confused, after.complete),
         )
-    if outcome.kept_epoch is None and now < was:
-        change = f"from {quality.shown(was)} to {quality.shown(now)}"
-        return f"Round {outcome.number}: your own fit lowered the held-out {quality.name} {change}."
-    return None
-
-
-@dataclass
-class _Times:
-    """Seconds of a forward pass of both networks at each batch size, and the speed-ups."""
-
-    median: dict[str, dict[str, float]] = field(default_factory=dict)
-    quartiles: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    speedup: dict[str, Any] = field(default_factory=dict)
-
-
-def _times(context: RunContext, original: nn.Module, pruned: nn.Module) -> _Times:
-    """The two networks take turns."""
-    found = _Times()
-    timings = latency(
-        {"before": original, "after": pruned},
-        context.graph.example,
-        batch_sizes=BATCHES,
-        rounds=TURNS,
-        progress=lambda done, total: context.say("latency", done, total),
-    )
-    for timing in timings:
-        size = str(timing.batch_size)
-        found.median.setdefault(timing.name, {})[size] = timing.median
-        found.quartiles.setdefault(timing.name, {})[size] = list(timing.quartiles)
-    turns = {(timing.name, timing.batch_size): timing.seconds for timing in timings}
-    for batch in BATCHES:
-        found.speedup[str(batch)] = asdict(speedup(turns["before", batch], turns["after", batch]))
+        context.folder.write(CLASSES, {"format": CLASSES_FORMAT, "version": 1, **to_data(table)})
     return found
 
 
-def _units(graph: ChannelGraph, plan: Plan) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"kind": unit.kind, "width": unit.width, "kept": len(plan.keep[name])}
-        for name, unit in graph.units.items()
-    }
+# -- network.json: which layer feeds which, for drawings of the network
+
+INPUT, LAYER, JOIN, OUTPUT = "input", "layer", "join", "output"
 
 
-def _layers(graph: ChannelGraph, plan: Plan) -> dict[str, dict[str, list[int]]]:
-    """Layer -> inputs, outputs, MACs and weights, each before and after."""
-    after = graph.cost(plan).layers
-    return {
-        name: {
-            what: [getattr(layer, what), getattr(after[name], what)] for what in ("inputs", "outputs", "macs", "params")
-        }
-        for name, layer in graph.layers.items()
-    }
+def network_shape(graph: ChannelGraph) -> dict[str, Any]:
+    """Nodes in the order of execution; each has its kind, its name, and the numbers of the nodes that it reads."""
+    traced = graph.analysis.traced
+    nodes: list[dict[str, Any]] = []
+    origin: dict[fx.Node, int] = {}  # call -> the node that its value comes from
 
+    def add(kind: str, name: str, sources: list[int]) -> int:
+        nodes.append({"kind": kind, "name": name, "from": sources})
+        return len(nodes) - 1
 
-def _bytes(model: nn.Module) -> int:
-    """Bytes of the tensors that are saved."""
-    return sum(t.numel() * t.element_size() for t in model.state_dict().values())
-
-
-def _seconds(rounds: Sequence[Outcome]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for outcome in rounds:
-        phases: Mapping[str, float] = outcome.seconds
-        for phase, seconds in phases.items():
-            total[phase] = round(total.get(phase, 0.0) + seconds, 3)
-    return total
+    for call in traced.graph.nodes:
+        sources = list(dict.fromkeys(origin[each] for each in call.all_input_nodes if each in origin))
+        layer = traced.layer_of(call)
+        if call.op == "placeholder":
+            origin[call] = add(INPUT, call.name, [])
+        elif call.op == "output":
+            add(OUTPUT, "output", sources)
+        elif layer in graph.layers:
+            origin[call] = add(LAYER, str(layer), sources)
+        elif len(sources) > 1:  # add, cat, mul: the name of a function or method; the last part of a module's name
+            target = call.target if isinstance(call.target, str) else getattr(call.target, "__name__", str(call.target))
+            name = target.rpartition(".")[2].strip("_")
+            origin[call] = add(JOIN, {"iadd": "add", "imul": "mul", "concat": "cat"}.get(name, name), sources)
+        elif sources:
+            origin[call] = sources[0]
+    return {"format": NETWORK_FORMAT, "version": 1, "nodes": nodes}

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prunus.plots.channels import channels_shown
     from prunus.plots.separation import separation
-    from prunus.studies.effectiveness import effectiveness
+    from prunus.studies.effectiveness_study import effectiveness
     from prunus.studies.folder import Provenance, StudyFolder, read_study
     from prunus.studies.recipes import published
-    from prunus.studies.sensitivity import sensitivity
+    from prunus.studies.sensitivity_study import sensitivity
     from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
-    from prunus.studies.structure import structure
-    from prunus.studies.table import table
-    from prunus.studies.timing import timing
+    from prunus.studies.structure_study import structure
+    from prunus.studies.table_study import table
+    from prunus.studies.timing_study import timing
 
 # Modules of the public names, imported on first use as in prunus itself.
 _HOMES = {
@@ -25,14 +25,14 @@ _HOMES = {
     "StudyFolder": "prunus.studies.folder",
     "TimingSettings": "prunus.studies.settings",
     "channels_shown": "prunus.plots.channels",
-    "effectiveness": "prunus.studies.effectiveness",
+    "effectiveness": "prunus.studies.effectiveness_study",
     "published": "prunus.studies.recipes",
     "read_study": "prunus.studies.folder",
-    "sensitivity": "prunus.studies.sensitivity",
+    "sensitivity": "prunus.studies.sensitivity_study",
     "separation": "prunus.plots.separation",
-    "structure": "prunus.studies.structure",
-    "table": "prunus.studies.table",
-    "timing": "prunus.studies.timing",
+    "structure": "prunus.studies.structure_study",
+    "table": "prunus.studies.table_study",
+    "timing": "prunus.studies.timing_study",
 }
 
 __all__ = [

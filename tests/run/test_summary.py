@@ -1,4 +1,4 @@
-"""classes.json of tasks other than classification, without test images, and with an evaluation of one's own."""
+"""A finished run in numbers: notes, the short table, and the quality of each class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,35 @@ from torch import Tensor, nn
 
 from prunus.run.compress import compress
 from prunus.tasks.evaluate import Evaluation
-from tests.run.toys import HOLDOUT, TRAIN, trained
+from tests.run.toys import HOLDOUT, TRAIN, run, trained
+
+
+def test_a_drop_is_said_in_points() -> None:
+    result = run(ratio=0.6, epochs=0)
+    lost = 100 * (result.summary["before"]["holdout"]["quality"] - result.rounds[-1].after.quality)
+    assert lost > 1
+    assert result.summary["notes"] == [f"The held-out accuracy is {lost:.2f} points lower than before pruning."]
+
+
+def test_own_fit_that_makes_it_worse_is_kept_and_said() -> None:
+    def spoil(model: nn.Module, _train: Any, _holdout: Any) -> nn.Module:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        return model
+
+    result = run(ratio=0.2, fit=spoil)
+    now = 100 * result.rounds[0].after.quality
+    assert result.summary["notes"][0].startswith("Round 1: your own fit lowered the held-out accuracy from")
+    assert result.summary["notes"][0].endswith(f"to {now:.2f}%.")
+
+
+def test_a_result_prints_as_a_short_table() -> None:
+    result = run(epochs=0, rounds=1)
+    lines = repr(result).splitlines()
+    assert lines[0] == "Compressed Small in 1 round(s)" and len(lines) <= 9
+    before, after = (100 * result.summary[side]["holdout"]["quality"] for side in ("before", "after"))
+    assert lines[2].split()[:4] == ["held-out", "accuracy", f"{before:.2f}%", f"{after:.2f}%"]
 
 
 def pixels(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -41,7 +69,7 @@ def test_segmentation_has_the_overlap_of_each_class(tmp_path: Path) -> None:
     wanted = jaccard_score(labels.flatten().numpy(), said.flatten().numpy(), average=None, zero_division=0)
     assert found["after"]["values"] == pytest.approx(wanted.tolist())
     assert found["sizes"] == torch.bincount(labels.flatten(), minlength=3).tolist()
-    assert done.summary["after"]["holdout"]["top1"] == pytest.approx(wanted.mean())
+    assert done.summary["after"]["holdout"]["quality"] == pytest.approx(wanted.mean())
 
 
 def test_an_evaluation_of_ones_own_has_no_classes(tmp_path: Path) -> None:

@@ -13,19 +13,23 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 
 from prunus.errors import RunError
-from prunus.run import identity as data_identity
+from prunus.run import identity
 from prunus.run.compress import compress
-from prunus.run.context import RunData
-from prunus.run.folder import RunFolder
-from prunus.run.identity import describe, loader_facts, network_answers, refuse_other_data, refuse_other_network
+from prunus.run.identity import data_facts, loader_facts, network_answers, refuse_other
 from prunus.util.batches import Batches
 from prunus.zoo.data import load
 from tests.run.toys import HOLDOUT, QUICK, TEST, TRAIN, Small, batches, contents, trained
 from tests.zoo.formats import random_images, write_picture
 
 IMAGES, LABELS = (torch.cat(parts) for parts in zip(*TRAIN, strict=True))
+
+
 WHOLE = TensorDataset(IMAGES, LABELS)
+
+
 OTHER = batches(12, 16, seed=1)
+
+
 GOAL = {**QUICK, "target": 0.3, "rounds": 1, "epochs": 0, "metric": "l2"}
 
 
@@ -50,12 +54,10 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
         return iter(TRAIN)
 
 
-def continues(tmp_path: Path, first: Batches, then: Batches, part: str = "train") -> None:
+def continues(tmp_path: Path, first: Batches, then: Batches) -> None:
     """Start a run with one loader and continue it with another, without the run itself."""
-    loaders: dict[str, Any] = {"train": TRAIN, "score_on": TRAIN, "holdout": HOLDOUT}
-    (tmp_path / "config.json").write_text(json.dumps({"data": describe(RunData(**{**loaders, part: first}))}))
-    data = RunData(**{**loaders, part: then})
-    refuse_other_data(RunFolder(tmp_path), describe(data), data)
+    before, now = ({"data": json.loads(json.dumps(data_facts({"train": loader})))} for loader in (first, then))
+    refuse_other(tmp_path, "run", before, now, {"train": then})
 
 
 @pytest.mark.parametrize(
@@ -76,15 +78,6 @@ def test_other_data_are_refused(tmp_path: Path, part: str, other: Any, complaint
         compress(trained(), **{**loaders, part: other}, folder=tmp_path, **GOAL)
     assert contents(tmp_path) == before
     assert compress(trained(), **loaders, folder=tmp_path, **GOAL).plan == first.plan
-
-
-def test_another_network_and_other_weights_are_refused(tmp_path: Path) -> None:
-    compress(trained(), TRAIN, HOLDOUT, folder=tmp_path, **GOAL)
-    other = trained()
-    with torch.no_grad():
-        next(other.parameters()).mul_(2)
-    with pytest.raises(RunError, match="holds another run: weights was"):
-        compress(other, TRAIN, HOLDOUT, folder=tmp_path, **GOAL)
 
 
 class OtherForward(Small):
@@ -111,11 +104,10 @@ def test_what_a_network_computes_is_compared_with_a_tolerance(tmp_path: Path) ->
     with torch.no_grad():
         assert answers == pytest.approx(model(noise).flatten().tolist(), rel=1e-4)
     assert answers is not None and network_answers(model.double(), example.double()) == pytest.approx(answers, rel=1e-3)
-    (tmp_path / "config.json").write_text(json.dumps({"answers": answers}))
-    refuse_other_network(RunFolder(tmp_path), [1.001 * value for value in answers])
-    refuse_other_network(RunFolder(tmp_path), None)  # what cannot be known is not compared
+    refuse_other(tmp_path, "run", {"answers": answers}, {"answers": [1.001 * value for value in answers]})
+    refuse_other(tmp_path, "run", {"answers": answers}, {"answers": None})  # what cannot be known is not compared
     with pytest.raises(RunError, match="Was its forward changed"):
-        refuse_other_network(RunFolder(tmp_path), [1.1 * value for value in answers])
+        refuse_other(tmp_path, "run", {"answers": answers}, {"answers": [1.1 * value for value in answers]})
     assert network_answers(torch.nn.Embedding(4, 2), example) is None  # noise is no input for it
     assert network_answers(torch.nn.Sequential(Noisy(), trained()), example) is None
 
@@ -198,11 +190,9 @@ def test_another_sample_of_the_same_data_set_is_refused(tmp_path: Path) -> None:
 
 def test_shares_of_another_number_of_processes_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that holds one process's share has other images when there are more processes."""
-    data = RunData(TRAIN, TRAIN, HOLDOUT)
-    (tmp_path / "config.json").write_text(json.dumps({"data": describe(data)}))
-    monkeypatch.setattr(data_identity, "processes", lambda: 2)
-    share = RunData(TRAIN, TRAIN[::2], HOLDOUT)
-    refuse_other_data(RunFolder(tmp_path), describe(share), share)
+    before = {"data": data_facts({"train": TRAIN})}
+    monkeypatch.setattr(identity, "processes", lambda: 2)
+    refuse_other(tmp_path, "run", before, {"data": data_facts({"train": TRAIN[::2]})}, {"train": TRAIN[::2]})
 
 
 @pytest.mark.parametrize("files", [False, True])
@@ -220,14 +210,6 @@ def test_loaders_of_the_zoo_continue(tmp_path: Path, files: bool) -> None:
     brighter = load(f"folder:{tmp_path / 'images'}" if files else "digits", size=12, holdout="train:0.2", mean=(0.9,))
     with pytest.raises(RunError, match="pixels of the training images"):
         continues(tmp_path, one, brighter.loader("train", 16))
-
-
-def test_a_folder_of_an_older_version_continues(tmp_path: Path) -> None:
-    first = compress(trained(), TRAIN, HOLDOUT, folder=tmp_path, **GOAL)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config.pop("data")["holdout"]["images"] == 120
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert compress(trained(), TRAIN, HOLDOUT, folder=tmp_path, **GOAL).plan == first.plan
 
 
 def test_a_data_set_that_cannot_be_probed_is_not_in_the_way() -> None:

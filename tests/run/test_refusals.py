@@ -1,0 +1,176 @@
+"""Input that cannot be used is refused in words, before anything is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import prunus as sc
+from tests.run.toys import HOLDOUT, MACS, QUICK, TRAIN, run, trained
+
+IMAGES, LABELS = HOLDOUT[0]
+NEGATIVE, NAN = -1, float("nan")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        # goals
+        ({"target": 0.0}, "target must be above 0 and below 1, got 0.0"),
+        ({"target": 50}, "target must be above 0 and below 1, got 50"),
+        ({"target": "0.5"}, "target must be above 0 and below 1, got '0.5'"),
+        ({"target": True}, "target must be above 0 and below 1, got True"),
+        ({"target": 0.99}, r"removing 99.0% of the macs is out of reach.*9\d\.\d% can be removed"),
+        ({"params": 100}, r"removing 98.3% of the params is out of reach.*can be removed"),
+        ({"macs": MACS}, "meets the goal already: it has 151,648 macs, and the goal is 151,648"),
+        ({"params": 10_000}, "meets the goal already: it has 5,848 params, and the goal is 10,000"),
+        ({"macs": -5}, "macs must be above 0, got -5"),
+        ({"ratio": 1.0}, "ratio must be above 0 and below 1, got 1.0"),
+        ({"max_drop": 300}, "max_drop must be at least 0 and below 100, got 300"),
+        ({"speedup": 1.0}, "speedup must be above 1, got 1.0"),
+        ({"target": 0.5, "macs": 1000}, "give one goal, not 2: target, macs"),
+        ({"speedup": 1.5, "target": 0.5}, "give one goal, not 2: target, speedup"),
+        ({"target": None}, "give a goal: target, speedup, macs, params, max_drop or ratio"),
+        ({"speedup": 1.5, "engine": "onnx"}, "onnxruntime"),
+        ({"speedup": 1.5, "batch": 0}, "batch must be at least 1"),
+        # numbers
+        ({"k": 0}, "k must be at least 1"),
+        ({"k": 9}, "k must lie between 1 and the number of units .*, 4; got 9"),
+        ({"k": 1.5}, "k must be a whole number"),
+        ({"alpha": 0}, "alpha must be above 0"),
+        ({"alpha": NAN}, "alpha must be above 0"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"rounds": 1.5}, "rounds must be a whole number, got 1.5"),
+        ({"rounds": True}, "rounds must be at least 1, got True"),
+        ({"round_to": 0}, "round_to must be at least 1"),
+        ({"round_to": 1.5}, "round_to must be a whole number"),
+        ({"epochs": NEGATIVE}, "epochs must be at least 0"),
+        ({"epochs": 0.5}, "epochs must be a whole number, got 0.5"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"lr": 0.0}, "lr must be above 0, got 0.0"),
+        ({"repair": "bn", "num_repair_images": 0}, "num_repair_images must be at least 1"),
+        ({"memory": "a lot"}, "memory must be a size such as 4G or 500M"),
+        # names
+        ({"metric": "gsdd"}, "there is no metric called 'gsdd': did you mean gsd.*reader_energy"),
+        ({"metric": []}, r"there is no metric called \[\]"),
+        ({"metric_options": 5}, "metric_options must be a dict"),
+        ({"measure": "f1"}, "measure must be one of accuracy, loss; got 'f1'"),
+        ({"split": "x"}, "no split called 'x'"),
+        ({"cost": "x"}, "no cost called 'x'"),
+        ({"repair": "x"}, "no repair called 'x'"),
+        ({"repair": "bn", "trials": "x"}, "trials must be one of cut, repaired; got 'x'"),
+        ({"preset": "x"}, "no training preset called 'x'"),
+        ({"preset": 5}, "preset must be a name or a prunus.Preset, got 5"),
+        ({"distill": "yes"}, "distill must be True or False, got 'yes'"),
+        ({"exclude": ("*",)}, "no unit is left to prune"),
+        ({"colour": 1}, "no setting called 'colour'\\. Available: target,"),
+        ({"settings": {"target": 0.5}}, "settings must be an object such as prunus.Settings"),
+        # what does not go together
+        ({"max_drop": 10, "split": "uniform"}, '"uniform" needs a target'),
+        ({"max_drop": 1, "last_epochs": 3}, "last_epochs needs a goal"),
+        ({"mixed_precision": "fp16", "epochs": 1}, "fp16 needs a GPU; on the CPU use mixed_precision bf16 or no"),
+        # functions
+        ({"fit": 5}, "fit must be a function, got 5"),
+        ({"fit": lambda: None}, "your function fit is called with .model, train, holdout., but: too many"),
+        ({"evaluate": "mine"}, "evaluate must be a function"),
+        ({"evaluate": lambda model: 1.0}, "your function evaluate is called with .model, loader., but: too many"),
+        # networks and data
+        ({"model": nn.Linear(3, 4).to("meta")}, "the network is on the meta device"),
+        ({"train": None}, "train must be batches of .images, labels., such as a DataLoader or a list; got NoneType"),
+        ({"train": []}, "the loader gave no images"),
+        ({"train": [((IMAGES, IMAGES), LABELS)]}, r"the example does not fit Small\.forward"),
+        ({"holdout": 5}, "holdout must be batches"),
+        ({"test": 5}, "test must be batches"),
+    ],
+)
+def test_it_is_said_before_anything_is_done(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+    if "mixed_precision" in changes and torch.accelerator.is_available():
+        pytest.skip("fp16 needs a GPU, and here is one")
+    goal = {} if {"target", "params", "macs", "ratio", "max_drop", "speedup"} & changes.keys() else {"target": 0.5}
+    arguments = {"model": trained(), "train": TRAIN, "holdout": HOLDOUT, **QUICK, **goal, **changes}
+    with pytest.raises(sc.PrunusError, match=complaint):
+        sc.compress(**arguments, folder=tmp_path / "run")
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"holdout": [IMAGES]}, "must be a pair"),
+        ({"holdout": [(IMAGES, LABELS + 10)]}, "the model has 4 classes"),
+        ({"holdout": []}, "gave no images"),
+        ({"evaluate": lambda model, loader: 0.5}, "must return a prunus.Evaluation.*returned float"),
+        ({"evaluate": lambda model, loader: sc.Evaluation(NAN, 1.0, 120)}, "the evaluation returned NaN"),
+        ({"measure": lambda model, holdout: NAN}, "your measure returned NaN for the whole network"),
+        ({"measure": lambda model, holdout: "good"}, "your measure must return a number, but returned str"),
+        ({"fit": lambda *_: None}, "must return the retrained network, but returned None; .*`return model`"),
+        ({"fit": lambda *_: {}}, "but returned a dict"),
+        ({"fit": lambda *_: nn.Linear(2, 2)}, r"weight is \[2, 2\] in the network that it returned, and missing in"),
+    ],
+)
+def test_what_a_run_meets_on_its_way(changes: dict[str, Any], complaint: str) -> None:
+    arguments = {"train": TRAIN, "holdout": HOLDOUT, **QUICK, "epochs": 0, "target": 0.3, **changes}
+    with pytest.raises(sc.PrunusError, match=complaint):
+        sc.compress(trained(), **arguments)
+
+
+def test_the_reach_that_is_named_is_the_networks() -> None:
+    """At the floors: stem 2x3x9x36 (its other outputs die), conv1 and conv2 2x3x9x36, wide 2x2x9x16, fc 32x4."""
+    reach = 1 - (1944 + 2 * 1944 + 576 + 128) / MACS
+    with pytest.raises(sc.DecideError, match=rf"\b{100 * reach:.1f}% can be removed"):
+        run(target=0.99)
+
+
+def test_other_functions() -> None:
+    model, example = trained(), TRAIN[0][0][:1]
+    graph = sc.trace(model, example)
+    scores = sc.score(graph, None, "l1")
+    assert isinstance(scores, sc.Scores)
+    plan = sc.uniform(graph, scores, 0.3)
+    for words, call in {
+        "expected the graph that prunus.trace": lambda: sc.score(model, TRAIN),
+        "expected the graph that prunus.trace.* got Small": lambda: sc.repair(model, plan, TRAIN),
+        "expected a plan, got NoneType": lambda: sc.prune(graph, None),
+        "expected a dict of unit -> kept channels, got list": lambda: sc.Plan.of(graph, [1]),
+        "positions must be a whole number": lambda: sc.repair(graph, plan, TRAIN, positions=1.5),
+        "epochs must be at least 1, got '1'": lambda: sc.fit(model, TRAIN, epochs="1"),
+        "models must be a dict of name -> network, got list": lambda: sc.bench([model], example),
+        "expected a torch.nn.Module, got NoneType": lambda: sc.fold_batch_norm(None, example),
+        "expected register_rule": lambda: sc.register_rule(5, sc.rules.elementwise),
+        "expected register_rule.target, rule.": lambda: sc.register_rule(nn.SiLU, "elementwise"),
+        "pass the class SiLU, not an instance": lambda: sc.register_rule(nn.SiLU(), sc.rules.elementwise),
+        "a metric must be an entry of its registry, got int": lambda: sc.METRICS.register(5),
+        "below 1, got '0.3'": lambda: sc.uniform(graph, scores, "0.3"),
+        "got dict; several metrics give a dict": lambda: sc.uniform(graph, {"l1": scores}, 0.3),
+        "unit 'stem.*' is not in both": lambda: sc.uniform(graph, scores, 0.3, units="stem*"),
+        "expected the scores that prunus.score returns, got list": lambda: sc.sensitivity(graph, HOLDOUT, scores),
+        "expected what prunus.sensitivity returns, got NoneType": lambda: sc.decide(graph, scores, None),
+        "images must be a tensor or batches, got Plan": lambda: sc.repair(graph, plan, plan),
+        "model must be a torch.nn.Module, got ChannelGraph": lambda: sc.fit(graph, TRAIN, epochs=1),
+        "teacher must be a torch.nn.Module, got str": lambda: sc.fit(model, TRAIN, epochs=1, teacher="resnet"),
+        "with the path of a folder, got NoneType": lambda: sc.save(sc.prune(graph, plan), plan, None),
+        r"evaluate.model, loader. with a torch.nn.Module, got list": lambda: sc.evaluate(HOLDOUT, model),
+        "loader must be batches of .* got NoneType": lambda: sc.evaluate(model, None),
+        "expected a torch.nn.Module, got Small": lambda: sc.export(type(model), example, "x.onnx"),
+        "with the path of a file, got NoneType": lambda: sc.export(model, example, None),
+        "there is no engine called 'eagerr'": lambda: sc.bench({"a": model}, example, engines="eagerr"),
+        r"batch sizes >= 1; got 1 models, 20, 0, .0,.": lambda: sc.bench({"a": model}, example, (0,)),
+        r"several numbers, as in .8,.": lambda: sc.latency({"a": model}, example, batch_sizes=8),
+        "threads must be at least 1, got -1": lambda: sc.latency({"a": model}, example, threads=-1),
+        "expected a plan, got int": lambda: plan.then(5),
+        r"of shape ..1, 3, 6, 6.,.: NotImplementedError": lambda: sc.trace(model, example.numpy()),
+    }.items():
+        with pytest.raises(sc.PrunusError, match=words):
+            call()  # type: ignore[no-untyped-call]
+
+
+def test_a_single_image_for_a_batch_norm() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 6), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4))
+    with pytest.raises(
+        sc.RunError, match=r"epoch 1, step 1: a batch norm cannot be trained on a single image .*drop_last"
+    ):
+        sc.fit(model, [(torch.randn(1, 3, 6, 6), torch.tensor([1]))], epochs=1)
