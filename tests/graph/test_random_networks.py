@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import prunus as sc
 from tests import proof
-from tests.graph.dag_makers import dags
-from tests.graph.dags import BATCH, Dag
+from tests.graph.dags import BATCH, Dag, dags
 
 EXAMPLES = int(os.environ.get("PRUNUS_EXAMPLES", "500"))
 FUZZ = settings(

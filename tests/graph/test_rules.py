@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
+import io
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import prunus as sc
-from prunus.errors import TraceError
-from tests.graph.corners import Function, Through
+from prunus.graph.rules import rulebook
+from tests.graph.checks import FREE, HALVES, IMAGE, KEPT, Widths, is_exact, pruned_exactly
 from tests.graph.dags import randomised
-from tests.graph.test_recording import FREE, HALVES, IMAGE, KEPT, Widths, is_exact, scripted
+from tests.graph.odd_nets import Function, Through
 from tests.nets import Chain, conv, pooled
 
 
@@ -58,7 +64,10 @@ def halves_swapped(x: Tensor) -> Tensor:
 
 # A convolution of 8 or 32 filters in front, so that a unit lies between two layers.
 GROUPS = {"a:out": (8, 1), "between.0:out": (4, 1), "b:out": (6, 1)}  # four groups of two
+
+
 RUNS = {"a:out": (8, 1), "between.0:out": (8, 1), "b:out": (6, 1)}  # eight runs of four
+
 
 CASES: dict[str, tuple[Any, Widths]] = {
     "group norm": (lambda: layer(conv(8, 8), nn.GroupNorm(4, 8), nn.ReLU()), GROUPS),
@@ -155,9 +164,6 @@ def test_a_pruned_group_norm_has_fewer_groups() -> None:
     assert (norm.num_groups, norm.num_channels, len(norm.weight)) == (2, 4, 4)
 
 
-# ------------------------------------------------------------------------------- tensors that must stay alike
-
-
 class Stacked(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -242,9 +248,6 @@ def test_outputs_are_the_same_channels() -> None:
     is_exact(FoldedInParts(), IMAGE, {"a:out": (8, 1), "b:out": (4, 2)})
 
 
-# ------------------------------------------------------------------------------- ways to call, ways to answer
-
-
 class ByKeyword(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -299,25 +302,78 @@ def test_structured_outputs(kind: Any) -> None:
     assert torch.allclose(scores[0], scores[1], rtol=0, atol=1e-12)
 
 
-# ------------------------------------------------------------------------------- what is no plain network
+# -- user-provided rules
 
 
-def compiled(model: nn.Module) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.compile(model)
+class Squash(nn.Module):
+    """Element by element, by means that no rule knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.igamma(x.abs() + 1.0, x.abs() + 0.5)
 
 
+@torch.fx.wrap
+def twist(x: Tensor) -> Tensor:
+    return torch.special.i0e(x)
+
+
+class Twisted(Through):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.b(twist(self.a(x))).mean((2, 3)))
+
+
+@pytest.fixture
+def user_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered rules hold for the process; here they end with the test."""
+    monkeypatch.setattr(rulebook, "_USER_RULES", dict(rulebook._USER_RULES))
+
+
+@pytest.mark.usefixtures("user_rules")
 @pytest.mark.parametrize(
-    ("wrap", "words"),
-    [
-        (scripted, "TorchScript"),
-        (lambda model: nn.DataParallel(model), r"model\.module"),
-        (compiled, "_orig_mod"),
-        (lambda model: torch.export.export(model, (IMAGE.float(),)), "exported"),
-        (lambda model: torch.export.export(model, (IMAGE.float(),)).module(), "exported"),
-    ],
+    ("build", "target"), [(lambda: Through(Squash()), Squash), (lambda: Twisted(nn.Identity()), twist)]
 )
-def test_wrapped_networks_are_refused_with_advice(wrap: Any, words: str) -> None:
-    with pytest.raises(TraceError, match=words):
-        sc.trace(wrap(nn.Sequential(conv(3, 4), nn.ReLU(), conv(4, 2)).eval()), IMAGE.float())
+def test_an_own_rule_frees_what_was_frozen(build: type[nn.Module], target: object) -> None:
+    torch.manual_seed(0)
+    model = build().double().eval()
+    before = sc.trace(model, IMAGE)
+    assert "a:out" not in before.units and "a" in before.frozen
+    sc.register_rule(target, sc.rules.elementwise)  # type: ignore[arg-type]
+    graph = sc.trace(model, IMAGE)
+    assert graph.units["a:out"].width == 8
+    pruned_exactly(graph, {"a:out": [1, 4, 6]})
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+
+
+@pytest.fixture
+def page(user_rules: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The code blocks of the page about rules, run in one module."""
+    module = ModuleType("rules_page")
+    monkeypatch.setitem(sys.modules, "rules_page", module)
+    torch.manual_seed(0)
+    printed = io.StringIO()
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL):
+        with redirect_stdout(printed):
+            exec(compile(block, str(PAGE), "exec"), module.__dict__)
+    module.printed = printed.getvalue().splitlines()  # type: ignore[attr-defined]
+    return module
+
+
+def test_it_prints_what_it_says(page: ModuleType) -> None:
+    said = re.findall(r"print\(.*\)  # (.*)", PAGE.read_text(encoding="utf-8"))
+    assert len(said) == 4
+    assert all(line.startswith(words) for words, line in zip(said, page.printed, strict=True)), page.printed
+
+
+def test_the_pruned_network_equals_the_one_with_zeros(page: ModuleType) -> None:
+    zeroed, x = page.model, torch.randn(2, 3, 8, 8)
+    gone = [channel for channel in range(8) if channel not in (0, 2, 5)]
+    with torch.no_grad():
+        zeroed[3].weight[:, gone] = 0  # the reader no longer sees them
+        assert torch.allclose(page.small(x), zeroed(x), atol=1e-5)
+
+
+def test_every_rule_is_on_the_page() -> None:
+    table = re.findall(r"^\| `(\w+)", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(set(table) - {"prunus"}) == sorted(sc.rules.__all__)

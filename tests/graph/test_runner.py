@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import prunus as sc
 from prunus.graph.runner import GraphRunner, InPlaceError, last_uses
@@ -18,7 +19,7 @@ from tests.nets import conv, pooled
 
 
 class Net(nn.Module):
-    """a -> relu -> b -> pooled -> fc, with a constant in the code and a scale that is a bare parameter."""
+    """a -> relu -> b -> pooled -> fc, with a constant in the code and a scale that is a parameter of the network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ def made(build: Any = Net, seed: int = 0) -> nn.Module:
 
 def runner_of(model: nn.Module, example: Any = None) -> GraphRunner:
     example = torch.zeros(1, 3, 8, 8).double() if example is None else example
-    return GraphRunner(sc.trace(model, example).found.traced)
+    return GraphRunner(sc.trace(model, example).analysis.traced)
 
 
 def images(count: int = 3, seed: int = 1) -> Tensor:
@@ -182,25 +183,6 @@ def test_inputs_by_position_by_name_and_constants(kind: str) -> None:
     only = inputs if isinstance(inputs, dict) else inputs[:2]
     only = {k: v for k, v in only.items() if isinstance(v, Tensor)} if isinstance(only, dict) else only
     torch.testing.assert_close(runner.run(runner.bind(only)), want, rtol=0, atol=0)  # constants are the traced ones
-
-
-@torch.no_grad()
-def test_arguments_with_names_that_begin_alike_are_told_apart_by_surgery() -> None:
-    """`h` is a constant (None) here and `h_add` a tensor; the tensor must not be taken for the constant."""
-
-    class Alike(Net):
-        def forward(self, x: Tensor, h: Tensor | None = None, h_add: Tensor | None = None) -> Tensor:
-            assert h is None and h_add is not None
-            return self.fc(pooled(self.b(F.relu(self.a(x) + h_add))))
-
-    model = made(Alike)
-    example = {"x": images(), "h_add": torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(2)).double()}
-    graph = sc.trace(model, example)
-    assert set(graph.units) >= {"b:out"}
-    plan = sc.Plan.of(graph, {"b:out": [0, 4]})
-    with sc.zeroed(graph, plan):
-        want = model(**example)
-    torch.testing.assert_close(sc.prune(graph, plan)(**example), want)
 
 
 @torch.no_grad()

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 import prunus as sc
 from prunus.errors import PrunusError
-from prunus.graph.selection import select
 from tests import proof
+from tests.graph.checks import IMAGE, unchanged
 from tests.nets import NETS, PreActivation
 from tests.nets_frozen import FROZEN_NETS
 
-IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+FLOAT = IMAGE.float()
 
 
 def prepared() -> nn.Module:
@@ -37,49 +34,11 @@ def prepared() -> nn.Module:
     return model
 
 
-def state_of(model: nn.Module) -> dict[str, Any]:
-    """Everything that must be found again."""
-    state: dict[str, Any] = {"attributes": {}, "modes": {}, "hooks": {}, "tensors": {}}
-    for name, module in model.named_modules():
-        state["modes"][name] = module.training
-        state["attributes"][name] = sorted(vars(module))
-        state["hooks"][name] = [
-            list(hooks.items()) for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-        ]
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        grad = None if tensor.grad is None else tensor.grad.clone()
-        state["tensors"][name] = (id(tensor), tensor.data_ptr(), tensor.requires_grad, tensor.detach().clone(), grad)
-    state["random"] = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())  # noqa: NPY002
-    state["grad_enabled"] = torch.is_grad_enabled()
-    return state
-
-
-def same_values(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same_values(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(same_values(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    before = state_of(model)
-    yield
-    after = state_of(model)
-    for part in before:
-        assert same_values(before[part], after[part]), part
-
-
 @pytest.mark.parametrize("mode", ["select", "coupled"])
 def test_everything_leaves_the_model_as_it_was(mode: str) -> None:
     model = prepared()
     with unchanged(model):
-        graph = sc.trace(model, IMAGE, streams=mode)
+        graph = sc.trace(model, FLOAT, streams=mode)
     keep = proof.random_keep(graph, 0)
     with unchanged(model):
         plan = sc.Plan.of(graph, keep)
@@ -96,13 +55,13 @@ def test_the_example_is_left_alone() -> None:
             x.mul_(2.0)
             return super().forward(x)
 
-    image = IMAGE.clone()
+    image = FLOAT.clone()
     sc.trace(InPlace(), image)
-    assert torch.equal(image, IMAGE)
+    assert torch.equal(image, FLOAT)
 
 
 def test_keep_is_left_alone() -> None:
-    graph = sc.trace(prepared(), IMAGE)
+    graph = sc.trace(prepared(), FLOAT)
     keep = {"conv1:out": [5, 0, 2]}
     before = copy.deepcopy(keep)
     plan = sc.Plan.of(graph, keep)
@@ -113,7 +72,7 @@ def test_keep_is_left_alone() -> None:
 
 def test_zeroed_puts_back_on_an_exception() -> None:
     model = prepared()
-    graph = sc.trace(model, IMAGE)
+    graph = sc.trace(model, FLOAT)
     plan = sc.Plan.of(graph, proof.random_keep(graph, 0))
     with unchanged(model), pytest.raises(ZeroDivisionError), sc.zeroed(graph, plan):
         assert not model.fc.weight.all()
@@ -122,24 +81,24 @@ def test_zeroed_puts_back_on_an_exception() -> None:
 
 def test_zeroed_within_zeroed() -> None:
     model = prepared().eval()
-    graph = sc.trace(model, IMAGE)
+    graph = sc.trace(model, FLOAT)
     one = sc.Plan.of(graph, {"conv1:out": [0, 1]})
     other = sc.Plan.of(graph, {"conv1:out": [1, 2], "fc:in": [3]})
     both = sc.Plan.of(graph, {"conv1:out": [1], "fc:in": [3]})
     with unchanged(model):
         with sc.zeroed(graph, one):
-            first = proof.outputs(model, IMAGE)
+            first = proof.outputs(model, FLOAT)
             with sc.zeroed(graph, other):
-                inner = proof.outputs(model, IMAGE)
-            assert torch.equal(proof.outputs(model, IMAGE)[0], first[0])
+                inner = proof.outputs(model, FLOAT)
+            assert torch.equal(proof.outputs(model, FLOAT)[0], first[0])
         with sc.zeroed(graph, both):
-            assert torch.equal(proof.outputs(model, IMAGE)[0], inner[0])
+            assert torch.equal(proof.outputs(model, FLOAT)[0], inner[0])
 
 
 def test_zeroed_keeps_not_a_number() -> None:
     """Weights come back bit by bit, whatever they are."""
     model = prepared()
-    graph = sc.trace(model, IMAGE)
+    graph = sc.trace(model, FLOAT)
     with torch.no_grad():
         model.conv2.weight[0, 0, 0, 0] = float("nan")
         model.conv2.weight[0, 1, 0, 0] = -0.0
@@ -153,15 +112,12 @@ def bad_example(model: nn.Module) -> None:
     sc.trace(model, torch.zeros(2, 7, 8, 8))
 
 
-OTHER = sc.trace(NETS["chain"].build(), IMAGE)
-
-
 def bad_plan(model: nn.Module) -> None:
-    sc.prune(sc.trace(model, IMAGE), sc.Plan.of(OTHER, {"a:out": [0]}))
+    sc.prune(sc.trace(model, FLOAT), sc.Plan.of(sc.trace(NETS["chain"].build(), FLOAT), {"a:out": [0]}))
 
 
 def bad_zeroed(model: nn.Module) -> None:
-    graph = sc.trace(model, IMAGE)
+    graph = sc.trace(model, FLOAT)
     with sc.zeroed(graph, {"conv1:out": [0, 77]}):
         pass
 
@@ -175,7 +131,7 @@ def test_errors_change_nothing(act: Callable[[nn.Module], None]) -> None:
 
 def test_the_pruned_model_is_like_the_original_in_all_else() -> None:
     model = prepared()
-    graph = sc.trace(model, IMAGE)
+    graph = sc.trace(model, FLOAT)
     small = sc.prune(graph, sc.Plan.of(graph, proof.random_keep(graph, 0)))
     assert type(small) is type(model)
     assert {n: m.training for n, m in small.named_modules()} == {n: m.training for n, m in model.named_modules()}
@@ -191,34 +147,18 @@ def test_the_pruned_model_is_like_the_original_in_all_else() -> None:
 
 def test_no_plan_at_all_gives_a_copy() -> None:
     model = prepared()
-    graph = sc.trace(model, IMAGE)
+    graph = sc.trace(model, FLOAT)
     small = sc.prune(graph, sc.Plan.of(graph, {}))
     assert proof.same_state(small, model)
-    assert torch.equal(proof.outputs(small.eval(), IMAGE)[0], proof.outputs(copy.deepcopy(model).eval(), IMAGE)[0])
+    assert torch.equal(proof.outputs(small.eval(), FLOAT)[0], proof.outputs(copy.deepcopy(model).eval(), FLOAT)[0])
 
 
 def test_memory_format_and_dtype_stay() -> None:
     model = prepared().to(memory_format=torch.channels_last).bfloat16()
-    graph = sc.trace(model, IMAGE.bfloat16())
+    graph = sc.trace(model, FLOAT.bfloat16())
     small = sc.prune(graph, sc.Plan.of(graph, {"conv1:out": [0, 1, 2]}))
     assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
     assert small.get_parameter("conv2.weight").is_contiguous(memory_format=torch.channels_last)
-
-
-def test_a_selection_keeps_the_layout_of_images() -> None:
-    layer = nn.Conv2d(5, 2, 1)
-    seen: list[Tensor] = []
-    select(layer, torch.tensor([4, 0, 2]), 1)
-    layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    layer.weight = nn.Parameter(layer.weight[:, :3])
-    images = torch.randn(2, 5, 6, 4)
-    for layout in (torch.contiguous_format, torch.channels_last):
-        given = images.to(memory_format=layout).requires_grad_()
-        layer(given)
-        assert torch.equal(seen[-1], images[:, [4, 0, 2]])
-        assert seen[-1].is_contiguous(memory_format=layout)
-        (slope,) = torch.autograd.grad(seen[-1].sum(), given)
-        assert slope[0, :, 0, 0].tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["residual", "shuffle", "flattened", "glu", *FROZEN_NETS])
@@ -252,7 +192,7 @@ class Normalised(nn.Module):
 def test_weights_that_change_when_they_are_looked_at_are_not() -> None:
     model = Normalised().train()
     with unchanged(model):
-        graph = sc.trace(model, IMAGE)
+        graph = sc.trace(model, FLOAT)
     assert graph.params == 3 * 8 * 9 + 8 * 8 * 9 + 8 * 8  # computed weights are no shared ones
 
 
@@ -273,7 +213,7 @@ class Listening(nn.Module):
 
 def test_hooks_that_write_to_the_model_and_hooks_of_the_model_itself() -> None:
     model = Listening().double().eval()
-    image = IMAGE.double()
+    image = IMAGE
     graph = sc.trace(model, image)
     assert model.seen == [] and set(graph.units) == {"a:out", "b:out"}
     plan = sc.Plan.of(graph, {"a:out": [1, 2, 6], "b:out": [0, 5]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.fx
 
 import prunus as sc
 from prunus.graph.discover import components
@@ -69,12 +70,12 @@ def test_a_channel_is_alive_while_a_layer_reads_it(name: str, streams: Streams) 
         kept = [int(np.flatnonzero(unit.blocks == block)[0]) for block in range(unit.granule)]
         live = graph.liveness({unit.name: kept})
         numbers = graph.grouped.channels[unit.name]
-        held = set(graph.grouped.held)
+        frozen = set(graph.grouped.frozen)
         gone = {int(c) for i, c in enumerate(numbers) if i not in kept}
         readers = {reader.module for reader in unit.readers}
         for channel in gone:
             others = [n for n, vector in graph.analysis.reads.items() if channel in vector and n not in readers]
-            assert live.alive[channel] == bool(others or channel in held)
+            assert live.alive[channel] == bool(others or channel in frozen)
         assert live.alive[numbers[kept]].all()
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 import prunus as sc
-from prunus.graph.trials import modes_of
-from tests.graph.test_state import unchanged
-from tests.graph.wrong_nets import WIDTH, Plain, centred
+from prunus.graph.trials import constants_varied, modes_of, trials_for
+from tests.graph.checks import unchanged
+from tests.graph.odd_nets import WIDTH, Plain, centred
 
-IMAGE = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+PICTURE = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 class WithGradients(Plain):
@@ -71,18 +72,18 @@ def test_no_mode_is_wrong(kind: type[nn.Module], training: bool) -> None:
     torch.manual_seed(0)
     model = kind().double().train(training)
     with unchanged(model):
-        graph = sc.trace(model, IMAGE)
+        graph = sc.trace(model, PICTURE)
     plan = sc.Plan.of(graph, {name: list(range(unit.width // 3, unit.width)) for name, unit in graph.units.items()})
     small = sc.prune(graph, plan)
     for mode in (True, False):
         with sc.zeroed(graph, plan):
-            want = model.train(mode)(IMAGE)
-        torch.testing.assert_close(small.train(mode)(IMAGE), want, rtol=1e-9, atol=1e-9)
+            want = model.train(mode)(PICTURE)
+        torch.testing.assert_close(small.train(mode)(PICTURE), want, rtol=1e-9, atol=1e-9)
 
 
 def test_the_reason_names_the_mode() -> None:
     torch.manual_seed(0)
-    graph = sc.trace(WithGradients().double().eval(), IMAGE)
+    graph = sc.trace(WithGradients().double().eval(), PICTURE)
     assert graph.frozen["b"].startswith("with fewer channels the network computes something else with gradients: ")
 
 
@@ -113,8 +114,53 @@ def test_weights_that_forward_writes_are_restored(training: bool) -> None:
     torch.manual_seed(0)
     model = MovingAverage().double().train(training)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    graph = sc.trace(model, IMAGE)
+    graph = sc.trace(model, PICTURE)
     keep = {name: list(range(1, unit.width)) for name, unit in graph.units.items()}
     small = sc.prune(graph, sc.Plan.of(graph, keep))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(small.c.bias, before["c.bias"]) and torch.equal(small.slow.bias, before["slow.bias"])
+
+
+def test_code_that_asks_for_the_mode() -> None:
+    class Asks(Plain):
+        def between(self, h: Tensor) -> Tensor:
+            return next(h if self.training else -h for _ in range(1))
+
+    assert modes_of(nn.Sequential(Plain(), nn.Dropout(0.5), nn.BatchNorm2d(8))) == ["eval"]
+    assert modes_of(nn.Sequential(Asks())) == ["eval", "training"]
+    hooked = Plain()
+    hooked.a.register_forward_hook(lambda module, args, output: None)
+    assert modes_of(hooked) == ["eval", "training"]
+
+
+class Wide(nn.Module):
+    """Needs images of 80 pixels a side, and in training of 200."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.aux = nn.Conv2d(3, 2, 80, stride=8), nn.Conv2d(2, 2, 16)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = self.stem(x)
+        return (x, self.aux(x)) if self.training else x
+
+
+def test_trials_take_the_smallest_images_that_the_network_allows() -> None:
+    in_eval, in_training = trials_for(Wide().eval(), torch.zeros(1, 3, 224, 224))
+    assert (in_eval.mode, in_eval.inputs.shape) == ("eval", (1, 3, 128, 128))
+    assert (in_training.mode, in_training.inputs.shape) == ("training", (2, 3, 224, 224))
+    small = nn.Sequential(nn.Conv2d(3, 2, 3))
+    assert trials_for(small, torch.zeros(1, 3, 224, 224))[0].inputs.shape == (1, 3, 64, 64)
+    assert trials_for(small, torch.zeros(4, 3, 80, 80))[0].inputs.shape == (1, 3, 80, 80)
+
+
+def test_only_constants_vary_and_all_is_restored() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    nn.init.zeros_(model[0].bias)
+    weight = model[0].weight.clone()
+    with unchanged(model), constants_varied(model):
+        assert torch.equal(model[0].weight, weight)
+        for tensor in (model[0].bias, model[1].running_mean, model[1].bias):
+            assert len(tensor.unique()) == 4 and tensor.min() >= 0.1 and tensor.max() <= 0.3
+        for tensor in (model[1].weight, model[1].running_var):
+            assert len(tensor.unique()) == 4 and tensor.min() >= 0.7 and tensor.max() <= 1.3

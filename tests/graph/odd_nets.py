@@ -1,7 +1,9 @@
-"""Networks with an odd corner each, to be pruned exactly or left alone, but never wrong and never crashing."""
+"""Networks with an odd corner each, and networks that deceive whoever follows their channels: each must be pruned
+exactly, be left alone or be refused, but never be wrong."""
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -34,9 +36,6 @@ class Function(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
-
-
-# ------------------------------------------------------------------------------- known layers, changed by a subclass
 
 
 class CentredReLU(nn.ReLU):
@@ -99,9 +98,6 @@ class SharedGateLinear(nn.Linear):
         return super().forward(x) * x.mean(-1, keepdim=True)
 
 
-# ------------------------------------------------------------------------------- parameters that are not what they seem
-
-
 class SharedStorage(nn.Module):
     """Two parameters, one memory."""
 
@@ -112,14 +108,6 @@ class SharedStorage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(pooled(self.t(F.relu(self.s(F.relu(self.a(x)))))))
-
-
-class TwoNames(Chain):
-    """One layer under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.again = self.a
 
 
 class FormerlyComputed(nn.Module):
@@ -185,25 +173,12 @@ class Tabled(Masked):
         return x + self.table.to(x.dtype)
 
 
-# ------------------------------------------------------------------------------- code that looks at sizes
-
-
 class ByWidth(Chain):
     """Another path for narrow tensors."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.a(x)
         x = self.bn(x) if x.shape[1] > 3 else x * 2
-        return self.fc(pooled(F.relu(self.b(x))))
-
-
-class Loops(Chain):
-    """As many rounds as channels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.a(x)
-        for _ in range(x.shape[1]):
-            x = x * 0.9
         return self.fc(pooled(F.relu(self.b(x))))
 
 
@@ -312,14 +287,6 @@ class Both(nn.Module):
         return self.fc(pooled(self.d(torch.cat([z, y], 1)) + x))
 
 
-def between(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
-    return lambda: Through(Function(function))
-
-
-def layer(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: Through(make())
-
-
 class GatedShuffle(nn.Module):
     """A shuffle of three groups, gated by what was not shuffled, in front of three groups: nine blocks of three."""
 
@@ -337,6 +304,14 @@ class GatedShuffle(nn.Module):
         return self.fc(pooled(F.relu(self.b(self.spread(x) * torch.sigmoid(self.gate(self.squeeze(x)))))))
 
 
+def between(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return lambda: Through(Function(function))
+
+
+def layer(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: Through(make())
+
+
 CORNERS: dict[str, Callable[[], nn.Module]] = {
     "centred relu": layer(CentredReLU),
     "flipping identity": layer(FlippingIdentity),
@@ -352,7 +327,6 @@ CORNERS: dict[str, Callable[[], nn.Module]] = {
         )
     ),
     "shared storage": SharedStorage,
-    "two names": TwoNames,
     "weight norm of old": lambda: FormerlyComputed(nn.utils.weight_norm),
     "spectral norm of old": lambda: FormerlyComputed(nn.utils.spectral_norm),
     "spectral norm": lambda: FormerlyComputed(nn.utils.parametrizations.spectral_norm),
@@ -364,7 +338,6 @@ CORNERS: dict[str, Callable[[], nn.Module]] = {
     "mask buffer": layer(Masked),
     "table": layer(Tabled),
     "by width": ByWidth,
-    "loops": Loops,
     "checkpointed": Checkpointed,
     "optional": Optional,
     "multi-head attention": layer(Attention),
@@ -384,16 +357,11 @@ CORNERS: dict[str, Callable[[], nn.Module]] = {
     "circular": layer(lambda: nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular")),
     "same": layer(lambda: nn.Conv2d(8, 8, 5, padding="same", dilation=2)),
     "depthwise transposed": layer(lambda: nn.ConvTranspose2d(8, 8, 3, groups=8)),
-    "pixel shuffle": layer(lambda: nn.Sequential(conv(8, 32), nn.PixelShuffle(2))),
-    "pixel unshuffle": layer(lambda: nn.Sequential(nn.PixelUnshuffle(2), conv(32, 8))),
-    "unflatten": layer(lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Flatten(1, 2))),
     "unfold": layer(
         lambda: nn.Sequential(nn.Unfold(3, padding=1), Function(lambda x: x.view(x.size(0), -1, 8, 8)), conv(72, 8, 1))
     ),
     "upsample": layer(lambda: nn.Upsample(scale_factor=2, mode="bilinear")),
     "softmax of channels": layer(lambda: nn.Softmax(dim=1)),
-    "softmax without dim": between(lambda x: torch.softmax(x, -3)),
-    "max and argmax": between(lambda x: x * (x.argmax(1, keepdim=True) + 1)),
     "matrix product": between(lambda x: (x.flatten(2) @ x.flatten(2).transpose(1, 2) @ x.flatten(2)).view_as(x) * 0.01),
     "channel count": between(lambda x: x / x.shape[1]),
     "channel count by len": between(lambda x: x * len(x[0])),
@@ -403,11 +371,8 @@ CORNERS: dict[str, Callable[[], nn.Module]] = {
     "eye": between(lambda x: torch.einsum("nchw,cd->ndhw", x, torch.eye(x.size(1), dtype=x.dtype))),
     "roll": between(lambda x: torch.roll(x, 3, 1)),
     "roll and add": between(lambda x: x + torch.roll(x, 1, 1)),
-    "shift by slices": between(lambda x: torch.cat([x[:, 1:], x[:, :1]], 1)),
     "shift and add": between(lambda x: x + torch.cat([x[:, 1:], x[:, :1]], 1)),
     "flip and add": between(lambda x: x + x.flip(1)),
-    "outer halves": between(lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 1)),
-    "negative slice": between(lambda x: torch.cat([x[:, -4:], x[:, :-4]], 1)),
     "tile": between(lambda x: x.repeat(1, 2, 1, 1)[:, : x.size(1)]),
     "group mean": between(
         lambda x: (
@@ -420,26 +385,267 @@ CORNERS: dict[str, Callable[[], nn.Module]] = {
     ),
     "scatter": between(lambda x: torch.zeros_like(x).scatter_(1, torch.zeros_like(x, dtype=torch.long), x)),
     "where of a mask": between(lambda x: torch.where(torch.arange(x.size(1)).view(1, -1, 1, 1) % 2 == 0, x, -x)),
-    "local response": layer(lambda: nn.LocalResponseNorm(3)),
     "cosine": between(lambda x: x * F.cosine_similarity(x, x + 1, dim=1).unsqueeze(1)),
-    "dropout": layer(lambda: nn.Sequential(nn.Dropout2d(0.5), nn.AlphaDropout(0.5))),
     "clone and zero": between(lambda x: x.clone().zero_() + x),
     "copy": between(lambda x: torch.empty_like(x).copy_(x)),
     "type as": between(lambda x: x.float().type_as(x)),
     "data": between(lambda x: x.detach() + x.data),
+    "gated shuffle": GatedShuffle,
+    "one layer": lambda: nn.Conv2d(3, 4, 1),
+    "nested": lambda: nn.Sequential(
+        *[nn.Sequential(conv(3 if i == 0 else 5, 5), nn.BatchNorm2d(5), nn.ReLU6(inplace=True)) for i in range(3)],
+        nn.AdaptiveMaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(20, 3),
+    ),
 }
-CORNERS["three images"] = lambda: nn.Sequential(
-    conv(3, 6),
-    nn.Sequential(nn.BatchNorm2d(6), nn.ReLU6()),
-    conv(6, 4),
-    nn.AdaptiveMaxPool2d(1),
-    nn.Flatten(),
-    nn.Linear(4, 3),
-)
-CORNERS["gated shuffle"] = GatedShuffle
-CORNERS["one layer"] = lambda: nn.Conv2d(3, 4, 1)
-CORNERS["list of layers"] = lambda: nn.Sequential(
-    *[nn.Sequential(conv(3 if i == 0 else 5, 5), nn.ReLU(inplace=True)) for i in range(3)],
-    nn.Flatten(),
-    nn.Linear(320, 3),
-)
+
+
+# -- networks that deceive
+
+
+WIDTH = 16
+
+
+class Plain(nn.Module):
+    """Three convolutions, with room for something odd between the second and the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, WIDTH, 3), nn.Conv2d(WIDTH, WIDTH, 3), nn.Conv2d(WIDTH, 8, 3)
+
+    def between(self, h: Tensor) -> Tensor:
+        return h.relu()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.c(self.between(self.b(F.relu(self.a(x)))))
+
+
+def centred(h: Tensor) -> Tensor:
+    return h - h.mean(1, keepdim=True)
+
+
+def standardised(weight: Tensor) -> Tensor:
+    return weight - weight.mean((1, 2, 3), keepdim=True)
+
+
+class ForTensors(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        return centred(h) if isinstance(h, torch.Tensor) else h
+
+
+class ForExactTensors(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        return centred(h) if type(h) is torch.Tensor else h
+
+
+class WidthOnlyInTraining(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        return h * torch.ones(1, WIDTH, 1, 1, dtype=h.dtype) if self.training else h
+
+
+class CentredInTraining(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        return centred(h) if self.training else h
+
+
+class Asserted(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        torch._assert(h.shape[1] == WIDTH, "another width")
+        return h
+
+
+class OutChannels(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        return h.relu() / self.b.out_channels**0.5
+
+
+class InChannels(Plain):
+    def between(self, h: Tensor) -> Tensor:
+        return h.relu() * self.c.in_channels
+
+
+class WithNorm(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = nn.BatchNorm2d(WIDTH)
+        self.n.running_var.uniform_(0.5, 2.0)
+
+
+class Variance(WithNorm):
+    def between(self, h: Tensor) -> Tensor:
+        return self.n(h) * self.n.running_var.mean()
+
+
+class FirstParameter(WithNorm):
+    def between(self, h: Tensor) -> Tensor:
+        return self.n(h) * next(self.b.parameters()).abs().mean()
+
+
+class StateDict(WithNorm):
+    def between(self, h: Tensor) -> Tensor:
+        return self.n(h) + self.n.state_dict()["running_var"].sum()
+
+
+class OwnConvForward(nn.Conv2d):
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, standardised(weight), bias)
+
+
+class Flagged(nn.Conv2d):
+    """A flag that its repr does not show."""
+
+    def __init__(self, *args: int, centre: bool = False) -> None:
+        super().__init__(*args)
+        self.centre = centre
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, standardised(self.weight) if self.centre else self.weight, self.bias)
+
+
+class ScaledReLU(nn.ReLU):
+    """A parameter for each channel, in a class whose rule knows of none."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.num_features = width
+        self.gain = nn.Parameter(torch.rand(width, 1, 1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu(input) * self.gain
+
+
+class Softplus(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softplus(x)
+
+
+def with_layer(name: str, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        model = Plain()
+        setattr(model, name, make())
+        return model
+
+    return build
+
+
+def with_activation(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        model = Plain()
+        model.act = make()
+        model.between = types.MethodType(lambda self, h: self.act(h), model)
+        return model
+
+    return build
+
+
+def flagged_pair() -> nn.Module:
+    model = Plain()
+    model.a, model.b, model.c = Flagged(3, WIDTH, 3), Flagged(WIDTH, WIDTH, 3), Flagged(WIDTH, 8, 3, centre=True)
+    return model
+
+
+def hooked(where: str, before: bool = False) -> nn.Module:
+    model = Plain()
+    layer = getattr(model, where)
+    if before:
+        layer.register_forward_pre_hook(lambda module, args: (centred(args[0]),))
+    else:
+        layer.register_forward_hook(lambda module, args, output: centred(output))
+    return model
+
+
+def patched() -> nn.Module:
+    model = Plain()
+    model.b.forward = types.MethodType(lambda self, x: F.conv2d(x, standardised(self.weight), self.bias), model.b)
+    return model
+
+
+def patched_by_closure() -> nn.Module:
+    """The copy's forward goes on using the original's weights."""
+    model = Plain()
+    layer = model.b
+    layer.forward = lambda x: F.conv2d(x, layer.weight, layer.bias) * 2
+    return model
+
+
+def parametrised_prelu() -> nn.Module:
+    layer = nn.PReLU(WIDTH)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Softplus())
+    return layer
+
+
+class RowsByWidth(Plain):
+    def forward(self, x: Tensor) -> Any:
+        h = self.b(F.relu(self.a(x)))
+        return self.c(h[:, :, h.size(1) - 8 : h.size(1) - 4, :])
+
+
+class Remembers(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Any = None
+        self.seen: list[Any] = []
+
+    def between(self, h: Tensor) -> Tensor:
+        self.last = h
+        self.seen.append(h)
+        return h.relu()
+
+
+class Stateful(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Any = None
+
+    def between(self, h: Tensor) -> Tensor:
+        h = h if self.state is None else h + self.state
+        self.state = h.detach()
+        return h
+
+
+class Counting(Plain):
+    """A buffer that every call changes, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.calls += 1
+        return h.relu()
+
+
+class MaxNorm(nn.Conv2d):
+    """Clips its own weights on every call."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.1)
+        return super().forward(input)
+
+
+WRONG: dict[str, Callable[[], nn.Module]] = {
+    "isinstance": ForTensors,
+    "type is Tensor": ForExactTensors,
+    "width only in training": WidthOnlyInTraining,
+    "centred in training": CentredInTraining,
+    "torch._assert": Asserted,
+    "out_channels": OutChannels,
+    "in_channels": InChannels,
+    "running_var": Variance,
+    "next(parameters())": FirstParameter,
+    "state_dict": StateDict,
+    "own _conv_forward": with_layer("b", lambda: OwnConvForward(WIDTH, WIDTH, 3)),
+    "flag outside repr": flagged_pair,
+    "forward hook": lambda: hooked("b"),
+    "forward pre-hook": lambda: hooked("c", before=True),
+    "patched instance": patched,
+    "patched by closure": patched_by_closure,
+    "parametrised PReLU": with_activation(parametrised_prelu),
+    "scaled ReLU": with_activation(lambda: ScaledReLU(WIDTH)),
+    "rows by width": RowsByWidth,
+    "attribute set in forward": Remembers,
+    "recurrent state": Stateful,
+    "counting buffer": Counting,
+    "max norm": with_layer("b", lambda: MaxNorm(WIDTH, WIDTH, 3)),
+}

@@ -1,20 +1,103 @@
-"""Layers that keep all of their inputs: they lose outputs, and zeros take the places of channels that are gone."""
+"""Copies of models, selections in front of layers, and layers that keep all of their inputs."""
 
 from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import prunus as sc
+from prunus.graph.selection import select
+from prunus.graph.surgery import copy_sharing
 from tests import proof
 from tests.exporting import onnx_error
+from tests.graph.checks import IMAGE
 
-IMAGE = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+class Own(nn.Module):
+    """A class that says how it is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Own:
+        twin = Own()
+        twin.copied = True
+        return twin
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.tied = nn.Conv2d(3, 4, 3, padding=1)
+        self.tied.weight = self.conv.weight
+        self.own = Own()
+        self.sizes, self.notes, self.names = (1, 2), [{"a": 1}], {"x"}
+        self.above: list[nn.Module] = [self]  # a cycle
+        self.same = self.notes
+        self.conv.register_forward_hook(self.watch)
+
+    def watch(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x)) + self.tied(x)
+
+
+def test_a_copy_is_what_deepcopy_makes() -> None:
+    model = nn.Sequential(Block(), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
+    shared = [model[0].conv.weight, model[2].weight]
+    twin, plain = copy_sharing(model, shared), copy.deepcopy(model)
+    for (name, module), (_, other), (_, old) in zip(
+        twin.named_modules(), plain.named_modules(), model.named_modules(), strict=True
+    ):
+        assert type(module) is type(other), name
+        assert list(module.__dict__) == list(other.__dict__), name
+        assert module is not old
+    block, before = twin[0], model[0]
+    assert block.conv.weight is block.tied.weight is before.conv.weight
+    assert block.conv.bias is not before.conv.bias
+    assert torch.equal(block.conv.bias, before.conv.bias)
+    assert block.norm.running_mean is not before.norm.running_mean
+    assert block.own.copied
+    assert block.above[0] is block
+    assert block.same is block.notes
+    assert block.notes is not before.notes
+    assert block.names == {"x"}
+    (hook,) = block.conv._forward_hooks.values()
+    assert hook.__self__ is block
+    x = torch.randn(1, 3, 5, 5)
+    assert torch.equal(twin(x), model(x))
+    block.norm.running_mean.add_(1.0)
+    assert before.norm.running_mean.sum() == 0
+
+
+def test_a_selection_keeps_the_layout_of_images() -> None:
+    layer = nn.Conv2d(5, 2, 1)
+    seen: list[Tensor] = []
+    select(layer, torch.tensor([4, 0, 2]), 1)
+    layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    layer.weight = nn.Parameter(layer.weight[:, :3])
+    images = torch.randn(2, 5, 6, 4)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        given = images.to(memory_format=layout).requires_grad_()
+        layer(given)
+        assert torch.equal(seen[-1], images[:, [4, 0, 2]])
+        assert seen[-1].is_contiguous(memory_format=layout)
+        (slope,) = torch.autograd.grad(seen[-1].sum(), given)
+        assert slope[0, :, 0, 0].tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+# -- layers that keep all of their inputs: they lose outputs, and zeros take the places of channels that are gone
 
 
 class StandardConv(nn.Conv2d):

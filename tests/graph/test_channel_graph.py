@@ -1,4 +1,4 @@
-"""Tiny networks against their hand-derived answers."""
+"""Units, costs and pruned networks: tiny networks against answers by hand, and the paper's own totals."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import nn
 
 import prunus as sc
-from tests import proof
+from prunus.zoo import models
+from tests import proof, zoo_nets
+from tests.graph.checks import pruned_exactly
 from tests.graph.dags import randomised
 from tests.nets import NETS, Answer, Residual, Tiny
 from tests.nets_frozen import FROZEN_NETS
 
 ALL = {**NETS, **FROZEN_NETS}
+
+
 MODES = ("select", "coupled")
 
 
@@ -87,30 +92,6 @@ def test_frozen_layers_are_named_with_a_reason(name: str) -> None:
     for layer in ALL[name].frozen:
         reasons = [reason for key, reason in frozen.items() if key.split(":")[0] == layer]
         assert reasons and all(len(reason) > 10 for reason in reasons), f"{layer} is not in {frozen}"
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ALL)
-def test_pruned_is_zeroed(name: str, mode: str) -> None:
-    model, example = built(ALL[name])
-    graph = sc.trace(model, example, streams=mode)
-    whole = proof.outputs(model, example)
-    trained = proof.train_step(copy.deepcopy(model), example)
-    changed = 0.0
-    for seed in range(4):
-        keep = proof.random_keep(graph, seed)
-        plan = sc.Plan.of(graph, keep)
-        with sc.zeroed(graph, plan):
-            zeroed = proof.outputs(model, example)
-        with proof.masked(model, graph, keep):
-            masked = proof.outputs(model, example)
-        small = sc.prune(graph, plan)
-        assert proof.relative_error(zeroed, masked) < 1e-12
-        assert proof.relative_error(proof.outputs(small, example), zeroed) < 1e-12
-        changed = max(changed, proof.relative_error(zeroed, whole))
-        assert graph.cost(plan).macs == proof.counted_macs(small, example)
-        assert proof.train_step(small, example) == trained
-    assert changed > 1e-6, "nothing was removed, or nothing that matters"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -210,3 +191,89 @@ def test_auxiliary_head_still_works_in_training() -> None:
     assert logits.shape == auxiliary.shape == (1, 5)
     expected = copy.deepcopy(model).train()(example)[1]
     assert torch.allclose(auxiliary, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ALL)
+def test_pruned_is_zeroed(name: str, mode: str) -> None:
+    model, example = built(ALL[name])
+    graph = sc.trace(model, example, streams=mode)
+    whole = proof.outputs(model, example)
+    trained = proof.train_step(copy.deepcopy(model), example)
+    changed = 0.0
+    for seed in range(4):
+        keep = proof.random_keep(graph, seed)
+        small = pruned_exactly(graph, keep, example)
+        with proof.masked(model, graph, keep):
+            masked = proof.outputs(model, example)
+        assert proof.relative_error(proof.outputs(small, example), masked) < 1e-12
+        changed = max(changed, proof.relative_error(masked, whole))
+        assert graph.cost(keep).macs == proof.counted_macs(small, example)
+        assert proof.train_step(small, example) == trained
+    assert changed > 1e-6, "nothing was removed, or nothing that matters"
+
+
+# -- the paper's totals: parameters are weights of conv and linear layers
+
+
+def traced(name: str, pixels: int, **options: str) -> sc.ChannelGraph:
+    with torch.device("cpu"):
+        model = models.create(name).eval()
+    return sc.trace(model, torch.zeros(1, 3, pixels, pixels), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def vgg16() -> sc.ChannelGraph:
+    return traced("vgg16_imagenet", 224)
+
+
+def test_vgg16(vgg16: sc.ChannelGraph) -> None:
+    assert round(vgg16.params / 1e6, 2) == 138.34
+    assert round(vgg16.macs / 1e9, 2) == 15.47
+    assert len(vgg16.units) == 15  # 13 convolutions and two hidden linear layers
+
+
+def test_vgg16_as_pruned_in_the_supplement(vgg16: sc.ChannelGraph) -> None:
+    """G-SD-B: widths worked back from the supplement's table; 5.2% of parameters and 69.7% of MACs removed."""
+    widths = (11, 39, 60, 92, 112, 97, 191, 249, 233, 319, 512, 438, 512)
+    convolutions = [name for name, layer in vgg16.layers.items() if layer.kind == "conv"]
+    plan = sc.Plan.of(vgg16, {f"{c}:out": range(width) for c, width in zip(convolutions, widths, strict=True)})
+    cost = vgg16.cost(plan)
+    assert cost.params == 131_191_504
+    assert round(cost.macs / 1e9, 3) == 4.689
+    assert round(100 * (1 - cost.params / vgg16.params), 1) == 5.2
+    assert round(100 * (1 - cost.macs / vgg16.macs), 1) == 69.7
+    # The first two layers by hand: 3x3 kernels, 224x224 positions.
+    assert cost.layers[convolutions[0]].macs == 11 * 3 * 9 * 224 * 224
+    assert cost.layers[convolutions[1]].macs == 39 * 11 * 9 * 224 * 224
+
+
+def test_resnet50() -> None:
+    graph = traced("resnet50", 224)
+    assert round(graph.params / 1e6, 2) == 25.50
+    assert round(graph.macs / 1e9, 2) == 4.09
+
+
+def test_units_of_resnet56() -> None:
+    """27 block inputs, which select from the stream, and 27 inner tensors; the classifier reads the stream too."""
+    graph = traced("resnet56", 32)
+    classifier = next(name for name, layer in graph.layers.items() if layer.kind == "linear")
+    units = [unit for unit in graph.units.values() if [r.module for r in unit.readers] != [classifier]]
+    assert len(units) == len(graph.units) - 1 == 54
+    assert sum(unit.kind == "stream" for unit in units) == 27
+    assert sum(unit.kind == "private" for unit in units) == 27
+    assert sorted(unit.width for unit in units) == sorted(
+        [16] * (9 + 1)
+        + [32] * (8 + 1)
+        + [64] * 8  # block inputs: the first of a stage reads the stage before
+        + [16] * 9
+        + [32] * 9
+        + [64] * 9
+    )
+    assert round(graph.macs / 1e6, 1) == 125.5
+
+
+def test_densenet_has_private_units_only() -> None:
+    graph = sc.trace(zoo_nets.create("torchvision:densenet121").eval(), torch.zeros(1, 3, 64, 64))
+    assert len(graph.units) == 120
+    assert {unit.kind for unit in graph.units.values()} == {"private"}

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+import torch.fx
 
 from prunus.graph.labels import along, broadcast_shape, compact, constant_along, match, pick, present, varying
 

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import threading
 import types
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import prunus as sc
 from prunus.errors import PlanError
-from prunus.graph.compare import distance, flattened
-from prunus.graph.trials import modes_of
-from prunus.graph.verify import culprits
+from prunus.graph.proof import culprits
 from tests import proof
-from tests.graph.wrong_nets import Plain, centred
+from tests.graph.odd_nets import Plain, centred
 
-IMAGE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+PICTURE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
 HALF = {"a:out": list(range(8)), "b:out": list(range(4, 12))}
 
 
-def traced(model: nn.Module, image: Tensor = IMAGE) -> tuple[sc.ChannelGraph, sc.Plan]:
+def traced(model: nn.Module, image: Tensor = PICTURE) -> tuple[sc.ChannelGraph, sc.Plan]:
     graph = sc.trace(model, image)
     return graph, sc.Plan.of(graph, HALF)
 
@@ -36,9 +34,6 @@ def traced(model: nn.Module, image: Tensor = IMAGE) -> tuple[sc.ChannelGraph, sc
 def plain(dtype: torch.dtype = torch.float32) -> Plain:
     torch.manual_seed(0)
     return Plain().to(dtype).eval()
-
-
-# ------------------------------------------------------------------------------------------ what is wrong is found
 
 
 def test_the_layer_and_the_unit_are_named() -> None:
@@ -58,8 +53,8 @@ def test_without_the_check_a_wrong_network_is_returned() -> None:
     model.b.register_forward_hook(lambda module, args, output: centred(output))
     small = sc.prune(graph, plan, check=False)
     with sc.zeroed(graph, plan):
-        zeroed = proof.outputs(model, IMAGE)
-    assert proof.relative_error(proof.outputs(small, IMAGE), zeroed) > 0.01
+        zeroed = proof.outputs(model, PICTURE)
+    assert proof.relative_error(proof.outputs(small, PICTURE), zeroed) > 0.01
 
 
 def test_a_network_that_fails_is_not_returned() -> None:
@@ -74,7 +69,7 @@ def test_a_network_that_fails_is_not_returned() -> None:
 def test_a_small_mistake_is_found_in_any_precision(dtype: torch.dtype) -> None:
     """One part in a thousand, which bfloat16 itself cannot tell from rounding."""
     model = plain(dtype)
-    graph, plan = traced(model, IMAGE.to(dtype))
+    graph, plan = traced(model, PICTURE.to(dtype))
     sc.prune(graph, plan)
     model.b.register_forward_hook(lambda module, args, output: output * (1 + output.shape[1] / 16000))
     with pytest.raises(PlanError, match="differ"):
@@ -98,7 +93,7 @@ def test_training_mode_is_checked_if_the_model_is_in_it() -> None:
     model.b.register_forward_hook(lambda module, args, output: centred(output) if module.training else output)
     with pytest.raises(PlanError, match="in training mode"):
         sc.prune(graph, plan)
-    sc.prune(sc.trace(model.eval(), IMAGE), sc.Plan.of(sc.trace(model, IMAGE), {}))
+    sc.prune(sc.trace(model.eval(), PICTURE), sc.Plan.of(sc.trace(model, PICTURE), {}))
 
 
 def test_a_loaded_network_is_checked(tmp_path: Path) -> None:
@@ -110,9 +105,6 @@ def test_a_loaded_network_is_checked(tmp_path: Path) -> None:
     other.b.register_forward_hook(lambda module, args, output: centred(output))
     with pytest.raises(PlanError):
         sc.load(tmp_path, other)
-
-
-# ------------------------------------------------------------------------------------------------ no false alarm
 
 
 class Dropping(Plain):
@@ -146,7 +138,7 @@ class Magnifying(Plain):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_network_that_magnifies_rounding(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    graph, plan = traced(Magnifying().to(dtype).eval(), IMAGE.to(dtype))
+    graph, plan = traced(Magnifying().to(dtype).eval(), PICTURE.to(dtype))
     assert sc.prune(graph, plan).b.out_channels == 8
 
 
@@ -188,7 +180,7 @@ def test_state_of_the_pruned_network_is_that_of_the_original() -> None:
     assert small.n.num_batches_tracked.item() == 0
     assert torch.equal(small.n.running_mean, torch.zeros(8))
     assert not small.a._forward_hooks
-    model(IMAGE)  # leaves a tensor with a history, of which copy.deepcopy would complain
+    model(PICTURE)  # leaves a tensor with a history, of which copy.deepcopy would complain
     assert sc.prune(graph, plan).last.requires_grad is False
 
 
@@ -200,80 +192,9 @@ def test_a_network_that_cannot_be_copied() -> None:
             super().__init__()
             self.lock = threading.Lock()
 
-    graph = sc.trace(Locked().eval(), IMAGE)
+    graph = sc.trace(Locked().eval(), PICTURE)
     assert not graph.units
     assert "cannot be copied" in graph.frozen["a"]
-
-
-# ------------------------------------------------------------------------------------------------ outputs
-
-
-class Pair(NamedTuple):
-    one: Tensor
-    other: Tensor
-
-
-@dataclasses.dataclass
-class Record:
-    logits: Tensor
-    names: list[str]
-    extra: Any = None
-
-
-class Box:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda t: t,
-        lambda t: (1, [t, None]),
-        lambda t: Pair(torch.ones(2), t),
-        lambda t: OrderedDict(a=torch.ones(1), b={"c": t}),
-        lambda t: Record(torch.zeros(2), ["x"], t),
-        lambda t: Box([Box(t)]),
-        lambda t: t.to_sparse(),
-        lambda t: torch.complex(t, t),
-    ],
-)
-def test_differences_are_found_in_any_structure(wrap: Any) -> None:
-    values = torch.tensor([1.0, -4.0, 2.0])
-    other = values + torch.tensor([0.0, 0.0, 0.5])
-    assert distance(flattened(wrap(values)), flattened(wrap(values.clone()))) == 0.0
-    apart = distance(flattened(wrap(other)), flattened(wrap(values)))
-    assert apart == pytest.approx(0.5 / (4.0 - 1 / 3))  # relative to the largest distance from the mean, -1 / 3
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (torch.ones(2), torch.ones(3)),
-        (torch.ones(2), (torch.ones(2),)),
-        ({"a": torch.ones(2)}, {"b": torch.ones(2)}),
-        (torch.tensor([1, 2]), torch.tensor([1, 3])),
-        (torch.tensor([1.0, math.nan]), torch.tensor([math.nan, 1.0])),
-        (torch.tensor([1.0, math.inf]), torch.tensor([1.0, 2.0])),
-        (torch.ones(1), torch.zeros(1)),
-        ("one", "other"),
-        (None, torch.ones(1)),
-        (True, 1),
-    ],
-)
-def test_what_cannot_be_measured_is_different(one: Any, other: Any) -> None:
-    assert distance(flattened(one), flattened(other)) == math.inf
-
-
-def test_not_a_number_and_infinity_are_equal_to_themselves() -> None:
-    values = torch.tensor([math.nan, math.inf, -math.inf, 2.0])
-    assert distance(flattened(values), flattened(values.clone())) == 0.0
-    apart = distance(flattened(values + torch.tensor([0, 0, 0, 1.0])), flattened(values))
-    assert apart == pytest.approx(1 / 1.5)  # what is not finite counts as 0, so that the mean is 0.5
-    assert distance(flattened(0.5), flattened(0.4)) == pytest.approx(0.25)
-
-
-# ------------------------------------------------------------------------------------------------ bisection
 
 
 @pytest.mark.parametrize(
@@ -314,22 +235,10 @@ class Halves(nn.Module):
 
 def test_trial_plans_leave_an_output_to_every_layer() -> None:
     """Without the first half of the stream, one layer would have no output, which is no reason to freeze it."""
-    assert {name: unit.width for name, unit in sc.trace(Halves().eval(), IMAGE).units.items()} == {
+    assert {name: unit.width for name, unit in sc.trace(Halves().eval(), PICTURE).units.items()} == {
         "d:in": 16,
         "d:out": 4,
     }
-
-
-def test_code_that_asks_for_the_mode() -> None:
-    class Asks(Plain):
-        def between(self, h: Tensor) -> Tensor:
-            return next(h if self.training else -h for _ in range(1))
-
-    assert modes_of(nn.Sequential(Plain(), nn.Dropout(0.5), nn.BatchNorm2d(8))) == ["eval"]
-    assert modes_of(nn.Sequential(Asks())) == ["eval", "training"]
-    hooked = Plain()
-    hooked.a.register_forward_hook(lambda module, args, output: None)
-    assert modes_of(hooked) == ["eval", "training"]
 
 
 def test_trace_without_the_check_by_running_only_follows_labels() -> None:
