@@ -1,4 +1,4 @@
-"""One pass over real small networks against all activations stored: every kind of reader, tap and memory layout."""
+"""One pass over small networks beside all activations stored: every kind of reader, memory layout and label."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import prunus as sc
 from prunus.score.collect import collect
 from tests import nets
 from tests.score import naive
-from tests.score.toys import CalledOften, batches, settled
+from tests.score.toys import CalledOften, batches, entering, graph_of
+from tests.tasks.nets import UNet, Wrapped, squares, sums, tags
 
 NETS: dict[str, Callable[[], nn.Module]] = {
     "chain": nets.Chain,
@@ -33,15 +33,10 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def graph_of(name: str, dtype: torch.dtype = torch.float64) -> sc.ChannelGraph:
-    model = settled(NETS[name](), dtype=dtype)
-    return sc.trace(model, torch.zeros(1, 3, 8, 8, dtype=dtype))
-
-
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_moments_of_every_unit_at_every_tap(name: str, dtype: torch.dtype) -> None:
-    graph, images = graph_of(name, dtype), batches(dtype=dtype)
+    graph, images = graph_of(NETS[name], dtype), batches(dtype=dtype)
     found = collect(graph, images)
     labels = naive.labels_of(images)
     modules = sorted({r.module for u in graph.units.values() for r in u.readers})
@@ -67,37 +62,8 @@ def test_moments_of_every_unit_at_every_tap(name: str, dtype: torch.dtype) -> No
                         assert tap.moments.variance[k, i] == pytest.approx(part.var(), rel=rtol, abs=1e-12)
 
 
-def test_a_layer_that_is_called_often_is_scored_at_its_input() -> None:
-    """There is an activation before two of its calls, but a tap in front of one of them would miss the others."""
-    found = collect(graph_of("called often"), batches(), tap="before_activation")
-    assert [note for note in found.notes if "often is called several times, so its input is scored" in note]
-
-
-class Fork(nn.Module):
-    """Two layers read one tensor; a third reads what an in-place operation made of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.a, self.b, self.c = nets.conv(3, 4), nets.conv(4, 5), nets.conv(4, 6), nets.conv(4, 2)
-        self.fc = nn.Linear(13, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        a, b = self.a(x), self.b(x)
-        c = self.c(F.relu(x, inplace=True))
-        return self.fc(nets.pooled(torch.cat([a, b, c], 1)))
-
-
-def test_a_shared_tensor_is_looked_at_once() -> None:
-    graph = sc.trace(settled(Fork()), torch.zeros(1, 3, 8, 8, dtype=torch.float64))
-    assert [r.module for r in graph.units["stem:out"].readers] == ["a", "b", "c"]
-    taps = collect(graph, batches()).units["stem:out"]
-    assert [[r.module for r in tap.readers] for tap in taps] == [["a", "b"], ["c"]]
-    assert taps[0].moments.mean.min() < 0 <= taps[1].moments.mean.min()
-
-
 def test_channels_last_memory_gives_the_same() -> None:
-    graph, images = graph_of("residual", torch.float32), batches(dtype=torch.float32)
+    graph, images = graph_of(nets.Residual, torch.float32), batches(dtype=torch.float32)
     plain = collect(graph, images)
     graph.model.to(memory_format=torch.channels_last)
     turned = [(x.to(memory_format=torch.channels_last), y) for x, y in images]
@@ -106,7 +72,7 @@ def test_channels_last_memory_gives_the_same() -> None:
 
 
 def test_batches_may_be_dicts_lists_and_of_any_size() -> None:
-    graph = graph_of("chain")
+    graph = graph_of(nets.Chain)
     wanted = collect(graph, batches()).units["a:out"][0].moments
     whole = batches(batch=30)[0]
     for loader in (
@@ -122,7 +88,7 @@ def test_batches_may_be_dicts_lists_and_of_any_size() -> None:
 
 
 def test_images_of_different_sizes_pool_all_of_their_pixels() -> None:
-    graph = graph_of("chain")
+    graph = graph_of(nets.Chain)
     small, large = batches(10, 10), batches(12, 12, shape=(3, 10, 6), seed=1)
     moments = collect(graph, [*small, *large]).units["a:out"][0].moments
     reader = graph.units["a:out"].readers[0]
@@ -138,91 +104,81 @@ def test_images_of_different_sizes_pool_all_of_their_pixels() -> None:
             assert moments.variance[k, c] == pytest.approx(values.var(), rel=1e-10)
 
 
-# ------------------------------------------------------------------------------------------------ before activations
+def _divergence(own: np.ndarray, rest: np.ndarray, ridge: float) -> float:
+    v, w = own.var(), rest.var()
+    return float(
+        0.5 * (v / (w + ridge) + w / (v + ridge)) + 0.5 * (own.mean() - rest.mean()) ** 2 / (v + w + ridge) - 1
+    )
 
 
-class Activations(nn.Module):
-    """One reader for each way to get there: a shared module, a function, in place, pooled, flattened, none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.relu, self.pool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
-        self.a, self.b, self.c, self.d = nets.conv(3, 4), nets.conv(4, 4), nets.conv(4, 4), nets.conv(8, 2)
-        self.fc1, self.fc2 = nn.Linear(32, 6), nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(self.relu(self.a(x)))
-        y = self.b(x)  # behind a pool behind an in-place ReLU
-        z = F.silu(self.c(F.gelu(y)))  # behind a function
-        x = F.leaky_relu(self.d(torch.cat([z, y], 1)), 0.1)  # half behind an activation, half behind none
-        return self.fc2(torch.sigmoid(self.fc1(torch.flatten(x, 1))))  # flattened, then plain
-
-
-def test_the_tensor_in_front_of_the_activation() -> None:
-    model = settled(Activations())
-    graph, images = sc.trace(model, torch.zeros(1, 3, 8, 8, dtype=torch.float64)), batches()
-    found = collect(graph, images, tap="before_activation")
-    labels = naive.labels_of(images)
-    outputs: dict[str, list[Tensor]] = {}
-    handles = [
-        model.get_submodule(n).register_forward_hook(
-            lambda _, __, out, n=n: outputs.setdefault(n, []).append(out.detach().clone())
+def naive_gsd(samples: list[np.ndarray], ridge: float = 0.05) -> float:
+    """G-SD of one channel from the samples of each class; paper Eqn. 1."""
+    return float(
+        np.mean(
+            [
+                _divergence(own, np.concatenate([*samples[:c], *samples[c + 1 :]]), ridge)
+                for c, own in enumerate(samples)
+            ]
         )
-        for n in ("a", "b", "c", "d", "fc1")
-    ]
-    with torch.no_grad():
-        for x, _ in images:
-            model(x)
-    for handle in handles:
-        handle.remove()
-    raw = {name: torch.cat(parts).numpy() for name, parts in outputs.items()}
-    for unit, layer in (("a:out", "a"), ("c:out", "c"), ("d:out", "d"), ("fc1:out", "fc1")):
-        (tap,) = found.units[unit]
-        values = raw[layer].reshape(30, raw[layer].shape[1], -1)
-        for k in range(5):
-            mine = values[labels == k]
-            assert tap.moments.count[k] == mine[:, 0].size
-            np.testing.assert_allclose(tap.moments.mean[k], mine.mean((0, 2)), rtol=1e-9)
-            np.testing.assert_allclose(tap.moments.variance[k], mine.var((0, 2)), rtol=1e-9)
-    through_gelu, through_none = found.units["b:out"]
-    assert {r.module for r in through_gelu.readers} | {r.module for r in through_none.readers} == {"c", "d"}
-    assert [note.partition(":")[0] for note in found.notes] == ["b"]
-    assert "no activation right before d" in found.notes[0]
-    torch.testing.assert_close(through_gelu.moments.m2, through_none.moments.m2)  # both are b's own output
+    )
 
 
-def test_the_sum_in_front_of_a_residual_relu() -> None:
-    graph, images = graph_of("residual"), batches()
-    before = collect(graph, images, tap="before_activation")
-    after = collect(graph, images)
-    assert before.notes == ()
-    (raw,), (rectified,) = before.units["conv1:in"], after.units["conv1:in"]
-    assert raw.moments.mean.min() < 0 <= rectified.moments.mean.min()
-    assert (raw.moments.mean < rectified.moments.mean + 1e-12).all()
+def test_every_pixel_is_a_sample_of_its_class() -> None:
+    """At the resolution of the labels: the samples of a class are the activations at its pixels."""
+    torch.manual_seed(0)
+    model, batches = UNet().eval(), squares()
+    for _, y in batches:
+        y[:, 0] = 255  # ignored
+    graph = sc.trace(model, torch.zeros(1, 1, 12, 12))
+    found = sc.score(graph, batches, metric="gsd", task="segmentation")
+    x, y = entering(model, "head", batches), torch.cat([y for _, y in batches]).numpy()
+    for channel in range(3):
+        values = x[:, channel].numpy().astype(np.float64)
+        want = naive_gsd([values[y == c] for c in range(3)])
+        assert found.values["up.0:out"][channel] == pytest.approx(want, rel=1e-6)
 
 
-def test_tokens_in_front_of_a_gelu() -> None:
-    graph, images = graph_of("channels last"), batches()
-    (tap,) = collect(graph, images, tap="before_activation").units["fc1:out"]
-    stored = naive.inputs_of(graph.model, ["fc1"], images)["fc1"]
-    fc1 = graph.model.get_submodule("fc1")
-    with torch.no_grad():
-        raw = F.linear(torch.from_numpy(stored), fc1.weight, fc1.bias).numpy()  # [N, H, W, 8]
-    labels = naive.labels_of(images)
-    for k in range(5):
-        np.testing.assert_allclose(tap.moments.mean[k], raw[labels == k].mean((0, 1, 2)), rtol=1e-9)
+def test_a_position_of_a_smaller_map_stands_for_all_pixels_of_its_area() -> None:
+    torch.manual_seed(1)
+    model, batches = UNet(aux=True).eval(), squares()
+    graph = sc.trace(model, torch.zeros(1, 1, 12, 12))
+    found = sc.collect(graph, batches, task="segmentation")
+    taps = [tap for tap in found.units["middle.0:out"] if tap.readers[0].module == "aux"]
+    x, y = entering(model, "aux", batches), torch.cat([y for _, y in batches]).numpy()
+    large = x.repeat_interleave(2, 2).repeat_interleave(2, 3).numpy().astype(np.float64)  # [N, C, 12, 12]
+    for c in range(3):
+        values = large.transpose(1, 0, 2, 3)[:, y == c]  # [C, pixels]
+        assert taps[0].moments.count[c].item() == pytest.approx((y == c).sum())
+        assert taps[0].moments.mean[c].numpy() == pytest.approx(values.mean(1), rel=1e-6)
+        assert taps[0].moments.variance[c].numpy() == pytest.approx(values.var(1), rel=1e-5)
+    assert found.num_images == 48
 
 
-# ------------------------------------------------------------------------------------------------- a pruned network
+def test_each_label_is_a_problem_of_its_own() -> None:
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 3, 6), nn.Flatten()).eval()
+    batches = tags()
+    graph = sc.trace(net, torch.zeros(1, 1, 8, 8))
+    found = sc.score(graph, batches, metric="gsd", task="multilabel")
+    x = entering(net, "2", batches).numpy().astype(np.float64)
+    y = torch.cat([y for _, y in batches]).numpy()
+    for channel in range(6):
+        values = x[:, channel]
+        parts = [_divergence(values[y[:, i] == 1].ravel(), values[y[:, i] == 0].ravel(), 0.05) for i in range(3)]
+        assert found.values["0:out"][channel] == pytest.approx(np.mean(parts), rel=1e-6)
+    energy = sc.score(graph, batches, metric="act_variance", task="multilabel")
+    assert energy.values["0:out"] == pytest.approx(x.transpose(1, 0, 2, 3).reshape(6, -1).var(1), rel=1e-6)
 
 
-def test_a_channel_selection_runs_first() -> None:
-    graph, images = graph_of("residual"), batches()
-    plan = sc.Plan.of(graph, {"conv1:in": [0, 2], "conv1:out": [1, 3, 4]})
-    small = sc.prune(graph, plan)
-    pruned = sc.trace(small, graph.example)
-    whole = collect(graph, images).units["conv1:in"][0].moments
-    (part,) = collect(pruned, images).units["conv1:in"]
-    assert pruned.units["conv1:in"].width == 2
-    torch.testing.assert_close(part.moments.mean, whole.mean[:, [0, 2]], rtol=1e-12, atol=0)
-    torch.testing.assert_close(part.moments.m2, whole.m2[:, [0, 2]], rtol=1e-12, atol=0)
+def test_numbers_are_binned_if_asked() -> None:
+    torch.manual_seed(3)
+    batches = sums()
+    graph = sc.trace(Wrapped().eval(), tuple(x[:1] for x in batches[0][0]))
+    with pytest.raises(sc.ScoreError, match=r"regression\(bins"):
+        sc.score(graph, batches, metric="gsd", task="regression")
+    numbers = torch.cat([y for _, y in batches])
+    border = float(numbers.median())
+    found = sc.collect(graph, batches, task=sc.regression(bins=[border]))
+    assert found.classes == (0, 1)
+    tap = found.units["one:out"][0]
+    assert tap.moments.num_images.tolist() == [int((numbers <= border).sum()), int((numbers > border).sum())]

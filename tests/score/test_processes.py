@@ -17,7 +17,8 @@ from prunus.score.metrics import METRICS as REGISTRY
 from prunus.score.score import score
 from tests import nets
 from tests.processes import ENVIRONMENT, LONGEST
-from tests.score.toys import batches, settled
+from tests.score.toys import batches, graph_of
+from tests.tasks.nets import UNet, squares
 
 METRICS = ["gsd", "ttest", "reader_energy", "fisher", "taylor", "l1"]
 
@@ -30,6 +31,7 @@ from prunus.errors import PrunusError
 from prunus.score.score import score
 from tests import nets
 from tests.score.toys import batches, settled
+from tests.tasks.nets import UNet, squares
 
 rank, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.set_num_threads(1)
@@ -49,8 +51,15 @@ def error(loader, metric):
 
 
 found = score(graph, mine, METRICS)
+torch.manual_seed(0)
+dense = sc.trace(UNet().eval(), torch.zeros(1, 1, 12, 12))
+pixels = squares(64)[rank::2]
+if rank == 0:
+    for _, labels in pixels:
+        labels.clamp_(max=1)  # the other process sees a class more
 answer = {
     "values": {m: {u: v.tolist() for u, v in s.values.items()} for m, s in found.items()},
+    "pixels": {u: v.tolist() for u, v in score(dense, pixels, "gsd", task="segmentation").values.items()},
     "num_images": found["gsd"].num_images,
     "sample": score(graph, mine, num_images=20, seed=0).num_images,
     "all": sorted(score(graph, mine, "all")),
@@ -87,13 +96,23 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_two_processes_equal_one(answers: list[dict[str, Any]]) -> None:
-    graph = sc.trace(settled(nets.Residual()), torch.zeros(1, 3, 8, 8, dtype=torch.float64))
+    graph = graph_of(nets.Residual)
     alone = score(graph, batches(32, 4), METRICS)
     for found in answers:
         assert found["num_images"] == 32 and found["sample"] == 20
         for metric in METRICS:
             for unit, wanted in alone[metric].values.items():
                 np.testing.assert_allclose(found["values"][metric][unit], wanted, rtol=1e-9)
+
+
+def test_classes_of_pixels_that_one_process_alone_has_seen(answers: list[dict[str, Any]]) -> None:
+    torch.manual_seed(0)
+    graph, pixels = sc.trace(UNet().eval(), torch.zeros(1, 1, 12, 12)), squares(64)
+    for _, labels in pixels[::2]:
+        labels.clamp_(max=1)
+    for unit, wanted in score(graph, pixels, "gsd", task="segmentation").values.items():
+        for found in answers:
+            np.testing.assert_allclose(found["pixels"][unit], wanted, rtol=1e-9)
 
 
 UNMERGED = {"di", "mmd", "hrank", "chip", "rebuilt", "thinet", "cp", "nisp", "dcp"}  # need all images in one process

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import prunus as sc
-from prunus.errors import DataError, ScoreError
 from prunus.score import reader_inputs
 from prunus.score.gram_sums import GramSums, KeptRows
 from prunus.score.metrics import METRICS
@@ -89,19 +88,6 @@ def test_scores_add_up_and_a_sample_is_taken() -> None:
     graph = sc.trace(network(), pictures(1))
     assert sc.score(graph, labelled(pictures(90), 30), "rebuilt", num_map_images=40, seed=0).num_images == 40
     assert sc.score(graph, labelled(pictures(90), 30), "rebuilt", num_images=30, seed=0).num_images == 30
-
-
-def test_what_cannot_be_scored_is_an_error() -> None:
-    graph, other = (sc.trace(network(), pictures(1)) for _ in range(2))
-    units = sc.repair_each(graph, pictures(30))
-    with pytest.raises(ScoreError, match="another graph"):
-        sc.score(other, units, "rebuilt")
-    with pytest.raises(ScoreError, match="gsd cannot"):
-        sc.score(graph, units, "gsd")
-    with pytest.raises(ScoreError, match="rebuilt cannot"):
-        sc.score(graph, None, "rebuilt")
-    with pytest.raises(DataError, match="no images"):
-        collect_reader_inputs(graph, pictures(1)[:0])
 
 
 def test_the_callers_images_are_left_alone() -> None:

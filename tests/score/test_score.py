@@ -1,4 +1,4 @@
-"""Scores of real small networks by every metric against their definitions, and what `score` takes and refuses."""
+"""Scores of small networks by every metric beside their definitions, and what `score` takes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import prunus as sc
 from prunus.errors import ScoreError
 from prunus.score.collect import collect
 from prunus.score.evidence import Channels
-from prunus.score.metrics import METRICS, Metric
+from prunus.score.metrics import METRICS
 from prunus.score.score import score
-from prunus.score.scores import GIB
 from tests import nets
 from tests.score import naive
-from tests.score.toys import CalledOften, batches, settled
+from tests.score.toys import CalledOften, batches, graph_of
+from tests.tasks.nets import Wrapped, sums
 
 NETS: dict[str, Callable[[], nn.Module]] = {
     "residual": nets.Residual,
@@ -31,10 +31,6 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "transposed": nets.Transposed,
     "called often": CalledOften,
 }
-
-
-def graph_of(build: Callable[[], nn.Module]) -> sc.ChannelGraph:
-    return sc.trace(settled(build()), torch.zeros(1, 3, 8, 8, dtype=torch.float64))
 
 
 @pytest.fixture(scope="module", params=list(NETS))
@@ -168,9 +164,6 @@ def filter_rows(graph: sc.ChannelGraph, unit: sc.Unit, weight_of: Callable[[str]
     return rows
 
 
-# ------------------------------------------------------------------------------------------------------ batch norms
-
-
 def test_scales_of_the_norm_behind_the_writer() -> None:
     graph = graph_of(nets.Chain)
     norm = graph.model.get_submodule("bn").weight.detach().abs().numpy()
@@ -198,9 +191,6 @@ def test_a_norm_that_the_whole_stream_shares_is_nobodys() -> None:
     np.testing.assert_array_equal(
         found.values["conv1:out"], graph.model.get_submodule("bn1").weight.detach().abs().numpy()
     )
-
-
-# --------------------------------------------------------------------------------------------------- what it takes
 
 
 def test_all_metrics_share_the_pass() -> None:
@@ -266,24 +256,6 @@ def test_filter_metrics_need_no_data() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("metric", "options", "words"),
-    [
-        ("gds", {}, "there is no metric called 'gds': did you mean gsd"),
-        ("gsd", {"rigde": 1}, r"gsd has no option 'rigde' \(did you mean ridge\?\); available: ridge, tap"),
-        (3, {}, "a metric must be a name or a function, got int"),
-        (lambda c: [1.0, 2.0], {}, "must give unit a:out 4 scores"),
-        (lambda c: c.moments.mean[0] * float("nan"), {}, "the score nan"),
-        ("gsd", {"tap": "after"}, "tap must be one of reader, before_activation"),
-        ("gsd", {"num_images": 1}, "at least 2 images"),
-    ],
-)
-def test_what_it_refuses(metric: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(Exception, match=words) as caught:
-        score(graph_of(nets.Chain), batches(), metric, **options)
-    assert isinstance(caught.value, sc.errors.PrunusError)
-
-
 def test_with_a_ridge_of_zero_a_dead_channel_is_the_lowest() -> None:
     graph = graph_of(nets.Chain)
     with torch.no_grad():
@@ -295,45 +267,28 @@ def test_with_a_ridge_of_zero_a_dead_channel_is_the_lowest() -> None:
     assert score(graph, batches(), "gsd:ridge=0").values["a:out"][1] == -1  # 0 / 0 counts as 0
 
 
-def test_scores_that_are_not_finite_are_refused() -> None:
-    def inverse(channels: Channels) -> Tensor:
-        return 1 / (channels.moments.mean.sum(0) * 0)
+def test_what_a_task_cannot_score_is_left_out_of_all(caplog: pytest.LogCaptureFixture) -> None:
+    batches = sums()
+    graph = sc.trace(Wrapped().eval(), tuple(x[:1] for x in batches[0][0]))
+    found = sc.score(graph, batches, "all", task="regression", seed=0)
+    assert {"l1", "reader_energy", "rebuilt", "taylor"} <= set(found)
+    assert not {"gsd", "gsd_reader", "di", "mmd"} & set(found)
+    assert "gsd" in caplog.text
 
-    with pytest.raises(ScoreError, match=r"inverse gives channel 0 of unit a:out the score inf"):
-        score(graph_of(nets.Chain), batches(), inverse)
+
+def with_classes(counts: list[int]) -> list[tuple[Tensor, Tensor]]:
+    labels = torch.cat([torch.full((n,), k) for k, n in enumerate(counts)])
+    x, _ = batches(len(labels), len(labels))[0]
+    return [(x[i : i + 6], labels[i : i + 6]) for i in range(0, len(labels), 6)]
 
 
-def test_memory_for_maps_is_bounded_by_more_passes_and_then_by_fewer_images(caplog: pytest.LogCaptureFixture) -> None:
+def test_small_classes_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
     graph = graph_of(nets.Chain)
-    whole = score(graph, batches(), "mmd")
-    forwards: list[int] = []
-    handle = graph.model.register_forward_hook(lambda *_: forwards.append(1))
-    one_unit = 30 * 4 * 64 * 8  # a:out: 30 images, 4 channels, 64 pixels of 8 bytes
-    with caplog.at_level("INFO"):
-        split = score(graph, batches(), "mmd", memory_gib=one_unit / GIB)
-    assert len(forwards) == 2 * len(batches()) + 1  # a pass for each unit, and one forward of the example
-    assert "maps of 30 images need 0.00 GiB, in 2 passes" in caplog.text
-    for unit in graph.units:
-        np.testing.assert_allclose(split.values[unit], whole.values[unit], rtol=1e-12)
-    with caplog.at_level("WARNING"):
-        fewer = score(graph, batches(), "mmd", memory_gib=one_unit // 2 / GIB, seed=0)
-    assert "maps of 30 images do not fit into 0.00 GiB; using 15" in caplog.text
-    assert np.isfinite(fewer.values["a:out"]).all()
-    with pytest.raises(ScoreError, match="maps of two images per class need more than"):
-        score(graph, batches(), "mmd", memory_gib=2000 / GIB)
-    handle.remove()
-
-
-def test_di_alone_streams_where_maps_are_small() -> None:
-    graph = graph_of(nets.Flattened)  # 16 pixels < 30 images < 64 would not stream
-    alone, beside = score(graph, batches(), "di"), score(graph, batches(), ["di", "mmd"])["di"]
-    for unit in graph.units:
-        np.testing.assert_allclose(alone.values[unit], beside.values[unit], rtol=1e-7)
-    assert alone.num_images == 30
-
-
-def test_a_registered_metric_can_be_passed_as_it_is() -> None:
-    graph = graph_of(nets.Chain)
-    assert isinstance(METRICS["gsd"], Metric)
-    a, b = score(graph, batches(), METRICS["gsd"].score), score(graph, batches(), "gsd")
-    np.testing.assert_array_equal(a.values["a:out"], b.values["a:out"])
+    images = with_classes([8, 0, 6, 1, 5])
+    found = collect(graph, images)
+    assert found.classes == (0, 2, 4)
+    assert "left out of the scores: class 1 without images, class 3 with one image" in caplog.text
+    without = [(x[y != 3], y[y != 3]) for x, y in images]
+    for metric in ("gsd", "ttest", "di", "mmd"):
+        a, b = score(graph, images, metric), score(graph, without, metric)
+        np.testing.assert_allclose(a.values["a:out"], b.values["a:out"], rtol=1e-9)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+import prunus as sc
 
 CLASSES = 5
 
@@ -24,6 +29,32 @@ class CalledOften(nn.Module):
             + self.often(h[:, :, 1:, 1:]).mean((2, 3), keepdim=True)
         )
         return self.fc(torch.relu(y).mean((2, 3)))
+
+
+class Shortcut(nn.Module):
+    """A stem, a residual block of two convolutions and a classifier; batch norms, pooling and padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1, bias=False)
+        self.fc = nn.Linear(3 * 4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.max_pool2d(F.relu(self.norm(self.stem(x))), 2)
+        h = F.relu(h + self.second(torch.sigmoid(self.first(h))))
+        return self.fc(F.avg_pool2d(h, 2).flatten(1))
+
+
+def chain() -> nn.Sequential:
+    """Its first unit is read by a convolution with 54 inputs and 4 outputs."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)
+    ).double()
+    nn.init.uniform_(net[3].running_var, 0.5, 2.0)
+    nn.init.normal_(net[3].running_mean)
+    return net.eval()
 
 
 def settled(model: nn.Module, shape: tuple[int, ...] = (3, 8, 8), dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -67,3 +98,14 @@ def entering(model: nn.Module, layer: str, batches: list[tuple[Tensor, Tensor]])
             model(images)
     hook.remove()
     return torch.cat(seen)
+
+
+def graph_of(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> sc.ChannelGraph:
+    """A settled network, traced with images of 8 x 8 pixels."""
+    return sc.trace(settled(build(), dtype=dtype), torch.zeros(1, 3, 8, 8, dtype=dtype))
+
+
+def pictures(count: int, side: int = 6) -> Tensor:
+    """Noise."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(count, 3, side, side, generator=draw, dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,13 @@ from prunus.tasks import Task
 from prunus.tasks.quality import task_option
 from prunus.util.files import write_atomically
 from prunus.util.options import option
+from prunus.util.text import short_table
+from prunus.util.typed_json import read_record, write_record
 
 Vector = npt.NDArray[np.float64]
 FORMAT = "prunus-scores"
 VERSION = 2
-SHOWN = 8  # units in the repr
+SHOWN = 6  # units in a message
 
 
 def check_scores(scores: Any) -> None:
@@ -45,23 +46,20 @@ class Scores:
     def __repr__(self) -> str:
         """A short table: lowest, median and highest score of the first units."""
         images = f", {self.num_images:,} images" if self.num_images else ""
-        rows = [("unit", "channels", "lowest", "median", "highest")]
-        for unit, vector in list(self.values.items())[:SHOWN]:
-            figures = (f"{f(vector):.4g}" for f in (np.min, np.median, np.max))
-            rows.append((unit, str(len(vector)), *figures))  # type: ignore[arg-type]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [f"Scores by {self.metric}: {len(self.values)} units{images}; higher means keep"]
-        for name, *cells in rows:
-            lines.append("  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]))
-        more = len(self.values) - SHOWN
-        return "\n".join([*lines, f"... and {more} more units"] if more > 0 else lines)
+        rows = [
+            [unit, str(len(vector)), *(f"{figure(vector):.4g}" for figure in (np.min, np.median, np.max))]
+            for unit, vector in self.values.items()
+        ]
+        title = f"Scores by {self.metric}: {len(self.values)} units{images}; higher means keep"
+        return short_table(title, ["unit", "channels", "lowest", "median", "highest"], rows)
 
     def of_units(self, names: Iterable[str]) -> Scores:
         """The scores of some units only; a plan made from them leaves all other units as they are."""
         wanted = list(names)
         unknown = [name for name in wanted if name not in self.values]
         if unknown:
-            raise ScoreError(f"the scores have no unit {unknown[0]!r}; they have {_some(list(self.values))}")
+            some = ", ".join(list(self.values)[:SHOWN]) + (", ..." if len(self.values) > SHOWN else "")
+            raise ScoreError(f"the scores have no unit {unknown[0]!r}; they have {some}")
         return Scores(self.metric, {n: self.values[n] for n in wanted}, self.num_images, self.options, self.notes)
 
     def order(self, unit: str) -> npt.NDArray[np.int64]:
@@ -77,41 +75,42 @@ def rank_correlation(a: Scores, b: Scores) -> float:
     from scipy.stats import spearmanr
 
     common = [(a.values[unit], b.values[unit]) for unit in a.values.keys() & b.values.keys()]
-    found = [float(spearmanr(x, y).statistic) for x, y in common if np.ptp(x) > 0 and np.ptp(y) > 0]
-    return float(np.mean(found)) if found else float("nan")
+    each = [float(spearmanr(x, y).statistic) for x, y in common if np.ptp(x) > 0 and np.ptp(y) > 0]
+    return float(np.mean(each)) if each else float("nan")
+
+
+@dataclass(frozen=True)
+class _MetricRecord:
+    num_images: int
+    options: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _ScoresRecord:
+    """scores.json. The scores themselves are in scores.safetensors, `metric/unit` -> vector."""
+
+    metrics: dict[str, _MetricRecord]
 
 
 def save_scores(scores: Mapping[str, Scores], folder: str | Path) -> None:
-    """Write scores.safetensors (`metric/unit` -> vector) and scores.json (metrics and options) into a folder."""
+    """Write scores.safetensors and scores.json into a folder."""
     folder = Path(folder)
     tensors = {f"{name}/{unit}": v for name, each in scores.items() for unit, v in each.values.items()}
-    about = {
-        "format": FORMAT,
-        "version": VERSION,
-        "metrics": {
-            name: {"num_images": each.num_images, "options": dict(each.options), "notes": list(each.notes)}
-            for name, each in scores.items()
-        },
-    }
-    try:
-        text = json.dumps(about, indent=2)
-    except TypeError as error:
-        raise FileError(f"an option of the scores cannot be written as JSON: {error}") from error
+    records = {name: _MetricRecord(each.num_images, dict(each.options), each.notes) for name, each in scores.items()}
     write_atomically(folder / "scores.safetensors", save(tensors))
-    write_atomically(folder / "scores.json", (text + "\n").encode())
+    write_record(folder / "scores.json", _ScoresRecord(records), FORMAT, VERSION)
 
 
 def load_scores(folder: str | Path) -> dict[str, Scores]:
     """Read back what `save_scores` wrote."""
     folder = Path(folder)
+    record = read_record(folder / "scores.json", _ScoresRecord, FORMAT, VERSION)
     try:
-        about = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
         tensors = load_file(folder / "scores.safetensors")
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise FileError(f"cannot read scores from {folder}: {error}") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT or about.get("version") != VERSION:
-        raise FileError(f"{folder / 'scores.json'} does not have scores in a format that this version can read")
-    values: dict[str, dict[str, Vector]] = {name: {} for name in about["metrics"]}
+    values: dict[str, dict[str, Vector]] = {name: {} for name in record.metrics}
     for key, vector in tensors.items():
         metric, _, unit = key.partition("/")
         if metric not in values:
@@ -120,13 +119,9 @@ def load_scores(folder: str | Path) -> dict[str, Scores]:
             )
         values[metric][unit] = vector
     return {
-        name: Scores(name, values[name], int(each["num_images"]), each["options"], tuple(each["notes"]))
-        for name, each in about["metrics"].items()
+        name: Scores(name, values[name], each.num_images, each.options, each.notes)
+        for name, each in record.metrics.items()
     }
-
-
-def _some(names: list[str], limit: int = 6) -> str:
-    return ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")
 
 
 # How scores are computed: which images, which tensor, how much memory.

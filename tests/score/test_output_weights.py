@@ -31,7 +31,7 @@ def images(count: int) -> Tensor:
     return torch.randn(count, 2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def test_stakes_are_those_of_all_outputs_by_their_spread_and_activations_in_place_do_no_harm() -> None:
+def test_weights_are_those_of_all_outputs_by_their_spread_and_activations_in_place_do_no_harm() -> None:
     found = []
     for inplace in (False, True):
         model = TwoOutputs(inplace).double().requires_grad_(not inplace)
@@ -73,7 +73,7 @@ def test_an_output_without_a_gradient_does_not_take_the_scale_of_another() -> No
 
 
 @pytest.mark.parametrize("rows", [3, 40])
-def test_a_root_gives_the_stakes_back(rows: int) -> None:
+def test_a_root_gives_the_matrix_back(rows: int) -> None:
     """With fewer rows than outputs, and with more; all outputs and some of them."""
     drawn = torch.randn(rows, 8, generator=torch.Generator().manual_seed(0))
     weights = OutputWeights()
@@ -124,7 +124,7 @@ def test_changes_are_relative_to_each_output_and_the_layer_is_restored() -> None
 
 @torch.no_grad()
 def test_only_what_comes_after_a_change_runs_again() -> None:
-    """Three batches of probe; the kept place moves on with the layers, and starts again for an earlier one."""
+    """Three batches of probe images; the kept place moves on with the layers, and starts again for an earlier one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(True), nn.Conv2d(4, 4, 3), nn.ReLU(True), nn.Conv2d(4, 3, 1))
     model.double().eval()
@@ -149,7 +149,7 @@ def test_only_what_comes_after_a_change_runs_again() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-9)
 
 
-def test_a_network_in_training_mode_is_judged_as_in_use_and_left_as_it_was() -> None:
+def test_a_network_in_training_mode_is_probed_as_in_use_and_left_as_it_was() -> None:
     torch.manual_seed(0)
     layers = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(4, 3, 1)
     model = nn.Sequential(*layers).double()

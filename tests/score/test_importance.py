@@ -1,17 +1,65 @@
-"""NISP through batch norm, max pooling and a shortcut, beside a propagation written with loops."""
+"""NISP beside propagations written with matrices and with loops."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+import scipy.stats
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import prunus as sc
-from tests.score.test_compared_methods import naive_inf_fs
-from tests.score.toys import CLASSES, batches, entering, settled
+from prunus.score.importance import infinite_feature_selection
+from tests.score.toys import CLASSES, Shortcut, batches, entering, settled
 
-Floats = npt.NDArray[np.float64]
+
+def matrix_of(layer: nn.Conv2d, side: int) -> np.ndarray:
+    """The convolution as a matrix [outputs, inputs], column by column from unit impulses."""
+    columns = []
+    for place in range(layer.in_channels * side * side):
+        impulse = torch.zeros(layer.in_channels * side * side, dtype=torch.float64)
+        impulse[place] = 1
+        picture = impulse.view(1, layer.in_channels, side, side)
+        columns.append(F.conv2d(picture, layer.weight.double(), padding=layer.padding).flatten().detach().numpy())
+    return np.stack(columns, 1)
+
+
+def naive_inf_fs(features: np.ndarray) -> np.ndarray:
+    """Infinite feature selection as a power series, with scipy's rank correlation pair by pair."""
+    count = features.shape[1]
+    deviation = features.std(0) / features.std(0).max()
+    a = np.zeros((count, count))
+    for i in range(count):
+        for j in range(count):
+            rank = scipy.stats.spearmanr(features[:, i], features[:, j]).statistic
+            a[i, j] = 0.5 * max(deviation[i], deviation[j]) + 0.5 * (1 - abs(rank))
+    step = 0.9 / np.abs(np.linalg.eigvals(a)).max() * a
+    power, total = np.eye(count), np.zeros((count, count))
+    for _ in range(600):
+        power = power @ step
+        total += power
+    return total.sum(1)
+
+
+def test_infinite_feature_selection() -> None:
+    features = np.random.default_rng(0).normal(size=(40, 5)) * [1, 2, 0.5, 1, 3]
+    features[:, 4] = features[:, 1] ** 3  # same ranks as feature 1
+    found = infinite_feature_selection(torch.from_numpy(features))
+    np.testing.assert_allclose(found, naive_inf_fs(features), rtol=1e-9)
+
+
+def test_nisp_multiplies_importance_with_absolute_weights_from_the_classifier_back() -> None:
+    model = settled(Shortcut(), (2, 8, 8))
+    images = batches(shape=(2, 8, 8))
+    graph = sc.trace(model, images[0][0][:1])
+    found = sc.score(graph, images, "nisp").values
+    final = naive_inf_fs(entering(model, "fc", images).numpy())  # [3 x 2 x 2]
+    # average pooling: each of four pixels gets a quarter
+    after = np.kron(final.reshape(3, 2, 2), np.full((1, 2, 2), 0.25)).ravel()  # [3 x 4 x 4]
+    inner = np.abs(matrix_of(model.second, 4)).T @ after  # [4 x 4 x 4]
+    into = np.abs(matrix_of(model.first, 4)).T @ inner  # [3 x 4 x 4] of the block's own reader
+    np.testing.assert_allclose(found["first:out"], inner.reshape(4, -1).sum(1), rtol=1e-6)
+    np.testing.assert_allclose(found["first:in"], into.reshape(3, -1).sum(1), rtol=1e-6)
 
 
 class Deep(nn.Module):
@@ -32,7 +80,7 @@ class Deep(nn.Module):
         return self.fc(h.mean((2, 3)))
 
 
-def back_through_convolution(importance: Floats, layer: nn.Conv2d) -> Floats:
+def back_through_convolution(importance: np.ndarray, layer: nn.Conv2d) -> np.ndarray:
     """[in, h, w] from [out, h, w], for a kernel of 3 x 3 with padding 1: |W|' s, pixel by pixel."""
     weights = np.abs(layer.weight.detach().numpy())  # [out, in, 3, 3]
     outputs, height, width = importance.shape
@@ -44,7 +92,7 @@ def back_through_convolution(importance: Floats, layer: nn.Conv2d) -> Floats:
     return found[:, 1:-1, 1:-1]
 
 
-def back_through_pooling(importance: Floats, side: int) -> Floats:
+def back_through_pooling(importance: np.ndarray, side: int) -> np.ndarray:
     """[c, side, side]: each of the 9 pixels of a window gets a ninth of what its maximum is worth."""
     channels, height, width = importance.shape
     found = np.zeros((channels, side, side))

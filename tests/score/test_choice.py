@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from prunus.errors import ScoreError
-from prunus.score.choice import choose_metrics
+from prunus.score.choice import choose_metrics, without_classes
 from prunus.score.metrics import METRICS
 
 
@@ -36,21 +35,12 @@ def test_all_stands_for_every_metric() -> None:
     assert [one.name for one in choose_metrics(["all"])] == list(METRICS)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "options", "words"),
-    [
-        (["gds"], {}, "no metric called 'gds': did you mean gsd"),
-        (["gsd:ridge"], {}, "must be NAME=VALUE, as in ridge=0.5, got 'ridge'"),
-        (["gsd:ridge=0:ridge=1"], {}, "the option ridge is given twice: '0' and '1'; give it once"),
-        (["gsd:tap=reader:tap=reader"], {}, "the option tap is given twice"),
-        (["gsd:rho=1"], {}, "gsd has no option 'rho'; available: ridge, tap"),
-        (["l1:tap=reader"], {}, "no option 'tap'; available: none"),
-        (["gsd:tap=here"], {}, "tap must be reader or before_activation, got 'here'"),
-        (["gsd", "l1"], {"rho": 1}, "gsd, l1 has no option 'rho'"),
-        ([3], {}, "must be a name or a function, got int"),
-        ([], {}, "no metric is given"),
-    ],
-)
-def test_mistakes_are_said_before_any_pass(metrics: list[Any], options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ScoreError, match=words):
-        choose_metrics(metrics, options=options)
+def test_the_reasons_why_metrics_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    every = choose_metrics(list(METRICS))
+    kept = {one.name for one in without_classes(every, "segmentation")}
+    assert set(METRICS) - kept == {"dcp", "di", "mmd"}
+    assert "only for classification with one class per image: dcp, di, mmd" in caplog.text
+    assert "no classes" not in caplog.text
+    kept -= {one.name for one in without_classes(every, "regression")}
+    assert "no classes that they could separate: abs_snr, fdr, gsd, gsd_reader, ttest" in caplog.text
+    assert kept == {"abs_snr", "fdr", "gsd", "gsd_reader", "ttest"}
