@@ -14,7 +14,6 @@ import torch
 from sklearn.metrics import confusion_matrix
 
 import prunus as sc
-from prunus.errors import FileError, RunError
 from prunus.report.compare import DATA, PAGE, Side, compare, finished, render
 from tests.report.runs import Page, batches, charts, read
 
@@ -148,25 +147,3 @@ def test_published_rows_join_where_network_and_data_are_those_of_the_paper(anoth
     assert macs.count("as published") == len(known) > 3
     assert "as published" in weights and not any("as published" in chart for chart in times)
     assert compare([another("unlike")]).published == ()
-
-
-def test_errors_say_what_came(another: Callable[..., Path], tmp_path: Path) -> None:
-    run = another("run")
-    with pytest.raises(FileError, match="does not exist"):
-        compare([run, tmp_path / "nowhere"])
-    with pytest.raises(FileError, match="is a file"):
-        compare([run / "config.json"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(FileError, match=r"holds no run \(it has no config.json\)"):
-        compare([tmp_path / "empty"])
-    with pytest.raises(FileError, match="holds a round of a pruning run"):
-        compare([run / "round-01"])
-    with pytest.raises(RunError, match="named twice"):
-        compare([run, run / "."])
-    with pytest.raises(RunError, match="list of folders"):
-        compare(str(run))
-    with pytest.raises(RunError, match="holds a pruning run; write the comparison to another folder"):
-        compare([run], out=run)
-    (run / "classes.json").write_text('{"format": "other"}', encoding="utf-8")
-    with pytest.raises(FileError, match=r'classes.json: expected JSON with "format"'):
-        compare([run])

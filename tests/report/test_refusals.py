@@ -1,15 +1,19 @@
-"""Files that are missing, cut off or foreign: a FileError that names them, and the old report stays."""
+"""Folders and files that are missing, cut off or foreign: an error that names them, and the old report stays."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from prunus.errors import FileError
+from prunus.errors import FileError, RunError
+from prunus.report.compare import compare
 from prunus.report.run_page import write_report
+from prunus.report.study_page import write_study_report
 from tests.report.runs import read
+from tests.report.test_study_page import make_study
 
 NEEDED = (
     "config.json summary.json plan.json round-01/round.json round-01/scores.json round-01/scores.safetensors "
@@ -42,11 +46,62 @@ def test_an_unfinished_run_says_how_to_go_on(run: Path) -> None:
         write_report(run)
 
 
-def test_not_a_run(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="is not a folder"):
-        write_report(tmp_path / "nothing")
-    with pytest.raises(FileError, match=r"no config\.json"):
-        write_report(tmp_path)
+@pytest.mark.parametrize(
+    ("write", "folder", "text"),
+    [
+        (write_report, "nothing", "is not a folder"),
+        (write_report, ".", r"no config\.json"),
+        (write_study_report, "nothing", "is not a folder"),
+    ],
+)
+def test_not_a_run_or_study(tmp_path: Path, write: Any, folder: str, text: str) -> None:
+    with pytest.raises(FileError, match=text):
+        write(tmp_path / folder)
+
+
+@pytest.mark.parametrize("key", ["title", "rows", "columns", "pictures", "notes", "asked", "command", "versions"])
+def test_what_is_missing_in_a_study_is_named(tmp_path: Path, key: str) -> None:
+    study = make_study(tmp_path / "study", pictures=False)
+    content = read(study / "study.json")
+    (study / "study.json").write_text(json.dumps({k: v for k, v in content.items() if k != key}))
+    with pytest.raises(FileError, match=rf"study\.json.*'{key}' is missing"):
+        write_study_report(study)
+
+
+def test_studies_without_a_picture_or_a_result(tmp_path: Path) -> None:
+    study = make_study(tmp_path / "study")
+    (study / "report.html").write_text("the old one")
+    for name in ("accuracy.svg", "accuracy.png"):
+        (study / name).unlink()
+    with pytest.raises(FileError, match=r"accuracy\.svg is missing"):
+        write_study_report(study)
+    (study / "study.json").unlink()
+    with pytest.raises(FileError, match="not finished; run the same command again"):
+        write_study_report(study)
+    assert (study / "report.html").read_text() == "the old one"
+
+
+@pytest.mark.parametrize(
+    ("runs", "error", "text"),
+    [
+        (lambda run: [run, run / "nowhere"], FileError, "does not exist"),
+        (lambda run: [run / "config.json"], FileError, "is a file"),
+        (lambda run: [run / "empty"], FileError, r"holds no run \(it has no config.json\)"),
+        (lambda run: [run / "round-01"], FileError, "holds a round of a pruning run"),
+        (lambda run: [run, run / "."], RunError, "named twice"),
+        (str, RunError, "list of folders"),
+        (lambda _: [], RunError, "list of folders"),
+    ],
+)
+def test_what_cannot_be_compared(run: Path, runs: Any, error: type[Exception], text: str) -> None:
+    (run / "empty").mkdir()
+    with pytest.raises(error, match=text):
+        compare(runs(run))
+
+
+def test_a_comparison_does_not_overwrite_a_run(run: Path) -> None:
+    with pytest.raises(RunError, match="holds a pruning run; write the comparison to another folder"):
+        compare([run], out=run)
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
     page = write_report(tmp_path / "one").read_text()
     text = Page(page).text
     assert "original = CifarResNet(...)" in text and ", original).eval()" in text
-    call = "prunus.compress(model, train, holdout, ratio=0.3, split='uniform', metric='l1', repair='none', folder="
+    call = "prunus.compress(model, train, holdout, ratio=0.3, split='uniform', metric='l1', repair='none', "
     assert call in text
     assert "These images were also used for decisions." in text and "Test accuracy" not in text
     assert len(charts(page, "rounds")) == 1 and not bar_charts(page, "sensitivity") and not charts(page, "cuts")

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from torch import Tensor
 
 from prunus.errors import DataError
 from prunus.graph.channel_graph import ChannelGraph
