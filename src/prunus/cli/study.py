@@ -1,8 +1,7 @@
-"""`prunus study NAME`: the paper's experiments as commands. Each study is a file that defines `command`."""
+"""`prunus study NAME`: the paper's experiments as commands."""
 
 from __future__ import annotations
 
-import importlib
 import os
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -11,41 +10,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli import console as early_checks
-from prunus.cli.console import Early, choice, console, friendly, resolve, resumable, run_folder, typed_command
-from prunus.cli.inputs import OwnData
-from prunus.cli.options import (
-    Classes,
-    DataOptions,
-    DeviceOptions,
-    Model,
-    Streams,
-    UndividedData,
-    Weights,
-    check_trained,
-    options_from_settings,
-    task_for,
+from prunus.cli.console import (
+    Early,
+    choice,
+    console,
+    existing_folder,
+    friendly,
+    resumable,
+    run_folder,
+    say,
+    table,
+    typed_command,
 )
-from prunus.errors import DataError
+from prunus.cli.images import DataOptions, UndividedData, UserData
+from prunus.cli.network import NamedModel, check_network, open_graph, open_model, open_network, resolve
+from prunus.cli.options import Classes, DeviceOptions, Model, Original, Streams, Weights, options_from_settings
+from prunus.errors import DataError, ModelError, PlanError, ScoreError
 from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityWords
-from prunus.util.options import check, option
+from prunus.util.options import check, names, option
+from prunus.util.user_code import import_user_function
 
 if TYPE_CHECKING:
-    from prunus.cli.options import AnyData
+    from torch import nn
+
+    from prunus.cli.images import AnyData
     from prunus.graph.channel_graph import ChannelGraph
     from prunus.graph.plan import Plan
     from prunus.studies.folder import Provenance
-    from prunus.studies.table import ResultsTable
-    from prunus.studies.timing import LayerTimes
+    from prunus.studies.timing_study import LayerTimes
     from prunus.util.batches import Batches
 
-
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 
 @app.callback()
@@ -60,7 +57,7 @@ def root() -> None:
     """
 
 
-# What the commands of the studies share: options, the study's folder, and the last lines of their output.
+# -- what the studies share
 
 
 @dataclass(frozen=True)
@@ -71,16 +68,16 @@ class StudyImages:
     batch_size: int = option(128, "Images per training step", group="Retraining", least=1)
     limit: int | None = option(None, "Largest number of held-out and of test images", group="Data", least=1)
 
-    def provenance(self, data: DataOptions, found: AnyData, **more: Any) -> Provenance:
+    def provenance(self, data: DataOptions, images: AnyData) -> Provenance:
         """The command line, and everything that is needed to get the same images again."""
         from prunus.studies.folder import Provenance
 
         check(self, DataError)
         about: dict[str, Any] = {"data": data.data, "limit": self.limit}
-        if not isinstance(found, OwnData):
-            about |= {"mean": found.mean, "std": found.std, "size": found.shape[-1], "holdout": data.holdout}
+        if not isinstance(images, UserData):
+            about |= {"mean": images.mean, "std": images.std, "size": images.shape[-1], "holdout": data.holdout}
             about |= {"augment": self.augment, "batch_size": self.batch_size}
-        return Provenance({**about, **more}, typed_command())
+        return Provenance(about, typed_command())
 
 
 @dataclass(frozen=True)
@@ -103,20 +100,44 @@ def print_results(folder: Path) -> None:
     """Write the study's page, and print where the results are."""
     from prunus.report.study_page import write_study_report
 
-    console.print(f"\nresults in {folder}: study.json, table.csv, pictures as .png and .svg", soft_wrap=True)
-    console.print(f"report: {write_study_report(folder)} (open it in a browser)", soft_wrap=True)
+    say(f"\nresults in {folder}: study.json, table.csv, pictures as .png and .svg")
+    say(f"report: {write_study_report(folder)} (open it in a browser)")
 
 
-# `prunus study effectiveness`: which metric picks the channels that can be removed.
+def trained(models: list[str], weights: Path | None) -> list[NamedModel]:
+    """The networks by name. ModelError for one without weights, unless its user-provided factory may load some."""
+    named = [resolve(text, weights if len(models) == 1 else None) for text in models]
+    for each in named:
+        if not each.has_weights:
+            raise ModelError(
+                f"a study needs trained networks: give the weight file of {each.typed} as {each.typed}=FILE"
+            )
+    return named
 
 
+def open_all(named: list[NamedModel], images: AnyData, device: DeviceOptions, seed: int) -> dict[str, nn.Module]:
+    """The networks on the device, by labels that differ."""
+    home = device.pick()
+    networks: dict[str, nn.Module] = {}
+    for each in named:
+        label = each.label
+        if label in networks:
+            label = f"{label} ({each.weights.stem if each.weights else len(networks) + 1})"
+        networks[label] = open_model(each, images, seed=seed).to(home)
+    return networks
+
+
+# -- effectiveness: which metric picks the channels that can be removed
+
+
+@app.command()
 @friendly
 @options_from_settings
-def command(
+def effectiveness(
     models: Annotated[
         list[str],
         typer.Argument(metavar="MODEL...", help="Networks: NAME=WEIGHTS, or folders of runs"),
-        Early(early_checks.network),
+        Early(check_network),
     ],
     settings: EffectivenessSettings,
     data: UndividedData,
@@ -137,86 +158,65 @@ def command(
 
         prunus study effectiveness resnet56=w.safetensors --data cifar10
 
-        prunus study effectiveness vgg16=v.pt --metrics gsd,di --epochs 150
+        prunus study effectiveness vgg16=v.pt --data cifar10 --metrics gsd,di --epochs 150
     """
-    check_trained(models, weights)
-    from prunus.cli.console import columns
-    from prunus.cli.options import trained_networks
-    from prunus.studies.effectiveness import effectiveness
+    named = trained(models, weights)
+    data = data.known_for(named[0])
+    settings = replace(settings, task=named[0].task(settings.task))
+    from prunus.studies.effectiveness_study import effectiveness as study
     from prunus.studies.folder import BATCH
     from prunus.util.batches import device_of, move
 
-    names = [resolve(text).label for text in models]
-    data = data.known_for(models[0])
-    settings = replace(settings, task=task_for(models[0], settings.task))
-    found = data.open(models[0], settings.seed, settings.task)
-    networks = trained_networks(models, weights, found, device, settings.seed)
-    batch = BATCH if device_of(next(iter(networks.values()))).type == "cpu" else 256
-    folder = output.folder("effectiveness", "-".join(names), data.name)
+    opened = data.open(named[0], settings.seed, settings.task)
+    networks = open_all(named, opened, device, settings.seed)
+    home = device_of(next(iter(networks.values())))
+    folder = output.folder("effectiveness", "-".join(each.label for each in named), data.name)
 
     def retrain_on(seed: int) -> Batches:
-        return found.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=seed)
+        return opened.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=seed)
+
+    def metric_of(name: Any) -> Any:
+        """`package.module:function` as the user's function; a metric's name, also with options, unchanged."""
+        is_function = ":" in name and "=" not in name
+        return import_user_function(name, ScoreError) if is_function else name
 
     with resumable(typed_command()):
-        rows = effectiveness(
+        rows = study(
             networks,
-            found.loader("train", 128, seed=settings.seed),
-            found.loader("test", batch, limit=images.limit, seed=settings.seed),
+            opened.loader("train", 128, seed=settings.seed),
+            opened.loader("test", BATCH if home.type == "cpu" else 256, limit=images.limit, seed=settings.seed),
             folder,
-            settings=replace(settings, metrics=tuple(_own_function(name) for name in settings.metrics)),
+            settings=replace(settings, metrics=tuple(metric_of(name) for name in settings.metrics)),
             retrain_on=retrain_on,
-            example=move(found.example(), device_of(next(iter(networks.values())))),
-            provenance=images.provenance(data, found),
+            example=move(opened.example(), home),
+            provenance=images.provenance(data, opened),
         )
     if is_first_process():
-        titles, lines = _table(rows, QualityWords.of(task_of(settings.task)))
-        console.print(columns(titles, lines, numbers=titles[2:]), soft_wrap=True)
+        _print_effectiveness(rows, QualityWords.of(task_of(settings.task)))
         print_results(folder)
 
 
-def _own_function(metric: Any) -> Any:
-    """`package.module:function` as the user's function; a metric's name, also with options, unchanged."""
-    import sys
-
-    from prunus.errors import ScoreError
-
-    home, _, name = metric.partition(":")
-    if not name or "=" in name:
-        return metric
-    before = list(sys.path)
-    sys.path.insert(0, str(Path.cwd()))  # `python -m` does this, but a console script does not
-    try:
-        return getattr(importlib.import_module(home), name)
-    except (ImportError, AttributeError) as error:
-        raise ScoreError(f"{metric!r} must be package.module:function of your own metric: {error}") from error
-    finally:
-        sys.path[:] = before
-
-
-def _table(rows: list[dict[str, Any]], words: QualityWords) -> tuple[list[str], list[list[str]]]:
+def _print_effectiveness(rows: list[dict[str, Any]], text: QualityWords) -> None:
     """One line per network and metric, one column per ratio: the quality after the last stage that was measured."""
     stage = next(name for name in ("retrained", "repaired", "accuracy") if name in rows[0])
-    ratios = sorted({row["ratio"] for row in rows})
     lines: dict[tuple[str, str], list[str]] = {}
     for row in sorted(rows, key=lambda row: row["ratio"]):
         spread = row["spread" if stage == "accuracy" else f"{stage}_spread"]
-        numbers = [words.scaled(value).rstrip("%") for value in (row[stage], spread) if value is not None]
-        cell = " ±".join(numbers)
-        lines.setdefault((row["network"], row["metric"]), []).append(cell)
-    return ["network", "metric", *(f"{ratio:.0%}" for ratio in ratios)], [
-        [*key, *cells] for key, cells in lines.items()
-    ]
+        numbers = [text.scaled(value).rstrip("%") for value in (row[stage], spread) if value is not None]
+        lines.setdefault((row["network"], row["metric"]), []).append(" ±".join(numbers))
+    ratios = [f"{ratio:.0%}" for ratio in sorted({row["ratio"] for row in rows})]
+    cells = [[*key, *values] for key, values in lines.items()]
+    console.print(table(["network", "metric", *ratios], cells, numbers=ratios))
 
 
-# `prunus study sensitivity`: two ways of choosing the units to prune, iteration by iteration.
+# -- sensitivity: two ways of choosing the units to prune, iteration by iteration
 
 
+@app.command()
 @friendly
 @options_from_settings
-def command_sensitivity(
-    model: Annotated[
-        str, typer.Argument(help="Network: NAME=WEIGHTS, or the folder of a run"), Early(early_checks.network)
-    ],
+def sensitivity(
+    model: Annotated[str, typer.Argument(help="Network: NAME=WEIGHTS, or the folder of a run"), Early(check_network)],
     settings: SensitivityStudySettings,
     data: DataOptions,
     images: StudyImages,
@@ -235,62 +235,57 @@ def command_sensitivity(
 
         prunus study sensitivity resnet56=w.safetensors --data cifar10
 
-        prunus study sensitivity resnet56=w.safetensors --start runs/prune
+        prunus study sensitivity resnet56=w.safetensors --data cifar10 --start runs/prune
     """
-    check_trained([model], weights)
-    from prunus.cli.console import columns
-    from prunus.cli.options import trained_networks
-    from prunus.studies.sensitivity import sensitivity
+    (named,) = trained([model], weights)
+    data = data.known_for(named)
+    settings = replace(settings, task=named.task(settings.task))
+    from prunus.studies.sensitivity_study import sensitivity as study
     from prunus.util.batches import device_of, move
 
-    name = resolve(model).label
-    data = data.known_for(model)
-    settings = replace(settings, task=task_for(model, settings.task))
-    found = data.open(model, settings.seed, settings.task)
-    network = next(iter(trained_networks([model], weights, found, device, settings.seed).values()))
-    folder = output.folder("sensitivity", name, data.name)
+    seed = settings.seed
+    opened = data.open(named, seed, settings.task)
+    (network,) = open_all([named], opened, device, seed).values()
+    folder = output.folder("sensitivity", named.label, data.name)
     with resumable(typed_command()):
-        rows = sensitivity(
+        rows = study(
             network,
-            found.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=settings.seed),
-            found.loader("holdout", 256, limit=images.limit, seed=settings.seed),
+            opened.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=seed),
+            opened.loader("holdout", 256, limit=images.limit, seed=seed),
             folder,
-            test=found.loader("test", 256, limit=images.limit, seed=settings.seed) if found.has("test") else None,
-            score_on=found.loader("train", 256, seed=settings.seed),
-            example=move(found.example(), device_of(network)),
-            provenance=images.provenance(data, found),
+            test=opened.loader("test", 256, limit=images.limit, seed=seed) if opened.has("test") else None,
+            score_on=opened.loader("train", 256, seed=seed),
+            example=move(opened.example(), device_of(network)),
+            provenance=images.provenance(data, opened),
             **vars(settings),
         )
     if is_first_process():
-        titles = ["method", "iteration", "MACs removed", "as cut", "held-out", "test"]
-        lines = [_line(row, settings.quality) for row in rows]
-        console.print(columns(titles, lines, numbers=titles[1:]), soft_wrap=True)
+        titles = ["method", "iteration", "MACs removed", "before repair", "held-out", "test"]
+        lines = []
+        for row in rows:
+            parts = [row[part] for part in ("cut", "holdout", "test")]
+            cells = ["-" if value is None else settings.quality.scaled(value).rstrip("%") for value in parts]
+            lines.append([row["method"], str(row["iteration"]), f"{row['macs_removed']:.1%}", *cells])
+        console.print(table(titles, lines, numbers=titles[1:]))
         print_results(folder)
 
 
-def _line(row: dict[str, Any], words: QualityWords) -> list[str]:
-    parts = [row[part] for part in ("cut", "holdout", "test")]
-    cells = ["-" if value is None else words.scaled(value).rstrip("%") for value in parts]
-    return [row["method"], str(row["iteration"]), f"{row['macs_removed']:.1%}", *cells]
+# -- structure: weights and MACs by layer or block, original and pruned
 
 
-# `prunus study structure`: weights and MACs by layer or block, original and pruned.
-
-
+@app.command()
 @friendly
 @options_from_settings
-def command_structure(
+def structure(
     network: Annotated[
-        str,
-        typer.Argument(help="Folder of a pruned network, or a model's name with --widths"),
-        Early(early_checks.network),
+        str, typer.Argument(help="Folder of a pruned network, or a model's name with --widths"), Early(check_network)
     ],
     output: StudyOutput,
     by: Annotated[str, typer.Option(help="One row per layer or per block"), choice("by", "layer", "block")] = "layer",
     widths: Annotated[
         str | None, typer.Option(help="Channels to keep: 11,39,... in the order of the units, or UNIT=11,UNIT=39")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The original network, if the folder does not record it")] = None,
+    model: Original = None,
     classes: Classes = None,
     streams: Streams = "select",
 ) -> None:
@@ -304,14 +299,13 @@ def command_structure(
 
         prunus study structure lenet5 --widths 4,9,60,40
     """
-    from prunus.cli.console import columns
-    from prunus.cli.options import open_network
-    from prunus.errors import PlanError
     from prunus.graph.channel_graph import trace
     from prunus.studies.folder import Provenance, StudyFolder
-    from prunus.studies.structure import COLUMNS, structure, write_structure
+    from prunus.studies.structure_study import COLUMNS, write_structure
+    from prunus.studies.structure_study import structure as study
+    from prunus.studies.table_study import short
 
-    opened = open_network(network, model=model, classes=classes)
+    opened = open_network(resolve(network, model=model), classes)
     plan = opened.plan
     if (plan is None) == (widths is None):
         raise PlanError("give either the folder of a pruned network, or a network's name and --widths")
@@ -319,40 +313,34 @@ def command_structure(
     graph = trace(whole, opened.example(), streams if plan is None else plan.streams)  # type: ignore[arg-type]
     if plan is None:
         plan = _plan_of_text(graph, str(widths))
-    rows = structure(graph, plan, by)  # type: ignore[arg-type]
-    cells = [[_cell(key, value) for key, value in row.items()] for row in rows]
+    rows = study(graph, plan, by)  # type: ignore[arg-type]
+    big = ("params", "params_pruned", "macs", "macs_pruned")
+    cells = [[short(value) if key in big else str(value) for key, value in row.items()] for row in rows]
     titles = list(COLUMNS.values())
-    console.print(columns(titles, cells, set(titles) - {"part"}), soft_wrap=True)
+    console.print(table(titles, cells, set(titles) - {"part"}))
     total = rows[-1]
-    console.print(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain", soft_wrap=True)
+    say(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain")
     asked = {"network": network, "by": by, "widths": widths, "model": model, "classes": classes, "streams": streams}
     folder = output.folder("structure", opened.name, by)
     place = StudyFolder(folder, "structure", asked, Provenance(command=typed_command()))
     print_results(write_structure(rows, f"{opened.name}: cost of each {by}", place))
 
 
-def _cell(key: str, value: Any) -> str:
-    from prunus.studies.table import short
-
-    return short(value) if key in ("params", "params_pruned", "macs", "macs_pruned") else str(value)
-
-
 def _plan_of_text(graph: ChannelGraph, text: str) -> Plan:
     """The plan of --widths."""
-    from prunus.errors import PlanError
-    from prunus.studies.structure import plan_of_widths
+    from prunus.studies.structure_study import plan_of_widths
 
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    parts = names(text)
     try:
-        if all("=" in word for word in words):
-            pairs = (word.rpartition("=") for word in words)
+        if all("=" in part for part in parts):
+            pairs = (part.rpartition("=") for part in parts)
             return plan_of_widths(graph, {unit: int(width) for unit, _, width in pairs})
-        return plan_of_widths(graph, [int(word) for word in words])
+        return plan_of_widths(graph, [int(part) for part in parts])
     except ValueError as error:
         raise PlanError(f"--widths must be 11,39,... or UNIT=11,UNIT=39; got {text!r}") from error
 
 
-# `prunus study table`: finished runs among the rows of the paper's Tables 1 and 2.
+# -- table: finished runs among the rows of the paper's Tables 1 and 2
 
 FORMATS = ("text", "csv", "json", "markdown")
 TITLES = {  # short ones, so that a line fits a terminal
@@ -371,10 +359,11 @@ TITLES = {  # short ones, so that a line fits a terminal
 }
 
 
+@app.command("table")
 @friendly
-def command_table(
+def results_table(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of finished `prunus prune` runs"), Early(early_checks.folder)
+        list[Path] | None, typer.Argument(help="Folders of finished `prunus prune` runs"), Early(existing_folder)
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Network, if a folder does not record it; without folders, the rows to print")
@@ -398,52 +387,38 @@ def command_table(
         prunus study table --model resnet56 --data cifar10 --format markdown
     """
     from prunus.studies.folder import Provenance, StudyFolder
-    from prunus.studies.table import table, write_table
+    from prunus.studies.table_study import OWN, as_cells, as_csv, as_json, as_markdown, write_table
+    from prunus.studies.table_study import table as study
 
-    found = table(runs or (), model=model, data=data)
-    _print_table(found, form)
+    result = study(runs or (), model=model, data=data)
+    if form == "csv":
+        console.print(as_csv(result.rows), end="", soft_wrap=True)
+    elif form == "json":
+        say(as_json(result))
+    elif form == "markdown":
+        say(as_markdown(result.rows))
+    else:
+        for (network, images), rows in groupby(result.rows, key=lambda row: (row["network"], row["data"])):
+            marked = [row if row["source"] == OWN else {**row, "source": ""} for row in rows]
+            titles, cells = as_cells(marked, TITLES)
+            say(f"{network} on {images}, as published unless marked; accuracies and cuts in %")
+            console.print(table(titles, cells, set(titles) - {"method", "by", ""}))
+    if form in ("text", "markdown"):
+        say()
+        for note in result.notes:
+            say(note if form == "text" else f"- {note}")
     if out is not None:
         asked = {"runs": [str(run) for run in runs or ()], "model": model, "data": data}
-        print_results(write_table(found, StudyFolder(out, "table", asked, Provenance(command=typed_command()))))
+        print_results(write_table(result, StudyFolder(out, "table", asked, Provenance(command=typed_command()))))
 
 
-def _print_table(found: ResultsTable, form: str) -> None:
-    from prunus.studies.table import as_csv, as_json, as_markdown
-
-    if form == "csv":
-        console.print(as_csv(found.rows), end="", soft_wrap=True)
-    elif form == "json":
-        console.print(as_json(found), soft_wrap=True)
-    else:
-        if form == "markdown":
-            console.print(as_markdown(found.rows), soft_wrap=True)
-        else:
-            _print_text(found)
-        console.print()
-        for note in found.notes:
-            console.print(note if form == "text" else f"- {note}", soft_wrap=True)
+# -- timing: seconds to score each layer by each metric (the paper's Fig. 6)
 
 
-def _print_text(found: ResultsTable) -> None:
-    from prunus.cli.console import columns
-    from prunus.studies.table import OWN, as_cells
-
-    for (network, images), rows in groupby(found.rows, key=lambda row: (row["network"], row["data"])):
-        own = [row if row["source"] == OWN else {**row, "source": ""} for row in rows]
-        titles, cells = as_cells(own, TITLES)
-        console.print(
-            f"{network} on {images}, as published unless marked; accuracies and cuts in %",
-            soft_wrap=True,
-        )
-        console.print(columns(titles, cells, set(titles) - {"method", "by", ""}), soft_wrap=True)
-
-
-# `prunus study timing`: seconds to score each layer by each metric (the paper's Fig. 6).
-
-
+@app.command()
 @friendly
 @options_from_settings
-def command_timing(
+def timing(
     model: Model,
     settings: TimingSettings,
     data: UndividedData,
@@ -460,22 +435,20 @@ def command_timing(
 
     Examples:
 
-        prunus study timing resnet8
+        prunus study timing vgg16 --data cifar10
 
         prunus study timing vgg16 --data cifar10 --num-images 500
     """
+    named = resolve(model, weights)
+    data = data.known_for(named)
     import torch
 
-    from prunus.cli.inputs import note_untrained, open_model
-    from prunus.graph.channel_graph import trace
     from prunus.studies.folder import Provenance, StudyFolder
-    from prunus.studies.timing import COLUMNS, draw_timing, timing
+    from prunus.studies.timing_study import COLUMNS, draw_timing
+    from prunus.studies.timing_study import timing as study
 
-    data = data.known_for(model)
-    found_data = data.open_classes(model, settings.seed)
-    home = device.pick()
-    network = open_model(model, found_data, weights, seed=settings.seed).to(home)
-    graph = trace(network, torch.zeros(1, *found_data.shape, device=home), streams)  # type: ignore[arg-type]
+    images = data.open_classes(named, settings.seed)
+    graph = open_graph(named, images, seed=settings.seed, device=device.pick(), streams=streams)
     asked = {"model": model, "data": data.data, "size": data.size, "streams": streams, "threads": threads}
     asked |= {"weights": None if weights is None else str(weights), **asdict(settings)}
     place = output.folder("timing", model, data.name)
@@ -485,25 +458,23 @@ def command_timing(
     torch.set_num_threads(threads or before)
     try:
         with resumable(typed_command()):
-            loader = found_data.loader("train", batch_size, seed=settings.seed)
-            found = timing(graph, loader, settings=settings, folder=folder)
+            loader = images.loader("train", batch_size, seed=settings.seed)
+            times = study(graph, loader, settings=settings, folder=folder)
     finally:
         torch.set_num_threads(before)
-    shape = "x".join(str(side) for side in found_data.shape[1:])
-    pictures = draw_timing(found, model, f"{shape} pixels", folder.path)
-    folder.finish(f"Seconds to score each layer of {model}", found.rows, pictures, found.notes, columns=COLUMNS)
-    _print_times(found)
-    note_untrained(model, weights)
+    shape = "x".join(str(side) for side in images.shape[1:])
+    pictures = draw_timing(times, model, f"{shape} pixels", folder.path)
+    folder.finish(f"Seconds to score each layer of {model}", times.rows, pictures, times.notes, columns=COLUMNS)
+    _print_times(times)
+    named.note_untrained()
     print_results(folder.path)
 
 
-def _print_times(found: LayerTimes) -> None:
+def _print_times(times: LayerTimes) -> None:
     """One line per layer: its size, then the seconds of every metric."""
-    from prunus.cli.console import columns
-
-    metrics = list(dict.fromkeys(row["metric"] for row in found.rows))
+    metrics = list(dict.fromkeys(row["metric"] for row in times.rows))
     layers: dict[str, dict[str, Any]] = {}
-    for row in found.rows:
+    for row in times.rows:
         layers.setdefault(row["layer"], {})[row["metric"]] = row
     titles = ["layer", "channels", "pixels", *metrics, "maps"]
     lines = []
@@ -512,18 +483,7 @@ def _print_times(found: LayerTimes) -> None:
         cells = [f"{rows[name]['seconds']:.2e}" if name in rows else "-" for name in metrics]
         maps = max(row["maps_seconds"] for row in rows.values())
         lines.append([layer, str(any_row["channels"]), str(any_row["pixels"]), *cells, f"{maps:.2e}"])
-    console.print(columns(titles, lines, set(titles) - {"layer"}), soft_wrap=True)
-    console.print("\nseconds to score all channels of a layer; maps: seconds to compute the feature maps")
-    for note in found.notes:
-        console.print(note, soft_wrap=True)
-
-
-STUDIES = {
-    "effectiveness": command,
-    "sensitivity": command_sensitivity,
-    "structure": command_structure,
-    "table": command_table,
-    "timing": command_timing,
-}
-for study, verb in STUDIES.items():
-    app.command(study)(verb)
+    console.print(table(titles, lines, titles[1:]))
+    say("\nseconds to score all channels of a layer; maps: seconds to compute the feature maps")
+    for note in times.notes:
+        say(note)

@@ -1,8 +1,6 @@
 """The paper's experiments: functions that take networks and loaders, and write a table and pictures to a folder."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,15 +61,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names."""
     return __all__
-
-
-class _Package(ModuleType):
-    """The package. Studies are functions here and also modules, which Python would bind instead as soon as they are
-    imported. The functions stay."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, ModuleType) and name in _HOMES):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -313,7 +313,9 @@ class PublishedGroup:
 class Published:
     """Everything in the file."""
 
+    status: str
     source: str
+    units: str
     notes: tuple[str, ...]
     groups: tuple[PublishedGroup, ...]
 

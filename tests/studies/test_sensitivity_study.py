@@ -17,8 +17,8 @@ import prunus as sc
 from prunus.errors import DecideError, RunError, ScoreError
 from prunus.plots.settings import SeparationSettings
 from prunus.studies import read_study
-from prunus.studies import sensitivity as arms
-from prunus.studies.sensitivity import SensitivityStudySettings, ratio_for
+from prunus.studies import sensitivity_study as arms
+from prunus.studies.sensitivity_study import SensitivityStudySettings, ratio_for
 from prunus.util.options import check, options_of
 from tests.cli.command_line import lines, prunus
 from tests.proof import assert_accuracy

@@ -18,9 +18,9 @@ from prunus.errors import ScoreError
 from prunus.score.evidence import Maps
 from prunus.score.maps import GIB
 from prunus.score.metrics import METRICS
-from prunus.studies import timing as timing_module
+from prunus.studies import timing_study as timing_module
 from prunus.studies.folder import StudyFolder
-from prunus.studies.timing import COLUMNS, INVERSE, di_by_inverse, inverse_bytes, map_seconds, median_seconds, timing
+from prunus.studies.timing_study import COLUMNS, INVERSE, di_by_inverse, inverse_bytes, map_seconds, median_seconds, timing
 from tests.cli.command_line import lines, prunus
 
 
@@ -47,7 +47,7 @@ def test_metrics_may_have_options(graph: sc.ChannelGraph, monkeypatch: pytest.Mo
         given.append(ridge)
         return original(channels, ridge=ridge)
 
-    monkeypatch.setitem(METRICS._loaded, "gsd", dataclasses.replace(METRICS["gsd"], score=spy))
+    monkeypatch.setitem(METRICS._registered, "gsd", dataclasses.replace(METRICS["gsd"], score=spy))
     found = timing(graph, batches(), metrics=("gsd:ridge=0.5", "hrank:images=3"), num_images=30)
     assert [row["metric"] for row in found.rows] == ["gsd:ridge=0.5", "hrank:images=3"] * 2
     assert set(given) == {0.5}

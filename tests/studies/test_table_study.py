@@ -15,7 +15,7 @@ import pytest
 import prunus as sc
 from prunus.errors import FileError, RunError
 from prunus.plots.style import PAGE, figure
-from prunus.studies.table import COLUMNS, as_csv, label, short, table
+from prunus.studies.table_study import COLUMNS, as_csv, label, short, table
 from tests.cli.command_line import lines, prunus
 
 

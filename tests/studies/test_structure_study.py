@@ -11,7 +11,7 @@ import torch
 import prunus as sc
 from prunus.errors import PlanError
 from prunus.studies.recipes import load_recipe
-from prunus.studies.structure import plan_of_widths, structure
+from prunus.studies.structure_study import plan_of_widths, structure
 from prunus.zoo import models
 from tests.cli.command_line import lines, prunus
 

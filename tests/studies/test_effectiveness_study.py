@@ -17,9 +17,9 @@ import prunus as sc
 from prunus.errors import DecideError, RunError, ScoreError
 from prunus.score.metrics import METRICS
 from prunus.score.passes import sampled
-from prunus.studies import effectiveness as comparison
+from prunus.studies import effectiveness_study as comparison
 from prunus.studies import read_study
-from prunus.studies.effectiveness import EffectivenessSettings
+from prunus.studies.effectiveness_study import EffectivenessSettings
 from prunus.studies.folder import accuracy_of, in_memory, wait_until
 from prunus.util.options import options_of
 from tests.cli.command_line import lines, prunus
@@ -142,7 +142,7 @@ def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypat
     assert compared(tmp_path / "stopped", metrics=["gsd", "random"]) == rows
     assert len(cuts) == 4 + 2 and len(passes) == 2
     assert compared(tmp_path / "stopped", metrics=["gsd", "random"]) == rows and len(cuts) == 6
-    with pytest.raises(RunError, match="units was 'inner' and is 'all' now"):
+    with pytest.raises(RunError, match="units was 'inner' there and is 'all' now"):
         compared(tmp_path / "stopped", metrics=["gsd", "random"], units="all")
 
 
@@ -163,7 +163,7 @@ def test_more_ratios_and_seeds_are_added_to_what_is_there(tmp_path: Path, monkey
     assert sorted(measured) == [(0.1, 0), (0.1, 1), (0.25, 1), (0.5, 1)]  # ratio 0 is the same network for all
     assert more == whole
     assert read_study(tmp_path / "some")["asked"]["ratios"] == [0.1, 0.25, 0.5]
-    with pytest.raises(RunError, match="num_images was 32 and is 48 now"):
+    with pytest.raises(RunError, match="num_images was 32 there and is 48 now"):
         compared(tmp_path / "some", ratios=(0.1,), num_seeds=2, **{**words, "num_images": 48})
 
 
@@ -172,8 +172,8 @@ def test_one_pass_serves_all_moment_metrics_and_ratios(tmp_path: Path, monkeypat
 
     class Counted(list[tuple[Tensor, Tensor]]):
         def __iter__(self) -> Any:
-            seen.append(1)
-            return super().__iter__()
+            yield from super().__iter__()
+            seen.append(1)  # a pass to the end; the folder looks at the first batch only
 
     names = ["gsd", "fdr", "act_variance", "gsd:ridge=0.5", "reader_energy"]
     sc.studies.effectiveness(

@@ -1,0 +1,510 @@
+"""The effectiveness study: which metric picks the channels that can be removed (the paper's Figs. 2 and 4).
+
+Each metric removes the same fraction of every unit, and accuracy (or the task's quality) is measured as cut and, if
+asked for, after a repair and after retraining. The study makes no decisions, so all figures are of the test images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, Literal
+
+from torch import nn
+
+from prunus.decide.candidates import candidates
+from prunus.decide.splits import uniform
+from prunus.errors import DecideError
+from prunus.graph.channel_graph import ChannelGraph, trace
+from prunus.graph.plan import Plan
+from prunus.plots.style import PAGE, figure, legend, line, save, styled
+from prunus.repair.repair import repair
+from prunus.run.folder import CONFIG
+from prunus.run.identity import first_image
+from prunus.score.choice import ALL, ChosenMetric, choose_metrics, without_classes
+from prunus.score.metrics import METRICS
+from prunus.score.passes import sampled
+from prunus.score.score import score
+from prunus.score.scores import Scores, load_scores, rank_correlation, save_scores
+from prunus.studies.folder import (
+    Provenance,
+    StudyFolder,
+    StudyRow,
+    accuracy_of,
+    in_memory,
+    processes_apart,
+    pruned_or_same,
+    wait_until,
+)
+from prunus.studies.settings import EffectivenessSettings
+from prunus.tasks import Task, task_of
+from prunus.tasks.evaluate import Evaluation, inputs_alone
+from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.train.checkpoint import digest
+from prunus.train.fit import fit
+from prunus.train.settings import preset_of
+from prunus.util.batches import Batches, device_of
+from prunus.util.files import write_atomically
+from prunus.util.options import plain, replaced
+from prunus.util.progress import PhaseProgress, Progress, phases, shown
+
+STAGES = {"accuracy": "as cut", "repaired": "repaired", "retrained": "retrained"}
+AS_CUT = ("accuracy", "top5", "loss", "test_images")
+MEASURED = (*AS_CUT, "repaired", "retrained")
+
+
+def columns(words: QualityWords) -> dict[str, str]:
+    """Column -> its title."""
+    unit = f" ({words.unit})" if words.unit else ""
+    return {
+        "ratio": "fraction of channels removed",
+        "images": "number of images scored on",
+        "macs_removed": "fraction of MACs removed",
+        "params_removed": "fraction of weights removed",
+        as_cut(words): f"{words.name} as cut{unit}",
+        "spread": "standard deviation over seeds",
+        "top5": "top-5 (%)",
+        "repaired": f"{words.name} repaired{unit}",
+        "repaired_spread": "standard deviation",
+        "retrained": f"{words.name} retrained{unit}",
+        "retrained_spread": "standard deviation",
+    }
+
+
+def as_cut(words: QualityWords) -> str:
+    """The column of the quality as cut."""
+    return "accuracy" if words == ACCURACY else "quality"
+
+
+def written(rows: Sequence[StudyRow], words: QualityWords) -> list[StudyRow]:
+    """The rows as they are written: what is no accuracy is not called so."""
+    return [{as_cut(words) if key == "accuracy" else key: value for key, value in row.items()} for row in rows]
+
+
+def averaged(single: Sequence[StudyRow]) -> list[StudyRow]:
+    """One row per network, metric and ratio: means over the seeds, and standard deviations if there are several."""
+    groups: dict[tuple[Any, ...], list[StudyRow]] = {}
+    for row in single:
+        groups.setdefault((row["network"], row["metric"], row["ratio"]), []).append(row)
+    return [_mean_row(rows) for rows in groups.values()]
+
+
+def _mean_row(rows: Sequence[StudyRow]) -> StudyRow:
+    first = rows[0]
+    found: StudyRow = {key: first[key] for key in ("network", "metric", "ratio", "images")}
+    found["seeds"] = len(rows)
+    found |= {key: round(mean(row[key] for row in rows), 6) for key in ("macs_removed", "params_removed")}
+    for stage in (stage for stage in STAGES if stage in first):
+        values = [row[stage] for row in rows]
+        found[stage] = round(mean(values), 4)
+        name = "spread" if stage == "accuracy" else f"{stage}_spread"
+        found[name] = round(stdev(values), 4) if len(values) > 1 else None
+    found["top5"] = None if first["top5"] is None else round(mean(row["top5"] for row in rows), 4)
+    found["loss"] = round(mean(row["loss"] for row in rows), 6)
+    return found
+
+
+def sentences(rows: Sequence[StudyRow], single: Sequence[StudyRow], words: QualityWords) -> list[str]:
+    """Notes on the quality before pruning and on the best metric at each ratio."""
+    found = []
+    for network in dict.fromkeys(row["network"] for row in rows):
+        mine = [row for row in rows if row["network"] == network]
+        base = next(row for row in mine if row["ratio"] == 0)
+        images = next(row["test_images"] for row in single if row["network"] == network)
+        value = f"{words.name_unless_accuracy}{words.scaled(base['accuracy'])}"
+        found.append(f"{network}: {value} on {images:,} test images before pruning.")
+        for stage in (stage for stage in STAGES if stage in base):
+            best = [_best(mine, stage, ratio, words) for ratio in sorted({row["ratio"] for row in mine} - {0})]
+            if best:
+                found.append(f"{network}, {STAGES[stage]}, the best metric: {', '.join(best)}.")
+    found.append("No decision used the test images: every metric removes the same fraction of every unit.")
+    return found
+
+
+def _best(rows: Sequence[StudyRow], stage: str, ratio: float, words: QualityWords) -> str:
+    top = max((row for row in rows if row["ratio"] == ratio), key=lambda row: float(row[stage]))
+    return f"{top['metric']} at {ratio:.0%} ({words.scaled(top[stage])})"
+
+
+# Every network is cut by every metric, at every ratio and with every seed; each cut is measured once and stored.
+
+RetrainOn = Batches | Callable[[int], Batches]  # batches, or a function of the seed that returns them
+
+
+@dataclass(frozen=True)
+class ComparisonImages:
+    """The images of the study: to score and repair on, to retrain on, and to measure on."""
+
+    train: Batches
+    retrain_on: RetrainOn
+    test: Batches
+
+
+@dataclass(frozen=True)
+class UniformCut:
+    """One row of the study: a network cut by a metric at a ratio, with a seed."""
+
+    network: str
+    metric: ChosenMetric
+    ratio: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Its name in the folder."""
+        return f"{self.network},{self.metric.name},{self.ratio:g},{self.seed}"
+
+
+@dataclass
+class MetricComparison:
+    """The study while it runs."""
+
+    folder: StudyFolder
+    settings: EffectivenessSettings
+    metrics: Sequence[ChosenMetric]
+    graphs: Mapping[str, ChannelGraph]
+    images: ComparisonImages
+    progress: PhaseProgress
+    measured: dict[str, StudyRow] = field(default_factory=dict)  # measurements of plans that were seen before
+    measured_as_cut: dict[tuple[str, str], StudyRow] = field(default_factory=dict)  # by network and plan, for all seeds
+    scores: dict[Path, dict[str, Scores]] = field(default_factory=dict)
+    samples: dict[int, list[Any]] = field(default_factory=dict)  # seed -> images for the repair
+
+    @property
+    def task(self) -> Task:
+        """What the networks are for."""
+        return task_of(self.settings.task)
+
+    def cuts(self) -> list[UniformCut]:
+        """All rows of the study, including ratio 0, the unpruned network."""
+        ratios = sorted({0.0, *self.settings.ratios})
+        return [
+            UniformCut(network, metric, ratio, seed)
+            for network in self.graphs
+            for seed in self.settings.seeds
+            for metric in self.metrics
+            for ratio in ratios
+        ]
+
+    def finished_rows(self) -> list[StudyRow]:
+        """The rows that are in the folder."""
+        return [row for row in map(self._finished, self.cuts()) if row is not None]
+
+    def run(self, rank: int, world: int) -> None:
+        """Compute this process's share of the missing rows, and wait for the other processes."""
+        cuts = self.cuts()
+        for cut in cuts:
+            row = self._finished(cut)
+            if row is not None:
+                self.measured[self._same_measurement(cut, row["plan"])] = row
+                self.measured_as_cut[cut.network, row["plan"]] = {key: row[key] for key in AS_CUT}
+        # Passes and rows are assigned by their position among all of them, not among the missing ones: a process that
+        # starts late would count differently, and some rows would belong to no process.
+        for path in list(dict.fromkeys(map(self._scores_path, cuts)))[rank::world]:
+            waiting = [cut for cut in cuts if self._scores_path(cut) == path and self._finished(cut) is None]
+            if waiting and not (path / "scores.json").exists():
+                self._score(waiting[0])
+        mine = [cut for cut in cuts[rank::world] if self._finished(cut) is None]
+        for number, cut in enumerate(mine):
+            self.folder.keep(cut.key, self._row(cut, number, len(mine)))
+        wait_until(lambda: all(self._finished(cut) is not None for cut in cuts))
+
+    def _finished(self, cut: UniformCut) -> StudyRow | None:
+        return self.folder.row(cut.key)
+
+    def _score(self, first: UniformCut) -> None:
+        """One pass over the images for all metrics that share it."""
+        group = [one for one in self.metrics if one.shares == first.metric.shares]
+        phase = f"score {first.network}, {first.metric.shares}"
+        settings = self.settings
+        found = score(
+            self.graphs[first.network],
+            self.images.train,
+            group,
+            settings.num_images,
+            num_map_images=settings.num_map_images,
+            memory_gib=settings.memory_gib,
+            seed=first.seed,
+            task=settings.task,
+            progress=lambda done, total: self._say(phase, done, total or done),
+        )
+        save_scores(found, self._scores_path(first))
+
+    def _scores_path(self, cut: UniformCut) -> Path:
+        shares = cut.metric.shares
+        # A pass over all images is the same for all seeds.
+        seedless = self.settings.num_images is None and not cut.metric.is_sampled
+        seed = self.settings.seed if seedless else cut.seed
+        name = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in f"{cut.network}-{shares}-{seed}")
+        return self.folder.path / "scores" / name
+
+    def _scores_of(self, cut: UniformCut) -> Scores:
+        path = self._scores_path(cut)
+        if path not in self.scores:
+            wait_until((path / "scores.json").exists)
+            self.scores[path] = load_scores(path)
+        return self.scores[path][cut.metric.name]
+
+    def scores_of_all(self, network: str) -> dict[str, Scores]:
+        """Scores of the pruned units by every metric, from the first sample; metrics without a file are left out."""
+        names = units_to_prune(self.graphs[network], self.settings.units)
+        cuts = [UniformCut(network, metric, 0.0, self.settings.seed) for metric in self.metrics]
+        there = [cut for cut in cuts if (self._scores_path(cut) / "scores.json").exists()]
+        every = {cut.metric.name: self._scores_of(cut) for cut in there}
+        return {name: each.of_units([n for n in names if n in each.values]) for name, each in every.items()}
+
+    def _row(self, cut: UniformCut, number: int, total: int) -> StudyRow:
+        started = time.perf_counter()
+        graph, scores = self.graphs[cut.network], self._scores_of(cut)
+        plan = uniform(graph, scores, cut.ratio, units=units_to_prune(graph, self.settings.units))
+        cost, name = graph.cost(plan), _digest(plan)
+        same = self._same_measurement(cut, name)
+        if same not in self.measured:
+            self.measured[same] = self._measure(cut, plan, number, total)
+        found = self.measured[same]
+        return {
+            "network": cut.network,
+            "metric": cut.metric.name,
+            "ratio": cut.ratio,
+            "seed": cut.seed,
+            "images": scores.num_images,
+            "macs_removed": round(1 - cost.macs / graph.macs, 6),
+            "params_removed": round(1 - cost.params / graph.params, 6),
+            **{key: found[key] for key in MEASURED if key in found},
+            "plan": name,
+            "seconds": round(time.perf_counter() - started, 2),
+        }
+
+    def _measure(self, cut: UniformCut, plan: Plan, number: int, total: int) -> StudyRow:
+        """Accuracy, or the task's quality, as cut and, if asked for, repaired and retrained."""
+        graph, settings = self.graphs[cut.network], self.settings
+        factor = QualityWords.of(self.task).factor
+        note = f"row {number + 1} of {total}: {cut.network}, {cut.metric.name}, {cut.ratio:.0%} removed"
+
+        def say(done: int, of: int | None) -> None:
+            if of:
+                self._say("evaluate", number * of + done, total * of, note)
+
+        def measured(model: nn.Module) -> Evaluation:
+            return accuracy_of(model, graph, self.images.test, self.task, say)
+
+        model = pruned_or_same(graph, plan)
+        row = dict(self._as_cut(cut, plan, model, say))
+        if settings.repair != "none" and model is graph.model:  # nothing is removed, so there is nothing to repair
+            row["repaired"] = row["accuracy"]
+        elif settings.repair != "none":
+            model = repair(graph, plan, self._repair_images(cut.seed), how=settings.repair, seed=cut.seed)
+            row["repaired"] = round(factor * measured(model).quality, 4)
+        if settings.epochs:
+            row["retrained"] = round(factor * measured(self._retrained(cut, model)).quality, 4)
+        return row
+
+    def _as_cut(self, cut: UniformCut, plan: Plan, model: nn.Module, say: Progress) -> StudyRow:
+        """Accuracy as cut, which is measured once for all seeds that remove the same channels."""
+        key = cut.network, _digest(plan)
+        if key not in self.measured_as_cut:
+            found = accuracy_of(model, self.graphs[cut.network], self.images.test, self.task, say)
+            self.measured_as_cut[key] = _figures(found, QualityWords.of(self.task).factor)
+        return self.measured_as_cut[key]
+
+    def _retrained(self, cut: UniformCut, model: nn.Module) -> nn.Module:
+        checkpoint = self.folder.path / "checkpoints" / _digest(cut.key)
+        batches = self.images.retrain_on
+        phase = f"retrain {cut.key}"
+        fitted = fit(
+            model,
+            batches(cut.seed) if callable(batches) else batches,
+            preset=preset_of(self.settings.preset, epochs=self.settings.epochs, lr=self.settings.lr),
+            device=device_of(model),
+            seed=cut.seed,
+            task=self.task,
+            checkpoint_dir=checkpoint,
+            progress=lambda news: self._say(phase, (news.epoch - 1) * news.steps + news.step, news.epochs * news.steps),
+        )
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        return fitted.model
+
+    def _repair_images(self, seed: int) -> list[Any]:
+        if seed not in self.samples:
+            some = sampled(self.images.train, self.settings.num_repair_images, seed, self.task)
+            self.samples[seed] = inputs_alone(self.task, some)
+        return self.samples[seed]
+
+    def _same_measurement(self, cut: UniformCut, plan: str) -> str:
+        """Key that rows with equal measurements share. Repair and retraining depend on the seed, a cut does not."""
+        seeded = self.settings.repair != "none" or self.settings.epochs > 0
+        return f"{cut.network},{plan},{cut.seed if seeded else ''}"
+
+    def _say(self, phase: str, done: int, total: int, note: str = "") -> None:
+        self.progress(phase, done, total, note)
+
+
+def units_to_prune(graph: ChannelGraph, which: Literal["inner", "all"]) -> list[str]:
+    """The names of the inner (private) units, or of all units that can be pruned."""
+    found = [name for name in candidates(graph) if which == "all" or graph.units[name].kind == "private"]
+    if not found:
+        raise DecideError("the network has no inner units: all of its channels pass through additions; use units='all'")
+    return found
+
+
+def _figures(found: Evaluation, factor: float) -> StudyRow:
+    return {
+        "accuracy": round(factor * found.quality, 4),
+        "top5": None if found.top5 is None else round(100 * found.top5, 4),
+        "loss": round(found.loss, 6),
+        "test_images": found.num_images,
+    }
+
+
+def _digest(what: Plan | str) -> str:
+    text = what if isinstance(what, str) else json.dumps(sorted((name, list(kept)) for name, kept in what.keep.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+FILE = "correlations.csv"
+Table = dict[str, dict[str, float]]
+
+
+def correlation_table(scores: Mapping[str, Scores]) -> Table:
+    """metric -> metric -> Spearman's rank correlation of their scores, averaged over the units that both have."""
+    return {a: {b: round(rank_correlation(x, y), 4) for b, y in scores.items()} for a, x in scores.items()}
+
+
+def write_correlations(tables: Mapping[str, Table], folder: Path) -> list[dict[str, str]]:
+    """Write the tables of all networks as CSV, and one picture for each. Returns the pictures."""
+    lines, pictures = [], []
+    for number, (network, table) in enumerate(tables.items()):
+        lines.append(",".join(["network", "metric", *table]))
+        lines += [",".join([network, a, *(f"{value:.4f}" for value in row.values())]) for a, row in table.items()]
+        if len(table) > 1:
+            pictures.append(_picture(network, table, folder, f"correlations-{number + 1}"))
+    write_atomically(folder / FILE, ("\n".join(lines) + "\n").encode())
+    return pictures
+
+
+def _picture(network: str, table: Table, folder: Path, name: str) -> dict[str, str]:
+    names = list(table)
+    side = max(2.5, min(PAGE, 0.26 * len(names) + 1.4))
+    fig, axes = figure(side + 0.6, side)
+    values = [[table[a][b] for b in names] for a in names]
+    with styled():
+        shown: Any = axes.imshow(values, cmap="RdBu", vmin=-1, vmax=1)
+        axes.set_xticks(range(len(names)), names, rotation=90)
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(False)
+        axes.set_title(f"{network}, rank correlation")
+        fig.colorbar(shown, ax=axes, shrink=0.7)
+    return {
+        "file": save(fig, folder, name),
+        "alt": f"Rank correlation between {len(names)} metrics on {network}, as a table of colours.",
+        "caption": f"{network}: Spearman's rank correlation of the channels' scores, averaged over the units that are "
+        f"pruned (first sample). The numbers are in {FILE}.",
+    }
+
+
+def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, words: QualityWords = ACCURACY) -> dict[str, str]:
+    """Accuracy, or another quality, against the fraction removed: networks side by side, stages below each other."""
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    stages = [stage for stage in STAGES if stage in rows[0]]
+    height = max((3.4 if len(stages) == 1 else 2.7) * len(stages), 0.21 * len(metrics) + 0.6)  # room for the legend
+    fig, axes = figure(PAGE, height, len(stages), len(networks), squeeze=False, sharex=True, sharey="row")
+    for i, stage in enumerate(stages):
+        for j, network in enumerate(networks):
+            for metric in _best_first(rows, metrics):  # the order of the legend
+                some = [row for row in rows if (row["network"], row["metric"]) == (network, metric)]
+                _curve(axes[i, j], some, stage, metric, metrics.index(metric))
+            with styled():
+                axes[i, j].set_title(f"{network}, {STAGES[stage]}")
+        axes[i, 0].set_ylabel(words.axis)
+    for one in axes[-1]:
+        one.set_xlabel("channels removed (%)")
+    legend(fig, axes[0, 0])
+    return {
+        "file": save(fig, folder, "accuracy"),
+        "alt": f"{words.title} against the fraction of channels removed, one line for each of {len(metrics)} metrics.",
+        "caption": f"{words.title} after each metric has removed the same fraction of every unit. Error bars are "
+        "standard deviations over seeds, if there are several.",
+    }
+
+
+def _best_first(rows: Sequence[StudyRow], metrics: Sequence[str]) -> list[str]:
+    """The metrics by their mean accuracy as cut, best first."""
+    means = {m: mean(row["accuracy"] for row in rows if row["metric"] == m) for m in metrics}
+    return sorted(metrics, key=lambda metric: -means[metric])
+
+
+def _curve(axes: Any, rows: Sequence[StudyRow], stage: str, metric: str, number: int) -> None:
+    rows = sorted(rows, key=lambda row: row["ratio"])
+    places, values = [100 * row["ratio"] for row in rows], [row[stage] for row in rows]
+    spread = [row["spread" if stage == "accuracy" else f"{stage}_spread"] for row in rows]
+    bars: Mapping[str, Any] = {} if None in spread else {"yerr": spread, "capsize": 2, "elinewidth": 0.8}
+    axes.errorbar(places, values, label=metric, **line(number), **bars)
+
+
+TITLE = "Which metric picks the channels that can be removed?"
+
+
+def effectiveness(
+    models: nn.Module | Mapping[str, nn.Module],
+    train: Batches,
+    test: Batches,
+    folder: str | Path,
+    *,
+    settings: EffectivenessSettings | None = None,
+    retrain_on: RetrainOn | None = None,
+    example: Any = None,
+    provenance: Provenance | None = None,
+    progress: PhaseProgress | bool | None = None,
+    **changes: Any,
+) -> list[StudyRow]:
+    """Compare metrics by the accuracy that uniform pruning leaves. Returns one row per network, metric and ratio.
+
+        rows = prunus.studies.effectiveness(model, train, test, "runs/metrics", ratios=(0.1, 0.3), num_images=5000)
+
+    Args:
+        models: One network, or several by name. They are not changed.
+        train: Images to score on.
+        test: Images to measure on.
+        folder: For the table, the picture and all finished rows. The same call continues a study that was stopped, and
+            so does a call with more ratios or seeds. Under torchrun the processes share the rows.
+        settings: An `EffectivenessSettings`.
+        retrain_on: Batches to retrain on if not `train`, or a function of the seed that returns them.
+        example: One input of the network; an image of `train` by default.
+        provenance: What the folder records in addition, such as the data set.
+        progress: False shows nothing.
+        changes: Fields of `EffectivenessSettings` by name (metrics, ratios, units, repair, ...).
+    """
+    chosen: EffectivenessSettings = replaced(settings or EffectivenessSettings(), changes, DecideError)
+    chosen.check()
+    named = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
+    compared = choose_metrics([name for each in chosen.metrics for name in (METRICS if each == ALL else [each])])
+    task = task_of(chosen.task)
+    if ALL in chosen.metrics:
+        compared = without_classes(compared, task)
+    networks = {name: digest(model) for name, model in named.items()}
+    asked = {**plain(chosen), "metrics": [one.name for one in compared], "networks": networks}
+    place = StudyFolder(folder, "effectiveness", asked, provenance, only_names_rows=("ratios", "num_seeds"))
+    with processes_apart() as (rank, world), shown(progress, phases) as report:
+        if rank == 0:
+            place.start({"train": train, "test": test})
+        wait_until((place.path / CONFIG).exists)
+        example = example if example is not None else first_image(train, device_of(next(iter(named.values()))), task)
+        graphs = {name: trace(model, example, chosen.streams) for name, model in named.items()}
+        images = ComparisonImages(train, retrain_on or train, in_memory(test, task))
+        comparison = MetricComparison(place, chosen, compared, graphs, images, report)
+        comparison.run(rank, world)
+        single = comparison.finished_rows()
+        rows = averaged(single)
+        if rank == 0:
+            alike = {network: correlation_table(comparison.scores_of_all(network)) for network in graphs}
+            words = QualityWords.of(task)
+            pictures = [draw_effectiveness(rows, place.path, words), *write_correlations(alike, place.path)]
+            place.finish(TITLE, written(rows, words), pictures, sentences(rows, single, words), columns=columns(words))
+    return rows

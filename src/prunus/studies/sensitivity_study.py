@@ -1,0 +1,282 @@
+"""The sensitivity study: two ways of choosing the units to prune (the paper's Fig. 5).
+
+Two arms start from one network that has already lost some of its MACs. In a few iterations of pruning and retraining,
+one arm ranks units by the FLOP-normalised sensitivity analysis (Algorithm 1) and the other by that of Li et al. Both
+use the same metric and epochs, and remove the same MACs in each iteration. Held-out images decide; the test images are
+only read when an arm is finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from prunus.decide.settings import RANKING
+from prunus.decide.splits import uniform
+from prunus.errors import DecideError
+from prunus.graph.channel_graph import ChannelGraph, trace
+from prunus.graph.files import load
+from prunus.plots.style import INK, PAGE, figure, legend, line, save
+from prunus.run.compress import Compressed, compress
+from prunus.run.context import RunData
+from prunus.run.folder import CONFIG, SUMMARY, RunFolder
+from prunus.run.identity import first_image
+from prunus.run.settings import Settings
+from prunus.score.score import score
+from prunus.studies.effectiveness_study import units_to_prune
+from prunus.studies.folder import Provenance, StudyFolder, StudyRow, processes_apart, wait_until
+from prunus.studies.settings import SensitivityStudySettings
+from prunus.tasks import task_of
+from prunus.tasks.evaluate import Evaluation, evaluate
+from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.train.checkpoint import digest
+from prunus.util.batches import Batches, device_of
+from prunus.util.options import replaced
+from prunus.util.progress import PhaseProgress, phases, shown
+
+METHODS = {"flops": "FLOP-normalised (Algorithm 1)", "ratio": "Li et al."}
+
+
+def columns(words: QualityWords) -> dict[str, str]:
+    """Column -> its title."""
+    unit = f" ({words.unit})" if words.unit else ""
+    return {
+        "macs_removed": "fraction of MACs removed",
+        "params_removed": "fraction of weights removed",
+        "units": "units pruned",
+        "channels": "channels removed",
+        "cut": f"held-out {words.name} before retraining{unit}",
+        "holdout": f"held-out {words.name}{unit}",
+        "test": f"test {words.name}{unit}",
+        "alpha": "alpha of Eqn. 3, solved",
+    }
+
+
+def sentences(rows: Sequence[StudyRow], base: StudyRow, words: QualityWords) -> list[str]:
+    """Notes on the quality of both arms at the start and at the end."""
+    part = "test" if base["test"] is not None else "holdout"
+    name = "test" if part == "test" else "held-out"
+    first = rows[0]
+    found = [
+        f"Unpruned: {words.scaled(base[part])} {name} {words.name}. Both start at {words.scaled(first[part])} with "
+        f"{first['macs_removed']:.1%} of the MACs removed."
+    ]
+    curves = {method: [row for row in rows if row["method"] == method] for method in METHODS}
+    for method, title in METHODS.items():
+        last = curves[method][-1]
+        found.append(
+            f"{title}: {words.scaled(last[part])} with {last['macs_removed']:.1%} removed after {last['iteration']} "
+            "iterations."
+        )
+    pairs = list(zip(curves["flops"][1:], curves["ratio"][1:], strict=False))  # one arm may have fewer iterations
+    ahead, behind = sum(a[part] > b[part] for a, b in pairs), sum(a[part] < b[part] for a, b in pairs)
+    found.append(f"{METHODS['flops']} is ahead in {ahead} and behind in {behind} of {len(pairs)} iterations.")
+    return found
+
+
+STEP = 0.005  # between the uniform ratios that are tried for the start
+ARMS = {"flops": "algorithm1", "ratio": "ratio"}  # arm -> split
+TOLERANCE = 0.02  # fraction of the network's MACs by which the start may differ from the wanted share
+
+
+@dataclass(frozen=True)
+class SensitivityArms:
+    """The study while it runs: the unpruned network, the start of both arms, and the arms."""
+
+    place: StudyFolder
+    graph: ChannelGraph  # of the unpruned network
+    settings: SensitivityStudySettings
+    images: RunData
+    progress: PhaseProgress
+
+    def base(self, rank: int) -> StudyRow:
+        """Accuracy of the unpruned network."""
+        if rank == 0 and self.place.row("base") is None:
+            self.place.keep("base", self._scored(self.graph.model))
+        wait_until(lambda: self.place.row("base") is not None)
+        return self.place.row("base") or {}
+
+    def start(self, share: float, rank: int) -> nn.Module:
+        """The network without `share` of its MACs: the same ratio of every inner unit, retrained like the arms."""
+        folder = self.place.path / "start"
+        inner = units_to_prune(self.graph, "inner")
+        if rank == 0:
+            ratio = ratio_for(self.graph, inner, share)
+            unranked = {name: getattr(Settings(), name) for name in RANKING}  # a ratio ranks no units
+            self._compress("start", self.graph.model, ratio=ratio, only=tuple(inner), last_epochs=None, **unranked)
+        wait_until((folder / SUMMARY).exists)
+        return load(folder, self.graph.model)
+
+    def run_arm(self, method: str, first: nn.Module) -> None:
+        """All iterations of one method. Writes their rows."""
+        if self.place.row(method) is not None:
+            return
+        begin = trace(first, self.graph.example, self.settings.streams)
+        target = 1 - (1 - self.settings.end) * self.graph.macs / begin.macs
+        if not 0 < target < 1:
+            removed = 1 - begin.macs / self.graph.macs
+            raise DecideError(f"the start has already lost {removed:.1%} of the MACs; end must be above that")
+        result = self._compress(method, first, target=target, rounds=self.settings.iterations, split=ARMS[method])
+        found = {**self._scored(first), "alpha": None}
+        self._keep(method, 0, begin.macs, begin.params, {"units": 0, "channels": 0, "cut": found["holdout"], **found})
+        rounds = result.rounds[: self.settings.iterations]
+        for number, outcome in enumerate(rounds, start=1):
+            network, _ = RunFolder(self.place.path / method).load_model(first, number)
+            lost = {"units": len(outcome.chosen), "channels": sum(outcome.chosen.values())}
+            found = {"cut": self._shown(outcome.pruned), "holdout": self._shown(outcome.after)}
+            found |= {"test": self._test(network), "alpha": outcome.alpha if method == "flops" else None}
+            self._keep(method, number, outcome.macs, outcome.params, {**lost, **found})
+        self.place.keep(method, {"iterations": len(rounds)})  # fewer than asked for if no channels are left to remove
+
+    def finished(self) -> bool:
+        """Whether both arms are finished."""
+        return all(self.place.row(method) is not None for method in METHODS)
+
+    def rows(self) -> list[StudyRow]:
+        """All rows, one method after the other."""
+        counts = {method: (self.place.row(method) or {}).get("iterations", 0) for method in METHODS}
+        rows = [self.place.row(f"{method},{n}") for method in METHODS for n in range(counts[method] + 1)]
+        return [row for row in rows if row is not None]
+
+    def _keep(self, method: str, number: int, macs: int, params: int, found: StudyRow) -> None:
+        row = {
+            "method": method,
+            "iteration": number,
+            "macs_removed": round(1 - macs / self.graph.macs, 6),
+            "params_removed": round(1 - params / self.graph.params, 6),
+            **found,
+        }
+        self.place.keep(f"{method},{number}", row)
+
+    def _compress(self, name: str, model: nn.Module, **goal: Any) -> Compressed:
+        def tell(phase: str, done: int, total: int, note: str) -> None:
+            self.progress(f"{name}, {phase}", done, total, note)
+
+        return compress(
+            model,
+            self.images.train,
+            self.images.holdout,
+            score_on=self.images.score_on,
+            example=self.graph.example,
+            settings=self.settings.run_settings(),
+            folder=self.place.path / name,
+            progress=tell,
+            **goal,
+        )
+
+    def _scored(self, model: nn.Module) -> StudyRow:
+        return {"holdout": self._measured(model, self.images.holdout), "test": self._test(model)}
+
+    def _test(self, model: nn.Module) -> float | None:
+        return None if self.images.test is None else self._measured(model, self.images.test)
+
+    def _measured(self, model: nn.Module, images: Batches) -> float:
+        own = self.settings.evaluate
+        return self._shown(own(model, images) if own else evaluate(model, images, task=self.settings.task))
+
+    def _shown(self, found: Evaluation) -> float:
+        """Accuracy in per cent, or the quality of another task in its unit."""
+        return round(self.settings.quality.factor * found.quality, 4)
+
+
+def ratio_for(graph: ChannelGraph, units: list[str], share: float) -> float:
+    """The uniform ratio of these units that comes closest to removing `share` of the MACs."""
+    scores = score(graph, None, "l1")  # only the number of channels matters here
+    tries = [round(STEP * number, 6) for number in range(1, round(1 / STEP))]
+    removed = {r: 1 - graph.cost(uniform(graph, scores, r, units=units)).macs / graph.macs for r in tries}
+    best = min(tries, key=lambda ratio: abs(removed[ratio] - share))
+    if abs(removed[best] - share) > TOLERANCE:
+        raise DecideError(
+            f"no uniform ratio of the inner units removes {share:.1%} of the MACs; the nearest, {best:.1%}, removes "
+            f"{removed[best]:.1%}. Use that as the start, or the folder of a finished run"
+        )
+    return best
+
+
+def draw_sensitivity(
+    rows: Sequence[StudyRow], base: StudyRow, folder: Path, words: QualityWords = ACCURACY
+) -> dict[str, str]:
+    """Accuracy (or another quality) against MACs removed: one colour per method; test solid, held-out dotted."""
+    fig, axes = figure(PAGE, 3.6)
+    parts = [part for part in ("test", "holdout") if base[part] is not None]
+    names = {"test": "test", "holdout": "held-out"}
+    for number, (method, title) in enumerate(METHODS.items()):
+        mine = [row for row in rows if row["method"] == method]
+        for part in parts:
+            style = line(number)
+            if part != parts[0]:
+                style |= {"linestyle": ":", "linewidth": 1.0, "markersize": 3.0}
+            places = [100 * row["macs_removed"] for row in mine]
+            axes.plot(places, [row[part] for row in mine], label=f"{title}, {names[part]}", **style)
+    axes.axhline(base[parts[0]], color=INK, linewidth=0.9, linestyle="--", label=f"unpruned, {names[parts[0]]}")
+    axes.set_xlabel("MACs removed (%)")
+    axes.set_ylabel(words.axis)
+    legend(fig, axes, where="below", columns=2)
+    return {
+        "file": save(fig, folder, "curves"),
+        "alt": f"{words.title} against MACs removed in each iteration, for two ways of choosing the units to prune.",
+        "caption": "Iterations of pruning and retraining from the same network, with the same metric, epochs and MACs "
+        "removed in each iteration. Held-out images decide what is removed; test images are only for this report.",
+    }
+
+
+TITLE = "FLOP-normalised sensitivity analysis compared with that of Li et al."
+
+
+def sensitivity(
+    model: nn.Module,
+    train: Batches,
+    holdout: Batches,
+    folder: str | Path,
+    *,
+    test: Batches | None = None,
+    score_on: Batches | None = None,
+    example: Any = None,
+    provenance: Provenance | None = None,
+    progress: PhaseProgress | bool | None = None,
+    **settings: Any,
+) -> list[StudyRow]:
+    """Two curves of accuracy against MACs removed. Returns one row per method and iteration.
+
+        prunus.studies.sensitivity(model, train, holdout, "runs/fig5", test=test, end=0.5, metric="gsd", epochs=3)
+
+    Args:
+        model: The trained network, which is not changed.
+        train: Images to retrain on.
+        holdout: Images for decisions.
+        folder: The same call continues a study that was stopped. Under torchrun the processes share the two arms.
+        test: Images for the report.
+        score_on: Images to score on; `train` by default.
+        example: One input of the network; an image of `train` by default.
+        provenance: What the folder records in addition, such as the data set.
+        progress: False shows nothing.
+        settings: Fields of `SensitivityStudySettings` by name: start, end, iterations, and those of `prunus.compress`
+            (metric, epochs, lr, preset, k, repair, num_images, seed, ...) except its goals and its split.
+    """
+    chosen: SensitivityStudySettings = replaced(SensitivityStudySettings(), settings, DecideError)
+    chosen.check()
+    asked = {**chosen.to_dict(), "network": digest(model)}
+    place = StudyFolder(folder, "sensitivity", asked, provenance)
+    images = RunData(train, score_on if score_on is not None else train, holdout, test)
+    example = example if example is not None else first_image(train, device_of(model), task_of(chosen.task))
+    graph = trace(model, example, chosen.streams)
+    with processes_apart() as (rank, world), shown(progress, phases) as report:
+        if rank == 0:
+            place.start(vars(images))
+        wait_until((place.path / CONFIG).exists)
+        study = SensitivityArms(place, graph, chosen, images, report)
+        base = study.base(rank)
+        first = study.start(chosen.start, rank) if isinstance(chosen.start, float | int) else load(chosen.start, model)
+        for method in list(METHODS)[rank::world]:
+            study.run_arm(method, first)
+        wait_until(study.finished)
+        rows = study.rows()
+        if rank == 0:
+            words = chosen.quality
+            pictures = [draw_sensitivity(rows, base, place.path, words)]
+            place.finish(TITLE, rows, pictures, sentences(rows, base, words), columns=columns(words))
+    return rows
