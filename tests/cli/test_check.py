@@ -22,7 +22,7 @@ from prunus.zoo.models import create
 from prunus.zoo.weights import load_weights
 from tests.cli.command_line import lines, prunus
 from tests.proof import assert_accuracy
-from tests.run.test_speedup import table
+from tests.run.test_speed_check import table
 
 WHOLE = 117_600 + 240_000 + 48_000 + 10_080 + 840  # MACs of LeNet-5, layer by layer
 FLOOR = 28 * 28 * 25 * 2 + 10 * 10 * 25 * 2 * 2 + 25 * 2 * 12 + 12 * 84 + 840  # 2, 2, 12 channels; fc1 is left alone

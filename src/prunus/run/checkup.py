@@ -25,6 +25,7 @@ from prunus.run.context import doubts
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, evaluate, tensors_of, unpack_for
 from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.timing.latency import timed
 from prunus.timing.layer_timing import latency_table
 from prunus.train.rate_test import SHARES, steps_per_try
 from prunus.util.batches import Batches, call, device_of, labels_to, move, order_channels_last
@@ -162,10 +163,11 @@ def checkup(
     odd_pixels: list[str] = []
     if data is not None:
         parts = {part: data.count(part) for part in ("train", "holdout", "test") if data.count(part)}
-        problems = [f"there are no {name} images, and a run needs some" for p, name in NEEDED.items() if p not in parts]
-        if isinstance(data, ImageData):  # of user-provided data less is known
+        if isinstance(data, ImageData):
             odd_pixels = pixel_problems(images)
-            problems += label_problems(data) + odd_pixels
+            problems = label_problems(data) + odd_pixels
+        else:  # of user-provided data less is known
+            problems = [_none_of(name) for part, name in NEEDED.items() if part not in parts]
     if not graph.units:
         problems.append("nothing can be pruned: see what is frozen and why")
     if not trained:
@@ -244,16 +246,23 @@ SHIFT, SPREAD = 0.5, 2.5  # how far the input of the first batch norm may be fro
 MEAN, DEVIATIONS = 1.5, (0.2, 5.0)  # of all pixels, after normalisation
 
 
+def _none_of(name: str) -> str:
+    return f"there are no {name} images, and a run needs some"
+
+
 def label_problems(data: ImageData) -> list[str]:
     """Classes without images, from the labels alone; masks are not read."""
     problems = []
     for part, name in NEEDED.items():
-        images = data.parts.get(cast("Part", part))
-        if not data.count(cast("Part", part)) or images is None or (isinstance(images, FileImages) and images.masks):
+        if not data.count(cast("Part", part)):
+            problems.append(_none_of(name))
+            continue
+        images = data.parts[cast("Part", part)]
+        if isinstance(images, FileImages) and images.masks:
             continue
         single = images.labels.ndim == 1
         there = np.unique(images.labels) if single else np.flatnonzero(images.labels.any(0))
-        missing = [name for number, name in enumerate(data.classes) if number not in there]
+        missing = [each for number, each in enumerate(data.classes) if number not in there]
         if missing:
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             problems.append(
@@ -349,7 +358,7 @@ def estimate(speed: Speed, train_images: int, held_out: int, units: int, *, teac
 
 def measure_speed(model: nn.Module, images: Any, task: Task | None = None) -> Speed:
     """Time a forward pass and a training step on copies of the model. `images` are repeated to fill a batch."""
-    chosen = task_of(task)
+    chosen, device = task_of(task), device_of(model)
 
     def rows(count: int) -> Any:
         """The first images, repeated if there are fewer; of several inputs, of each."""
@@ -365,13 +374,13 @@ def measure_speed(model: nn.Module, images: Any, task: Task | None = None) -> Sp
         return work
 
     small = rows(2)
-    per_image = _median(forward(small)) / 2
+    per_image = _median(forward(small), device) / 2
     # A training step is 3 to 4 forward passes.
     size = int(min(BATCH, max(2, SECONDS_RUN_ESTIMATE / TURNS / (4 * per_image))))
     batch = rows(size)
-    seconds = _median(forward(batch)) / size
-    train = _median(_training_step(model, batch, chosen)) / size
-    peak = peak_memory(device_of(model))
+    seconds = _median(forward(batch), device) / size
+    train = _median(_training_step(model, batch, chosen), device) / size
+    peak = peak_memory(device)
     more = BATCH - size  # images of a full step that were left out here
     memory = None if peak is None else peak + (more * _saved_for_backward(model, small) // 2 if more else 0)
     return Speed(seconds, train, size, memory)
@@ -427,20 +436,11 @@ def _saved_for_backward(model: nn.Module, batch: Any) -> int:
     return sum(kept.values())
 
 
-def _median(work: Callable[[], None]) -> float:
+def _median(work: Callable[[], None], device: torch.device) -> float:
     """Seconds of one call; the first call is not counted."""
-
-    def wait_for_gpu() -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
     seconds: list[float] = []
     with generators_kept():
         work()
         while len(seconds) < TURNS and sum(seconds) < SECONDS_RUN_ESTIMATE / 2:
-            wait_for_gpu()
-            start = time.perf_counter()
-            work()
-            wait_for_gpu()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(timed(work, device))
     return sorted(seconds)[len(seconds) // 2]

@@ -48,7 +48,6 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         None,
         f"Metric that scores channels: {', '.join(METRICS)}; chosen to suit the split by default. Options may follow: "
         "gsd:ridge=0",
-        everyday=True,
         user_code=True,
     )
     metric_options: dict[str, Any] = option({}, "Options of the metric, such as ridge", group="Channels", hidden=True)
