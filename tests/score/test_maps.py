@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
-import click
 import numpy as np
 import pytest
 import torch
-import typer
 
 import prunus as sc
-from prunus.cli import build
 from prunus.errors import ScoreError
 from prunus.score.score import score
-from prunus.score.scores import GIB
+from prunus.score.settings import GIB
 from tests import nets
 from tests.score.toys import Shortcut, batches, entering, graph_of, settled
 from tests.tasks.nets import UNet, squares
@@ -57,24 +51,11 @@ def test_di_warns_of_fewer_images_than_pixels(caplog: pytest.LogCaptureFixture) 
     np.testing.assert_allclose(few.values["a:out"], 4, atol=1e-3)
     assert (few.values["b:out"] < 3.9).all()
     assert "di: 30 images are too few for 1 of 2 units" in caplog.text and "(a:out: 64)" in caplog.text
-    assert "Use clearly more than 64 images (in Python num_map_images; --num-map-images of " in caplog.text
+    assert "Use clearly more than 64 images (num_map_images, --num-map-images)" in caplog.text
     caplog.clear()
     assert (score(graph, batches(200), "di", rho=1e-9).values["a:out"] < 3.9).all()
     score(graph, batches(30), "mmd")  # it does not saturate
     assert not caplog.text
-
-
-def test_the_verbs_have_the_options_that_the_warning_of_di_names(caplog: pytest.LogCaptureFixture) -> None:
-    score(graph_of(nets.Chain), batches(30), "di")
-    root: Any = typer.main.get_command(build())
-    named = re.findall(r"(--[a-z-]+) of `prunus ([a-z ]+)`(?: and `([a-z ]+)`)?", caplog.text)
-    assert len(named) == 2
-    for option, *verbs in named:
-        for verb in filter(None, verbs):
-            command = root
-            for word in verb.split():
-                command = command.get_command(click.Context(command), word)
-            assert option in [name for parameter in command.params for name in parameter.opts], (verb, option)
 
 
 def test_maps_of_a_network_keep_their_height() -> None:

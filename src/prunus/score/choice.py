@@ -11,7 +11,7 @@ from typing import Any
 
 from prunus.errors import ScoreError
 from prunus.score.metrics import METRICS, UNMERGED, Metric
-from prunus.score.scores import TAPS, Where
+from prunus.score.settings import TAPS, Where
 from prunus.tasks import Task, task_of
 from prunus.util.processes import processes
 from prunus.util.registry import guessed

@@ -19,7 +19,7 @@ from prunus.graph.units import Indices, Reader
 from prunus.score.channel_sums import ImageSums, RowSums, add_rows, image_sums, row_sums, to_image_sums
 from prunus.score.moments import Accumulator, ClassMoments, ClassSums, LabelMoments, beside
 from prunus.score.passes import sampled, walk
-from prunus.score.scores import Where
+from prunus.score.settings import Where
 from prunus.score.taps import Tap, gather, locate_taps, watched
 from prunus.tasks import Task, task_of
 from prunus.util.batches import Batches

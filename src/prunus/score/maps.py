@@ -18,7 +18,7 @@ from prunus.graph.units import Indices
 from prunus.score.collect import usable_classes
 from prunus.score.evidence import Maps, Scatter
 from prunus.score.passes import Sample, walk
-from prunus.score.scores import GIB, Where
+from prunus.score.settings import GIB, Where
 from prunus.score.taps import Slot, Tap, TapLocations, gather, locate_taps, watched
 from prunus.tasks import Task
 from prunus.util.batches import Batches
@@ -80,9 +80,8 @@ def collect_maps(graph: ChannelGraph, loader: Batches, request: MapRequest) -> t
         most = max(few, key=pixels.__getitem__)
         log.warning(
             "%s: %d images are too few for %d of %d units, whose maps have as many pixels or more (%s: %d). All of "
-            "their channels get nearly the same score. Use clearly more than %d images (in Python num_map_images; "
-            "--num-map-images of `prunus score` and `study effectiveness`; --num-images of `prunus show channels`), or "
-            "a metric that needs no maps, such as gsd",
+            "their channels get nearly the same score. Use clearly more than %d images (num_map_images, "
+            "--num-map-images), or a metric that needs no maps, such as gsd",
             *(", ".join(request.saturating), images, len(few), len(units), most, pixels[most], pixels[most]),
         )
     log.info("maps of %d images need %.2f GiB, in %d passes", images, sum(sizes.values()) / GIB, len(groups))

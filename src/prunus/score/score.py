@@ -24,7 +24,8 @@ from prunus.score.maps import MapRequest, collect_maps
 from prunus.score.metrics import DEFAULT_METRIC, METRICS, UNMERGED
 from prunus.score.passes import CHUNK, Sample
 from prunus.score.reader_inputs import HasSeenInputs, SeenInputs, collect_reader_inputs, contributions
-from prunus.score.scores import GIB, Scores, ScoreSettings, Vector, Where
+from prunus.score.scores import Scores, Vector
+from prunus.score.settings import GIB, ScoreSettings, Where
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import unpack_for
 from prunus.util.batches import Batches

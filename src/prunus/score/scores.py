@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from prunus.errors import FileError, ScoreError
-from prunus.tasks import Task
-from prunus.tasks.quality import task_option
 from prunus.util.files import write_atomically
-from prunus.util.options import option
 from prunus.util.text import short_table
 from prunus.util.typed_json import read_record, write_record
 
@@ -122,38 +119,3 @@ def load_scores(folder: str | Path) -> dict[str, Scores]:
         name: Scores(name, values[name], each.num_images, each.options, each.notes)
         for name, each in record.metrics.items()
     }
-
-
-# How scores are computed: which images, which tensor, how much memory.
-
-GIB = 1 << 30
-TAPS = ("reader", "before_activation")
-Where = Literal["reader", "before_activation"]
-
-
-@dataclass(frozen=True)
-class ScoreSettings:
-    """The images that scores are computed on, and the tensors that are scored.
-
-    Metrics that need whole feature maps (di, mmd, hrank, chip), the readers' inputs (rebuilt, thinet, cp) or more than
-    one pass (nisp, dcp) use at most `num_map_images` images, because each image costs them time or memory.
-    """
-
-    num_images: int | None = option(
-        None, "Number of images to score on, a stratified sample; all by default", group="Scoring", least=1
-    )
-    tap: Where = option(
-        "reader", "Tensor to score: the readers' input (reader) or before_activation", group="Scoring", choices=TAPS
-    )
-    num_map_images: int | None = option(
-        2000, "Number of images for metrics that need more than moments of activations", group="Scoring", least=1
-    )
-    memory_gib: float = option(2.0, "Memory for whole feature maps in GiB", group="Scoring", above=0)
-    seed: int | None = option(None, "Seed of the sample; a new sample each time if None", hidden=True)
-    task: str | Task | None = task_option("Scoring")
-
-    @property
-    def sample_size(self) -> int | None:
-        """Number of images for metrics for which an image is costly; None: all."""
-        limits = [limit for limit in (self.num_images, self.num_map_images) if limit is not None]
-        return min(limits, default=None)

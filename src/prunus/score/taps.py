@@ -19,7 +19,7 @@ from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.traced import as_call
 from prunus.graph.units import Indices, Reader
-from prunus.score.scores import Where
+from prunus.score.settings import Where
 from prunus.util.state import evaluating, generators_kept, nothing_compiled
 
 log = logging.getLogger(__name__)
