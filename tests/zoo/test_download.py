@@ -120,7 +120,7 @@ def test_what_is_there_and_whole_is_kept_and_what_is_damaged_is_replaced(tmp_pat
     get(tiny_source(), tmp_path, archive)
     assert_is_tiny(data.load("cifar10", tmp_path, holdout="none"), TinyCifar())
     path.rename(tmp_path / "mnist.safetensors")
-    with pytest.raises(DataError, match="was not written by `prunus data get mnist`"):
+    with pytest.raises(DataError, match="was not written by `prunus data mnist`"):
         data.load("mnist", tmp_path)
 
 

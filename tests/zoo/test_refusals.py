@@ -85,7 +85,7 @@ def test_idx_files(tmp_path: Path, name: str, change: Callable[[bytes], bytes], 
 @pytest.mark.parametrize(
     ("spec", "arguments", "said"),
     [
-        ("cifar10", {}, "cifar10 was not found in .*nowhere; run `prunus data get cifar10`"),
+        ("cifar10", {}, "cifar10 was not found in .*nowhere; run `prunus data cifar10`"),
         ("cifar11", {}, "there is no data set called 'cifar11': did you mean cifar10 or cifar100"),
         ("digits:here", {}, "there is no data set called 'digits:here'"),
         ("folder", {}, "folder needs the path of the images: folder:PATH"),

@@ -8,30 +8,24 @@ from typing import Annotated
 
 import typer
 
-# verb -> module in this package, which defines `command` (a function) or `app` (a typer.Typer with its own verbs).
-VERBS = {
-    "prune": "prune",
-    "report": "report",
-    "compare": "compare",
-    "watch": "watch",
-    "score": "score",
-    "sensitivity": "sensitivity",
-    "show": "show",
-    "data": "data",
-    "check": "check",
-    "evaluate": "evaluate",
-    "inspect": "inspect",
-    "train": "train",
-    "models": "models",
-    "export": "export",
-    "bench": "bench",
-    "latency": "latency",
-    "study": "study",
-    "reproduce": "reproduce",
-}
+# Each is a module of this package that defines `command` (a function) or `app` (a typer.Typer with its own verbs).
+VERBS = (
+    "prune",
+    "report",
+    "check",
+    "inspect",
+    "evaluate",
+    "train",
+    "export",
+    "bench",
+    "show",
+    "data",
+    "study",
+    "reproduce",
+)
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
@@ -46,19 +40,20 @@ def build() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="rich",
-        help="Channel pruning for CNN classifiers: a trained network and labelled images in, a smaller network out.",
+        help="Make a trained vision network smaller and faster: a network and images in, a smaller network of the same "
+        "class out.",
     )
 
     @app.callback()
     def root(
         version: Annotated[
-            bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version and exit.")
+            bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
         ] = False,
     ) -> None:
         pass
 
-    for verb, module_name in VERBS.items():
-        module = importlib.import_module(f"prunus.cli.{module_name}")
+    for verb in VERBS:
+        module = importlib.import_module(f"prunus.cli.{verb}")
         if hasattr(module, "app"):
             app.add_typer(module.app, name=verb)
         else:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli import console as early_checks
-from prunus.cli.console import Early, complain, console, friendly
-from prunus.cli.options import Classes, options_from_settings
+from prunus.cli.console import Early, complain, console, friendly, say, table
+from prunus.cli.network import Network, check_network_or_onnx, open_network, open_onnx, resolve
+from prunus.cli.options import Classes, Json, Original, options_from_settings
 from prunus.errors import RunError
 from prunus.timing.engines import ENGINES
 from prunus.util.options import check, option
@@ -20,8 +20,7 @@ from prunus.util.options import check, option
 if TYPE_CHECKING:
     from torch import nn
 
-    from prunus.cli.options import Network
-    from prunus.ship.bench import Benched, ModelProfile
+    from prunus.ship.bench import Benched
 
 
 def _is_batch(size: int) -> None:
@@ -51,14 +50,12 @@ def command(
     networks: Annotated[
         list[str],
         typer.Argument(help="Folders of pruned networks, names, NAME=WEIGHTS, or .onnx files"),
-        Early(early_checks.network_or_file),
+        Early(check_network_or_onnx),
     ],
     timing: BenchOptions,
-    model: Annotated[
-        str | None, typer.Option(help="Original network of a folder, if the folder does not name it")
-    ] = None,
+    model: Original = None,
     classes: Classes = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare the speed of networks. They take turns in one run, and speeds are relative to the first network.
     A single pruned network is compared with its original.
@@ -71,17 +68,16 @@ def command(
 
         prunus bench small.onnx small-int8.onnx --engine openvino
     """
-    from prunus.cli.options import open_network, open_onnx
     from prunus.ship.bench import bench
 
     check(timing, RunError)
     opened = [
-        open_onnx(typed) if typed.endswith(".onnx") else open_network(typed, model=model, classes=classes)
+        open_onnx(typed) if typed.endswith(".onnx") else open_network(resolve(typed, model=model), classes)
         for typed in networks
     ]
     if len({network.shape for network in opened}) > 1:
         raise RunError(f"networks for images of different sizes cannot be compared: {[n.shape for n in opened]}")
-    found = bench(
+    result = bench(
         _named(opened),
         opened[0].example(),
         timing.batch,
@@ -92,10 +88,10 @@ def command(
         cpu_time=timing.cpu_time,
     )
     if as_json:
-        console.print_json(json.dumps(_as_dict(found)))
+        console.print_json(json.dumps(_record(result)))
     else:
-        _print(found)
-    for note in found.notes:
+        _print(result)
+    for note in result.notes:
         complain("note", note)
 
 
@@ -111,7 +107,7 @@ def _named(opened: list[Network]) -> dict[str, nn.Module]:
     return models
 
 
-def _as_dict(found: Benched) -> dict[str, Any]:
+def _record(result: Benched) -> dict[str, Any]:
     rows = [
         {
             "network": row.model,
@@ -123,18 +119,17 @@ def _as_dict(found: Benched) -> dict[str, Any]:
             "speedup": row.speedup,
             "interval": None if math.isinf(row.interval[1]) else row.interval,
         }
-        for row in found.rows
+        for row in result.rows
     ]
     networks = {
         name: {"macs": profile.macs, "selections": profile.selections, "shares": dict(profile.shares)}
-        for name, profile in found.profiles.items()
+        for name, profile in result.profiles.items()
     }
-    return {"threads": found.threads, "rows": rows, "networks": networks, "notes": found.notes}
+    return {"threads": result.threads, "rows": rows, "networks": networks, "notes": result.notes}
 
 
-def _print(found: Benched) -> None:
-    from prunus.cli.console import columns
-
+def _print(result: Benched) -> None:
+    first = next(iter(result.profiles))
     rows = [
         [
             str(row.timing.batch_size),
@@ -143,24 +138,21 @@ def _print(found: Benched) -> None:
             f"{1e3 * row.timing.median:.2f}",
             f"{100 * row.timing.spread:.0f}%",
             f"{row.timing.images_per_second:,.0f}",
-            "" if row.model == next(iter(found.profiles)) else row.said(),
+            "" if row.model == first else row.said(),
         ]
-        for row in sorted(found.rows, key=lambda r: (r.timing.batch_size, r.engine))
+        for row in sorted(result.rows, key=lambda r: (r.timing.batch_size, r.engine))
     ]
     titles = ["batch", "engine", "network", "ms", "spread", "images/s", "speed"]
-    console.print(columns(titles, rows, {"batch", "ms", "spread", "images/s", "speed"}), soft_wrap=True)
-    console.print()
-    first = next(iter(found.profiles.values())).macs
-    rows = [_profile_row(name, profile, first) for name, profile in found.profiles.items()]
+    console.print(table(titles, rows, {"batch", "ms", "spread", "images/s", "speed"}))
+    say()
+    whole, rows = result.profiles[first].macs, []
+    for name, profile in result.profiles.items():
+        macs = "not known" if profile.macs is None else f"{profile.macs:,}"
+        ratio = f"{whole / profile.macs:.2f}x fewer" if whole and profile.macs else ""
+        largest = list(profile.shares.items())[:6]
+        where = ", ".join(f"{kind} {100 * share:.0f}%" for kind, share in largest if share >= 0.005)
+        rows.append([name, macs, ratio, str(profile.selections), where])
     titles = ["network", "MACs", "", "selections", "where the time goes (eager, largest batch)"]
-    console.print(columns(titles, rows, {"MACs", "selections"}), soft_wrap=True)
-    console.print(f"{found.threads} threads; ms is the median, spread the distance between the quartiles;")
-    console.print("speed: relative to the first network, with the 95% interval of the ratio")
-
-
-def _profile_row(name: str, profile: ModelProfile, first: int | None) -> list[str]:
-    macs = "not known" if profile.macs is None else f"{profile.macs:,}"
-    ratio = f"{first / profile.macs:.2f}x fewer" if first and profile.macs else ""
-    largest = list(profile.shares.items())[:6]
-    where = ", ".join(f"{kind} {100 * share:.0f}%" for kind, share in largest if share >= 0.005)
-    return [name, macs, ratio, str(profile.selections), where]
+    console.print(table(titles, rows, {"MACs", "", "selections"}))
+    say(f"{result.threads} threads; ms is the median, spread the distance between the quartiles;")
+    say("speed: relative to the first network, with the 95% interval of the ratio")

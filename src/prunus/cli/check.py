@@ -6,34 +6,34 @@ import json
 import sys
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from prunus.cli.console import EXIT_ERROR, console, friendly, resolve
+from prunus.cli.console import EXIT_ERROR, console, friendly, say
+from prunus.cli.images import DataOptions
+from prunus.cli.inspect import frozen_lines
+from prunus.cli.network import open_model, open_network, resolve
 from prunus.cli.options import (
-    DataOptions,
     DeviceOptions,
+    Json,
     LayerTimeOptions,
     Model,
     Streams,
     Weights,
     options_from_settings,
-    task_for,
 )
 from prunus.errors import RunError
 from prunus.tasks import task_of
 from prunus.tasks.quality import ACCURACY, TaskOptions
 from prunus.timing.engines import ENGINES
 from prunus.util.options import check, option
-from prunus.util.text import big_number
+from prunus.util.text import big_number, count, duration
 
 if TYPE_CHECKING:
-    from prunus.run.checkup import Checkup, SpeedReach
+    from prunus.run.checkup import Checkup
 
 ROUNDS, EPOCHS = 2, 3  # of the run whose time is told
 INDENT = 10  # columns
-NAMED = 3  # frozen names that are listed for a reason
+PARTS = {"train": "for training", "holdout": "held out", "test": "for testing"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def command(
     device: DeviceOptions,
     weights: Weights = None,
     streams: Streams = "select",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    as_json: Json = False,
 ) -> None:
     """A dry run of `prune`, in under a minute: what can be pruned, which goals can be reached, what a run would take,
     and what looks wrong (labels, normalisation, accuracy).
@@ -69,120 +69,93 @@ def command(
 
         prunus check resnet56
 
-        prunus check resnet56 --weights w.safetensors --data cifar10
+        prunus check resnet56 --data cifar10 --weights w.safetensors
 
         prunus check resnet56 --engine onnxruntime --threads 1
 
         prunus check runs/prune-resnet56-cifar10 --json
 
-        prunus check nets:unet --task segmentation --data folder:street
+        prunus check nets:unet --data folder:. --task segmentation
     """
     check(timing, RunError)
     if timing.engine is not None:
         ENGINES.find(timing.engine).check_installed()
-    named = resolve(model)
-    known = None if data.data is None and "data" not in named.asked else data.known_for(model)
-    from prunus.cli.inputs import open_model, refuse_other_weights
-    from prunus.cli.options import open_network
+    named = resolve(model, weights)
+    known = None if data.data is None and "data" not in named.asked else data.known_for(named)
     from prunus.run.checkup import TimedIn, checkup
 
-    refuse_other_weights(named, weights)
-    wanted = task_of(task_for(model, task.task))
-    images = None if known is None else known.open(model, task=wanted)
+    wanted = task_of(named.task(task.task))
+    images = None if known is None else known.open(named, task=wanted)
     if images is not None:
-        network, example = open_model(model, images, weights), images.example()
+        network, example = open_model(named, images), images.example()
     else:
-        opened = open_network(model if weights is None else f"{model}={weights}")
+        opened = open_network(named)
         network, example = opened.model, opened.example()
-    found = checkup(
+    result = checkup(
         network.to(device.pick()),
         example,
         images,
-        trained=weights is not None or named.has_weights,
+        trained=named.has_weights,
         task=wanted,
         streams=streams,  # type: ignore[arg-type]
         timed_in=None if timing.engine is None else TimedIn(timing.engine, timing.batch, timing.threads),
     )
     if as_json:
-        console.print_json(json.dumps({"model": model, "data": known and known.name, **found.to_dict()}))
+        console.print_json(json.dumps({"model": model, "data": known and known.name, **result.to_dict()}))
     else:
-        _say(named.label, found)
-    if found.problems:
+        _print(named.label, result)
+    if result.problems:
         sys.exit(EXIT_ERROR)
 
 
-def _say(name: str, found: Checkup) -> None:
-    _line("network", f"{name} on {found.inputs}: {big_number(found.macs)} MACs, {big_number(found.params)} weights")
-    _line("prunable", f"{found.prunable} of {found.layers} layers, in {_units(found)}")
-    for reason, names in found.frozen.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        _line("frozen", f"{', '.join(names[:NAMED])}{more}: {reason}")
+def _print(name: str, result: Checkup) -> None:
+    costs = f"{big_number(result.macs)} MACs, {big_number(result.params)} weights"
+    _line("network", f"{name} on {result.inputs}: {costs}")
+    private, stream = result.units["private"], result.units["stream"]
+    units = f"{private + stream} units ({private} inside blocks or chains, {stream} of residual streams)"
+    _line("prunable", f"{result.prunable} of {result.layers} layers, in {units}")
+    for line in frozen_lines(result.frozen):
+        _line("frozen", line)
     _line(
         "goals",
-        f"up to {100 * found.reach['macs']:.1f}% of the MACs and {100 * found.reach['params']:.1f}% of the weights "
+        f"up to {100 * result.reach['macs']:.1f}% of the MACs and {100 * result.reach['params']:.1f}% of the weights "
         "can be removed: every unit keeps 2 channels and 10% at least",
     )
-    if found.speedup is not None:
-        _say_speedup(found.speedup)
-    if found.images:
-        words = {"train": "for training", "holdout": "held out", "test": "for testing"}
-        counts = ", ".join(f"{count:,} {words[part]}" for part, count in found.images.items())
-        _line("images", f"{counts}; {found.classes} classes" if found.classes else counts)
-    if found.accuracy is not None:
-        word = "of" if found.quality == ACCURACY else "on"
-        shown = f"{found.quality.shown(found.accuracy.quality)} {word} {found.accuracy.num_images:,} held-out images"
-        name = found.quality.name
-        _line(name, shown) if len(name) <= INDENT else _line("quality", f"{name} {shown}")
-    _say_cost(found)
-    for note in found.notes:
-        _line("note", note)
-    for problem in found.problems:
-        _line("wrong?", problem)
-    if not found.problems:
-        _line("", "nothing looks wrong")
-
-
-def _say_speedup(found: SpeedReach) -> None:
-    where = f"{found.engine}, batch {found.batch}, {found.threads} thread{'s' if found.threads != 1 else ''}"
-    _line(
-        "",
-        f"up to {found.fastest:.2f}x as fast ({where}: {1e3 * found.whole:.1f} ms now), by the times of single layers; "
-        "ask for less, the measured speed decides",
-    )
-
-
-def _say_cost(found: Checkup) -> None:
-    speed = found.speed
-    _line(
-        "speed",
-        f"{1 / speed.forward:,.0f} images/s forward, {1 / speed.train:,.0f} images/s in training "
-        f"(batches of {speed.batch_size})",
-    )
-    if found.round is not None:
+    if result.speedup is not None:
+        fast = result.speedup
+        where = f"{fast.engine}, batch {fast.batch}, {count(fast.threads, 'thread')}: {1e3 * fast.whole:.1f} ms now"
         _line(
-            "a round",
-            f"score {_time(found.round.score)}, rank the units at most {_time(found.round.rank)}, an epoch of "
-            f"retraining {_time(found.round.epoch)}",
+            "",
+            f"up to {fast.fastest:.2f}x as fast ({where}), by the times of single layers; ask for less, the measured "
+            "speed decides",
         )
-        whole = found.round.run(ROUNDS, EPOCHS)
-        _line("a run", f"about {_time(whole)} with --rounds {ROUNDS} --epochs {EPOCHS}")
+    if result.images:
+        counts = ", ".join(f"{number:,} {PARTS[part]}" for part, number in result.images.items())
+        _line("images", f"{counts}; {result.classes} classes" if result.classes else counts)
+    if result.accuracy is not None:
+        text, measured = result.quality, result.accuracy
+        word = "of" if text == ACCURACY else "on"
+        shown = f"{text.shown(measured.quality)} {word} {measured.num_images:,} held-out images"
+        _line(text.name, shown) if len(text.name) <= INDENT else _line("quality", f"{text.name} {shown}")
+    speed = result.speed
+    forward, train = (f"{1 / seconds:,.0f} images/s" for seconds in (speed.forward, speed.train))
+    _line("speed", f"{forward} forward, {train} in training (batches of {speed.batch_size})")
+    if result.round is not None:
+        score, rank, epoch = (duration(getattr(result.round, part)) for part in ("score", "rank", "epoch"))
+        _line("a round", f"score {score}, rank the units at most {rank}, an epoch of retraining {epoch}")
+        whole = duration(result.round.run(ROUNDS, EPOCHS))
+        _line("a run", f"about {whole} with --rounds {ROUNDS} --epochs {EPOCHS}")
     if speed.memory is not None:
         _line("memory", f"about {speed.memory / 2**20:,.0f} MB, with 128 images in a training step")
-
-
-def _units(found: Checkup) -> str:
-    private, stream = found.units["private"], found.units["stream"]
-    return f"{private + stream} units ({private} inside blocks or chains, {stream} of residual streams)"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    for note in result.notes:
+        _line("note", note)
+    for problem in result.problems:
+        _line("wrong?", problem)
+    if not result.problems:
+        _line("", "nothing looks wrong")
 
 
 def _line(title: str, text: str) -> None:
     """A titled paragraph, wrapped to the terminal."""
-    lines = textwrap.wrap(text, max(40, min(console.width, 100) - INDENT - 2))
-    for number, line in enumerate(lines):
-        console.print(f"{title if number == 0 else '':<{INDENT}}  {line}", markup=False, soft_wrap=True)
+    for number, line in enumerate(textwrap.wrap(text, max(40, min(console.width, 100) - INDENT - 2))):
+        say(f"{title if number == 0 else '':<{INDENT}}  {line}")

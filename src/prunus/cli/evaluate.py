@@ -1,4 +1,4 @@
-"""`prunus evaluate`: accuracy, or what the task's quality is, and loss of a network on a data set."""
+"""`prunus evaluate`: the quality of a network on a data set (accuracy, or what its task measures), and its loss."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prunus.cli import console as early_checks
-from prunus.cli.console import Early, complain, console, friendly
-from prunus.cli.options import DataOptions, DeviceOptions, Model, Part, Weights, options_from_settings, task_for
+from prunus.cli.console import Early, complain, console, existing_folder, friendly, say
+from prunus.cli.images import DataOptions
+from prunus.cli.network import open_model, resolve
+from prunus.cli.options import DeviceOptions, Json, Model, Part, Weights, options_from_settings
 from prunus.errors import DataError
-from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks import task_of
 from prunus.tasks.quality import QualityWords, TaskOptions
 from prunus.util.progress import shown, steps
 
 if TYPE_CHECKING:
     from prunus.tasks.evaluate import Evaluation
+
+
+def figures(measured: Evaluation, text: QualityWords) -> dict[str, str]:
+    """Quality, details and loss as text, by name."""
+    details = {"top-5" if name == "top5" else name: text.shown(value) for name, value in measured.details.items()}
+    return {text.name: text.shown(measured.quality), **details, "loss": f"{measured.loss:.4f}"}
 
 
 @friendly
@@ -33,7 +40,7 @@ def command(
     pruned: Annotated[
         Path | None,
         typer.Option(help="Folder of the pruned network: plan.json, model.safetensors"),
-        Early(early_checks.folder),
+        Early(existing_folder),
     ] = None,
     part: Part = "test",
     batch_size: Annotated[int, typer.Option(help="Number of images in a batch", min=1)] = 256,
@@ -41,72 +48,66 @@ def command(
         int | None, typer.Option(help="Largest number of images; a sample with the same share of each class", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the held-out images and of the sample", min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure the accuracy of a network, or the quality of another task.
 
     Examples:
 
-        prunus evaluate resnet56 --weights resnet56.safetensors --data cifar10
+        prunus evaluate resnet56 --data cifar10 --weights resnet56.safetensors
 
         prunus evaluate runs/prune-resnet56-cifar10
 
-        prunus evaluate resnet56 --pruned small --data cifar10
+        prunus evaluate resnet56 --data cifar10 --pruned small
 
-        prunus evaluate nets:unet --task segmentation --data folder:street
+        prunus evaluate nets:unet --data folder:street --task segmentation
     """
     if pruned is not None and weights is not None:
         raise DataError("a pruned network has its own weights: give either --weights or --pruned")
-    from prunus.cli.inputs import checked_part, note_untrained, open_model
+    named = resolve(model, weights)
+    data = data.known_for(named)
     from prunus.graph.files import load
     from prunus.tasks.evaluate import evaluate, too_good
     from prunus.util.batches import order_channels_last
 
-    data = data.known_for(model)
-    wanted = task_of(task_for(model, task.task))
-    images = data.open(model, seed, wanted)
-    loader = images.loader(checked_part(part), batch_size, limit=limit, seed=seed)
-    network = open_model(model, images, weights, seed=seed)
+    wanted = task_of(named.task(task.task))
+    text = QualityWords.of(wanted)
+    images = data.open(named, seed, wanted)
+    loader = images.loader(part, batch_size, limit=limit, seed=seed)  # type: ignore[arg-type]
+    network = open_model(named, images, seed=seed)
     if pruned is not None:
         network = load(pruned, network)
     order_channels_last(network.to(device.pick()))
     start = time.perf_counter()
     with shown(None, steps(f"{part} images")) as report:
-        found = evaluate(network, loader, task=wanted, progress=report)
+        measured = evaluate(network, loader, task=wanted, progress=report)
     seconds = time.perf_counter() - start
+    finite = math.isfinite(measured.loss)
     if as_json:
-        words = {"model": model, "data": data.data, "part": part, **_figures(found, wanted), "seconds": seconds}
-        console.print_json(json.dumps(words))
+        record = {
+            "model": model,
+            "data": data.data,
+            "part": part,
+            "quality": {"name": text.name, "unit": text.unit, "value": measured.quality},
+            "details": dict(measured.details),
+            "loss": measured.loss if finite else None,
+            "num_images": measured.num_images,
+            "seconds": seconds,
+        }
+        console.print_json(json.dumps(record))
     else:
-        _say(found, wanted, f"{model} on {images.name}, {part}", seconds)
+        say(f"{model} on {images.name}, {part}: {measured.num_images:,} images")
+        lines = figures(measured, text)
+        width = max(map(len, lines))
+        for name, value in lines.items():
+            say(f"{name:<{width}}  {value}")
+        say(f"{seconds:.1f} s, {measured.num_images / seconds:,.0f} images/s")
     if pruned is None:
-        note_untrained(model, weights)
-    if not math.isfinite(found.loss):
+        named.note_untrained()
+    if not finite:
         complain(
             "warning", "the network's outputs are NaN or infinite: check the weights, and mean and std of the images"
         )
-    suspicion = too_good(found) if part == "holdout" and is_classification(wanted) else None
+    suspicion = too_good(measured) if part == "holdout" and wanted.chance is not None else None
     if suspicion:
         complain("warning", suspicion)
-
-
-def _figures(found: Evaluation, task: Task) -> dict[str, Any]:
-    """top1 and top5 of a classifier, the named quality of any other network; loss and number of images."""
-    measured = task.measured
-    quality: dict[str, Any] = {"quality": {"name": measured.name, "unit": measured.unit, "value": found.quality}}
-    if is_classification(task):
-        quality = {"top1": found.quality, "top5": found.top5}
-    loss = found.loss if math.isfinite(found.loss) else None
-    return {**quality, "loss": loss, "num_images": found.num_images}
-
-
-def _say(found: Evaluation, task: Task, title: str, seconds: float) -> None:
-    console.print(f"{title}: {found.num_images:,} images")
-    words = QualityWords.of(task)
-    name = "top-1" if is_classification(task) else words.name
-    width = max(5, len(name))
-    console.print(f"{name:<{width}}  {words.shown(found.quality)}")
-    if found.top5 is not None:
-        console.print(f"{'top-5':<{width}}  {100 * found.top5:.2f}%")
-    console.print(f"{'loss':<{width}}  {found.loss:.4f}")
-    console.print(f"{seconds:.1f} s, {found.num_images / seconds:,.0f} images/s")

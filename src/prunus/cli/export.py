@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli import console as early_checks
-from prunus.cli.console import Early, complain, console, friendly, resolve
-from prunus.cli.options import HOLDOUT_HELP, Classes, DataOptions, options_from_settings
+from prunus.cli.console import Early, complain, friendly, say
+from prunus.cli.images import HOLDOUT_HELP, DataOptions, pixel_values
+from prunus.cli.network import NamedModel, Network, check_network, open_network, resolve
+from prunus.cli.options import Classes, Original, options_from_settings
 from prunus.errors import DataError, ModelError
 from prunus.ship.formats import file_format
 from prunus.util.files import refuse_overwriting
@@ -19,8 +20,6 @@ from prunus.zoo.names import is_user_data, parse_holdout
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from prunus.cli.options import Network
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class ComparisonData:
 
     def images(self, shape: tuple[Any, ...]) -> Tensor | None:
         """Test images of this shape (channels, height, width); None without a data set."""
-        from prunus.cli.inputs import numbers
         from prunus.zoo.data import load
 
         check(self, DataError)
@@ -62,9 +60,9 @@ class ComparisonData:
             return None
         if len(shape) != 3 or is_user_data(self.data):
             raise DataError(f"{self.data}: a file is compared on images of a data set by name; leave out --data")
-        mean, std = numbers(self.mean, "--mean"), numbers(self.std, "--std")
-        found = load(self.data, self.data_root, mean=mean, std=std, size=shape[-1])
-        images: Tensor = next(iter(found.loader("test", self.num_images, limit=self.num_images)))[0]
+        mean, std = pixel_values(self.mean), pixel_values(self.std)
+        data = load(self.data, self.data_root, mean=mean, std=std, size=shape[-1])
+        images: Tensor = next(iter(data.loader("test", self.num_images, limit=self.num_images)))[0]
         return images
 
 
@@ -74,14 +72,12 @@ def command(
     network: Annotated[
         str,
         typer.Argument(help="Folder of a pruned network, or a model's NAME or NAME=WEIGHTS"),
-        Early(early_checks.network),
+        Early(check_network),
     ],
     out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 or .safetensors")],
     file: ExportOptions,
     comparison: ComparisonData,
-    model: Annotated[
-        str | None, typer.Option(help="Original network of a folder, if the folder does not name it")
-    ] = None,
+    model: Original = None,
     classes: Classes = None,
 ) -> None:
     """Write a network as ONNX, as torch.export's .pt2 or as safetensors. The file is read back and compared with
@@ -96,22 +92,22 @@ def command(
         prunus export runs/prune-resnet56-cifar10 small.onnx --int8 --data cifar10
     """
     check(file, ModelError)
+    named = resolve(network, model=model)
     if file.int8:
-        _check_int8(file, comparison, network, out)
+        _check_int8(file, comparison, named, out)
     file_format(out, file.format)
     refuse_overwriting(out)
-    from prunus.cli.options import open_network
     from prunus.ship.export import export
     from prunus.timing.latency import repeated
 
-    found = open_network(network, model=model, classes=classes)
+    opened = open_network(named, classes)
     if file.int8:
-        _export_int8(found, comparison, file, network, out)
+        _export_int8(opened, comparison, file, named, out)
         return
-    images = comparison.images(found.shape)
+    images = comparison.images(opened.shape)
     done = export(
-        found.model,
-        repeated(found.example(), file.fixed_batch or 1),
+        opened.model,
+        repeated(opened.example(), file.fixed_batch or 1),
         out,
         file.format,  # type: ignore[arg-type]  # export checks it
         fold_bn=file.fold_bn,
@@ -120,37 +116,38 @@ def command(
         dynamic_batch=file.fixed_batch is None,
     )
     opset = f" opset {done.opset}" if done.opset else ""
-    console.print(f"{done.path}: {done.bytes:,} bytes, {done.format}{opset}", soft_wrap=True)
+    say(f"{done.path}: {done.bytes:,} bytes, {done.format}{opset}")
     if done.num_images:
         compared = f"{done.num_images} {'images' if images is not None else 'random images'}"
-        console.print(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of the largest output")
-    if not resolve(network, model).has_weights:
+        say(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of the largest output")
+    if not named.has_weights:
         complain("note", "no weights were given, so the network is not trained")
 
 
-def _check_int8(file: ExportOptions, comparison: ComparisonData, network: str, out: Path) -> None:
+def _check_int8(file: ExportOptions, comparison: ComparisonData, named: NamedModel, out: Path) -> None:
     if file.format not in (None, "onnx") or out.suffix != ".onnx":
         raise ModelError(f"--int8 writes an ONNX file: give a name that ends in .onnx, not {out.name}")
     if file.opset is not None or file.fixed_batch is not None:
         raise ModelError("--int8 takes neither --opset nor --fixed-batch: the file takes any number of images")
-    if comparison.data is None and "data" not in resolve(network).asked:
+    if comparison.data is None and "data" not in named.asked:
         raise DataError("--int8 needs images to calibrate on and to check its accuracy on: give --data")
 
 
-def _export_int8(found: Network, given: ComparisonData, file: ExportOptions, network: str, out: Path) -> None:
+def _export_int8(network: Network, given: ComparisonData, file: ExportOptions, named: NamedModel, out: Path) -> None:
     from prunus.ship.int8 import export_int8
 
-    data = DataOptions(given.data, given.holdout, given.data_root, given.mean, given.std).open_classes(network)
+    data = DataOptions(given.data, given.holdout, given.data_root, given.mean, given.std).known_for(named)
+    images = data.open_classes(named)
     done = export_int8(
-        found.model,
-        found.example(),
+        network.model,
+        network.example(),
         out,
-        data.loader("train", 64, limit=file.num_calibration),
-        data.loader("holdout", 64),
+        images.loader("train", 64, limit=file.num_calibration),
+        images.loader("holdout", 64),
         max_drop=file.max_drop,
     )
-    console.print(f"{done.path}: {done.bytes:,} bytes, onnx in 8-bit integers", soft_wrap=True)
-    console.print(f"calibrated on {done.num_calibration} training images")
+    say(f"{done.path}: {done.bytes:,} bytes, onnx in 8-bit integers")
+    say(f"calibrated on {done.num_calibration} training images")
     before, after = (f"{100 * accuracy.quality:.2f}%" for accuracy in (done.before, done.after))
-    console.print(f"accuracy on {done.before.num_images} held-out images: {before} before, {after} in 8-bit integers,")
-    console.print(f"a drop of {done.drop:.2f} points")
+    say(f"accuracy on {done.before.num_images} held-out images: {before} before, {after} in 8-bit integers,")
+    say(f"a drop of {done.drop:.2f} points")

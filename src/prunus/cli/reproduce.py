@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import console, friendly
-from prunus.cli.options import DataRoot, Device
+from prunus.cli.console import console, friendly, say, table
+from prunus.errors import RunError
 
 if TYPE_CHECKING:
     from prunus.studies.recipes import Change, Recipe
@@ -25,8 +24,8 @@ def command(
     budget: Annotated[str, typer.Option(help="smoke (seconds), cpu (hours) or full (as in the paper)")] = "full",
     weights: Annotated[Path | None, typer.Option(help="Weight file, instead of training a network first")] = None,
     data: Annotated[str | None, typer.Option(help="Folder of ILSVRC-2012, as imagenet:FOLDER")] = None,
-    data_root: DataRoot = None,
-    device: Device = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data set")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; the best available by default")] = None,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change a setting, as in epochs=5 or train.epochs=5; can be repeated"),
@@ -48,7 +47,7 @@ def command(
 
         prunus reproduce vgg16-imagenet-a --data imagenet:ILSVRC --dry-run
     """
-    from prunus.errors import RunError
+    from prunus.cli import build
     from prunus.studies.recipes import all_commands, commands, load_recipe, missing, recipes_called
 
     if name is None:
@@ -73,18 +72,17 @@ def command(
         raise RunError(f"{name} needs {lacking}; or use --budget smoke, which needs nothing")
     for words in steps:
         console.print(f"\n{shlex.join(['prunus', *words])}", soft_wrap=True, style="bold")
-        _run(words)
+        build()(args=words, standalone_mode=False)  # a PrunusError prints its message and exits
 
 
 def check(words: list[str]) -> dict[str, Any]:
     """Parse a command without running it, so that a wrong option is found before the first step runs for hours."""
-    found = _parser()
-    context = found.context_class(found, info_name="prunus")
-    rest = list(words)
-    while hasattr(found, "resolve_command"):
-        step, found, rest = found.resolve_command(context, rest)
-        context = found.context_class(found, parent=context, info_name=step)
-    found.parse_args(context, list(rest))
+    command, rest = _parser(), list(words)
+    context = command.context_class(command, info_name="prunus")
+    while hasattr(command, "resolve_command"):
+        step, command, rest = command.resolve_command(context, rest)
+        context = command.context_class(command, parent=context, info_name=step)
+    command.parse_args(context, list(rest))
     return dict(context.params)
 
 
@@ -98,17 +96,10 @@ def _parser() -> Any:
     return get_command(build())
 
 
-def _run(words: list[str]) -> None:
-    from prunus.cli import build
-
-    build()(args=words, standalone_mode=False)  # a PrunusError prints its message and exits
-
-
 def _as_asked(
     recipe: Recipe, budget: str, data: str | None, given: list[str], *, is_trained: bool
 ) -> tuple[Recipe, list[Change]]:
     """The recipe at a budget, with --data and --set, and what this changes; nothing is trained if there are weights."""
-    from prunus.errors import RunError
     from prunus.studies.recipes import at_budget, changed, merged, value_of
 
     recipe, changes = at_budget(recipe, budget)
@@ -126,62 +117,52 @@ def _as_asked(
 
 
 def _list() -> None:
-    from prunus.cli.console import columns
     from prunus.studies.recipes import load_recipe, recipe_names
 
     rows = [[r.name, r.paper, r.title] for r in map(load_recipe, recipe_names())]
-    console.print(columns(("name", "in the paper", "title"), rows, width=console.width), soft_wrap=True)
-    console.print("\nprunus reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands", soft_wrap=True)
-    console.print("NAME can also be a table or figure: table1 runs all recipes of Tables 1a and 1b", soft_wrap=True)
+    console.print(table(("name", "in the paper", "title"), rows))
+    say("\nprunus reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands")
+    say("NAME can also be a table or figure: table1 runs all recipes of Tables 1a and 1b")
 
 
 def _print_plan(asked: list[tuple[Recipe, list[Change]]], budget: str, steps: list[list[str]]) -> None:
     told: set[str] = set()  # what is true of several recipes is told once
     for number, (recipe, changes) in enumerate(asked):
-        console.print(f"{chr(10) if number else ''}{recipe.title} ({recipe.paper})", soft_wrap=True)
-        _published(recipe)
-        _print_once(told, "left open in the paper", recipe.left_open)
-        _print_once(told, "different from the paper", recipe.departs)
-        _print_changes(changes, budget, is_other=bool(recipe.departs))
-    console.print("\ncommands:")
+        say(f"{chr(10) if number else ''}{recipe.title} ({recipe.paper})")
+        _print_published(recipe)
+        lines = [f"left open in the paper: {text}" for text in recipe.left_open]
+        lines += [f"different from the paper: {text}" for text in recipe.departs]
+        for line in lines:
+            if line not in told:
+                say(line)
+        told |= set(lines)
+        as_printed = [change for change in changes if change.is_the_papers]
+        for change in as_printed:
+            say(f"as in the paper's formula, without a ridge: {change}")
+        if len(as_printed) == len(changes):
+            other = "other " if recipe.departs or as_printed else ""
+            say(f"\nno {other}setting is changed (budget {budget})")
+        else:
+            say(f"\ndifferent from the paper (budget {budget}):")
+            for change in changes:
+                if not change.is_the_papers:
+                    say(f"  {change}")
+    say("\ncommands:")
     for words in steps:
-        console.print(f"  {shlex.join(['prunus', *words])}", soft_wrap=True)
+        say(f"  {shlex.join(['prunus', *words])}")
 
 
-def _print_changes(changes: list[Change], budget: str, *, is_other: bool) -> None:
-    """is_other: something that is different from the paper has been printed already."""
-    as_printed = [change for change in changes if change.is_the_papers]
-    for change in as_printed:
-        console.print(f"as in the paper's formula, without a ridge: {change}", soft_wrap=True)
-    if len(as_printed) == len(changes):
-        console.print(f"\nno {'other ' if is_other or as_printed else ''}setting is changed (budget {budget})")
-        return
-    console.print(f"\ndifferent from the paper (budget {budget}):", soft_wrap=True)
-    for change in changes:
-        if not change.is_the_papers:
-            console.print(f"  {change}", soft_wrap=True)
-
-
-def _print_once(told: set[str], title: str, sentences: Sequence[str]) -> None:
-    """Print the sentences that are not in `told` yet, and add them."""
-    for text in sentences:
-        if text not in told:
-            console.print(f"{title}: {text}", soft_wrap=True)
-    told |= set(sentences)
-
-
-def _published(recipe: Recipe) -> None:
+def _print_published(recipe: Recipe) -> None:
     """Print the row of the paper to compare with."""
     from prunus.studies.recipes import load_recipe, published
 
     asked = load_recipe(recipe.name).run  # the paper's network, which a budget may replace
+    data = str(asked.get("data")).partition(":")[0]
     for group in published().groups:
-        for row in group.rows:
-            if (row.method, group.data) == (recipe.published, str(asked.get("data")).partition(":")[0]) and (
-                asked["model"] in group.models
-            ):
-                console.print(
-                    f"as published: top-1 {row.base_top1} -> {row.top1}%, {row.macs_removed}% of MACs and "
-                    f"{row.params_removed}% of weights removed",
-                    soft_wrap=True,
-                )
+        if group.data == data and asked["model"] in group.models:
+            for row in group.rows:
+                if row.method == recipe.published:
+                    say(
+                        f"as published: top-1 {row.base_top1} -> {row.top1}%, {row.macs_removed}% of MACs and "
+                        f"{row.params_removed}% of weights removed"
+                    )

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli import console as early_checks
-from prunus.cli.console import Early, complain, console, friendly, resolve, resumable, run_folder, typed_command
-from prunus.cli.inputs import OwnData
-from prunus.cli.options import DataOptions, DeviceOptions, Model, options_from_settings, task_for, values_of
+from prunus.cli.console import Early, complain, console, friendly, resumable, run_folder, say, typed_command
+from prunus.cli.evaluate import figures
+from prunus.cli.images import EverydayData, UserData
+from prunus.cli.network import check_network, open_model, resolve
+from prunus.cli.options import DeviceOptions, Model, options_from_settings, values_of
 from prunus.errors import RunError
-from prunus.tasks import Task, is_classification, task_of
+from prunus.tasks import Task, task_of
 from prunus.tasks.quality import QualityWords
 from prunus.train.settings import TrainingSettings, check_together
 from prunus.util.files import TRAINING, refuse_others
+from prunus.zoo.names import check_weight_file
 
 if TYPE_CHECKING:
-    from prunus.cli.options import AnyData
     from prunus.train.checkpoint import Epoch
     from prunus.train.fit import Fitted
     from prunus.util.batches import Batches
@@ -31,15 +33,15 @@ WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
 @options_from_settings
 def command(
     model: Model,
+    data: EverydayData,
     settings: TrainingSettings,
-    data: DataOptions,
     device: DeviceOptions,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes", min=1)] = None,
-    weights: Annotated[Path | None, typer.Option(help="Weight file to start from"), Early(early_checks.weights)] = None,
-    teacher: Annotated[str | None, typer.Option(help="Network to distil from"), Early(early_checks.network)] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weight file to start from"), Early(check_weight_file)] = None,
+    teacher: Annotated[str | None, typer.Option(help="Network to distil from"), Early(check_network)] = None,
     teacher_weights: Annotated[
-        Path | None, typer.Option(help="Weight file of the teacher"), Early(early_checks.weights)
+        Path | None, typer.Option(help="Weight file of the teacher"), Early(check_weight_file)
     ] = None,
     augment: Annotated[bool, typer.Option(help="Random crops and flips")] = True,
     limit: Annotated[int | None, typer.Option(help="Largest number of training images", min=1)] = None,
@@ -56,124 +58,103 @@ def command(
 
         prunus train vgg16 --data cifar10 --mixed-precision bf16
 
-        prunus train nets:unet --task segmentation --data folder:street
+        prunus train nets:unet --data folder:street --task segmentation
     """
     check_together(settings)
     if teacher is None and teacher_weights is not None:
         raise RunError("--teacher-weights needs --teacher MODEL, the network that the weights are of")
-    if teacher is not None and teacher_weights is None and not resolve(teacher).has_weights:
+    taught_by = None if teacher is None else resolve(teacher, teacher_weights)
+    if taught_by is not None and not taught_by.has_weights:
         raise RunError(f"the teacher {teacher} would be untrained: pass --teacher-weights FILE")
-    if resolve(model).folders:
+    named = resolve(model, weights)
+    if named.folders:
         raise RunError(
             f"{model} holds a pruned network. To prune it further: prunus prune {model}. To retrain it "
             "only: prunus.fit in Python"
         )
-    data, typed_task = data.known_for(model), task_for(model, settings.task)
-    task = task_of(typed_task)
-    folder = out or run_folder(f"train-{resolve(model).label}-{data.name}")
+    data, typed_task = data.known_for(named), named.task(settings.task)
+    folder = out or run_folder(f"train-{named.label}-{data.name}")
     refuse_others(folder, TRAINING, WEIGHTS, SUMMARY)
-    schedule, seed = settings.schedule, settings.seed
-    from prunus.cli.inputs import open_model
+    task, schedule, seed = task_of(typed_task), settings.schedule, settings.seed
     from prunus.train.fit import fit
     from prunus.util.processes import leave, rank_and_world
     from prunus.zoo.data import Loader
 
     rank, world = rank_and_world(device.device)
-    images = data.open(model, seed, task)
-    network = open_model(model, images, weights, seed=seed)
+    images = data.open(named, seed, task)
+    network = open_model(named, images, seed=seed)
+    whole_batch = batch_size or schedule.batch_size
+    if whole_batch < world or whole_batch % world:
+        raise RunError(
+            f"a batch of {whole_batch} images cannot be divided among {world} processes; change --batch-size"
+        )
+    each = whole_batch // world
     loaders: dict[str, Any] = {"seed": seed, "rank": rank, "world": world}
-    each = _share_of_batch(batch_size or schedule.batch_size, world)
     train = images.loader("train", each, augment=augment, shuffle=True, limit=limit, **loaders)
     num_images = train.num_images * world if isinstance(train, Loader) else images.count("train")
     held_out = images.loader("holdout", each, **loaders) if images.has("holdout") else None
-    settings = replace(
-        settings,
-        task=task,
-        device=device.device,
-        about=_identity(images, num_images, data.holdout, augment),
-    )
+    about = {"data": images.name, "images": num_images}  # a checkpoint of other data is refused
+    if not isinstance(images, UserData):
+        about |= {"shape": images.shape, "mean": images.mean, "std": images.std}
+        about |= {"holdout": data.holdout, "augment": augment}
     with resumable(typed_command()):
         fitted = fit(
             network,
             train,
             held_out,
-            settings,
-            teacher=None if teacher is None else open_model(teacher, images, teacher_weights, seed=seed),
+            replace(settings, task=task, device=device.device, about=about),
+            teacher=None if taught_by is None else open_model(taught_by, images, seed=seed),
             checkpoint_dir=folder,
-            on_epoch=lambda epoch: _print_epoch(epoch, schedule.epochs, task) if rank == 0 else None,
+            on_epoch=lambda epoch: print_epoch(epoch, schedule.epochs, task) if rank == 0 else None,
         )
     if rank == 0:
-        asked = {"model": resolve(model).name, "seed": seed, "task": typed_task, **values_of(data)}
+        asked = {"model": named.name, "seed": seed, "task": typed_task, **values_of(data)}
         _finish(folder, fitted, asked, images.loader("test", each) if images.has("test") else None, task)
     leave()
-
-
-def _identity(images: AnyData, num_images: int, holdout: str, augment: bool) -> dict[str, Any]:
-    """What the data of a run are. A checkpoint of other data is refused."""
-    if isinstance(images, OwnData):
-        return {"data": images.name, "images": num_images}
-    return {
-        "data": images.name,
-        "images": num_images,
-        "shape": images.shape,
-        "mean": images.mean,
-        "std": images.std,
-        "holdout": holdout,
-        "augment": augment,
-    }
 
 
 def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches | None, task: Task) -> None:
     """Write the weights and the summary, and evaluate on the test images, which are read here for the first time.
 
-    asked: what verbs need to open the run as a network again.
+    Args:
+        asked: What verbs need to open the run as a network again.
     """
-    import dataclasses
-    import json
-
     from safetensors.torch import save
 
     from prunus.tasks.evaluate import evaluate, too_good
     from prunus.util.files import write_atomically
+    from prunus.util.typed_json import to_data
 
     test = None if tests is None else evaluate(fitted.model, tests, task=task)
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in fitted.model.state_dict().items()}
     write_atomically(folder / WEIGHTS, save(tensors))
-    last = fitted.history[-1]
+    holdout = fitted.history[-1].holdout
     summary = {
         "model": asked["model"],
         "data": asked["data"],
         "command": asked,
         "epochs": len(fitted.history),
-        "holdout": None if last.holdout is None else dataclasses.asdict(last.holdout),
-        "test": None if test is None else dataclasses.asdict(test),
+        "holdout": to_data(holdout),
+        "test": to_data(test),
     }
     write_atomically(folder / SUMMARY, f"{json.dumps(summary, indent=2)}\n".encode())
-    words, classifies = QualityWords.of(task), is_classification(task)
-    for part, found in (("held-out", last.holdout), ("test", test)):
-        if found is not None:
-            top5 = "" if found.top5 is None else f", top-5 {100 * found.top5:.2f}%"
-            console.print(
-                f"{part}: {'top-1' if classifies else words.name} {words.shown(found.quality)}{top5}, "
-                f"loss {found.loss:.4f} ({found.num_images:,} images)"
-            )
-    suspicion = None if last.holdout is None or not classifies else too_good(last.holdout)
+    text = QualityWords.of(task)
+    for part, measured in (("held-out", holdout), ("test", test)):
+        if measured is not None:
+            told = ", ".join(f"{name} {value}" for name, value in figures(measured, text).items())
+            say(f"{part}: {told} ({measured.num_images:,} images)")
+    suspicion = None if holdout is None or task.chance is None else too_good(holdout)
     if suspicion:
         complain("warning", suspicion)
-    console.print(f"weights: {folder / WEIGHTS}", soft_wrap=True)
+    say(f"weights: {folder / WEIGHTS}")
 
 
-def _print_epoch(epoch: Epoch, epochs: int, task: Task) -> None:
-    words = QualityWords.of(task)
-    name = "" if is_classification(task) else f"{words.name} "
-    held = "" if epoch.holdout is None else f"  held-out {name}{words.shown(epoch.holdout.quality)}"
-    train = "" if epoch.accuracy is None else f"  train {words.shown(epoch.accuracy)}"
-    line = f"epoch {epoch.number}/{epochs}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}{train}{held}"
+def print_epoch(epoch: Epoch, epochs: int, task: Task) -> None:
+    """One line of at most 80 columns."""
+    text = QualityWords.of(task)
+    name = text.name_unless_accuracy
+    holdout = "" if epoch.holdout is None else f"  held-out {name}{text.shown(epoch.holdout.quality)}"
+    train = "" if epoch.quality is None else f"  train {text.shown(epoch.quality)}"
+    line = f"epoch {epoch.number}/{epochs}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}{train}{holdout}"
     speed = f"  {epoch.images_per_second:,.0f}/s"
     console.print(line + speed if len(line + speed) <= 80 else line, soft_wrap=True)
-
-
-def _share_of_batch(batch_size: int, world: int) -> int:
-    if batch_size < world or batch_size % world:
-        raise RunError(f"a batch of {batch_size} images cannot be divided among {world} processes; change --batch-size")
-    return batch_size // world

@@ -111,14 +111,14 @@ class TimeSettings:
     """Where time is measured, for a latency target or for cost="latency"."""
 
     engine: str = option(
-        "eager", f"Engine in which time is measured: {', '.join(ENGINES)}", group="Goal", everyday=True, choices=ENGINES
+        "eager", f"Engine in which time is measured: {', '.join(ENGINES)}", group="Goal", choices=ENGINES
     )
     batch: int = option(64, "Images in a batch whose time is measured", group="Goal", least=1)
     threads: int | None = option(
         None, "CPU threads of the engine when time is measured; PyTorch's number by default", group="Goal", least=1
     )
     latency_table: str | None = option(
-        None, "Times of `prunus latency --out`, measured on the machine where the network ships", group="Goal"
+        None, "Times of `prunus inspect --latency --out`, measured on the machine where the network ships", group="Goal"
     )
 
 

@@ -116,22 +116,6 @@ class Contributions:
     norms: Tensor  # [n] norm of the readers' weights for the channel
 
 
-@dataclass(frozen=True, eq=False)
-class Importance:
-    """Importance of the final responses, propagated back to a unit's channels."""
-
-    unit: str
-    values: Tensor  # [n]
-
-
-@dataclass(frozen=True, eq=False)
-class ReaderGradients:
-    """Gradients of a discrimination-aware loss with respect to the readers' weights for each channel of a unit."""
-
-    unit: str
-    gradients: Tensor  # [n, everything]
-
-
 # Weights of a unit's channels: filters of its writers, slices of its readers, and batch-norm scales between them.
 
 CHUNK = 1 << 18  # number of weights that are squared at a time

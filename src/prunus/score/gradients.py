@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
-from prunus.score.evidence import Gradients, ReaderGradients, filter_places, filters, weights_at
+from prunus.score.evidence import Gradients, filter_places, filters, weights_at
 from prunus.score.passes import sampled, walk
 from prunus.score.taps import channels_first, reading_taps
 from prunus.tasks import Task, task_of
@@ -167,7 +167,7 @@ class InnerClassifier:
 
 def collect_discrimination(
     graph: ChannelGraph, batches: Batches, task: Task, *, progress: Progress | None = None
-) -> tuple[int, list[ReaderGradients]]:
+) -> tuple[int, dict[str, Tensor]]:
     """The number of images, and the gradients of the stage losses for every unit. Reads the images twice."""
     stages = divide(graph)
     points = [stage[0] for stage in stages[1:]]
@@ -206,9 +206,7 @@ def collect_discrimination(
     with requiring(list(weights.values())), pooled_inputs(graph, points) as taps:
         num_images = walk(graph, batches, add, gradients=True, task=task, progress=progress)
     mean = {name: total / num_images for name, total in totals.items()}
-    return num_images, [
-        ReaderGradients(name, weights_at(graph, unit, unit.readers, mean)) for name, unit in graph.units.items()
-    ]
+    return num_images, {name: weights_at(graph, unit, unit.readers, mean) for name, unit in graph.units.items()}
 
 
 def divide(graph: ChannelGraph) -> list[list[str]]:

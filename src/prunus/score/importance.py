@@ -22,7 +22,6 @@ from prunus.graph.rules import layers, pointwise
 from prunus.graph.rules.rulebook import FUNCTIONS, LAYERS, METHODS
 from prunus.graph.runner import Compute, GraphRunner, Values
 from prunus.graph.traced import CONVOLUTIONS
-from prunus.score.evidence import Importance
 from prunus.score.gradients import pooled_inputs
 from prunus.score.passes import walk
 from prunus.score.taps import channels_first, reading_taps
@@ -37,7 +36,7 @@ LEFT_OUT = (pointwise.elementwise, pointwise.softmax, layers.norm_over_channels,
 
 def collect_importance(
     graph: ChannelGraph, batches: Batches, *, progress: Progress | None = None
-) -> tuple[int, list[Importance]]:
+) -> tuple[int, dict[str, Tensor]]:
     """The number of images, and the importance of every unit's channels."""
     traced = graph.analysis.traced
     kinds = (*CONVOLUTIONS, nn.Linear)
@@ -59,7 +58,7 @@ def collect_importance(
         for slot in tap.slots if module in flows else ():
             mine = flows[module][torch.from_numpy(slot.inputs)].sum(1)
             importance[slot.unit][torch.from_numpy(slot.channels)] += mine
-    return len(features), [Importance(name, values) for name, values in importance.items()]
+    return len(features), importance
 
 
 def infinite_feature_selection(features: Tensor) -> Tensor:

@@ -52,10 +52,6 @@ class OutputWeights:
         earlier = _products(torch.cat(self._rows)) if self._rows else self._products
         self._products, self._rows = _products(rows) if earlier is None else earlier + _products(rows), []
 
-    def matrix(self) -> Tensor:
-        """G: [o, o]."""
-        return _products(torch.cat(self._rows)) if self._products is None else self._products
-
     def root(self, outputs: slice = slice(None)) -> Tensor:
         """R [m, o] with R' R = G, of these outputs."""
         if self._products is None:

@@ -267,11 +267,11 @@ class _Evidence:
     def _discrimination(self) -> _Gathered:
         self._refuse_other_tasks(self.metrics)
         num_images, units = collect_discrimination(self.graph, self._sample(), self.task, progress=self.progress)
-        return _Gathered(((each.unit, None, each) for each in units), num_images)
+        return _Gathered(((name, None, each) for name, each in units.items()), num_images)
 
     def _importance(self) -> _Gathered:
         num_images, units = collect_importance(self.graph, self._images(), progress=self.progress)
-        return _Gathered(((each.unit, None, each) for each in units), num_images)
+        return _Gathered(((name, None, each) for name, each in units.items()), num_images)
 
     def _reader_inputs(self) -> _Gathered:
         seen, units = self._seen()

@@ -303,7 +303,7 @@ class LatencyTable:
         return read_record(Path(path), cls, FORMAT, VERSION)
 
 
-_REMEDY = "measure this network: prunus latency MODEL --out table.json"
+_REMEDY = "measure this network: prunus inspect MODEL --latency --out table.json"
 
 
 def open_table(path: str | Path, graph: ChannelGraph) -> LatencyTable:

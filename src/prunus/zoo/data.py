@@ -190,7 +190,7 @@ def _read(
         if place is None:
             looked = ", ".join(str(folder) for folder in roots(path or root))
             raise DataError(
-                f"{name} was not found in {looked}; run `prunus data get {name}`, or give its folder (--data-root)"
+                f"{name} was not found in {looked}; run `prunus data {name}`, or give its folder (--data-root)"
             )
         train, test = formats.read(known, place)
     if size is None:

@@ -1,6 +1,6 @@
 """The files of CIFAR-10, CIFAR-100 and MNIST in every format that they come in, and scikit-learn's digits.
 
-Which files a data set has is declared in `prunus.zoo.names`. `prunus data get` stores any of them as one safetensors
+Which files a data set has is declared in `prunus.zoo.names`. `prunus data` stores any of them as one safetensors
 file, which opens quickly and cannot contain code.
 """
 
@@ -32,7 +32,7 @@ STORED = "prunus-images-1"
 
 
 def locate(known: DataSet, roots: tuple[Path, ...]) -> Path | None:
-    """The file (as `prunus data get` writes it) or folder (as archives unpack) that holds a data set."""
+    """The file (as `prunus data` writes it) or folder (as archives unpack) that holds a data set."""
     for place in (place for root in roots for place in (root, root / known.name)):
         if (place / stored_name(known)).is_file():
             return place / stored_name(known)
@@ -246,7 +246,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, bytes], DataSet, Layout], list[Bat
 }
 
 
-# The safetensors file that `prunus data get` writes.
+# The safetensors file that `prunus data` writes.
 
 
 def stored_name(known: DataSet) -> str:
@@ -269,7 +269,7 @@ def _read_stored(known: DataSet, path: Path) -> Parts:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
             if (about.get("format"), about.get("name")) != (STORED, name):
-                raise DataError(f"{path}: was not written by `prunus data get {name}`; delete it and run that command")
+                raise DataError(f"{path}: was not written by `prunus data {name}`; delete it and run that command")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path}: is not a complete safetensors file ({error}); delete it and get it again") from error

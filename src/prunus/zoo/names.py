@@ -104,7 +104,7 @@ DATA_SETS = {
         DataSet(
             name="mnist",
             about="70,000 grey 28x28 images, 10 classes",
-            source="prunus data get mnist",
+            source="prunus data mnist",
             num_classes=10,
             classes=_DIGITS,
             mean=(0.1307,),
@@ -126,7 +126,7 @@ DATA_SETS = {
         DataSet(
             name="cifar10",
             about="60,000 RGB 32x32 images, 10 classes",
-            source="prunus data get cifar10",
+            source="prunus data cifar10",
             num_classes=10,
             classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
             mean=(0.4914, 0.4822, 0.4465),
@@ -148,7 +148,7 @@ DATA_SETS = {
         DataSet(
             name="cifar100",
             about="60,000 RGB 32x32 images, 100 classes",
-            source="prunus data get cifar100",
+            source="prunus data cifar100",
             num_classes=100,
             classes=tuple(_FINE.split()),
             mean=(0.5071, 0.4865, 0.4409),
@@ -234,7 +234,7 @@ class KnownModel:
 
 @cache
 def known_models() -> dict[str, KnownModel]:
-    """Name -> what is known, in the order of `prunus models`. It is a stored table, because counting needs torch."""
+    """Name -> what is known, in the order of `prunus inspect`. It is a stored table, because counting needs torch."""
     table = read_object(Path(__file__).with_name("model_table.json"))
     return {name: from_data(KnownModel, record) for name, record in table.items()}
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # gradients:      Gradients of the whole unit, from a pass with backward
 # reader_inputs:  ReaderInputs of the whole unit, from a pass that needs no labels
 # contributions:  Contributions of the whole unit, from the same kind of pass
-# importance:     Importance of the whole unit, from the features that the classifier reads
-# discrimination: ReaderGradients of the whole unit, from a pass with backward and losses at inner layers
+# importance:     a tensor [n], the importance that is propagated back from the features that the classifier reads
+# discrimination: a tensor [n, everything], gradients of losses at inner layers for the readers' weights
 # nothing:        UnitWidth, the unit's name and width
 Need = Literal[
     "moments",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from prunus.score.evidence import Gradients, Importance, ReaderGradients
+from prunus.score.evidence import Gradients
 from prunus.score.metrics import Metric
 
 
@@ -27,23 +27,23 @@ def fisher(gradients: Gradients) -> Tensor:
     return gradients.effect_squares / (2 * gradients.num_images)
 
 
-def dcp(gradients: ReaderGradients) -> Tensor:
-    """|dL / dW_k|_F^2 of the readers' weights W_k for channel k, Zhuang et al. 2018, Algorithm 2.
+def dcp(gradients: Tensor) -> Tensor:
+    """|dL / dW_k|_F^2 from gradients [n, everything] of the readers' weights W_k, Zhuang et al. 2018, Algorithm 2.
 
     L is the discrimination-aware loss of the layer's stage (see `prunus.score.gradients`). All channels are
     scored at the trained weights, where the gradient of the reconstruction error, the other part of the published
     loss, is 0. The publication adds channels one by one instead, starting from none, and trains in between.
     """
-    return gradients.gradients.square().sum(1)
+    return gradients.square().sum(1)
 
 
-def nisp(importance: Importance) -> Tensor:
+def nisp(importance: Tensor) -> Tensor:
     """Sum over positions of the importance s_l = |W_(l+1)|' s_(l+1), Yu et al. 2018, Eqn. 20.
 
     It starts from the ranking of the classifier's inputs by infinite feature selection (Roffo et al. 2015) and runs
     back through the graph (see `prunus.score.importance`).
     """
-    return importance.values
+    return importance
 
 
 TAYLOR = Metric(

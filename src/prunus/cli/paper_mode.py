@@ -1,0 +1,114 @@
+"""`prunus prune --paper`: the paper's settings, what differs from it, and what the run costs, before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from prunus.cli.images import UserData
+from prunus.cli.network import NamedModel
+from prunus.cli.options import settings_from, values_of
+from prunus.run.settings import Settings
+
+if TYPE_CHECKING:
+    from prunus.cli.images import AnyData
+    from prunus.graph.channel_graph import ChannelGraph
+
+
+def as_in_the_paper(asked: Mapping[str, Any], named: NamedModel, typed: Collection[str]) -> dict[str, Any]:
+    """The options with the paper's settings, its batch size and the layers that it does not prune among them.
+
+    Args:
+        asked: All options by name.
+        named: The network.
+        typed: Names of the options that were typed.
+    """
+    from prunus.run.paper import paper_settings
+    from prunus.studies.recipes import recipe_for
+    from prunus.train.settings import preset_of
+
+    settings = paper_settings(settings_from(Settings, asked), asked["data"], named.name, typed)
+    recipe = recipe_for(named.name)
+    if recipe is not None and not {"only", "exclude"} & set(typed):
+        settings = replace(settings, exclude=tuple(recipe.run.get("exclude", ())))
+    size = asked["batch_size"] if "batch_size" in typed else preset_of(settings.preset).batch_size
+    return {**values_of(settings), "batch_size": size}
+
+
+def paper_lines(
+    graph: ChannelGraph, settings: Settings, asked: Mapping[str, Any], named: NamedModel, *, user_data: bool = False
+) -> list[str]:
+    """The settings, what differs from the paper, and what it leaves open: lines to print.
+
+    Args:
+        graph: The network.
+        settings: Those of the run.
+        asked: All options by name.
+        named: How the network was named.
+        user_data: Whether batches come from user-provided loaders.
+    """
+    from prunus.decide.candidates import candidates
+    from prunus.run.paper import departures, left_open, ridge_of, schedule_for
+    from prunus.studies.recipes import recipe_for
+    from prunus.train.settings import preset_of
+
+    data, recipe = asked["data"], recipe_for(named.name)
+    excluded = None if recipe is None else tuple(recipe.run.get("exclude", ()))
+    ridge = " without a ridge, as printed" if ridge_of(settings) == 0 else ""
+    lines = [
+        f"the paper's settings: G-SD{ridge}, Algorithm 1 on all held-out images, alpha {settings.alpha:g},",
+        f"schedule {settings.preset}, no repair, no distillation",
+    ]
+    if recipe is None:
+        lines.append("no recipe has a network of this name: which layers are left alone is your choice (--exclude)")
+    elif settings.exclude and settings.exclude == excluded:
+        lines.append(f"not pruned, as in the paper: {', '.join(settings.exclude)}")
+
+    units = len(candidates(graph, settings.exclude, settings.only))
+    differs = departures(settings, data, named.name, exclude=excluded, units=units)
+    if recipe is not None:  # what it says of its data set is true only there
+        is_its_data = data.partition(":")[0] == recipe.run["data"].partition(":")[0]
+        differs += recipe.departs if is_its_data else recipe.layers
+    if not user_data:
+        size = preset_of(schedule_for(data, named.name)).batch_size
+        if asked["batch_size"] != size:
+            differs.append(f"batch_size {size} -> {asked['batch_size']}")
+        if not asked["augment"]:
+            differs.append("augmentation of the training images -> none")
+    lines += [f"different from the paper: {text}" for text in differs]
+    holdout = None if user_data else asked["holdout"]
+    lines += [f"left open in the paper: {text}" for text in left_open(settings, data, holdout)]
+    return [*lines, "left to your loaders: batch size and augmentation"] if user_data else lines
+
+
+def paper_cost_line(graph: ChannelGraph, images: AnyData, settings: Settings) -> str:
+    """What the run will cost on this machine, as far as the number of images is known without reading them."""
+    from prunus.run.checkup import measure_speed
+    from prunus.run.paper import paper_cost
+    from prunus.tasks import task_of
+    from prunus.util.batches import device_of, labels_to
+
+    train, held_out = _images_in(images, "train"), _images_in(images, "holdout")
+    if not train or not held_out:
+        silent = "your loaders do not tell how many images they have"
+        return f"what the run costs is not known: {silent if isinstance(images, UserData) else 'nothing is held out'}"
+    some = images.example()
+    if not isinstance(images, UserData):
+        some, _ = images.loader("train", 64, limit=64).images_at(range(min(64, train)))
+    speed = measure_speed(graph.model, labels_to(some, device_of(graph.model)), task_of(settings.task))
+    return str(paper_cost(graph, settings, speed, train, held_out))
+
+
+def _images_in(images: AnyData, part: Any) -> int | None:
+    """Number of images of a part; None if a user-provided loader does not tell it without being read."""
+    from prunus.run.identity import images_in
+
+    if not isinstance(images, UserData):
+        return images.count(part)
+    loader = images.loaders[part]
+    known, size = images_in(loader), getattr(loader, "batch_size", None)
+    try:
+        return len(loader) * size if known is None and isinstance(size, int) else known
+    except TypeError:  # it has no length
+        return None
