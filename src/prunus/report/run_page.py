@@ -362,10 +362,6 @@ def run_files(run: FinishedRun) -> dict[str, str]:
     """The figures of a run: all as JSON, and each table as CSV."""
     summary, name, outcomes = run.summary, run.summary.quality.name, [done.outcome for done in run.rounds]
     whole = {key: value for key, value in to_data(summary).items() if key not in ("settings", "removed", "time")}
-    for done in whole["rounds"]:  # the quality over training batches has its own name
-        done["retraining"] = [
-            {name if key == "accuracy" else key: v for key, v in e.items()} for e in done["retraining"]
-        ]
     kinds = ("inputs", "outputs", "macs", "params")
     layers = [[layer, *(n for kind in kinds for n in getattr(cost, kind))] for layer, cost in summary.layers.items()]
     rounds = [
