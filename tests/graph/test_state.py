@@ -18,6 +18,7 @@ from tests.nets import NETS, PreActivation
 from tests.nets_frozen import FROZEN_NETS
 
 FLOAT = IMAGE.float()
+OTHER = sc.trace(NETS["chain"].build(), FLOAT)
 
 
 def prepared() -> nn.Module:
@@ -113,7 +114,7 @@ def bad_example(model: nn.Module) -> None:
 
 
 def bad_plan(model: nn.Module) -> None:
-    sc.prune(sc.trace(model, FLOAT), sc.Plan.of(sc.trace(NETS["chain"].build(), FLOAT), {"a:out": [0]}))
+    sc.prune(sc.trace(model, FLOAT), sc.Plan.of(OTHER, {"a:out": [0]}))
 
 
 def bad_zeroed(model: nn.Module) -> None:

@@ -12,7 +12,7 @@ import torch.fx
 from torch import Tensor, nn
 
 import prunus as sc
-from benchmarks.zoo_ours import EXACT, coverage
+from benchmarks.zoo import EXACT, coverage
 from tests import proof, zoo_nets
 from tests.exporting import onnx_error
 from tests.networks import from_torchvision

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from prunus.errors import PlanError, TraceError
 from prunus.graph.cost import (
@@ -23,7 +26,7 @@ from prunus.graph.cost import (
 )
 from prunus.graph.discover import ChannelAnalysis, discover
 from prunus.graph.grouping import make_units
-from prunus.graph.plan import Plan, balanced, checked_indices, difference, example_shapes, fingerprint, remember_plan
+from prunus.graph.plan import Plan, balanced, checked_indices, remember_plan
 from prunus.graph.proof import prove, verify
 from prunus.graph.record import trace_calls
 from prunus.graph.replay import replay_plan
@@ -96,9 +99,8 @@ class ChannelGraph:
         if not isinstance(plan, Plan):
             self._check_names(plan)
             return {name: checked_indices(name, self.units[name].width, kept) for name, kept in plan.items()}
-        widths = {name: unit.width for name, unit in self.units.items()}
-        if plan.fingerprint != self.fingerprint or dict(plan.widths) != widths:
-            why = difference(plan, self.streams, self.units, type(self.model).__name__)
+        why = plan.difference_from(self)
+        if why is not None:
             raise PlanError(f"the plan is for another network: {why}")
         return plan.keep
 
@@ -157,12 +159,21 @@ class ChannelGraph:
     @cached_property
     def example_shapes(self) -> Any:
         """The example as JSON, with shapes and types instead of tensors."""
-        return example_shapes(self.example)
+
+        def shape(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+
+        return tree_map(shape, self.example)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the network's structure: layers, widths and units, without the weights."""
-        return fingerprint(self.streams, self.layers, self.units)
+        layers = [[x.name, x.kind, x.inputs, x.outputs, x.groups, x.kernel] for x in self.layers.values()]
+        units = [[u.name, u.width, u.granule, u.kind] for u in self.units.values()]
+        text = json.dumps([self.streams, layers, units], separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def traced_for(self, inputs: Example) -> Traced:
         """The traced network for these inputs, with any number of images.

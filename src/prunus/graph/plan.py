@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
+from torch import fx, nn
 
 from prunus.errors import FileError, PlanError
-from prunus.graph.cost import Layer
-from prunus.graph.traced import Example
-from prunus.graph.units import Keep, Streams, Unit
+from prunus.graph.units import Keep, Unit
 from prunus.util.typed_json import versioned_object
 
 if TYPE_CHECKING:
@@ -149,6 +145,21 @@ class Plan:
         more = [f"  and {len(pruned) - SHOWN} more units"] if len(pruned) > SHOWN else []
         return "\n".join([head, *rows, *more])
 
+    def difference_from(self, graph: ChannelGraph) -> str | None:
+        """Why the plan does not belong to a network, in words; None if it does."""
+        network, units = type(graph.model).__name__, graph.units
+        if self.streams != graph.streams:
+            return f"it was made with streams={self.streams!r}, this graph with {graph.streams!r}"
+        for name in {**self.widths, **units}:
+            if name not in units:
+                return f"it has a unit {name!r} that {network} does not have"
+            if name not in self.widths:
+                return f"it lacks the unit {name!r} of {network}"
+            if units[name].width != self.widths[name]:
+                return f"unit {name!r} has {self.widths[name]} channels in the plan and {units[name].width} here"
+        same = self.fingerprint == graph.fingerprint
+        return None if same else "the units are the same, but layers or groups differ"
+
     # -- files
 
     def to_json(self) -> str:
@@ -190,42 +201,6 @@ class Plan:
             raise FileError(f"cannot read the plan {path}: {error}") from error
         except FileError as error:
             raise FileError(f"{path}: {error}") from error
-
-
-# -- which network a plan belongs to: a fingerprint of the structure, and how two networks differ
-
-
-def fingerprint(streams: Streams, layers: Mapping[str, Layer], units: Mapping[str, Unit]) -> str:
-    """A hash of the network's structure: layers, widths and units, without the weights."""
-    rows = [[x.name, x.kind, x.inputs, x.outputs, x.groups, x.kernel] for x in layers.values()]
-    columns = [[u.name, u.width, u.granule, u.kind] for u in units.values()]
-    text = json.dumps([streams, rows, columns], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def example_shapes(example: Example) -> Any:
-    """The example as JSON, with shapes and types instead of tensors."""
-
-    def shape(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-
-    return tree_map(shape, example)
-
-
-def difference(plan: Plan, streams: Streams, units: Mapping[str, Unit], network: str) -> str:
-    """Why a plan does not belong to a network, in words."""
-    if plan.streams != streams:
-        return f"it was made with streams={plan.streams!r}, this graph with {streams!r}"
-    for name in {**plan.widths, **units}:
-        if name not in units:
-            return f"it has a unit {name!r} that {network} does not have"
-        if name not in plan.widths:
-            return f"it lacks the unit {name!r} of {network}"
-        if units[name].width != plan.widths[name]:
-            return f"unit {name!r} has {plan.widths[name]} channels in the plan and {units[name].width} here"
-    return "the units are the same, but layers or groups differ"
 
 
 # -- the plan that a pruned model was cut by: the model remembers it, outside its state_dict, and `save` checks it
