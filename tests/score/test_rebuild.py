@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -416,3 +417,23 @@ def test_code_that_depends_on_sizes_is_probed_unless_it_takes_one_batch_size(
     want = sc.score(sc.trace(plain, drawn(1)), [drawn(64)], "rebuilt").values["0:out"]
     assert ("the network's code depends on the batch size" in caplog.text) == warned
     assert np.allclose(found, want, rtol=1e-4) != warned
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a network may return instead of a tensor."""
+
+    logits: Tensor
+
+
+class Answering(nn.Sequential):
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(super().forward(x))
+
+
+def test_outputs_in_a_dataclass_are_probed_as_tensors_are() -> None:
+    found = []
+    for kind in (nn.Sequential, Answering):
+        model = kind(*small_network(nn.Conv2d)).eval()
+        found.append(sc.score(sc.trace(model, drawn(1)), [drawn(40)], "rebuilt").values["0:out"])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

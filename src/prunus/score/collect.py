@@ -203,7 +203,7 @@ class _Gatherer:
         self._by_task = classes and not self._by_label
         if self._by_task and task.classes is None:
             raise ScoreError(
-                f"the labels of the task {task.name or 'own'} are no classes, which this metric separates. Use a "
+                f"the labels of the task {task.name or 'given'} are no classes, which this metric separates. Use a "
                 "metric that needs none, such as reader_energy, act_variance or rebuilt; or give the task classes=, as "
                 "prunus.regression(bins=...) does"
             )

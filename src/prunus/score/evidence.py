@@ -149,14 +149,14 @@ def weights_at(
         # A weight is [groups x rows, columns, ...]. Outputs are rows, and inputs are columns that are numbered through
         # all groups; in a transposed convolution it is the other way round.
         if isinstance(place, Writer) != isinstance(layer, _ConvTransposeNd):
-            found = weight[positions]  # [n, m, columns, ...]
+            rows = weight[positions]  # [n, m, columns, ...]
         else:
             groups, per_group = getattr(layer, "groups", 1), weight.shape[1]
             grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])  # [g, rows, columns, ...]
-            found = grouped[positions // per_group, :, positions % per_group]  # [n, m, rows, ...]
-        found = found.flatten(1)
-        part = torch.zeros(unit.width, found.shape[1], dtype=torch.float64)
-        part[torch.from_numpy(place.channels)] = found.double().cpu()
+            rows = grouped[positions // per_group, :, positions % per_group]  # [n, m, rows, ...]
+        rows = rows.flatten(1)
+        part = torch.zeros(unit.width, rows.shape[1], dtype=torch.float64)
+        part[torch.from_numpy(place.channels)] = rows.double().cpu()
         parts.append(part)
     return torch.cat(parts, 1)
 

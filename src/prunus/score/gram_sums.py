@@ -230,9 +230,9 @@ def add_apart(parts: Parts, fitted: int, x: Tensor, y: Tensor) -> None:
 
 def together(*parts: RegressionSums) -> RegressionSums:
     """The rows of all parts that have any; the parts are of the same kind."""
-    found = [part for part in parts if part.rows] or list(parts[:1])
-    total = found[0]
-    for part in found[1:]:
+    filled = [part for part in parts if part.rows] or list(parts[:1])
+    total = filled[0]
+    for part in filled[1:]:
         total = total + part  # type: ignore[operator]
     return total
 

@@ -250,12 +250,12 @@ def _labels_of(dataset: Any, task: Task) -> Ints | None:
         inner = _labels_of(dataset.dataset, task)
         return None if inner is None else inner[np.asarray(dataset.indices)]
     tensors = getattr(dataset, "tensors", None)  # TensorDataset
-    found = tensors[1] if isinstance(tensors, tuple) and len(tensors) == 2 else None
+    offered = tensors[1] if isinstance(tensors, tuple) and len(tensors) == 2 else None
     for name in ("targets", "labels"):
-        found = getattr(dataset, name, None) if found is None else found
-    if not isinstance(found, Tensor | np.ndarray | list | tuple) or not len(found):
+        offered = getattr(dataset, name, None) if offered is None else offered
+    if not isinstance(offered, Tensor | np.ndarray | list | tuple) or not len(offered):
         return None
-    labels = np.asarray(found)
+    labels = np.asarray(offered)
     return labels.astype(np.int64) if labels.ndim == 1 and labels.dtype.kind in "iu" and labels.min() >= 0 else None
 
 

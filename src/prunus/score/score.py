@@ -95,7 +95,7 @@ def score(
             of all these images; or the Statistics of an earlier `collect`; or, for "rebuilt", "thinet" and "cp", the
             result of `repair_each`, whose pass is used again. Under torchrun each process passes its share of the
             images, and all get the merged scores. Metrics of the weights alone need no loader.
-        metric: A name; a name with options, as in "gsd:ridge=0.5"; your own function of a `Channels`, which
+        metric: A name; a name with options, as in "gsd:ridge=0.5"; a user-provided function of a `Channels`, which
             returns one number per channel. A list of these gives a dict of Scores by name, "all" that of all metrics;
             metrics that need the same pass over the images share it. If a unit is read at several places, its score
             is the maximum over them. The default is that of Algorithm 1 in `compress`, too.
@@ -107,7 +107,7 @@ def score(
         memory_gib: Memory for whole feature maps in GiB.
         seed: Seed of the sample and of random scores; a new sample each time if None.
         task: A `Task` or the name of one, if the network is no classifier (docs/tasks.md).
-        progress: False shows nothing; your own function is called with the batches done and the number of batches.
+        progress: False shows nothing; a function is called with the batches done and the number of batches.
         options: Options of the metric, such as ridge=, rho=, sigma=.
 
     Returns:
@@ -327,7 +327,7 @@ class _Evidence:
         if self.task.label_kind != "classes":
             raise ScoreError(
                 f"{_names(metrics)}: only for classification, with one class per image, and the task is "
-                f"{self.task.name or 'your own'}; use reader_energy, rebuilt or, if there are classes, gsd"
+                f"{self.task.name or 'user-provided'}; use reader_energy, rebuilt or, if there are classes, gsd"
             )
 
 
