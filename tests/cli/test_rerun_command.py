@@ -68,7 +68,7 @@ def test_typed_again_it_asks_for_the_same(
     monkeypatch.chdir(tmp_path)
     asked = {**DEFAULTS, **changes}
     heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(prune, "_prune", lambda asked, folder: heard.append(asked))
+    monkeypatch.setattr(prune, "_prune", lambda asked, *_: heard.append(asked))
     program, name, *words = shlex.split(command(asked))
     assert (program, name) == ("prunus", "prune")
     app = typer.Typer()
