@@ -311,11 +311,11 @@ def test_some_rows_as_the_paper_prints_them() -> None:
         "ThiNet", "Luo et al. 2017", 72.88, 72.04, 0.84, 91.14, 90.67, 0.47, 2_440_000_000, 40.3, 16_940_000, 33.6
     )
     fpgm = rows("resnet110", "cifar10")["FPGM"]
-    assert (fpgm.quality, fpgm.macs, fpgm.params, fpgm.params_removed) == (93.74, 121_000_000, None, None)
+    assert (fpgm.top1, fpgm.macs, fpgm.params, fpgm.params_removed) == (93.74, 121_000_000, None, None)
     cp = rows("vgg16_imagenet", "imagenet")["CP"]
     assert (cp.top1, cp.base_top5, cp.top5, cp.top5_drop, cp.macs_removed) == (None, 89.90, 89.90, 0.0, 50.0)
     di = rows("preresnet164", "cifar100")["DI"]
-    assert (di.base_top1, di.quality, di.macs, di.params) == (76.63, 76.11, 105_000_000, 950_000)
+    assert (di.base_top1, di.top1, di.macs, di.params) == (76.63, 76.11, 105_000_000, 950_000)
     assert group_of("resnet56", "cifar100") is None and group_of("vgg16", "imagenet") is None
 
 

@@ -94,7 +94,7 @@ def test_without_test_images_the_note_says_so(run: Path, tmp_path: Path) -> None
     folder = as_if(run, tmp_path / "mine", "vgg16", "cifar10", test=None)
     found = table([folder])
     held = json.loads((run / "summary.json").read_text())["after"]["holdout"]
-    assert next(row for row in found.rows if row["method"] == "mine")["top1"] == round(100 * held["top1"], 2)
+    assert next(row for row in found.rows if row["method"] == "mine")["top1"] == round(100 * held["quality"], 2)
     assert any("held-out images that decisions used" in note for note in found.notes)
     assert any(note.startswith("Table 1, VGG-16, L1") for note in found.notes)  # this group's oddity is told
 

@@ -20,7 +20,15 @@ from prunus.score.maps import GIB
 from prunus.score.metrics import METRICS
 from prunus.studies import timing_study as timing_module
 from prunus.studies.folder import StudyFolder
-from prunus.studies.timing_study import COLUMNS, INVERSE, di_by_inverse, inverse_bytes, map_seconds, median_seconds, timing
+from prunus.studies.timing_study import (
+    COLUMNS,
+    INVERSE,
+    di_by_inverse,
+    inverse_bytes,
+    map_seconds,
+    median_seconds,
+    timing,
+)
 from tests.cli.command_line import lines, prunus
 
 
@@ -146,7 +154,7 @@ def test_what_is_finished_is_not_timed_again(
 
 
 def test_the_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    words = ["lenet5", "--num-images", "40", "--inverse-channels", "1", "--memory-gib", "0.5", "--threads", "1"]
+    words = ["lenet5", "--data", "digits", "--num-images", "40", "--inverse-channels", "1", "--memory-gib", "0.5", "--threads", "1"]
     with caplog.at_level(logging.ERROR):
         said = lines(prunus("study", "timing", *words, "--out", tmp_path / "study", columns=200))
     study = json.loads((tmp_path / "study" / "study.json").read_text())
