@@ -198,7 +198,7 @@ def answers(graph: sc.ChannelGraph, scores: Scores, pool: list[Any]) -> tuple[An
     cutter = Cutter(graph, scores)
     found = amounts(cutter, candidates(graph), alpha=ALPHA, cost=cost_function(graph, "macs"))
     kept = {n: cutter.keep(n, a.channels) for n, a in found.items()}
-    runner, base, margin, right = partial_forward.Staged(graph), [], [], []
+    runner, base, margin, right = partial_forward.PartialForward(graph), [], [], []
     for number, (images, labels) in enumerate(pool):
         if number == 0:
             runner.agrees(images)

@@ -159,7 +159,7 @@ def test_batches_that_are_too_large_for_memory(monkeypatch: pytest.MonkeyPatch, 
     model, graph, scores, pairs = mixed(130, 100)
     whole = sensitivity(graph, scores, pairs, exact=exact)
     monkeypatch.setattr(partial_forward, "KEPT_BYTES", 150_000)  # some seven images
-    assert 2 < partial_forward.Staged(graph).at_once < 20
+    assert 2 < partial_forward.PartialForward(graph).at_once < 20
     parts = sensitivity(graph, scores, pairs, exact=exact)
     assert parts.tried.keys() == whole.tried.keys()
     for found in (parts, whole):

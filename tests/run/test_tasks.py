@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import prunus as sc
 from prunus.report.run_page import write_report
-from prunus.tasks.partial_forward import Staged
+from prunus.tasks.partial_forward import PartialForward
 from tests.tasks.nets import Answer, Tagger, UNet, Wrapped, squares, sums, tags
 
 SEGMENTED = {"target": 0.3, "task": "segmentation", "epochs": 1, "lr": 0.05, "progress": False}
@@ -151,7 +151,7 @@ def test_a_race_of_batches_in_parts_is_that_of_whole_batches(monkeypatch: pytest
     scores = sc.score(graph, batches, metric="l1", task=task)
     whole = sc.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
     for images in (1, 3):
-        monkeypatch.setattr(Staged, "at_once", property(lambda _: images, lambda *_: None), raising=False)  # noqa: B023
+        monkeypatch.setattr(PartialForward, "at_once", property(lambda _: images, lambda *_: None), raising=False)  # noqa: B023
         parts = sc.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
         assert parts.ranked() == whole.ranked()
         for name, tried in whole.tried.items():

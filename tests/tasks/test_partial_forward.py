@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import prunus as sc
 from prunus.tasks import partial_forward as staged_module
-from prunus.tasks.partial_forward import Staged
+from prunus.tasks.partial_forward import PartialForward
 from prunus.zoo.models import create
 from tests.decide.toys import drawn, seeded
 from tests.nets import NETS, Tiny, conv, pooled
@@ -204,7 +204,7 @@ def test_every_unit_on_batches_of_other_sizes_than_the_example(name: str) -> Non
     assert graph.units, "nothing to test"
     before = copy.deepcopy(model.state_dict())
     inplace = [getattr(module, "inplace", None) for module in model.modules()]
-    staged = Staged(graph)
+    staged = PartialForward(graph)
     for number, size in enumerate((5, 2, 7)):
         images = drawn(example, size, seed=number)
         given = copy.deepcopy(images)
@@ -237,7 +237,7 @@ def test_nothing_in_front_of_a_change_runs_again() -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.register_forward_hook(lambda *_, name=name: calls.append(name))
-    staged = Staged(graph)
+    staged = PartialForward(graph)
     assert staged.agrees(images)
     calls.clear()
     staged.whole(images)
@@ -266,7 +266,7 @@ def test_a_batch_size_that_the_model_spells_out() -> None:
     graph = sc.trace(model, torch.zeros(1, 3, 8, 8))
     images = drawn(torch.zeros(1, 3, 8, 8), 5)
     model.rows = 5  # type: ignore[assignment]
-    staged = Staged(graph)
+    staged = PartialForward(graph)
     assert not staged.agrees(images)
     torch.testing.assert_close(staged.whole(images), model(images))
     with sc.zeroed(graph, {"b:out": [0, 2]}):
@@ -279,7 +279,7 @@ def test_only_what_is_needed_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     """Chain: what enters b (4 channels of 8x8) and what enters fc (6 values), 4 bytes each."""
     graph = sc.trace(seeded(NETS["chain"].build), torch.zeros(2, 3, 8, 8))
     monkeypatch.setattr(staged_module, "KEPT_BYTES", 10_000)
-    staged = Staged(graph)
+    staged = PartialForward(graph)
     assert staged.at_once == 10_000 // (4 * 64 * 4 + 6 * 4) == 9
     images = drawn(torch.zeros(1, 3, 8, 8), 3)
     staged.agrees(images)
@@ -299,7 +299,7 @@ def test_an_overwritten_value_that_shows_only_in_a_later_batch() -> None:
     model = seeded(lambda: Block(clamp))
     graph = sc.trace(model, torch.zeros(1, 3, 8, 8))
     small = drawn(torch.zeros(1, 3, 8, 8), 4) * 0.1
-    staged = Staged(graph)
+    staged = PartialForward(graph)
     assert not staged.agrees(small)
     large = small * 1000
     torch.testing.assert_close(staged.whole(large), model(large.clone()))

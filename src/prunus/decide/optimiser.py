@@ -316,15 +316,15 @@ def _solve_others(problem: Problem, fixed: dict[int, int], room: float, below: f
 
 
 # -------------------------------------------------------------------------------------------------------------- moves
-# A good solution where units are coupled in any way: Lagrange with moves of single units, stars and pairs of units.
+# A good solution where units are coupled in any way: Lagrange with moves of single units and pairs of units.
 
 
 def _solve_by_moves(problem: Problem, room: float) -> Ints | None:
     """Picks of a small error within a cost of `room`; None if even the cheapest picks found exceed it.
 
-    At a price p of cost, units take turns to minimise error + p x cost while the others stay; a unit that others depend
-    on moves together with them (a star). A bisection finds the lowest price that meets the room. From the best picks
-    that it met, single units and pairs of units move on as long as the error falls within the room.
+    At a price p of cost, units take turns to minimise error + p x cost while the others stay. A bisection finds the
+    lowest price that meets the room. From the best picks that it met, single units and pairs of units move on as long
+    as the error falls within the room.
     """
     best = floors = cheapest(problem)
     if problem.cost(floors) > room:
@@ -352,41 +352,16 @@ def _solve_by_moves(problem: Problem, room: float) -> Ints | None:
 
 
 def _settle(problem: Problem, start: Ints, weights: Weights) -> Ints:
-    """Moves until no unit and no star lowers the weighted error and cost."""
+    """Units take turns to lower the weighted error and cost while the others stay, until none can."""
     picks = start.copy()
     for _ in range(SWEEPS):
         before = picks.copy()
         for unit in range(len(problem.units)):
-            if len(problem.neighbours[unit]) > 1 and not problem.wide_of[unit]:
-                _move_star(problem, unit, picks, weights)
-            picks[unit] = int(_values(problem, unit, picks, weights).argmin())
+            value = weights[0] * problem.units[unit].errors + weights[1] * problem.along(unit, picks)
+            picks[unit] = int(value.argmin())
         if (picks == before).all():
             break
     return picks
-
-
-def _values(problem: Problem, unit: int, picks: Ints, weights: Weights) -> Floats:
-    """[choices] the weighted error and cost that depend on a unit, while the others stay."""
-    return weights[0] * problem.units[unit].errors + weights[1] * problem.along(unit, picks)
-
-
-def _move_star(problem: Problem, unit: int, picks: Ints, weights: Weights) -> None:
-    """Move a unit to the choice that is best if its neighbours then move as well, and move those that gain by it."""
-    weight, rate = weights
-    value = rate * problem.alone[unit] + weight * problem.units[unit].errors
-    answers = {}
-    for other in problem.neighbours[unit]:
-        apart = _values(problem, other, picks, weights) - rate * problem.table(other, unit)[:, picks[unit]]
-        joint = apart[None, :] + rate * problem.table(unit, other)
-        answers[other] = joint.argmin(axis=1)
-        value = value + joint.min(axis=1)
-    moved = picks.copy()
-    moved[unit] = int(value.argmin())
-    for other, answer in answers.items():
-        moved[other] = int(answer[moved[unit]])
-    after, before = (weight * problem.error(each) + rate * problem.cost(each) for each in (moved, picks))
-    if after < before:  # neighbours may depend on each other
-        picks[:] = moved
 
 
 def _improve(problem: Problem, picks: Ints, room: float) -> Ints:

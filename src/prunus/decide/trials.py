@@ -26,7 +26,7 @@ from prunus.graph.runner import copied
 from prunus.score.passes import divisible, length_of
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import QualitySums, image_values, mean_loss, outputs_for, unpack_for
-from prunus.tasks.partial_forward import Cut, Staged
+from prunus.tasks.partial_forward import Cut, PartialForward
 from prunus.util.batches import Batches, call, count_images, device_of, labels_to, move
 from prunus.util.processes import add_up
 from prunus.util.progress import Progress
@@ -86,7 +86,7 @@ class _Runner:
 
     def __init__(self, graph: ChannelGraph, trials: Sequence[Trial], task: Task, measure: str, cut: Cut) -> None:
         self.model, self.trials, self.task, self.by_loss = graph.model, trials, task, measure == "loss"
-        self._staged = Staged(graph, cut, outputs=task.outputs or (lambda output: output))
+        self._staged = PartialForward(graph, cut, outputs=task.outputs or (lambda output: output))
         self._device = device_of(graph.model)
         self._first = True
         # The loss of a task is known batch by batch. Only classification's is the mean of its images' losses for sure.

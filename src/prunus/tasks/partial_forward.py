@@ -32,7 +32,7 @@ KEPT_BYTES = 2**29  # for kept values
 _MISFITS = (RuntimeError, TypeError, ValueError, KeyError)  # what a trace raises on a batch that it does not fit
 
 
-class Staged:
+class PartialForward:
     """Evaluates a network batch by batch: whole, and with channels of single units cut (by default zeroed)."""
 
     def __init__(self, graph: ChannelGraph, cut: Cut | None = None, outputs: Callable[[Any], Any] = logits_of) -> None:
@@ -45,7 +45,9 @@ class Staged:
             for name, unit in graph.units.items()
         }
         self._free_again = {unit: last_uses(nodes) for unit, nodes in self._again.items()}
-        needed = _used_from_outside(self._again.values())
+        needed: set[fx.Node] = set()  # nodes that some unit's calls use and do not compute themselves
+        for nodes in self._again.values():
+            needed.update({used for node in nodes for used in node.all_input_nodes} - {*nodes})
         self._free_whole = last_uses(self._runner.nodes, needed)
         self.at_once = max(1, KEPT_BYTES // max(1, self._bytes_per_image(needed)))  # images whose values fit in memory
         self._values: Values = {}
@@ -106,15 +108,6 @@ def trace_agrees(runner: GraphRunner, images: Any, outputs: Callable[[Any], Any]
     return len(got) == len(want) and all(
         a.shape == b.shape and bool(torch.allclose(a, b, atol=1e-4, rtol=1e-3)) for a, b in zip(got, want, strict=True)
     )
-
-
-def _used_from_outside(parts: Iterable[list[fx.Node]]) -> set[fx.Node]:
-    """Nodes that some part of the graph uses and does not compute."""
-    needed: set[fx.Node] = set()
-    for nodes in parts:
-        inside = set(nodes)
-        needed.update(used for node in nodes for used in node.all_input_nodes if used not in inside)
-    return needed
 
 
 def cut_by_zeroing(graph: ChannelGraph) -> Cut:
