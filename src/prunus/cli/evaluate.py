@@ -16,14 +16,14 @@ from prunus.cli.network import open_model, resolve
 from prunus.cli.options import DeviceOptions, Json, Model, Part, Weights, options_from_settings
 from prunus.errors import DataError
 from prunus.tasks import task_of
-from prunus.tasks.quality import QualityWords, TaskOptions
+from prunus.tasks.quality import QualityText, TaskOptions
 from prunus.util.progress import shown, steps
 
 if TYPE_CHECKING:
     from prunus.tasks.evaluate import Evaluation
 
 
-def figures(measured: Evaluation, text: QualityWords) -> dict[str, str]:
+def figures(measured: Evaluation, text: QualityText) -> dict[str, str]:
     """Quality, details and loss as text, by name."""
     details = {"top-5" if name == "top5" else name: text.shown(value) for name, value in measured.details.items()}
     return {text.name: text.shown(measured.quality), **details, "loss": f"{measured.loss:.4f}"}
@@ -71,7 +71,7 @@ def command(
     from prunus.util.batches import order_channels_last
 
     wanted = task_of(named.task(task.task))
-    text = QualityWords.of(wanted)
+    text = QualityText.of(wanted)
     images = data.open(named, seed, wanted)
     loader = images.loader(part, batch_size, limit=limit, seed=seed)  # type: ignore[arg-type]
     network = open_model(named, images, seed=seed)

@@ -17,7 +17,7 @@ from prunus.repair.repair import REPAIRS
 from prunus.score.metrics import DEFAULT_METRIC, METRICS, metric_option, suited_metric
 from prunus.score.settings import ScoreSettings
 from prunus.tasks import task_of
-from prunus.tasks.quality import QualityWords
+from prunus.tasks.quality import QualityText
 from prunus.timing.engines import ENGINES
 from prunus.util.files import SCORES, SENSITIVITY, refuse_others, refuse_overwriting
 from prunus.util.options import check, names, option
@@ -221,12 +221,12 @@ def print_sensitivity(
     if as_json:
         console.print_json(record)
         return
-    _print_units(measured, chosen, QualityWords.of(task))
+    _print_units(measured, chosen, QualityText.of(task))
     if out is not None:
         say(f"\nwritten: {out / 'sensitivity.json'}, {out / 'sensitivity.png'}")
 
 
-def _print_units(measured: Sensitivity, chosen: list[str], text: QualityWords) -> None:
+def _print_units(measured: Sensitivity, chosen: list[str], text: QualityText) -> None:
     titles = ["unit", "width", "removed", text.name, "loss", f"{measured.cost} saved", "images", ""]
     rows = []
     for name in measured.ranked():

@@ -28,7 +28,7 @@ from prunus.cli.options import Classes, DeviceOptions, Model, Original, Streams,
 from prunus.errors import DataError, ModelError, PlanError, ScoreError
 from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
 from prunus.tasks import task_of
-from prunus.tasks.quality import QualityWords
+from prunus.tasks.quality import QualityText
 from prunus.util.options import check, names, option
 from prunus.util.user_code import import_user_function
 
@@ -192,11 +192,11 @@ def effectiveness(
             provenance=images.provenance(data, opened),
         )
     if is_first_process():
-        _print_effectiveness(rows, QualityWords.of(task_of(settings.task)))
+        _print_effectiveness(rows, QualityText.of(task_of(settings.task)))
         print_results(folder)
 
 
-def _print_effectiveness(rows: list[dict[str, Any]], text: QualityWords) -> None:
+def _print_effectiveness(rows: list[dict[str, Any]], text: QualityText) -> None:
     """One line per network and metric, one column per ratio: the quality after the last stage that was measured."""
     stage = next(name for name in ("retrained", "repaired", "accuracy") if name in rows[0])
     lines: dict[tuple[str, str], list[str]] = {}

@@ -16,7 +16,7 @@ from prunus.cli.network import check_network, open_model, resolve
 from prunus.cli.options import DeviceOptions, Model, options_from_settings, values_of
 from prunus.errors import RunError
 from prunus.tasks import Task, task_of
-from prunus.tasks.quality import QualityWords
+from prunus.tasks.quality import QualityText
 from prunus.train.settings import TrainingSettings, check_together
 from prunus.util.files import TRAINING, refuse_others
 from prunus.zoo.names import check_weight_file
@@ -138,7 +138,7 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches 
         "test": to_data(test),
     }
     write_atomically(folder / SUMMARY, f"{json.dumps(summary, indent=2)}\n".encode())
-    text = QualityWords.of(task)
+    text = QualityText.of(task)
     for part, measured in (("held-out", holdout), ("test", test)):
         if measured is not None:
             told = ", ".join(f"{name} {value}" for name, value in figures(measured, text).items())
@@ -151,7 +151,7 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches 
 
 def print_epoch(epoch: Epoch, epochs: int, task: Task) -> None:
     """One line of at most 80 columns."""
-    text = QualityWords.of(task)
+    text = QualityText.of(task)
     name = text.name_unless_accuracy
     holdout = "" if epoch.holdout is None else f"  held-out {name}{text.shown(epoch.holdout.quality)}"
     train = "" if epoch.quality is None else f"  train {text.shown(epoch.quality)}"

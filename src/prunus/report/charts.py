@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from prunus.plots.style import BLUE, GREEN, GREY, INK, ORANGE, RULE, as_svg, figure, styled, tooltips
 from prunus.report.read import FinishedRun, Round
 from prunus.score.scores import Vector
-from prunus.tasks.quality import QualityWords
+from prunus.tasks.quality import QualityText
 from prunus.train.checkpoint import Epoch
 from prunus.util.text import big_number
 
@@ -109,7 +109,7 @@ def _number(axes: Any, x: float, y: float, text: str, above: bool, **style: Any)
 def course_chart(
     gone: Sequence[float],
     values: Sequence[float],
-    quality: QualityWords,
+    quality: QualityText,
     *,
     tested: Sequence[float] = (),
     goal: float | None = None,
@@ -202,7 +202,7 @@ def round_charts(run: FinishedRun) -> list[Chart]:
     return charts
 
 
-def _cuts(gone: Sequence[float], cut: Sequence[float], values: Sequence[float], quality: QualityWords) -> Markup:
+def _cuts(gone: Sequence[float], cut: Sequence[float], values: Sequence[float], quality: QualityText) -> Markup:
     """Quality after each cut, joined with that after retraining. values: also before the first round."""
     fig, axes = _axes(2.6, "MACs removed", quality.name, [*values, *cut], "%" if quality.unit == "%" else "")
     axes.set_xlim(0, 1.06 * max(5.0, *gone))
@@ -364,7 +364,7 @@ class CostPoint:
     on_front: bool = False
 
 
-def cost_chart(points: Sequence[CostPoint], cost: str, quality: QualityWords) -> Markup:
+def cost_chart(points: Sequence[CostPoint], cost: str, quality: QualityText) -> Markup:
     """The points, with a line through the front: the runs that no other one beats."""
     scale, sign = next((each for each in UNITS if max(p.cost for p in points) >= each[0]), UNITS[-1])
     across = f"{sign}B" if cost == "bytes" else f"{cost} ({sign})" if sign else cost

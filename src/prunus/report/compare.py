@@ -32,7 +32,7 @@ from prunus.report.text import points
 from prunus.run.folder import CONFIG, SUMMARY
 from prunus.run.summary import ClassTable
 from prunus.studies.recipes import PublishedGroup, group_of, published
-from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.util.files import PRUNING, held_by, write_atomically
 from prunus.util.text import big_number, count, relative_change, short_table
 
@@ -107,7 +107,7 @@ class Comparison:
     differing: Mapping[str, tuple[Any, ...]]  # setting -> its value in each run, where not all are equal
     notes: tuple[str, ...]  # about what makes the comparison less than fair
 
-    def front(self, cost: str, quality: QualityWords) -> frozenset[str]:
+    def front(self, cost: str, quality: QualityText) -> frozenset[str]:
         """Letters of the finished runs that no other one beats: none costs less and is at least as good, or the same
         and better. Originals count."""
         runs = [(e.letter, sides(run)) for e, run in finished(self.entrants) if run.summary.quality == quality]
@@ -288,7 +288,7 @@ def render(compared: Comparison) -> str:
     )
 
 
-def _run_table(compared: Comparison, quality: QualityWords) -> Table:
+def _run_table(compared: Comparison, quality: QualityText) -> Table:
     """One row per finished run that was judged by this quality."""
     runs = [
         (entrant, run, *sides(run)) for entrant, run in finished(compared.entrants) if run.summary.quality == quality
@@ -326,7 +326,7 @@ def _so_far(run: UnfinishedRun) -> str:
     return f"{count(len(run.rounds), 'round')} done: {reached}. {again}"
 
 
-def _cost_charts(compared: Comparison, quality: QualityWords) -> list[tuple[Any, bool]]:
+def _cost_charts(compared: Comparison, quality: QualityText) -> list[tuple[Any, bool]]:
     """For each cost that a run knows: a chart, and whether it shows published figures."""
     runs = [(entrant, *sides(run)) for entrant, run in finished(compared.entrants) if run.summary.quality == quality]
     charts = []

@@ -20,7 +20,7 @@ from prunus.run.settings import Settings
 from prunus.run.summary import CLASSES_FORMAT, FORMAT, VERSION, ClassTable, Summary
 from prunus.score.scores import Scores, load_scores
 from prunus.tasks.evaluate import Evaluation
-from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.train.checkpoint import METRICS_FILE, Epoch
 from prunus.util.files import read_object
 from prunus.util.typed_json import from_data, read_record
@@ -192,7 +192,7 @@ class UnfinishedRun:
     config: Mapping[str, Any]
     base: Evaluation | None  # held-out; None until it was measured
     macs: int | None  # of the original network; None until then
-    quality: QualityWords
+    quality: QualityText
     rounds: tuple[Outcome, ...]
     epochs: tuple[Epoch, ...]  # of the round at work
     doing: Activity | None  # its last sign of life; None if there is none
@@ -220,7 +220,7 @@ def read_unfinished(folder: Path) -> UnfinishedRun:
         config=_config(folder),
         base=_parsed(folder / BASE, lambda: from_data(Evaluation, base["holdout"])) if base else None,
         macs=base.get("macs"),
-        quality=QualityWords(**base["quality"]) if "quality" in base else ACCURACY,
+        quality=QualityText(**base["quality"]) if "quality" in base else ACCURACY,
         rounds=tuple(outcome(number) for number in range(1, done + 1)),
         epochs=_epochs(files.round(done + 1) / "checkpoint" / METRICS_FILE),
         doing=from_data(Activity, read_object(folder / PROGRESS)) if files.has(PROGRESS) else None,

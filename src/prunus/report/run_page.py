@@ -33,7 +33,7 @@ from prunus.report.page import (
     setting_text,
 )
 from prunus.report.read import FinishedRun, Round, read_run
-from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.timing.latency import NO_DIFFERENCE, Speedup
 from prunus.util.files import write_atomically
 from prunus.util.options import GROUPS, Option, default_of, options_of
@@ -298,7 +298,7 @@ def chosen_settings(settings: Any, without: Collection[str] = ()) -> dict[str, l
     return {group: lines for group, lines in joined.items() if lines}
 
 
-def all_settings(settings: Any, quality: QualityWords = ACCURACY) -> list[tuple[str, str, str, str, str]]:
+def all_settings(settings: Any, quality: QualityText = ACCURACY) -> list[tuple[str, str, str, str, str]]:
     """Group, name, value, whether it was changed, and help of all settings.
 
     quality: what the setting `measure` means by "accuracy".

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from prunus.report.read import FinishedRun
 from prunus.tasks.evaluate import Evaluation
-from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.util.text import big_number, count, milliseconds, percent, relative_change, signed
 
 
-def points(change: float, quality: QualityWords = ACCURACY) -> str:
+def points(change: float, quality: QualityText = ACCURACY) -> str:
     """-0.0084 as −0.84 points; of a quality that is not in per cent, in its own unit."""
     if quality.unit == "%":
         return f"{signed(100 * change)} points"
@@ -62,7 +62,7 @@ def what_was_lost(run: FinishedRun) -> str:
     )
 
 
-def _changed(quality: QualityWords, part: str, was: Evaluation, now: Evaluation) -> str:
+def _changed(quality: QualityText, part: str, was: Evaluation, now: Evaluation) -> str:
     gained = points(now.quality - was.quality, quality)
     change = f"from {quality.shown(was.quality)} to {quality.shown(now.quality)} ({gained})"
     if quality != ACCURACY:

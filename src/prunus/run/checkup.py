@@ -24,7 +24,7 @@ from prunus.graph.units import Streams
 from prunus.run.context import doubts
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, evaluate, tensors_of, unpack_for
-from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.timing.latency import timed
 from prunus.timing.layer_timing import latency_table
 from prunus.train.rate_test import SHARES, steps_per_try
@@ -101,7 +101,7 @@ class Checkup:
     images: Mapping[str, int] = field(default_factory=dict)  # part -> number
     classes: int = 0  # or labels; 0 if they are not known
     accuracy: Evaluation | None = None  # or the quality of another task
-    quality: QualityWords = ACCURACY
+    quality: QualityText = ACCURACY
     round: RoundEstimate | None = None
     problems: tuple[str, ...] = ()  # a run would fail or be pointless
     notes: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ def checkup(
         images=parts,
         classes=0 if data is None else len(data.classes),
         accuracy=accuracy,
-        quality=QualityWords.of(chosen),
+        quality=QualityText.of(chosen),
         round=estimate(speed, parts["train"], parts["holdout"], len(graph.units)) if whole else None,
         problems=tuple(problems),
         notes=tuple(notes),

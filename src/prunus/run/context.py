@@ -22,7 +22,7 @@ from prunus.run.folder import SPEED, RunFolder
 from prunus.run.settings import Settings
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, evaluate, too_good
-from prunus.tasks.quality import QualityWords
+from prunus.tasks.quality import QualityText
 from prunus.timing.engines import PreparedModel
 from prunus.timing.latency import prepare, ready_to_time
 from prunus.timing.latency_table import LatencyTable
@@ -81,11 +81,11 @@ class RunContext:
         return task_of(self.settings.task)
 
     @property
-    def quality(self) -> QualityWords:
+    def quality(self) -> QualityText:
         """How the quality that all decisions read is called; a user-provided evaluation may measure anything."""
         if self.settings.evaluate is not None and self.settings.task is None:
-            return QualityWords("quality")
-        return QualityWords.of(self.task)
+            return QualityText("quality")
+        return QualityText.of(self.task)
 
     def met(self, plan: Plan, number: int) -> bool:
         """Whether the network that a plan leads to from the original one meets the goal, after the round `number`.

@@ -21,7 +21,7 @@ from prunus.run.folder import CLASSES, SPEED
 from prunus.run.round import Outcome, class_names
 from prunus.run.speed_check import Check, is_checked, time_beside
 from prunus.tasks.evaluate import ClassFigures, Evaluation, evaluate_by_class
-from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.timing.latency import Speedup, latency, speedup
 from prunus.util.text import big_number
 from prunus.util.typed_json import from_data, to_data
@@ -93,7 +93,7 @@ class Summary:
     speedup: Mapping[str, Speedup]  # batch size -> speed relative to the original
     time: SpeedFigures | None  # None without a latency target
     removed: Mapping[str, float]  # fraction of MACs and of weights
-    quality: QualityWords
+    quality: QualityText
     notes: tuple[str, ...]  # about speed, repair, retraining and lost quality
     rounds: tuple[Outcome, ...]
     units: Mapping[str, UnitWidth]
@@ -243,7 +243,7 @@ def speed_notes(speed: SpeedFigures | None) -> list[str]:
 
 
 def notes(
-    before: Evaluation, rounds: Sequence[Outcome], quality: QualityWords = ACCURACY, solve_only: bool = False
+    before: Evaluation, rounds: Sequence[Outcome], quality: QualityText = ACCURACY, solve_only: bool = False
 ) -> list[str]:
     """What a user should know about repair and retraining, and the loss of quality in words."""
     said = []

@@ -45,7 +45,7 @@ from prunus.studies.folder import (
 from prunus.studies.settings import EffectivenessSettings
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, inputs_alone
-from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.train.checkpoint import digest
 from prunus.train.fit import fit
 from prunus.train.settings import preset_of
@@ -59,32 +59,32 @@ AS_CUT = ("accuracy", "top5", "loss", "test_images")
 MEASURED = (*AS_CUT, "repaired", "retrained")
 
 
-def columns(words: QualityWords) -> dict[str, str]:
+def columns(text: QualityText) -> dict[str, str]:
     """Column -> its title."""
-    unit = f" ({words.unit})" if words.unit else ""
+    unit = f" ({text.unit})" if text.unit else ""
     return {
         "ratio": "fraction of channels removed",
         "images": "number of images scored on",
         "macs_removed": "fraction of MACs removed",
         "params_removed": "fraction of weights removed",
-        as_cut(words): f"{words.name} as cut{unit}",
+        as_cut(text): f"{text.name} as cut{unit}",
         "spread": "standard deviation over seeds",
         "top5": "top-5 (%)",
-        "repaired": f"{words.name} repaired{unit}",
+        "repaired": f"{text.name} repaired{unit}",
         "repaired_spread": "standard deviation",
-        "retrained": f"{words.name} retrained{unit}",
+        "retrained": f"{text.name} retrained{unit}",
         "retrained_spread": "standard deviation",
     }
 
 
-def as_cut(words: QualityWords) -> str:
+def as_cut(text: QualityText) -> str:
     """The column of the quality as cut."""
-    return "accuracy" if words == ACCURACY else "quality"
+    return "accuracy" if text == ACCURACY else "quality"
 
 
-def written(rows: Sequence[StudyRow], words: QualityWords) -> list[StudyRow]:
+def written(rows: Sequence[StudyRow], text: QualityText) -> list[StudyRow]:
     """The rows as they are written: what is no accuracy is not called so."""
-    return [{as_cut(words) if key == "accuracy" else key: value for key, value in row.items()} for row in rows]
+    return [{as_cut(text) if key == "accuracy" else key: value for key, value in row.items()} for row in rows]
 
 
 def averaged(single: Sequence[StudyRow]) -> list[StudyRow]:
@@ -110,26 +110,26 @@ def _mean_row(rows: Sequence[StudyRow]) -> StudyRow:
     return found
 
 
-def sentences(rows: Sequence[StudyRow], single: Sequence[StudyRow], words: QualityWords) -> list[str]:
+def sentences(rows: Sequence[StudyRow], single: Sequence[StudyRow], text: QualityText) -> list[str]:
     """Notes on the quality before pruning and on the best metric at each ratio."""
     found = []
     for network in dict.fromkeys(row["network"] for row in rows):
         mine = [row for row in rows if row["network"] == network]
         base = next(row for row in mine if row["ratio"] == 0)
         images = next(row["test_images"] for row in single if row["network"] == network)
-        value = f"{words.name_unless_accuracy}{words.scaled(base['accuracy'])}"
+        value = f"{text.name_unless_accuracy}{text.scaled(base['accuracy'])}"
         found.append(f"{network}: {value} on {images:,} test images before pruning.")
         for stage in (stage for stage in STAGES if stage in base):
-            best = [_best(mine, stage, ratio, words) for ratio in sorted({row["ratio"] for row in mine} - {0})]
+            best = [_best(mine, stage, ratio, text) for ratio in sorted({row["ratio"] for row in mine} - {0})]
             if best:
                 found.append(f"{network}, {STAGES[stage]}, the best metric: {', '.join(best)}.")
     found.append("No decision used the test images: every metric removes the same fraction of every unit.")
     return found
 
 
-def _best(rows: Sequence[StudyRow], stage: str, ratio: float, words: QualityWords) -> str:
+def _best(rows: Sequence[StudyRow], stage: str, ratio: float, text: QualityText) -> str:
     top = max((row for row in rows if row["ratio"] == ratio), key=lambda row: float(row[stage]))
-    return f"{top['metric']} at {ratio:.0%} ({words.scaled(top[stage])})"
+    return f"{top['metric']} at {ratio:.0%} ({text.scaled(top[stage])})"
 
 
 # Every network is cut by every metric, at every ratio and with every seed; each cut is measured once and stored.
@@ -284,7 +284,7 @@ class MetricComparison:
     def _measure(self, cut: UniformCut, plan: Plan, number: int, total: int) -> StudyRow:
         """Accuracy, or the task's quality, as cut and, if asked for, repaired and retrained."""
         graph, settings = self.graphs[cut.network], self.settings
-        factor = QualityWords.of(self.task).factor
+        factor = QualityText.of(self.task).factor
         note = f"row {number + 1} of {total}: {cut.network}, {cut.metric.name}, {cut.ratio:.0%} removed"
 
         def say(done: int, of: int | None) -> None:
@@ -310,7 +310,7 @@ class MetricComparison:
         key = cut.network, _digest(plan)
         if key not in self.measured_as_cut:
             found = accuracy_of(model, self.graphs[cut.network], self.images.test, self.task, say)
-            self.measured_as_cut[key] = _figures(found, QualityWords.of(self.task).factor)
+            self.measured_as_cut[key] = _figures(found, QualityText.of(self.task).factor)
         return self.measured_as_cut[key]
 
     def _retrained(self, cut: UniformCut, model: nn.Module) -> nn.Module:
@@ -408,7 +408,7 @@ def _picture(network: str, table: Table, folder: Path, name: str) -> dict[str, s
     }
 
 
-def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, words: QualityWords = ACCURACY) -> dict[str, str]:
+def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, text: QualityText = ACCURACY) -> dict[str, str]:
     """Accuracy, or another quality, against the fraction removed: networks side by side, stages below each other."""
     networks = list(dict.fromkeys(row["network"] for row in rows))
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
@@ -422,14 +422,14 @@ def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, words: QualityWor
                 _curve(axes[i, j], some, stage, metric, metrics.index(metric))
             with styled():
                 axes[i, j].set_title(f"{network}, {STAGES[stage]}")
-        axes[i, 0].set_ylabel(words.axis)
+        axes[i, 0].set_ylabel(text.axis)
     for one in axes[-1]:
         one.set_xlabel("channels removed (%)")
     legend(fig, axes[0, 0])
     return {
         "file": save(fig, folder, "accuracy"),
-        "alt": f"{words.title} against the fraction of channels removed, one line for each of {len(metrics)} metrics.",
-        "caption": f"{words.title} after each metric has removed the same fraction of every unit. Error bars are "
+        "alt": f"{text.title} against the fraction of channels removed, one line for each of {len(metrics)} metrics.",
+        "caption": f"{text.title} after each metric has removed the same fraction of every unit. Error bars are "
         "standard deviations over seeds, if there are several.",
     }
 
@@ -504,7 +504,7 @@ def effectiveness(
         rows = averaged(single)
         if rank == 0:
             alike = {network: correlation_table(comparison.scores_of_all(network)) for network in graphs}
-            words = QualityWords.of(task)
-            pictures = [draw_effectiveness(rows, place.path, words), *write_correlations(alike, place.path)]
-            place.finish(TITLE, written(rows, words), pictures, sentences(rows, single, words), columns=columns(words))
+            text = QualityText.of(task)
+            pictures = [draw_effectiveness(rows, place.path, text), *write_correlations(alike, place.path)]
+            place.finish(TITLE, written(rows, text), pictures, sentences(rows, single, text), columns=columns(text))
     return rows

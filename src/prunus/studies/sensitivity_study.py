@@ -32,7 +32,7 @@ from prunus.studies.folder import Provenance, StudyFolder, StudyRow, processes_a
 from prunus.studies.settings import SensitivityStudySettings
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import Evaluation, evaluate
-from prunus.tasks.quality import ACCURACY, QualityWords
+from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.train.checkpoint import digest
 from prunus.util.batches import Batches, device_of
 from prunus.util.options import replaced
@@ -41,35 +41,35 @@ from prunus.util.progress import PhaseProgress, phases, shown
 METHODS = {"flops": "FLOP-normalised (Algorithm 1)", "ratio": "Li et al."}
 
 
-def columns(words: QualityWords) -> dict[str, str]:
+def columns(text: QualityText) -> dict[str, str]:
     """Column -> its title."""
-    unit = f" ({words.unit})" if words.unit else ""
+    unit = f" ({text.unit})" if text.unit else ""
     return {
         "macs_removed": "fraction of MACs removed",
         "params_removed": "fraction of weights removed",
         "units": "units pruned",
         "channels": "channels removed",
-        "cut": f"held-out {words.name} before retraining{unit}",
-        "holdout": f"held-out {words.name}{unit}",
-        "test": f"test {words.name}{unit}",
+        "cut": f"held-out {text.name} before retraining{unit}",
+        "holdout": f"held-out {text.name}{unit}",
+        "test": f"test {text.name}{unit}",
         "alpha": "alpha of Eqn. 3, solved",
     }
 
 
-def sentences(rows: Sequence[StudyRow], base: StudyRow, words: QualityWords) -> list[str]:
+def sentences(rows: Sequence[StudyRow], base: StudyRow, text: QualityText) -> list[str]:
     """Notes on the quality of both arms at the start and at the end."""
     part = "test" if base["test"] is not None else "holdout"
     name = "test" if part == "test" else "held-out"
     first = rows[0]
     found = [
-        f"Unpruned: {words.scaled(base[part])} {name} {words.name}. Both start at {words.scaled(first[part])} with "
+        f"Unpruned: {text.scaled(base[part])} {name} {text.name}. Both start at {text.scaled(first[part])} with "
         f"{first['macs_removed']:.1%} of the MACs removed."
     ]
     curves = {method: [row for row in rows if row["method"] == method] for method in METHODS}
     for method, title in METHODS.items():
         last = curves[method][-1]
         found.append(
-            f"{title}: {words.scaled(last[part])} with {last['macs_removed']:.1%} removed after {last['iteration']} "
+            f"{title}: {text.scaled(last[part])} with {last['macs_removed']:.1%} removed after {last['iteration']} "
             "iterations."
         )
     pairs = list(zip(curves["flops"][1:], curves["ratio"][1:], strict=False))  # one arm may have fewer iterations
@@ -198,7 +198,7 @@ def ratio_for(graph: ChannelGraph, units: list[str], share: float) -> float:
 
 
 def draw_sensitivity(
-    rows: Sequence[StudyRow], base: StudyRow, folder: Path, words: QualityWords = ACCURACY
+    rows: Sequence[StudyRow], base: StudyRow, folder: Path, text: QualityText = ACCURACY
 ) -> dict[str, str]:
     """Accuracy (or another quality) against MACs removed: one colour per method; test solid, held-out dotted."""
     fig, axes = figure(PAGE, 3.6)
@@ -214,11 +214,11 @@ def draw_sensitivity(
             axes.plot(places, [row[part] for row in mine], label=f"{title}, {names[part]}", **style)
     axes.axhline(base[parts[0]], color=INK, linewidth=0.9, linestyle="--", label=f"unpruned, {names[parts[0]]}")
     axes.set_xlabel("MACs removed (%)")
-    axes.set_ylabel(words.axis)
+    axes.set_ylabel(text.axis)
     legend(fig, axes, where="below", columns=2)
     return {
         "file": save(fig, folder, "curves"),
-        "alt": f"{words.title} against MACs removed in each iteration, for two ways of choosing the units to prune.",
+        "alt": f"{text.title} against MACs removed in each iteration, for two ways of choosing the units to prune.",
         "caption": "Iterations of pruning and retraining from the same network, with the same metric, epochs and MACs "
         "removed in each iteration. Held-out images decide what is removed; test images are only for this report.",
     }
@@ -276,7 +276,7 @@ def sensitivity(
         wait_until(study.finished)
         rows = study.rows()
         if rank == 0:
-            words = chosen.quality
-            pictures = [draw_sensitivity(rows, base, place.path, words)]
-            place.finish(TITLE, rows, pictures, sentences(rows, base, words), columns=columns(words))
+            text = chosen.quality
+            pictures = [draw_sensitivity(rows, base, place.path, text)]
+            place.finish(TITLE, rows, pictures, sentences(rows, base, text), columns=columns(text))
     return rows

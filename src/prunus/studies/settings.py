@@ -12,7 +12,7 @@ from prunus.repair.repair import REPAIRS
 from prunus.run.settings import Settings, check_settings
 from prunus.score.metrics import METRICS, check_metric_options, metric_of, metric_option
 from prunus.tasks import Task, task_of
-from prunus.tasks.quality import QualityWords, task_option
+from prunus.tasks.quality import QualityText, task_option
 from prunus.train.settings import preset_of
 from prunus.util.options import check, names, numbers, option, plain
 
@@ -164,9 +164,9 @@ class SensitivityStudySettings(Settings):
             )
 
     @property
-    def quality(self) -> QualityWords:
+    def quality(self) -> QualityText:
         """How what is measured is written: the task's quality, or what a function of the user's own returns."""
-        return QualityWords("quality") if self.evaluate is not None else QualityWords.of(task_of(self.task))
+        return QualityText("quality") if self.evaluate is not None else QualityText.of(task_of(self.task))
 
     def run_settings(self) -> Settings:
         """The settings of the runs, without a goal."""

@@ -133,8 +133,3 @@ def task_of(task: Any) -> Task:
     if not isinstance(made, Task):
         raise RunError(f"{name!r} must return a prunus.Task, but returned {type(made).__name__}")
     return made
-
-
-def is_classification(task: Task) -> bool:
-    """Whether a task is the built-in classification, which has ways of its own: top-5, margins, chance."""
-    return task.name == DEFAULT_TASK

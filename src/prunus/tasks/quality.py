@@ -10,14 +10,14 @@ from prunus.util.options import option
 
 
 @dataclass(frozen=True)
-class QualityWords:
+class QualityText:
     """The name and unit of a quality. Fractions of 1 (unit "%") are shown in per cent, their differences in points."""
 
     name: str = "accuracy"
     unit: str = "%"
 
     @classmethod
-    def of(cls, task: Task) -> QualityWords:
+    def of(cls, task: Task) -> QualityText:
         """The name and unit of a task's quality."""
         return cls(task.measured.name, task.measured.unit)
 
@@ -68,7 +68,7 @@ class QualityWords:
         return f"{number} {self.difference_unit}".rstrip()
 
 
-ACCURACY = QualityWords()
+ACCURACY = QualityText()
 
 
 # The setting `task`, declared once for everything that has it. Importing this module does not import torch.

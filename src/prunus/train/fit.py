@@ -20,7 +20,7 @@ from prunus.errors import RunError
 from prunus.tasks import Quality
 from prunus.tasks.evaluate import Evaluation, image_values, outputs_for, too_good, unpack_for
 from prunus.tasks.evaluate import evaluate as measure
-from prunus.tasks.quality import QualityWords
+from prunus.tasks.quality import QualityText
 from prunus.train.checkpoint import BestEpoch, Epoch, State, load_checkpoint, save_checkpoint, write_history
 from prunus.train.settings import TrainingSettings
 from prunus.train.setup import (
@@ -185,7 +185,7 @@ def fit(
         best = None if first is None else BestEpoch(run.result, first)
         history = store.resume(best)
         soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
-        is_main, text = accelerator.is_main_process, QualityWords.of(run.task)
+        is_main, text = accelerator.is_main_process, QualityText.of(run.task)
         if history and folder is not None and is_main:
             write_history(folder, history)  # the run may have been killed between the checkpoint and this file
         with tracking(chosen.tracker if is_main else None, folder, plain(chosen), len(history)) as track:

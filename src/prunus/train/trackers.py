@@ -14,7 +14,7 @@ from prunus.util.options import option
 from prunus.util.registry import unknown
 
 if TYPE_CHECKING:
-    from prunus.tasks.quality import QualityWords
+    from prunus.tasks.quality import QualityText
     from prunus.train.checkpoint import Epoch
 
 Log = Callable[[Mapping[str, float | None], int], None]  # name -> figure; step
@@ -102,7 +102,7 @@ def tag(name: str) -> str:
     return name.replace(" ", "_").replace(":", ".")
 
 
-def epoch_figures(epoch: Epoch, quality: QualityWords) -> dict[str, float | None]:
+def epoch_figures(epoch: Epoch, quality: QualityText) -> dict[str, float | None]:
     """The figures of an epoch."""
     held = epoch.holdout
     return {
