@@ -21,7 +21,6 @@ from prunus.decide.settings import SPLITS, Split, SplitSettings, SplitTask
 from prunus.decide.splits import decide, global_ranking, least_error, uniform, uniform_within
 from prunus.decide.widths import Cutter, WidthLimits, amounts
 from prunus.errors import DecideError
-from prunus.score.score import score
 from prunus.score.scores import Scores
 from prunus.zoo.models import create
 from tests import nets
@@ -90,13 +89,6 @@ def test_targets_in_weights_and_in_a_user_provided_cost() -> None:
 
     plan = decide(graph, scores, found, target=0.3, cost=inner)
     assert 0.3 <= 1 - inner(plan.keep) / inner({}) <= 0.31
-
-
-def test_a_target_in_measured_time() -> None:
-    """Measured now, so the figures differ between machines; but the plan must remove channels of this network."""
-    model, example, graph, scores = network("mixed")
-    plan = decide(graph, scores, made(graph, scores), target=0.2, cost="latency", round_to=4)
-    assert lost_by(plan) and counted_macs(sc.prune(graph, plan), example) < counted_macs(model, example)
 
 
 def test_the_chosen_units_lose_in_proportion_and_others_join_only_where_they_must() -> None:
@@ -251,18 +243,6 @@ def test_granules_go_whole_and_floors_hold() -> None:
     for name, unit in graph.units.items():
         if name != "linear:in":
             assert len(plan.keep[name]) == {16: 2, 32: 4, 64: 7}[unit.width]  # max(2, 10%)
-
-
-def test_zeroed_and_pruned_agree() -> None:
-    torch.manual_seed(0)
-    graph = sc.trace(create("resnet20").double().eval(), torch.zeros(1, 3, 32, 32, dtype=torch.float64))
-    plan = uniform(graph, score(graph, metric="l1"), 0.4)
-    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    with torch.no_grad(), sc.zeroed(graph, plan):
-        zeroed = graph.model(images)
-    with torch.no_grad():
-        torch.testing.assert_close(sc.prune(graph, plan)(images), zeroed, rtol=1e-9, atol=1e-9)
-    assert graph.cost(plan).macs < 0.65 * graph.macs
 
 
 CHAIN, FLOORS = (8, 20, 30), (2, 2, 3)
