@@ -18,8 +18,7 @@ from prunus.decide import trials
 from prunus.decide.sensitivity import Sensitivity, sensitivity
 from prunus.errors import DataError
 from prunus.score.scores import Scores
-from prunus.tasks import partial_forward
-from prunus.tasks.classification import margins
+from prunus.tasks import TASKS, partial_forward
 from tests.decide.toys import (
     Mixed,
     answered,
@@ -83,7 +82,8 @@ def test_images_that_tell_most_come_first(measure: str, monkeypatch: pytest.Monk
     others = logits.clone()
     others[range(120), labels] = -torch.inf
     margin = logits[range(120), labels] - others.max(1).values
-    assert torch.equal(margins(logits, labels), margin)
+    margins = TASKS["classification"].margins
+    assert margins is not None and torch.equal(margins(logits, labels), margin)
     telling = margin.abs() if measure == "accuracy" else -F.cross_entropy(logits, labels, reduction="none")
     assert np.allclose(np.diff(telling[torch.from_numpy(orders[0])].numpy()).clip(max=0), 0, atol=1e-5)
 
