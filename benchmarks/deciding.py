@@ -36,7 +36,7 @@ from prunus.decide.candidates import candidates
 from prunus.decide.costs import cost_function
 from prunus.decide.widths import Cutter, amounts
 from prunus.score.scores import Scores
-from prunus.tasks import classification, partial_forward
+from prunus.tasks import builtin, partial_forward
 from prunus.tasks.evaluate import evaluate
 from prunus.zoo.data import ImageData, load
 from prunus.zoo.models import create
@@ -203,9 +203,9 @@ def answers(graph: sc.ChannelGraph, scores: Scores, pool: list[Any]) -> tuple[An
         if number == 0:
             runner.agrees(images)
         logits = runner.whole(images)
-        base.append(classification.right(logits, labels).double().numpy())
-        margin.append(classification.margins(logits, labels).abs().double().numpy())
-        units = [classification.right(runner.without(n, k), labels).double() for n, k in kept.items()]
+        base.append(builtin.right(logits, labels).double().numpy())
+        margin.append(builtin.margins(logits, labels).abs().double().numpy())
+        units = [builtin.right(runner.without(n, k), labels).double() for n, k in kept.items()]
         right.append(torch.stack(units).numpy())
     return np.concatenate(base), np.concatenate(margin), np.concatenate(right, axis=1)
 

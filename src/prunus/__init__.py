@@ -62,9 +62,8 @@ if TYPE_CHECKING:
     from prunus.ship.export import Exported, export
     from prunus.ship.fold import fold_batch_norm
     from prunus.tasks import TASKS, Quality, Task
+    from prunus.tasks.builtin import regression, segmentation
     from prunus.tasks.evaluate import Evaluation, evaluate
-    from prunus.tasks.regression import regression
-    from prunus.tasks.segmentation import segmentation
     from prunus.timing.latency import Timing, latency
     from prunus.train.fit import Fitted, fit
     from prunus.train.settings import Preset
@@ -119,13 +118,13 @@ _HOMES = {
     "load": "prunus.graph.files",
     "prune": "prunus.graph.channel_graph",
     "register_rule": "prunus.graph.rules.rulebook",
-    "regression": "prunus.tasks.regression",
+    "regression": "prunus.tasks.builtin",
     "repair": "prunus.repair.repair",
     "repair_each": "prunus.repair.unit_repair",
     "rules": "prunus.graph.rules",
     "save": "prunus.graph.files",
     "score": "prunus.score.score",
-    "segmentation": "prunus.tasks.segmentation",
+    "segmentation": "prunus.tasks.builtin",
     "sensitivity": "prunus.decide.sensitivity",
     "studies": "prunus.studies",
     "trace": "prunus.graph.channel_graph",

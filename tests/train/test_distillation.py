@@ -8,7 +8,7 @@ import torch
 from scipy.special import log_softmax, softmax
 from torch.nn import functional as F
 
-from prunus.tasks.classification import CLASSIFICATION
+from prunus.tasks.builtin import CLASSIFICATION
 from prunus.train.distillation import distillation_loss
 
 DRAW = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Tasks: what a batch is, what a network is trained for, and how good it is. One task per file.
+"""Tasks: what a batch is, what a network is trained for, and how good it is.
 
     def count_error(outputs, labels):                     # one value for each image; more is better
         return -(outputs["count"] - labels).abs()
