@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cli.command_line import lines, prunus
 
 SHORT = "--engine", "eager", "--rounds", "1"
@@ -31,18 +29,3 @@ def test_the_table(pruned_lenet: Path) -> None:
     assert "1.75x fewer" in shown  # 416,520 / 237,720
     assert "where the time goes" in shown
     assert "1 threads; ms is the median" in shown
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (("lenet5", "resnet20"), "different sizes"),
-        (("lenet5", "--engine", "abacus"), "no engine called 'abacus'"),
-        (("lenet5", "--rounds", "0"), "rounds must be at least 1, got 0"),
-        (("lenet5", "--batch", "0", *SHORT), "batch must be at least 1, got 0"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_code_1(words: tuple[str, ...], message: str) -> None:
-    found = prunus("bench", *words)
-    assert found.exit_code == 1, found.output
-    assert message in found.stderr

@@ -56,7 +56,7 @@ def test_a_network_and_its_images(place: Path) -> None:
     assert found["images"] == {part: images.count(part) for part in images.parts}
     model = create("lenet5", num_classes=10)
     load_weights(model, place / "lenet5.safetensors")
-    assert_accuracy(found["accuracy"]["top1"], model, images.loader("holdout", 256))
+    assert_accuracy(found["accuracy"]["quality"], model, images.loader("holdout", 256))
     speed, one = found["speed"], found["round"]
     assert speed["batch_size"] == 128 and 0 < speed["forward"] < speed["train"]
     assert one["score"] == pytest.approx(speed["forward"] * images.count("train"))

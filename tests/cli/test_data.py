@@ -13,10 +13,10 @@ from tests.zoo.formats import TinyCifar, write_tar
 from tests.zoo.test_download import tiny_source
 
 
-def test_data_list_says_what_is_here(tmp_path: Path) -> None:
+def test_the_list_says_what_is_here(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
     download.get(tiny_source(), tmp_path, archive)
-    said = lines(prunus("data", "list", "--root", tmp_path))
+    said = lines(prunus("data", "--root", tmp_path))
     assert [line.split()[0] for line in said[1:7]] == list(NAMES)
     places = dict(line.split(": ") for line in said[8:12])
     assert places["digits"] == "available"
@@ -26,10 +26,10 @@ def test_data_list_says_what_is_here(tmp_path: Path) -> None:
     assert max(map(len, said[:8])) <= 80
 
 
-def test_data_get_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_getting_one_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
     monkeypatch.setitem(names.DATA_SETS, "cifar10", tiny_source())
-    done = prunus("data", "get", "cifar10", "--to", tmp_path / "there", "--from", archive)
+    done = prunus("data", "cifar10", "--to", tmp_path / "there", "--from", archive)
     assert done.exit_code == 0, done.output
     path = tmp_path / "there" / "cifar10.safetensors"
     size = path.stat().st_size / 1e6
@@ -37,12 +37,12 @@ def test_data_get_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert done.stdout == expected
 
 
-def test_data_get_with_a_wrong_checksum_or_name(tmp_path: Path) -> None:
+def test_getting_one_with_a_wrong_checksum_or_name(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
-    done = prunus("data", "get", "cifar10", "--to", tmp_path, "--from", archive)
+    done = prunus("data", "cifar10", "--to", tmp_path, "--from", archive)
     assert done.exit_code == 1
     assert f"error: {archive}: SHA-256 of the decoded images and labels should be" in done.stderr
     assert not (tmp_path / "cifar10.safetensors").exists()
-    done = prunus("data", "get", "roses")
+    done = prunus("data", "roses")
     assert done.exit_code == 1
     assert done.stderr == "error: the data set must be one of cifar10, cifar100, mnist; got 'roses'\n"

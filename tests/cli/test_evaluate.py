@@ -29,29 +29,8 @@ def test_a_pruned_network_is_evaluated_from_its_folder(tmp_path: Path) -> None:
     found = json.loads(prunus(*words, "--pruned", tmp_path).stdout)
     digits = load("digits", size=32).loader("test", 50, limit=50)
     assert found["loss"] == pytest.approx(evaluate(small, digits).loss, rel=1e-5)
-    both = prunus(*words, "--pruned", tmp_path, "--weights", tmp_path / "model.safetensors")
-    assert both.exit_code == 1 and "either --weights or --pruned" in both.stderr
 
 
 def test_an_untrained_network_is_pointed_out() -> None:
     result = prunus("evaluate", "lenet5", "--data", "digits", "--limit", "20")
     assert result.exit_code == 0 and "no --weights were given" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "words, complaint",
-    [
-        (
-            ["--data", "digits", "--weights", "nowhere.safetensors"],
-            "nowhere.safetensors: this weight file does not exist",
-        ),
-        (["--data", "digits", "--part", "validation"], "part must be one of train, holdout, test; got 'validation'"),
-        (["--data", "digits", "--device", "abacus"], "device 'abacus' cannot be used"),
-        (["--data", "digits", "--workers", "-1"], "workers must be at least 0, got -1"),
-        (["--data", "folder:nowhere"], "nowhere: this folder of images does not exist"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_code_1(words: list[str], complaint: str) -> None:
-    result = prunus("evaluate", "lenet5", *words)
-    assert result.exit_code == 1 and complaint in result.stderr and not result.stdout
-    assert len(result.stderr.splitlines()) == 1

@@ -33,9 +33,9 @@ def test_no_verb_writes_into_a_pruning_run(pruning: Path) -> None:
     before = contents(pruning)
     quick = ["lenet5", "--data", "digits"]
     refused(prunus("train", *SHORT, "--out", pruning), str(pruning), "holds a pruning run")
-    refused(prunus("score", *quick, "--metric", "l1", "--out", pruning), "holds a pruning run")
-    refused(prunus("sensitivity", *quick, "--out", pruning), "holds a pruning run")
-    refused(prunus("sensitivity", *quick, "--out", pruning / "round-01"), "holds a round of a pruning run")
+    refused(prunus("inspect", *quick, "--scores", "l1", "--out", pruning), "holds a pruning run")
+    refused(prunus("inspect", *quick, "--sensitivity", "--out", pruning), "holds a pruning run")
+    refused(prunus("inspect", *quick, "--sensitivity", "--out", pruning / "round-01"), "holds a round of a pruning run")
     refused(prunus("show", "channels", *quick, "--layer", "conv1:out", "--out", pruning), "holds a pruning run")
     refused(prunus("export", "lenet5", pruning / "model.safetensors"), "belongs to a pruning run")
     refused(prunus("report", pruning, "--out", pruning / "plan.json"), "belongs to a pruning run")
@@ -53,7 +53,7 @@ def test_nothing_is_pruned_into_another_folder(tmp_path: Path) -> None:
     assert contents(tmp_path / "trained") == before
     StudyFolder(tmp_path / "study", "timing", {}).start()
     with pytest.raises(RunError, match="holds a study, not a pruning run"):
-        RunFolder(tmp_path / "study").start({"settings": {}})
+        RunFolder(tmp_path / "study").begin({"settings": {}})
     refused(prunus("train", *SHORT, "--out", tmp_path / "study"), "holds a study")
 
 

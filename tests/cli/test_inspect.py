@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -81,22 +80,18 @@ def test_what_stays_and_why() -> None:
     assert set(facts["units"]) == {"a:out"} and set(facts["frozen"]) == {"b", "fc"}
 
 
-@pytest.mark.parametrize(
-    "words, complaint",
-    [
-        (["resnet57"], "there is no model called 'resnet57'"),
-        (["resnet20", "--streams", "loose"], "streams must be one of select, coupled; got 'loose'"),
-        (["resnet20", "--plan", "nowhere.json"], "nowhere.json"),
-        (["tests.cli.test_inspect:nothing"], "nothing"),
-    ],
-)
-def test_mistakes(words: list[str], complaint: str) -> None:
-    result = prunus("inspect", *words)
-    assert result.exit_code == 1 and complaint in result.stderr
-
-
 def test_a_plan_of_another_network(tmp_path: Path) -> None:
     graph = sc.trace(create("resnet20").eval(), EXAMPLE)
     (tmp_path / "plan.json").write_text(sc.Plan.of(graph, {}).to_json())
     result = prunus("inspect", "resnet8", "--plan", tmp_path / "plan.json")
     assert result.exit_code == 1 and "the plan is for another network" in result.stderr
+
+
+def test_without_a_network_the_built_in_ones_are_listed() -> None:
+    said = lines(prunus("inspect"))
+    assert said[0].split() == ["name", "input", "classes", "MACs", "weights", "params"]
+    by_name = {line.split()[0]: line.split() for line in said}
+    assert by_name["resnet56"][1:9] == ["3x32x32", "10", "125.49", "M", "848.94", "K", "853.02", "K"]
+    assert by_name["vgg16_imagenet"][1:9] == ["3x224x224", "1000", "15.47", "G", "138.34", "M", "138.36", "M"]
+    assert sum(len(line.split()) > 1 and "x" in line.split()[1] for line in said[1:21]) == 20
+    assert any(line.startswith("zero-padded shortcuts: resnet8, resnet14") for line in said)

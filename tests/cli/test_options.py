@@ -1,47 +1,162 @@
-"""DataOptions and DeviceOptions: what they open, and what they refuse."""
+"""Options made from dataclasses of settings: help, groups, types, parsing, defaults, modes; devices."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import MISSING, dataclass
+from typing import Annotated, Any, Literal
 
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner, Result
 
-from prunus.cli.options import DataOptions, DeviceOptions, UndividedData
-from prunus.errors import DataError, RunError
-
-
-def test_images_have_the_size_that_the_model_takes() -> None:
-    """The digits are 8 x 8; CIFAR's ResNets take 32 x 32."""
-    assert DataOptions().load().shape == (1, 8, 8)
-    assert DataOptions().open("resnet8").shape == (1, 32, 32)
-    assert DataOptions(size=16).open("resnet8").shape == (1, 16, 16)
-    assert DataOptions().open("tests.nets:Chain").shape == (1, 8, 8)
+from prunus.cli.options import DeviceOptions, OnlyWith, Without, options_from_settings, refuse_other_modes
+from prunus.errors import PrunusError, RunError
+from prunus.util.options import option
 
 
-def test_how_images_are_divided_and_normalised() -> None:
-    """1,797 digits: 360 are for testing, and of the others a tenth is held out."""
-    images = DataOptions(mean="0.25", std="0.5", workers=3).open("resnet8", seed=1)
-    train, held, test = (images.count(part) for part in ("train", "holdout", "test"))  # type: ignore[arg-type]
-    assert train + held + test == 1797 and held == pytest.approx(0.1 * (train + held), abs=10)
-    assert (images.mean, images.std, images.workers) == ((0.25,), (0.5,), 3)
-    assert UndividedData().open("resnet8").count("holdout") == 0
-    other = DataOptions().open("resnet8", seed=2)
-    assert (images.parts["holdout"].labels[:50] != other.parts["holdout"].labels[:50]).any()
+def doubled(text: str) -> int:
+    return 2 * int(text)
+
+
+@dataclass(frozen=True)
+class Oven:
+    heat: int = option(180, "Degrees.", group="Goal", everyday=True)
+    trays: tuple[str, ...] = option((), "Trays to use.", group="Layers")
+    mode: Literal["fan", "grill"] | None = option(None, "Fan or grill.", group="Channels")
+    minutes: int | None = option(None, "Twice this number.", group="Goal", parse=doubled)
+    fan: bool = option(False, "Blow.", group="Goal")
+    secret: int = option(7, "Only Python can give this one.", hidden=True)
+    unlisted: int = 8
+
+
+@dataclass(frozen=True)
+class Plate:
+    size: int = option(MISSING, "Centimetres.", group="Output")
+    extras: list[str] = option(["salt"], "Extras.", group="Own group", hidden=True)
+
+
+def run(*words: str) -> tuple[Result, dict[str, Any]]:
+    heard: dict[str, Any] = {}
+
+    @options_from_settings
+    def verb(
+        plate: Plate,
+        oven: Oven,
+        name: Annotated[str, typer.Argument(help="What to bake.")],
+        note: Annotated[str, typer.Option(help="A remark.")] = "none",
+    ) -> None:
+        """Bake something."""
+        heard.update(plate=plate, oven=oven, name=name, note=note)
+
+    app = typer.Typer()
+    app.command()(verb)
+    return CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(app, list(words)), heard
+
+
+def test_defaults() -> None:
+    result, heard = run("bread", "--size", "3")
+    assert result.exit_code == 0, result.output
+    assert heard == {"plate": Plate(3, ["salt"]), "oven": Oven(180, (), None, None, False, 7, 8)} | {
+        "name": "bread",
+        "note": "none",
+    }
+
+
+def test_values() -> None:
+    typed = "--size 3 --heat 200 --trays a --trays b --mode grill --minutes 21 --fan --note hot"
+    result, heard = run("bread", *typed.split())
+    assert result.exit_code == 0, result.output
+    assert heard["oven"] == Oven(200, ("a", "b"), "grill", 42, True) and heard["note"] == "hot"
 
 
 @pytest.mark.parametrize(
-    "options, complaint",
+    "words, complaint",
     [
-        (DataOptions(mean="a,b"), "--mean must be numbers separated by commas, got 'a,b'"),
-        (DataOptions(workers=-1), "workers must be at least 0, got -1"),
-        (DataOptions(holdout="half"), "half"),
-        (DataOptions("cifar10", data_root=Path("nowhere")), "cifar10 was not found in nowhere"),
+        (["bread"], "Missing option '--size'"),
+        (["bread", "--size", "big"], "Invalid value for '--size'"),
+        (["bread", "--size", "3", "--secret", "1"], "No such option: --secret"),
+        (["bread", "--size", "3", "--unlisted", "1"], "No such option: --unlisted"),
+        (["bread", "--size", "3", "--extras", "x"], "No such option: --extras"),
+        (["--size", "3"], "Missing argument"),
     ],
 )
-def test_mistakes(options: DataOptions, complaint: str) -> None:
-    with pytest.raises(DataError, match=complaint):
-        options.open("resnet8")
+def test_mistakes_are_usage_errors(words: list[str], complaint: str) -> None:
+    result, heard = run(*words)
+    assert result.exit_code == 2 and complaint.lower() in result.stderr.lower() and not heard
+
+
+def test_help_has_titled_groups_in_their_order() -> None:
+    """Everyday options first; then Goal, Channels, Layers and Output, whatever the order of fields and classes."""
+    shown = run("--help")[0].stdout.splitlines()
+    titles = [line.strip("╭╮─ ") for line in shown if line.startswith("╭")]
+    assert titles == ["Arguments", "Options", "Everyday options", "Goal", "Channels", "Layers", "Output"]
+
+    def panel_of(words: str) -> str:
+        row = next(i for i, line in enumerate(shown) if words in line)
+        return titles[sum(line.startswith("╭") for line in shown[:row]) - 1]
+
+    expected = {
+        "--heat": "Everyday options",
+        "--minutes": "Goal",
+        "--fan": "Goal",
+        "--mode": "Channels",
+        "--trays": "Layers",
+        "--size": "Output",
+        "--note": "Options",
+        "Twice this number.": "Goal",
+        "[default: 180]": "Everyday options",
+    }
+    assert {words: panel_of(words) for words in expected} == expected
+    assert "secret" not in "".join(shown) and "Only Python" not in "".join(shown)
+
+
+@dataclass(frozen=True)
+class Bread:
+    flour: int = option(500, "Grams.", group="Goal")
+    minutes: int = option(40, "Of both.", group="Goal")
+
+
+@dataclass(frozen=True)
+class Cake:
+    eggs: int = option(3, "How many.", group="Goal")
+    minutes: int = option(40, "Of both.", group="Goal")
+    sugar: int = option(100, "Grams; Python alone has it.")
+
+
+def bake(*words: str) -> tuple[Result, list[Any]]:
+    heard: list[Any] = []
+
+    @options_from_settings
+    def verb(
+        bread: Annotated[Bread, OnlyWith("bread")],
+        cake: Annotated[Cake, OnlyWith("cake"), Without("sugar")],
+        context: typer.Context,
+        mode: Annotated[str | None, typer.Option()] = None,
+    ) -> None:
+        """Bake one of two things."""
+        refuse_other_modes(context, mode)
+        heard.extend((bread, cake))
+
+    app = typer.Typer()
+    app.command()(verb)
+    return CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(app, list(words)), heard
+
+
+def test_options_of_modes() -> None:
+    """An option that two classes have is one option, of both modes; one that is not offered has its default."""
+    shown = bake("--help")[0].stdout
+    for title in ("With --bread ─", "With --cake ─", "With --bread or --cake ─"):
+        assert title in shown
+    assert "--sugar" not in shown and shown.count("--minutes") == 1
+    assert bake("--mode", "cake", "--eggs", "4", "--minutes", "30")[1] == [Bread(500, 30), Cake(4, 30, 100)]
+    for words, complaint in (
+        (["--mode", "cake", "--flour", "1"], "--flour belongs to --bread: give that too, or leave --flour out"),
+        (["--minutes", "1"], "--minutes belongs to --bread or --cake"),
+    ):
+        error = bake(*words)[0].exception
+        assert isinstance(error, PrunusError) and complaint in str(error)
+    assert not bake("--mode", "bread")[0].exception
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

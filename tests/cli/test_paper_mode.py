@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 import prunus as sc
-from prunus.cli import prune as paper_mode
 from prunus.cli import prune as verb
+from prunus.cli.network import NamedModel
+from prunus.cli.paper_mode import paper_lines
 from prunus.errors import RunError
 from prunus.run import checkup as run_estimate
 from prunus.run import compress as compress_module
@@ -31,7 +32,7 @@ def weights(tmp_path: Path) -> Path:
 def heard_by(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> dict[str, Any]:
     """The options that a run would start with."""
     heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(verb, "_prune", lambda asked, folder: heard.append(asked))
+    monkeypatch.setattr(verb, "_prune", lambda asked, named, folder: heard.append(asked))
     lines(prunus("prune", *words))
     return heard[0]
 
@@ -106,33 +107,37 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
     assert not any(line.startswith("not pruned, as in the paper") for line in said)
 
 
+def told(model: str, data: str, settings: sc.Settings, classes: int = 10) -> list[str]:
+    """What is printed before a run of a network in the paper."""
+    asked = {"model": model, "data": data, "batch_size": 128, "augment": True, "holdout": "train:0.1"}
+    side = 64 if model == "resnet50" else 8
+    graph = sc.trace(create(model, classes), torch.zeros(1, 3, side, side), check=False)
+    return paper_lines(graph, settings, asked, NamedModel(model, model))
+
+
+def differing(said: list[str]) -> list[str]:
+    start = "different from the paper: "
+    return [line.removeprefix(start) for line in said if line.startswith(start)]
+
+
 @pytest.mark.parametrize("data", ["cifar100", "cifar10"])  # the recipe is for CIFAR-100
 def test_it_names_what_the_recipe_of_the_network_names(data: str) -> None:
-    asked = {"model": "preresnet164", "data": data, "batch_size": 128, "augment": True}
-    graph = sc.trace(create("preresnet164", 100), torch.zeros(1, 3, 8, 8), check=False)
-    recipe = load_recipe("resnet164-cifar100")
     settings = sc.Settings.paper(data, "preresnet164", exclude=("conv1:out", "*.shortcut:in"))
-    found = paper_mode._departures(graph, settings, asked, recipe, own=False)
-    assert found == ["The first block has no selection here: it reads the stem, which is no stream."]
+    first = "The first block has no selection here: it reads the stem, which is no stream."
+    assert differing(told("preresnet164", data, settings, 100)) == [first]
 
 
 def test_what_is_about_the_data_of_a_recipe_is_named_on_its_data_only() -> None:
-    graph = sc.trace(create("resnet50", 10), torch.zeros(1, 3, 64, 64), check=False)
     settings = sc.Settings.paper("cifar10", "resnet50", exclude=("conv1:out", "*.downsample.0:in"))
-    asked = {"model": "resnet50", "data": "cifar10", "batch_size": 128, "augment": True}
-    recipe = load_recipe("resnet50-imagenet-a")
     block = "ResBlock1_1 has no selection here: it reads the stem, which is no stream."
-    assert paper_mode._departures(graph, settings, asked, recipe, own=False) == [block]
+    assert differing(told("resnet50", "cifar10", settings)) == [block]
+    recipe = load_recipe("resnet50-imagenet-a")
     assert len(recipe.departs) == 2 and recipe.departs[0].startswith("Augmentation") and recipe.departs[1] == block
 
 
-def test_it_prints_the_sentences_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_prints_the_sentences_of_the_recipe() -> None:
     """Beside those about the unpruned network and its layers, which are the user's own."""
-    asked = {"model": "resnet56", "data": "cifar10", "batch_size": 128, "augment": True, "holdout": "train:0.1"}
-    graph = sc.trace(create("resnet56"), torch.zeros(1, 3, 8, 8), check=False)
-    said: list[str] = []
-    monkeypatch.setattr(paper_mode.console, "print", lambda text, **_: said.append(text))
-    paper_mode._say_settings(graph, sc.Settings.paper(), asked, own=False)
+    said = told("resnet56", "cifar10", sc.Settings.paper())
     printed = {text.removeprefix("left open in the paper: ") for text in said if text.startswith("left open")}
     left = set(load_recipe("resnet56-cifar10-a").left_open) - printed
     assert len(printed) == 6 and {text.split(" ")[0] for text in left} == {"How", "The", "k"} and len(left) == 3

@@ -27,12 +27,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("verb", "words", "text"),
     [
         ("separation", "--points 12 --each 2", "LDA 1"),
-        ("channels", "--rows 3 --metrics l1,gsd --top 4", "by L1 norm"),
+        ("channels", "--classes 3 --metrics l1,gsd --top 4", "by L1 norm"),
     ],
 )
 def test_the_verbs(verb: str, words: str, text: str, weights: Path, tmp_path: Path) -> None:
     for folder in ("one", "two"):
-        options = f"--num-images 100 --device cpu {words}".split()
+        options = f"--data digits --num-images 100 --device cpu {words}".split()
         done = prunus("show", verb, "lenet5", "--weights", weights, *options, "--out", tmp_path / folder)
         assert done.exit_code == 0, done.output
         assert f"written: {tmp_path / folder / verb}.png" in done.output and "conv2:out" in done.output
@@ -56,9 +56,3 @@ def test_without_arguments_the_demos_network(weights: Path, tmp_path: Path, monk
     assert done.exit_code == 0, done.output
     assert "layer2.0.conv1:out: by gsd, channel" in done.output
     assert Path("runs/show-resnet8-digits/channels.png").exists()
-
-
-def test_what_is_wrong_is_said(weights: Path) -> None:
-    done = prunus("show", "channels", "lenet5", "--weights", weights, "--layer", "conv9")
-    assert done.exit_code == 1 and "did you mean conv" in done.output
-    assert prunus("show", "channels", "lenet5", "--part", "tests").exit_code == 1

@@ -6,10 +6,14 @@ import csv
 import json
 from pathlib import Path
 
+import onnxruntime
 import pytest
+import torch
 
+import prunus as sc
 from tests.cli.command_line import lines, prunus
 from tests.cli.task_files import own_module, photos, street
+from tests.tasks.nets import Wrapped, sums
 
 
 @pytest.fixture
@@ -40,9 +44,9 @@ def test_train_evaluate_and_the_run_again(module: str, task: str) -> None:
     assert any(line.startswith(f"test: {NAMES[task]} ") for line in said)
     assert "accuracy" not in " ".join(said) and "top-1" not in " ".join(said)
     found = json.loads(" ".join(lines(prunus("evaluate", "trained", "--json"))))  # data and task are the run's
-    assert found["quality"]["name"] == NAMES[task] and "top1" not in found
+    assert found["quality"]["name"] == NAMES[task] and not found["details"]
     summary = json.loads(Path("trained/summary.json").read_text())
-    assert found["quality"]["value"] == pytest.approx(summary["test"]["top1"], abs=1e-6)
+    assert found["quality"]["value"] == pytest.approx(summary["test"]["quality"], abs=1e-6)
     said = lines(prunus("evaluate", "trained", "--part", "holdout"))
     assert any(line.startswith(NAMES[task]) for line in said)
 
@@ -50,9 +54,9 @@ def test_train_evaluate_and_the_run_again(module: str, task: str) -> None:
 @pytest.mark.parametrize("task", NAMES)
 def test_score_sensitivity_and_check(module: str, task: str) -> None:
     metric = "reader_energy" if task in ("regression", "own") else "gsd_reader"
-    said = lines(prunus("score", *given(module, task)))
+    said = lines(prunus("inspect", *given(module, task), "--scores", metric))
     assert f"units scored by {metric}" in said[0]
-    said = lines(prunus("sensitivity", *given(module, task), "--out", "sensitivity"))
+    said = lines(prunus("inspect", *given(module, task), "--sensitivity", "--out", "sensitivity"))
     assert NAMES[task] in said[0] and "accuracy" not in " ".join(said)
     found = json.loads(Path("sensitivity/sensitivity.json").read_text())
     assert found["measure"] == NAMES[task]
@@ -82,7 +86,7 @@ def test_prune_and_go_on(module: str, task: str) -> None:
     assert NAMES[task] in page and "accuracy" not in page.lower()
     assert prunus("prune", "--resume", "run").exit_code == 0
     found = json.loads(" ".join(lines(prunus("evaluate", "run", "--json"))))
-    assert found["quality"]["value"] == pytest.approx(summary["after"]["test"]["top1"], abs=1e-6)
+    assert found["quality"]["value"] == pytest.approx(summary["after"]["test"]["quality"], abs=1e-6)
 
 
 @pytest.mark.parametrize("task", ["segmentation", "regression"])
@@ -121,7 +125,72 @@ def test_what_does_not_fit_is_said(module: str) -> None:
     words = refused("show", "channels", f"{module}:adder", "--data", f"{module}:pairs")
     assert "this needs one class per image" in words
     assert "has no callable 'nothing'" in refused("evaluate", unet, "--task", f"{module}:nothing", "--data", "digits")
-    words = refused("score", *given(module, "regression"), "--metric", "gsd")
+    words = refused("inspect", *given(module, "regression"), "--scores", "gsd")
     assert "are no classes, which this metric separates" in words
     words = refused("evaluate", *given(module, "regression"), "--size", "8")
     assert f"--size does not apply to {module}:pairs, which prepares and divides its images itself" in words
+
+
+# -- two inputs of 1, 2 or 3 dimensions and a dataclass as output, through prune, resume, export, bench and report
+
+ADDERS = """
+import torch
+from tests.tasks.nets import Wrapped, sums
+
+def adder1():
+    torch.manual_seed(0)
+    return Wrapped(1)
+
+def adder2():
+    torch.manual_seed(0)
+    return Wrapped(2)
+
+def adder3():
+    torch.manual_seed(0)
+    return Wrapped(3)
+
+def data1():
+    return sums(1), sums(1, seed=1), sums(1, seed=2)
+
+def data2():
+    return sums(2), sums(2, seed=1), sums(2, seed=2)
+
+def data3():
+    return sums(3), sums(3, seed=1), sums(3, seed=2)
+"""
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_from_prune_to_bench(dimensions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "user_of_test_tasks"
+    (tmp_path / f"{name}.py").write_text(ADDERS)
+    given = [f"{name}:adder{dimensions}", "--task", "regression", "--data", f"{name}:data{dimensions}"]
+    said = lines(prunus("prune", *given, "--target", "0.4", "--repair", "bn", "--epochs", "1", "--out", "run"))
+    assert any("ms, batch 64" in line for line in said)
+    assert prunus("prune", "--resume", "run").exit_code == 0
+    assert "R2" in Path("run/report.html").read_text()
+
+    torch.manual_seed(0)
+    small = sc.load("run", Wrapped(dimensions)).eval()
+    (left, right), _ = sums(dimensions, seed=3)[0]
+    with torch.no_grad():
+        wanted = small(left, right)
+    lines(prunus("export", "run", "small.onnx"))
+    session = onnxruntime.InferenceSession("small.onnx")
+    feeds = {"left": left.numpy(), "right": right.numpy()}
+    found = [torch.from_numpy(each) for each in session.run(None, feeds)]
+    assert torch.allclose(found[0], wanted.features, atol=1e-5) and torch.allclose(found[1], wanted.logits, atol=1e-5)
+    lines(prunus("export", "run", "small.pt2"))
+    again = torch.export.load("small.pt2").module()(left, right)
+    assert torch.allclose(again.logits, wanted.logits, atol=1e-5)
+
+    engines = ("--engine", "eager", "--engine", "onnxruntime")
+    benched = json.loads(prunus("bench", "run", *engines, "--batch", "4", "--rounds", "2", "--json").stdout)
+    assert [(row["network"], row["engine"]) for row in benched["rows"]] == [
+        (network, engine) for network in ("original", "run") for engine in ("eager", "onnxruntime")
+    ]
+    macs = [benched["networks"][network]["macs"] for network in ("original", "run")]
+    assert macs[1] <= 0.61 * macs[0] and benched["notes"] == []
+    sides = " x ".join(["1", *["6"] * dimensions])
+    assert f"on {sides} and {sides}:" in lines(prunus("inspect", "run"))[0]

@@ -29,6 +29,7 @@ complaints = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 EXIT_ERROR = 1  # a PrunusError: wrong input, a missing file, a goal that cannot be reached
 EXIT_INTERRUPTED = 130
+PIPED_WIDTH = 1000  # in a file or a pipe, where there are no columns to fit into, rows of tables are not broken
 
 
 def friendly(verb: Callable[P, T]) -> Callable[P, T]:
@@ -39,6 +40,8 @@ def friendly(verb: Callable[P, T]) -> Callable[P, T]:
         columns = os.environ.get("COLUMNS", "")
         if columns.isdigit():  # it may have changed since this module was imported
             console.width = complaints.width = int(columns)
+        elif not console.is_terminal:
+            console.width = PIPED_WIDTH
         try:
             run_early_checks(verb, kwargs)
             return verb(*args, **kwargs)

@@ -165,13 +165,23 @@ def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
     return kind(**chosen)
 
 
-def command_line(verb: str, argument: str, *settings: Any, always: Collection[str] = ()) -> str:
-    """The command that gives these settings again. Options at their default are left out, except those in `always`."""
+def command_line(
+    verb: str, argument: str, *settings: Any, always: Collection[str] = (), never: Collection[str] = ()
+) -> str:
+    """The command that gives these settings again. Options at their default are left out, except those in `always`.
+
+    Args:
+        verb: As it is typed.
+        argument: MODEL.
+        settings: Objects whose fields are options.
+        always: Options that are named even at their default.
+        never: Options that the verb does not offer.
+    """
     words = ["prunus", verb, argument]
     for each in settings:
         for field, _ in _offered(type(each)):
             value = getattr(each, field.name)
-            if value != default_of(field) or field.name in always:
+            if field.name not in never and (value != default_of(field) or field.name in always):
                 words += _words(f"--{field.name.replace('_', '-')}", value)
     return shlex.join(words)
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 DEFAULT_TARGET = 0.5
 DEMO = {"target": 0.5, "rounds": 2, "k": 4, "epochs": 24, "lr": 0.02, "augment": False, "distill": True}
 # Settings that are rarely worth changing in a run; Python has them, and `train` and `inspect --sensitivity` do.
-PYTHON_ONLY = Without("measure", "trial_ratio", "trials", "ema", "temperature", "distill_weight", "views")
+PYTHON_ONLY = Without("measure", "trial_ratio", "trials", "ema", "distill_weight", "views")
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,9 @@ def _prune(asked: dict[str, Any], named: NamedModel, place: FolderOptions) -> No
     refuse_others(folder, PRUNING)
     options, device = settings_from(PruneOptions, asked), settings_from(DeviceOptions, asked)
     settings, data = settings_from(Settings, asked), settings_from(EverydayData, asked)
-    again = command_line("prune", asked["model"], data, options, settings, device, always=("data",))
+    again = command_line(
+        "prune", asked["model"], data, options, settings, device, always=("data",), never=PYTHON_ONLY.names
+    )
     settings = _with_goal(settings)
     rank, world = rank_and_world(device.device)
     images = data.open(named, settings.seed, settings.task)

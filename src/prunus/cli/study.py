@@ -158,7 +158,7 @@ def effectiveness(
 
         prunus study effectiveness resnet56=w.safetensors --data cifar10
 
-        prunus study effectiveness vgg16=v.pt --data cifar10 --metrics gsd,di --epochs 150
+        prunus study effectiveness vgg16=v.pt --data cifar10 --metrics gsd,di
     """
     named = trained(models, weights)
     data = data.known_for(named[0])
@@ -235,7 +235,7 @@ def sensitivity(
 
         prunus study sensitivity resnet56=w.safetensors --data cifar10
 
-        prunus study sensitivity resnet56=w.safetensors --data cifar10 --start runs/prune
+        prunus study sensitivity resnet56=w.pt --data cifar10 --start runs/a
     """
     (named,) = trained([model], weights)
     data = data.known_for(named)
@@ -355,7 +355,6 @@ TITLES = {  # short ones, so that a line fits a terminal
     "macs_removed": "cut",
     "params": "weights",
     "params_removed": "cut",
-    "source": "",
 }
 
 
@@ -398,11 +397,14 @@ def results_table(
     elif form == "markdown":
         say(as_markdown(result.rows))
     else:
-        for (network, images), rows in groupby(result.rows, key=lambda row: (row["network"], row["data"])):
-            marked = [row if row["source"] == OWN else {**row, "source": ""} for row in rows]
-            titles, cells = as_cells(marked, TITLES)
+        for (network, images), group in groupby(result.rows, key=lambda row: (row["network"], row["data"])):
+            rows = [{**row, "by": row["by"].replace("prunus", OWN)} if row["source"] == OWN else row for row in group]
+            # Columns that no published row has, such as top-5 on CIFAR, would make the line too long for a terminal.
+            others = [row for row in rows if row["source"] != OWN] or rows
+            used = {key: title for key, title in TITLES.items() if any(row[key] is not None for row in others)}
+            titles, cells = as_cells(rows, used)
             say(f"{network} on {images}, as published unless marked; accuracies and cuts in %")
-            console.print(table(titles, cells, set(titles) - {"method", "by", ""}))
+            console.print(table(titles, cells, set(titles) - {"method", "by"}))
     if form in ("text", "markdown"):
         say()
         for note in result.notes:

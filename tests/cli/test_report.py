@@ -1,15 +1,16 @@
-"""`prunus watch` and `prune --watch`: they say where the page is, show the run at work, and end with it."""
+"""`prunus report` and `prune --watch`: pages of runs at work, finished, and beside each other."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import save_file
 
-from prunus.cli import watch
+from prunus.cli import report
 from prunus.report import live
 from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
@@ -41,8 +42,8 @@ def test_a_run_can_be_watched(done: tuple[Path, list[str], list[str]]) -> None:
     assert f"watch it: {(folder / 'report.html').as_uri()} (open it in a browser)" in said
     assert any("No round is finished yet" in page for page in pages)
     assert any("1 round so far" in page and "lenet5 on digits: round 2 is at work" in page for page in pages)
-    report = (folder / "report.html").read_text(encoding="utf-8")
-    assert "What was removed:" in report and 'http-equiv="refresh"' not in report  # the report came last
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "What was removed:" in page and 'http-equiv="refresh"' not in page  # the report came last
     assert not (folder / "progress.json").exists() and "--watch" not in (folder / "config.json").read_text()
 
 
@@ -50,7 +51,7 @@ def test_watch_ends_with_the_run_or_when_told(
     done: tuple[Path, list[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = done[0]
-    (said,) = lines(prunus("watch", folder, columns=400))
+    (said,) = lines(prunus("report", folder, "--live", columns=400))
     assert said == f"the run has finished: prunus report {folder}"
     summary = (folder / "summary.json").read_bytes()
     (folder / "summary.json").unlink()
@@ -58,8 +59,8 @@ def test_watch_ends_with_the_run_or_when_told(
     def finish(_: float) -> None:
         (folder / "summary.json").write_bytes(summary)
 
-    monkeypatch.setattr(watch.time, "sleep", finish)
-    where, ended = lines(prunus("watch", folder, columns=400))
+    monkeypatch.setattr(report.time, "sleep", finish)
+    where, ended = lines(prunus("report", folder, "--live", columns=400))
     assert (
         re.fullmatch(r"watch it: file:///.*/report\.html \(open it in a browser\)", where)
         and ended == f"the run has finished: {folder}"
@@ -69,13 +70,26 @@ def test_watch_ends_with_the_run_or_when_told(
         raise KeyboardInterrupt
 
     (folder / "summary.json").unlink()
-    monkeypatch.setattr(watch.time, "sleep", interrupt)
-    assert lines(prunus("watch", folder))[-1] == "stopped watching; the run goes on"
+    monkeypatch.setattr(report.time, "sleep", interrupt)
+    assert lines(prunus("report", folder, "--live"))[-1] == "stopped watching; the run goes on"
     (folder / "summary.json").write_bytes(summary)
 
 
-def test_what_cannot_be_watched(tmp_path: Path) -> None:
-    result = prunus("watch", tmp_path, columns=400)
+def test_pages_of_a_run_at_work_and_of_several(done: tuple[Path, list[str], list[str]], tmp_path: Path) -> None:
+    folder = done[0]
+    (said,) = lines(prunus("report", folder, "--out", tmp_path / "page.html", columns=400))
+    assert said == f"written: {tmp_path / 'page.html'}" and "What was removed:" in (tmp_path / "page.html").read_text()
+    at_work = tmp_path / "at-work"
+    shutil.copytree(folder, at_work)
+    (at_work / "summary.json").unlink()
+    (said,) = lines(prunus("report", at_work, columns=400))
+    assert said == f"the run is not finished; written: {at_work / 'report.html'}"
+    assert "is at work" in (at_work / "report.html").read_text()
+    said = lines(prunus("report", folder, at_work, "--out", tmp_path / "both", columns=400))
+    assert said[0].split() == ["run", "quality", "after", "change", "MACs"] and "B at-work: not finished" in said
+    assert (tmp_path / "both" / "compare.html").exists() and (tmp_path / "both" / "compare.json").exists()
+
+
+def test_what_cannot_be_followed(tmp_path: Path) -> None:
+    result = prunus("report", tmp_path, "--live", columns=400)
     assert result.exit_code == 1 and "holds no run; name the folder of a `prunus prune`" in result.stderr
-    result = prunus("watch", tmp_path / "nothing", columns=400)
-    assert result.exit_code == 1 and "does not exist" in result.stderr

@@ -1,19 +1,21 @@
-"""Small things that a user meets: how to go on after Ctrl-C, tables of 80 columns, where the time went."""
+"""What all verbs share: how to go on after Ctrl-C, tables of 80 columns, where the time went."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from safetensors.torch import save_file
 
 from prunus.cli import prune
-from prunus.cli.console import blocks, columns, complaints, resumable
+from prunus.cli.console import complaints, resumable, table
 from prunus.errors import FileError
 from prunus.util.files import atomic
 from prunus.zoo.models import create
@@ -49,14 +51,14 @@ def _interrupt(*_: Any, **__: Any) -> None:
     [
         ("prunus.train.fit.fit", ("train", "lenet5", "--data", "digits")),
         (
-            "prunus.studies.effectiveness.effectiveness",
+            "prunus.studies.effectiveness_study.effectiveness",
             ("study", "effectiveness", "lenet5", "--data", "digits", "--weights", "w.safetensors"),
         ),
         (
-            "prunus.studies.sensitivity.sensitivity",
+            "prunus.studies.sensitivity_study.sensitivity",
             ("study", "sensitivity", "lenet5", "--data", "digits", "--weights", "w.safetensors"),
         ),
-        ("prunus.studies.timing.timing", ("study", "timing", "lenet5", "--data", "digits")),
+        ("prunus.studies.timing_study.timing", ("study", "timing", "lenet5", "--data", "digits")),
     ],
     ids=lambda value: value.rpartition(".")[2] if isinstance(value, str) else " ".join(value[:2]),
 )
@@ -72,46 +74,23 @@ def test_ctrl_c_in_long_verbs(
     assert f"interrupted; to continue: prunus {' '.join(words)}" in found.stderr
 
 
-def test_the_last_column_wraps() -> None:
-    shown = columns(("a", "title"), [["x", "one two three four five six"]], width=24)
-    assert shown.splitlines() == ["a  title", "x  one two three four", "   five six"]
-
-
-def test_the_widest_columns_wrap_and_words_are_whole() -> None:
-    shown = columns(("unit", "first", "second"), [["layer1.0", "1:2 3:4", "5:6 7:8 9:10"]], width=24)
-    # layer1.0 has 8 characters and the gaps 4: 12 remain for columns of 7 and 12, which become 6 and 6.
-    assert shown.splitlines() == [
-        "unit      first   second",
-        "layer1.0  1:2     5:6",
-        "          3:4     7:8",
-        "                  9:10",
-    ]
-    assert columns(("a",), [["unbreakable"]], width=4).splitlines() == ["a", "unbreakable"]
-
-
-def test_many_columns_become_several_tables() -> None:
-    rows = [["x", "1.00", "2.00", "3.00"], ["y", "4.00", "5.00", "6.00"]]
-    shown = blocks(("", "a", "b", "c"), rows, numbers="abc", width=13)
-    assert shown.splitlines() == [
-        "      a     b",
-        "x  1.00  2.00",
-        "y  4.00  5.00",
-        "",
-        "      c",
-        "x  3.00",
-        "y  6.00",
-    ]
+def test_numbers_are_never_broken_and_words_are_if_they_must() -> None:
+    shown = table(("a", "title", "n"), [["x", "one two three four five six", "12,345"]], numbers=("n",))
+    written = StringIO()
+    Console(width=24, file=written).print(shown)
+    told = [line.rstrip() for line in written.getvalue().splitlines()]
+    assert told == ["a  title               n", "x  one two three  12,345", "   four five six"]
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("models",),
+        ("inspect",),
         ("reproduce",),
-        ("data", "list"),
+        ("data",),
         ("inspect", "resnet56"),
         ("inspect", "lenet5", "--plan", "plan.json"),
-        ("score", "resnet8", "--data", "digits", "--metric", "all", "--num-images", "40"),
+        ("inspect", "resnet8", "--data", "digits", "--scores", "all", "--num-images", "40"),
     ],
     ids=" ".join,
 )
@@ -124,10 +103,11 @@ def test_lists_fit_80_columns(words: tuple[str, ...], pruned_lenet: Path, monkey
 
 def test_all_of_the_time_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(prune.console, "print", lambda text, **_: said.append(text))
+    monkeypatch.setattr(prune.console, "print", lambda *_, **__: None)
+    monkeypatch.setattr(prune, "say", said.append)
     monkeypatch.setattr("prunus.run.summary.headline", lambda _summary: [["", "", "", ""]])
     summary: dict[str, Any] = {"seconds": {"score": 6.0, "repair": 6.2, "this_call": 58.2}, "notes": ["slower"]}
-    prune.say(SimpleNamespace(summary=summary, rounds=(1,)), Path("runs/a"), Path("runs/a/report.html"))  # type: ignore[arg-type]
+    prune.print_result(SimpleNamespace(summary=summary, rounds=(1,)), Path("runs/a"), Path("runs/a/report.html"))  # type: ignore[arg-type]
     assert "\n1 round in 58 s: score 6 s, repair 6 s, evaluation, timing and the rest 46 s" in said
     assert "note: slower" in said
     assert 'load it with: prunus.load("runs/a", original_model).eval()' in said
