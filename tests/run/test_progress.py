@@ -30,7 +30,7 @@ class Heard:
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     trained()  # it is trained once, and that is not of interest here
     found = Heard()
-    monkeypatch.setattr(progress, "_display", lambda: found)
+    monkeypatch.setattr(progress, "_new_display", lambda: found)
     return found
 
 

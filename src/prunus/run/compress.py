@@ -277,7 +277,7 @@ def _summary(
         return folder.parse(SUMMARY, _checked_summary)
     summary = to_data(summarise(context, plan, current, before, rounds))
     folder.write(SUMMARY, {"format": FORMAT, "version": VERSION, **summary})
-    figures = {f"result/speedup batch {size}": found["ratio"] for size, found in summary["speedup"].items()}
+    figures = {f"result/speedup batch {size}": speed["ratio"] for size, speed in summary["speedup"].items()}
     for side in ("before", "after"):
         test = summary[side]["test"]
         figures[f"result/test {context.quality.name} {side}"] = None if test is None else test["quality"]

@@ -123,14 +123,14 @@ def doubts(evaluation: Evaluation, model: nn.Module, example: Any, task: Task) -
     with evaluating(model), torch.no_grad():
         output = call(model, copy.deepcopy(example))
     chance = task.chance(output if task.outputs is None else task.outputs(output))
-    found = [sentence for sentence in [too_good(evaluation)] if sentence]
+    sentences = [sentence for sentence in [too_good(evaluation)] if sentence]
     if evaluation.quality < CHANCE * chance:
-        found.append(
+        sentences.append(
             f"the network scores {100 * evaluation.quality:.1f}% on the held-out images, about what guessing among "
             f"{1 / chance:.0f} classes gives: check the weights, the labels and the normalisation of the images before "
             "pruning it"
         )
-    return found
+    return sentences
 
 
 class Stopwatch:

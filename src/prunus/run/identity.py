@@ -69,10 +69,10 @@ def refuse_other(
         shares = stored.get("processes") != facts["processes"] and not isinstance(loader, Loader)
         if name not in stored or shares:
             continue
-        found = _data_difference(stored[name], facts[name], PARTS.get(name, f"{name} images"), loader)
-        if found is not None:
+        difference = _data_difference(stored[name], facts[name], PARTS.get(name, f"{name} images"), loader)
+        if difference is not None:
             raise RunError(
-                f"{path} holds a {what} on other data: {found}. Use another folder, or the same data to continue "
+                f"{path} holds a {what} on other data: {difference}. Use another folder, or the same data to continue "
                 f"that {what}"
             )
 
@@ -158,8 +158,8 @@ def images_in(loader: Any) -> int | None:
         known = getattr(loader, "num_images", None)
         return known if isinstance(known, int) else None
 
-    found: int | None = _unless_it_fails(count)
-    return found
+    images: int | None = _unless_it_fails(count)
+    return images
 
 
 def _read(loader: Batches, count: int, times: int) -> list[Facts]:

@@ -111,20 +111,20 @@ def departures(
     """
     wanted = paper_settings(Settings(), data, model)
     words_for_none = {"last_epochs": "as before", "num_images": "all", "max_drop": "no limit"}
-    found = []
+    lines = []
     for name in ("preset", "epochs", "last_epochs", "lr", "num_images", "max_drop"):
         papers, here = getattr(wanted, name), getattr(settings, name)
         if papers != here:
             shown = [words_for_none.get(name) if value is None else value for value in (papers, here)]
-            found.append(f"{name} {shown[0]} -> {shown[1]}")
+            lines.append(f"{name} {shown[0]} -> {shown[1]}")
     if settings.k is not None and (units is None or settings.k != max(1, round(units / 3))):
-        found.append(f"k a third of the units -> {settings.k}")
+        lines.append(f"k a third of the units -> {settings.k}")
     if settings.only:
-        found.append(f"only all units -> {', '.join(settings.only)}")
+        lines.append(f"only all units -> {', '.join(settings.only)}")
     elif exclude is not None and set(settings.exclude) != set(exclude):
-        found.append(f"exclude {', '.join(exclude) or 'nothing'} -> {', '.join(settings.exclude) or 'nothing'}")
+        lines.append(f"exclude {', '.join(exclude) or 'nothing'} -> {', '.join(settings.exclude) or 'nothing'}")
     task = settings.task if isinstance(settings.task, str | None) else settings.task.name or "of your own"
-    return found if task in (None, DEFAULT_TASK) else [*found, f"task {DEFAULT_TASK} -> {task}"]
+    return lines if task in (None, DEFAULT_TASK) else [*lines, f"task {DEFAULT_TASK} -> {task}"]
 
 
 def ridge_of(settings: Settings) -> float | None:

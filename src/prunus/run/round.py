@@ -385,12 +385,12 @@ def _checked_fit(returned: Any, pruned: nn.Module) -> nn.Module:
         hint = "; if it trains the network in place, end it with `return model`" if returned is None else ""
         kind = "None" if returned is None else f"a {type(returned).__name__}"
         raise RunError(f"your fit function must return the retrained network, but returned {kind}{hint}")
-    found, given = ({n: list(t.shape) for n, t in model.state_dict().items()} for model in (returned, pruned))
-    odd = next((name for name in {**found, **given} if found.get(name) != given.get(name)), None)
+    got, given = ({n: list(t.shape) for n, t in model.state_dict().items()} for model in (returned, pruned))
+    odd = next((name for name in {**got, **given} if got.get(name) != given.get(name)), None)
     if odd is not None:
         raise RunError(
             f"your fit function must return the network that it was given, retrained: {odd} is "
-            f"{found.get(odd, 'missing')} in the network that it returned, and {given.get(odd, 'missing')} in the one "
+            f"{got.get(odd, 'missing')} in the network that it returned, and {given.get(odd, 'missing')} in the one "
             "that it was given"
         )
     same_origin(returned, pruned)  # it may be a network built anew

@@ -204,7 +204,7 @@ def headline(record: Mapping[str, Any]) -> list[list[str]]:
             continue
         rows.append([f"{part} {text.name}", text.shown(was.quality), text.shown(now.quality)])
         rows[-1].append(text.change(now.quality - was.quality))
-        for name in was.details.keys() & now.details.keys():
+        for name in (name for name in was.details if name in now.details):
             old, new = was.details[name], now.details[name]
             if old < 0.999:  # nothing can be said where nearly all images have it
                 title = "top-5" if name == "top5" else name
@@ -236,9 +236,9 @@ def speed_notes(speed: SpeedFigures | None) -> list[str]:
             f"Speed: {asked}, {predicted}. The times of layers are of another machine ({speed.machine}), so it was "
             "not measured here: time the network there, with `prunus bench`."
         ]
-    found = speed.measured
-    measured = f"{found.ratio:.2f}x ({found.low:.2f} to {found.high:.2f}) measured"
-    short = "" if found.high >= speed.asked else " This is less than asked: no split that was tried is faster."
+    ratio = speed.measured
+    measured = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) measured"
+    short = "" if ratio.high >= speed.asked else " This is less than asked: no split that was tried is faster."
     return [f"Speed in {speed.engine}, batch {speed.batch}: {asked}, {predicted}, {measured}.{short}"]
 
 
@@ -324,10 +324,10 @@ def _test_quality(context: RunContext, models: Mapping[str, nn.Module]) -> dict[
     """
     test, provided, by_class = context.data.test, context.settings.evaluate, context.task.by_class
     loader = context.data.holdout if test is None else test
-    found: dict[str, Evaluation | None] = dict.fromkeys(models)
+    tests: dict[str, Evaluation | None] = dict.fromkeys(models)
     sides: dict[str, ClassFigures | None] = {}
     if test is None and provided is not None:
-        return found
+        return tests
     phase = "classes" if test is None else "test"
     for done, (name, model) in enumerate(models.items()):
         context.say(phase, done, len(models))
@@ -335,7 +335,7 @@ def _test_quality(context: RunContext, models: Mapping[str, nn.Module]) -> dict[
             evaluation, sides[name] = context.evaluate(model, loader), None
         else:
             evaluation, sides[name] = evaluate_by_class(model, loader, context.task)
-        found[name] = None if test is None else evaluation
+        tests[name] = None if test is None else evaluation
     context.say(phase, len(models), len(models))
     before, after = sides["before"], sides["after"]
     if by_class is not None and before is not None and after is not None:
@@ -350,7 +350,7 @@ def _test_quality(context: RunContext, models: Mapping[str, nn.Module]) -> dict[
             after=ClassSide(after.values, after.confused, after.complete),
         )
         context.folder.write(CLASSES, {"format": CLASSES_FORMAT, "version": 1, **to_data(table)})
-    return found
+    return tests
 
 
 # -- network.json: which layer feeds which, for drawings of the network

@@ -197,11 +197,11 @@ def processes_apart() -> Iterator[tuple[int, int]]:
             "this study shares its rows among processes, and each process works alone: call it under torchrun without "
             "initialising torch.distributed first"
         )
-    found = {name: os.environ.pop(name) for name in TORCHRUN if name in os.environ}
+    hidden = {name: os.environ.pop(name) for name in TORCHRUN if name in os.environ}
     try:
-        yield int(found.get("RANK", 0)), int(found.get("WORLD_SIZE", 1))
+        yield int(hidden.get("RANK", 0)), int(hidden.get("WORLD_SIZE", 1))
     finally:
-        os.environ.update(found)
+        os.environ.update(hidden)
 
 
 def wait_until(ready: Callable[[], bool]) -> None:
