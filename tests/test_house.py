@@ -20,7 +20,7 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SO
 PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 
 # Each room may import the rooms before it (and itself): imports run downhill.
-HILL = "errors util graph tasks timing score plots repair decide train run ship studies report cli".split()  # noqa: SIM905
+HILL = "errors util graph tasks timing score repair decide train plots run ship studies report cli".split()  # noqa: SIM905
 ZOO_GUESTS = {"run", "ship", "studies", "report", "cli"}  # rooms that may import the zoo, which knows only util
 SHELLS = {"studies", "report", "cli", "__main__"}  # rooms that may import the package itself
 
