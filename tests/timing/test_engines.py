@@ -19,7 +19,7 @@ from prunus.errors import ModelError, RunError
 from prunus.ship.bench import bench
 from prunus.timing import engines
 from prunus.timing.engines import ENGINES, Engine, PreparedModel
-from prunus.timing.engines.openvino import compile_model
+from prunus.timing.engines.onnx import compile_for_openvino
 from prunus.util.batches import call
 from tests.timing.networks import Difference, Scaled
 
@@ -168,7 +168,7 @@ def test_inputs_of_any_structure_and_any_number_of_images_openvino() -> None:
 
 def test_a_file_that_is_no_network_is_an_error() -> None:
     with pytest.raises(ModelError, match="OpenVINO cannot run the network"):
-        compile_model(b"nothing", 1)
+        compile_for_openvino(b"nothing", 1)
 
 
 def test_a_missing_package_is_named_openvino(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from prunus.timing import latency, layer_blocks
 from prunus.timing import layer_timing as measure
 from prunus.timing.engines import ENGINES
 from prunus.timing.latency_table import TimingCache, cache_folder, widths_to_time
-from prunus.timing.layer_blocks import find_blocks
+from prunus.timing.layer_blocks import Run, find_blocks
 from prunus.timing.layer_timing import (
     Stopwatch,
     coarse,
@@ -212,7 +212,7 @@ def test_every_kind_of_layer_as_a_graph(name: str) -> None:
     graph = sc.trace(seeded(NETS[name].build), NETS[name].example())
     for block in find_blocks(graph):
         inputs, outputs = block.widths
-        content, shape = layer_blocks.onnx_block(block, inputs, outputs, 2)
+        content, shape = layer_blocks.onnx_graph(block, Run("block", inputs, outputs), 2)
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         (made,) = session.run(None, {"x": np.zeros(shape, np.float32)})
         wanted = list(block.out_shape)
@@ -225,13 +225,11 @@ def test_a_block_in_onnxruntime_is_what_is_behind_the_convolution_before_it() ->
     graph = small_graph()
     (block,) = [block for block in find_blocks(graph) if block.layer == "one"]
     total = measure.layer_sum(ENGINES["onnxruntime"], block, 4, 8)
-    assert [run.what for run in total.plus] == ["block"] and [run.what for run in total.minus] == ["before"]
-    content, shape = layer_blocks.onnx_before(block, 4, 2)
-    (made,) = onnxruntime.InferenceSession(content).run(None, {"x": np.zeros(shape, np.float32)})
-    assert made.shape == (2, 4, 1, 1)
-    content, shape = layer_blocks.onnx_reading(block, 3, 2, selected_from=4)
-    (made,) = onnxruntime.InferenceSession(content).run(None, {"x": np.zeros(shape, np.float32)})
-    assert made.shape == (2, layer_blocks.READ, 1, 1)
+    assert {run.what: sign for run, sign in total.items()} == {"block": 1, "before": -1}
+    for run, channels in ((Run("before", 4), 4), (Run("selection", 3), layer_blocks.READ)):
+        content, shape = layer_blocks.onnx_graph(block, run, 2)
+        (made,) = onnxruntime.InferenceSession(content).run(None, {"x": np.zeros(shape, np.float32)})
+        assert made.shape == (2, channels, 1, 1)
 
 
 class FakeEvent:

@@ -92,7 +92,7 @@ def label_counts(logits: Tensor, labels: Tensor) -> Tensor:
 
 def f1_of_labels(sums: Tensor) -> Tensor:
     """2 TP / (2 TP + FP + FN) of each label: [L], NaN for one that is neither there nor predicted."""
-    hits, false, missed = sums.double()
+    hits, false, missed = sums.double().unbind()
     return 2 * hits / (2 * hits + false + missed)
 
 

@@ -73,7 +73,11 @@ def latency(
     timings: list[Timing] = []
     networks = [model for model in models.values() if isinstance(model, nn.Module)]
     with ready_to_time(networks, threads):
-        prepared = {name: _prepared(model, engine, example, batch_sizes) for name, model in models.items()}
+        prepared = dict[str, PreparedModel]()
+        for name, model in models.items():
+            if isinstance(model, nn.Module):
+                model = prepare(model, engine, example, batch_sizes)
+            prepared[name] = model if isinstance(model, PreparedModel) else PreparedModel(model, torch.device("cpu"))
         for done, size in enumerate(batch_sizes):
             batch = repeated(example, size)
             runs = [partial(model.run, placed(batch, model.device)) for model in prepared.values()]
@@ -143,12 +147,6 @@ def check_example(example: Any) -> None:
     if not tensors or tensors[0].dim() < 2 or any(value.dim() and not len(value) for value in tensors):
         got = [list(value.shape) for value in tensors] or type(example).__name__
         raise DataError(f"the example should be a batch of at least one image [N, C, H, W], got {got}")
-
-
-def _prepared(model: Any, engine: str, example: Any, batch_sizes: Sequence[int]) -> PreparedModel:
-    if isinstance(model, nn.Module):
-        return prepare(model, engine, example, batch_sizes)
-    return model if isinstance(model, PreparedModel) else PreparedModel(model, torch.device("cpu"))
 
 
 # -- turns

@@ -19,7 +19,7 @@ import os
 import platform
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -113,20 +113,19 @@ class LayerTimes:
         if not all(math.isfinite(second) for row in (*self.seconds, self.selecting) for second in row):
             raise ValueError("times must be finite numbers")
 
-    def at(self, inputs: int, outputs: int, *, selects: bool = False) -> float:
-        """Seconds for these numbers of inputs and outputs; see `shares` for widths that were not timed."""
-        key = (inputs, outputs, selects)
-        if key not in self._estimates:
-            rows, columns = shares(inputs, self.inputs), shares(outputs, self.outputs)
-            estimate = sum(a * b * self.seconds[i][j] for i, a in rows for j, b in columns)
-            if selects and self.selecting:
-                estimate += sum(share * self.selecting[i] for i, share in rows)
-            self._estimates[key] = estimate
-        return self._estimates[key]
-
     @cached_property
     def _estimates(self) -> dict[tuple[int, int, bool], float]:
         return {}
+
+    def at(self, inputs: int, outputs: int, *, selects: bool = False) -> float:
+        """Seconds for these numbers of inputs and outputs; see `shares` for widths that were not timed."""
+        known, key = self._estimates, (inputs, outputs, selects)
+        if key not in known:
+            rows, columns = shares(inputs, self.inputs), shares(outputs, self.outputs)
+            known[key] = sum(a * b * self.seconds[i][j] for i, a in rows for j, b in columns)
+            if selects and self.selecting:
+                known[key] += sum(share * self.selecting[i] for i, share in rows)
+        return known[key]
 
     @property
     def grid(self) -> npt.NDArray[np.float64]:
@@ -193,8 +192,8 @@ def machine_of(device: torch.device) -> tuple[str, str]:
     return f"{entry('model name') or platform.machine()} {numbers}".strip(), instructions
 
 
-FORMAT = "prunus-latency-table"
-VERSION = 1
+FORMAT, CACHE_FORMAT, VERSION = "prunus-latency-table", "prunus-latency-cache", 1
+_REMEDY = "measure this network: prunus inspect MODEL --latency --out table.json"
 
 
 @dataclass(frozen=True, repr=False)
@@ -274,24 +273,18 @@ class LatencyTable:
     def check(self, graph: ChannelGraph) -> None:
         """Raise RunError unless the layers of the network were timed."""
         kinds = kinds_of(graph)
-        wrong = next(
-            (f"it has layers that this one does not have, such as {n!r}" for n in self.layers if n not in kinds), ""
-        )
-        for name, kind in {} if wrong else kinds.items():
+        wrong = [f"it has layers that this one does not have, such as {n!r}" for n in self.layers if n not in kinds]
+        for name, kind in kinds.items():
             layer, times = graph.layers[name], self.layers.get(name)
             if times is None:
-                wrong = f"it has no layer {name!r}"
+                wrong.append(f"it has no layer {name!r}")
             elif times.kinds != kind:
-                wrong = f"its layer {name!r} is {' and '.join(times.kinds)}, not {' and '.join(kind)}"
+                wrong.append(f"its layer {name!r} is {' and '.join(times.kinds)}, not {' and '.join(kind)}")
             elif layer.inputs > times.inputs[-1] or (not layer.depthwise and layer.outputs > times.outputs[-1]):
-                wrong = (
-                    f"its layer {name!r} has {times.inputs[-1]} inputs and {times.outputs[-1]} outputs, not "
-                    f"{layer.inputs} and {layer.outputs}"
-                )
-            if wrong:
-                break
+                timed = f"{times.inputs[-1]} inputs and {times.outputs[-1]} outputs"
+                wrong.append(f"its layer {name!r} has {timed}, not {layer.inputs} and {layer.outputs}")
         if wrong:
-            raise RunError(f"the latency table is of another network: {wrong}; {_REMEDY}")
+            raise RunError(f"the latency table is of another network: {wrong[0]}; {_REMEDY}")
 
     def save(self, path: str | Path) -> None:
         """Write the table to a file, whole or not at all."""
@@ -301,9 +294,6 @@ class LatencyTable:
     def load(cls, path: str | Path) -> LatencyTable:
         """Read a table that `save` wrote. FileError if the file is missing or broken."""
         return read_record(Path(path), cls, FORMAT, VERSION)
-
-
-_REMEDY = "measure this network: prunus inspect MODEL --latency --out table.json"
 
 
 def open_table(path: str | Path, graph: ChannelGraph) -> LatencyTable:
@@ -354,8 +344,9 @@ class TimingCache:
         if not path.exists():
             return cls(setting, {})
         try:
-            cache = read_record(path, cls, "prunus-latency-cache", VERSION)
-            if cache.setting != setting or not all(map(math.isfinite, _seconds(cache.timings))):
+            cache = read_record(path, cls, CACHE_FORMAT, VERSION)
+            finite = all(math.isfinite(second) for times in cache.timings.values() for second in times.values())
+            if cache.setting != setting or not finite:
                 raise FileError(f"{path} is not a file of timings that this prunus wrote")
         except FileError as error:
             raise FileError(f"{error}; delete it, and layers are timed again") from error
@@ -363,11 +354,7 @@ class TimingCache:
 
     def save(self) -> None:
         """Keep the timings, whole or not at all."""
-        write_record(self.path(self.setting), self, "prunus-latency-cache", VERSION)
-
-
-def _seconds(timings: Timings) -> Iterator[float]:
-    return (second for times in timings.values() for second in times.values())
+        write_record(self.path(self.setting), self, CACHE_FORMAT, VERSION)
 
 
 def cache_folder() -> Path:

@@ -14,37 +14,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from prunus.graph import layer_surgery
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.selection import selection_of, unselect
 from prunus.graph.traced import CONVOLUTIONS, MIXING, TRANSPOSED, Traced, is_depthwise, only_user
-from prunus.graph.units import Indices
 from prunus.timing.engines import Engine
 
-ACTIVATIONS: tuple[type[nn.Module], ...] = (
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Tanh,
-)
-FUNCTIONS: Mapping[Any, type[nn.Module]] = {
-    F.relu: nn.ReLU,
-    torch.relu: nn.ReLU,
-    torch.relu_: nn.ReLU,
-    "relu": nn.ReLU,
-    "relu_": nn.ReLU,
-    F.relu6: nn.ReLU6,
-    F.hardswish: nn.Hardswish,
-    F.hardsigmoid: nn.Hardsigmoid,
-    F.silu: nn.SiLU,
-    torch.sigmoid: nn.Sigmoid,
-    "sigmoid": nn.Sigmoid,
+# Activations that engines fuse with the layer before them -> the functions and methods that compute the same
+ACTIVATIONS: Mapping[type[nn.Module], tuple[Any, ...]] = {
+    nn.ReLU: (F.relu, torch.relu, torch.relu_, "relu", "relu_"),
+    nn.ReLU6: (F.relu6,),
+    nn.LeakyReLU: (),
+    nn.Hardswish: (F.hardswish,),
+    nn.Hardsigmoid: (F.hardsigmoid,),
+    nn.SiLU: (F.silu,),
+    nn.Sigmoid: (torch.sigmoid, "sigmoid"),
+    nn.Tanh: (),
 }
 
 
@@ -108,9 +95,14 @@ def _block(traced: Traced, node: fx.Node) -> Block:
     norm = traced.batch_norm_after(node)
     if norm is not None and selection_of(traced.module(norm)) is None:
         modules, last = [*modules, traced.module(norm)], norm
-    found = _activation_after(traced, last)
-    if found is not None:
-        modules, last = [*modules, found[0]], found[1]
+    user, activation = only_user(last), None
+    if user is not None and user.op == "call_module":
+        module = traced.module(user)
+        activation = module if type(module) in ACTIVATIONS and _is_plain(module) else None
+    elif user is not None and user.op in ("call_function", "call_method") and user.all_input_nodes == [last]:
+        activation = next((kind() for kind, targets in ACTIVATIONS.items() if user.target in targets), None)
+    if user is not None and activation is not None:
+        modules, last = [*modules, activation], user
     block = nn.Sequential(*(copy.deepcopy(module) for module in modules)).eval()
     unselect(block[0])
     read = node.all_input_nodes[0]
@@ -119,29 +111,18 @@ def _block(traced: Traced, node: fx.Node) -> Block:
     return Block(str(node.target), kind, block, in_shape, traced.shapes[node.name], read.op == "placeholder", last)
 
 
-def _activation_after(traced: Traced, node: fx.Node) -> tuple[nn.Module, fx.Node] | None:
-    user = only_user(node)
-    if user is None:
-        return None
-    if user.op == "call_module":
-        module = traced.module(user)
-        return (module, user) if type(module) in ACTIVATIONS and _is_plain(module) else None
-    kind = FUNCTIONS.get(user.target) if user.op in ("call_function", "call_method") else None
-    return None if kind is None or user.all_input_nodes != [node] else (kind(), user)
-
-
 def _kind(name: str, block: nn.Sequential, in_shape: torch.Size, out_shape: torch.Size, first: bool) -> str:
     """What the time of a block depends on. Only layers of torch itself are known by their settings: two layers of
     another class may differ in something that does not show, so the name of the layer tells them apart."""
     layer = block[0]
     inside = slice(1, -1) if isinstance(layer, nn.Linear) else slice(2, None)
     area = f"{_joined(in_shape[inside])}->{_joined(out_shape[inside])}"
-    words = [_settings(layer), area, *(_settings(module) for module in list(block)[1:])]
-    words.append(str(next(block.parameters()).dtype).removeprefix("torch."))
-    words += ["first"] * first
+    parts = [_settings(layer), area, *(_settings(module) for module in list(block)[1:])]
+    parts.append(str(next(block.parameters()).dtype).removeprefix("torch."))
+    parts += ["first"] * first
     if not all(_is_plain(module) for module in block):
-        words.append(f"layer {name}")
-    return " ".join(word for word in words if word)
+        parts.append(f"layer {name}")
+    return " ".join(part for part in parts if part)
 
 
 def is_shared(kind: str) -> bool:
@@ -171,14 +152,70 @@ def _is_plain(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.") and not any(hooks) and "forward" not in vars(module)
 
 
-# Blocks that run in PyTorch, cut to some of their widths.
+# -- runs: what is timed for a layer or a selection. In PyTorch it is the block itself, in others small ONNX graphs.
 
 
-def torch_run(block: Block, inputs: int, outputs: int, batch: int, device: torch.device) -> Callable[[], Any]:
-    """A call that runs the block with these numbers of inputs and outputs on random images."""
-    width, wide = block.widths
+@dataclass(frozen=True)
+class Run:
+    """Something that can be run and timed.
+
+    block: the block with these numbers of inputs and outputs. before: what comes before it. reading: what comes before
+    it and a 1x1 convolution. selection: the same, with the inputs selected from a wider stream.
+    """
+
+    what: Literal["block", "before", "selection", "reading"]
+    inputs: int
+    outputs: int = 0
+
+
+Sum = dict[Run, int]  # a time as a sum of the times of runs: run -> 1, or -1 if it is subtracted
+
+
+def layer_sum(engine: Engine, block: Block, inputs: int, outputs: int) -> Sum:
+    """How the time of a block with these widths is measured."""
+    run = Run("block", inputs, outputs)
+    return {run: 1} if engine.open_onnx is None or not has_before(block) else {run: 1, Run("before", inputs): -1}
+
+
+def selection_sum(engine: Engine, block: Block, inputs: int) -> Sum:
+    """How the time of selecting this number of the block's inputs is measured."""
+    run = Run("selection", inputs)
+    if engine.open_onnx is None or not has_before(block):
+        return {run: 1}
+    return {run: 1, Run("before", inputs): 1, Run("before", block.widths[0]): -1, Run("reading", inputs): -1}
+
+
+def has_before(block: Block) -> bool:
+    """Whether a convolution is put in front of a block."""
+    return not block.first and not isinstance(block.modules[0], nn.Linear)
+
+
+def open_run(
+    engine: Engine, block: Block, run: Run, images: int, device: torch.device, threads: int
+) -> Callable[[], Any]:
+    """A function that performs a run once, on random images."""
+    if engine.open_onnx is None:
+        return _torch_run(block, run, images, device)
+    model, shape = onnx_graph(block, run, images)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    return partial(engine.open_onnx(model, threads), x)
+
+
+def _torch_run(block: Block, run: Run, images: int, device: torch.device) -> Callable[[], Any]:
+    """The block with only the first channels of each group, or the selection of these channels."""
+    (width, wide), size = block.widths, [images, *block.in_shape[1:]]
+    size[block.axis] = width if run.what == "selection" else run.inputs
+    weight = next(block.modules.parameters())
+    x = torch.randn(size, device=device, dtype=weight.dtype)
+    if weight.dim() == 4 and not weight.is_contiguous():  # in the layout of the weights
+        x = x.contiguous(memory_format=torch.channels_last)
+    kept, made = (
+        np.arange(n).reshape(block.groups, -1)[:, : count // block.groups].reshape(-1)
+        for n, count in ((width, run.inputs), (wide, run.outputs))
+    )
+    if run.what == "selection":
+        return partial(x.index_select, block.axis, torch.from_numpy(kept).to(device))
     cut = copy.deepcopy(block.modules)
-    kept, made = (_first(w, block.groups, n) for w, n in ((width, inputs), (wide, outputs)))
     if block.depthwise:
         layer_surgery.shrink_depthwise(cut[0], kept)
         made = layer_surgery.depthwise_filters(block.modules[0], kept)
@@ -186,37 +223,15 @@ def torch_run(block: Block, inputs: int, outputs: int, batch: int, device: torch
         layer_surgery.shrink_mixing(cut[0], kept, made)
     for module in list(cut)[1:]:
         layer_surgery.shrink_channelwise(module, made, wide)
-    return partial(cut, random_input(block, inputs, batch, device))
+    return partial(cut, x)
 
 
-def torch_selection(block: Block, inputs: int, batch: int, device: torch.device) -> Callable[[], Any]:
-    """A call that selects this number of the block's inputs."""
-    width = block.widths[0]
-    x = random_input(block, width, batch, device)
-    return partial(x.index_select, block.axis, torch.from_numpy(_first(width, block.groups, inputs)).to(device))
-
-
-def random_input(block: Block, inputs: int, batch: int, device: torch.device) -> Tensor:
-    """Random images as the block reads them, with this number of channels, in the layout of its weights."""
-    size = [batch, *block.in_shape[1:]]
-    size[block.axis] = inputs
-    weight = next(block.modules.parameters())
-    x = torch.randn(size, device=device, dtype=weight.dtype)
-    last = weight.dim() == 4 and not weight.is_contiguous()
-    return x.contiguous(memory_format=torch.channels_last) if last else x
-
-
-def _first(width: int, groups: int, count: int) -> Indices:
-    """The first channels of each group."""
-    return np.arange(width).reshape(groups, -1)[:, : count // groups].reshape(-1)
-
-
-# Blocks as small ONNX graphs, for engines that read ONNX.
+# -- small ONNX graphs, for engines that read ONNX
 
 FED = 4  # channels that the convolution before a block reads
 READ = 16  # outputs of the convolution behind a selection
 OPSET = 18
-_SIMPLE = {
+_NAMES = {
     nn.ReLU: "Relu",
     nn.LeakyReLU: "LeakyRelu",
     nn.Hardswish: "HardSwish",
@@ -237,14 +252,13 @@ class OnnxGraph:
         self._float: int = TensorProto.FLOAT
         self._nodes: list[Any] = []
         self._weights: list[Any] = []
-        self._end = "x"
+        self.end = "x"
 
-    def add(self, operation: str, *inputs: str, **attributes: Any) -> str:
+    def add(self, operation: str, *inputs: str, **attributes: Any) -> None:
         """An operation on the value at the end, and its other inputs. Its value is the new end."""
         name = f"v{len(self._nodes)}"
-        self._nodes.append(self._helper.make_node(operation, [self._end, *inputs], [name], **attributes))
-        self._end = name
-        return name
+        self._nodes.append(self._helper.make_node(operation, [self.end, *inputs], [name], **attributes))
+        self.end = name
 
     def constant(self, values: npt.NDArray[Any]) -> str:
         """A weight."""
@@ -261,70 +275,42 @@ class OnnxGraph:
 
     def serialized(self) -> bytes:
         """The graph as the bytes of an ONNX file."""
-        output = self._helper.make_tensor_value_info(self._end, self._float, None)
+        output = self._helper.make_tensor_value_info(self.end, self._float, None)
         graph = self._helper.make_graph(self._nodes, "block", [self._input], [output], self._weights)
         opset = self._helper.make_opsetid("", OPSET)
         made: bytes = self._helper.make_model(graph, opset_imports=[opset], ir_version=9).SerializeToString()
         return made
 
 
-def onnx_block(block: Block, inputs: int, outputs: int, images: int) -> tuple[bytes, tuple[int, ...]]:
-    """The graph of a block with these numbers of inputs and outputs, and the shape of its input."""
-    graph, shape = _begun(block, inputs, images)
-    if isinstance(block.modules[0], nn.Linear):
-        _add_linear(graph, block, inputs, outputs)
-    else:
-        _add_convolution(graph, block, inputs, outputs)
-    for module in list(block.modules)[1:]:
-        _add_activation(graph, module)
-    if not isinstance(block.modules[0], nn.Linear):
-        _add_pool(graph, tuple(block.out_shape[2:]))
-    return graph.serialized(), shape
-
-
-def onnx_before(block: Block, inputs: int, images: int) -> tuple[bytes, tuple[int, ...]]:
-    """The graph in front of a block that reads this number of inputs."""
-    graph, shape = _begun(block, inputs, images)
-    _add_pool(graph, tuple(block.in_shape[2:]))
-    return graph.serialized(), shape
-
-
-def onnx_reading(block: Block, inputs: int, images: int, *, selected_from: int = 0) -> tuple[bytes, tuple[int, ...]]:
-    """A 1x1 convolution of this number of inputs, which may be selected from a wider stream."""
-    graph, shape = _begun(block, selected_from or inputs, images)
-    if selected_from:
-        chosen = np.sort(np.random.default_rng(0).permutation(selected_from)[:inputs]).astype(np.int64)
+def onnx_graph(block: Block, run: Run, images: int) -> tuple[bytes, tuple[int, ...]]:
+    """The graph of a run, and the shape of its input."""
+    is_linear = isinstance(block.modules[0], nn.Linear)
+    width = block.widths[0] if run.what == "selection" else run.inputs
+    size, ones = [images, *block.in_shape[1:]], [1] * (len(block.in_shape) - 2)
+    size[block.axis] = FED if has_before(block) else width
+    graph, area = OnnxGraph(tuple(size)), block.in_shape[2:]
+    if has_before(block):
+        graph.add("Conv", graph.random(width, FED, *ones), graph.random(width))
+        graph.add("Relu")
+    if run.what == "selection":
+        chosen = np.sort(np.random.default_rng(0).permutation(width)[: run.inputs]).astype(np.int64)
         graph.add("Gather", graph.constant(chosen), axis=block.axis)
-    if block.axis == 1 and not isinstance(block.modules[0], nn.Linear):
-        ones = [1] * (len(block.in_shape) - 2)
-        graph.add("Conv", graph.random(READ, inputs, *ones), graph.random(READ))
-        _add_pool(graph, tuple(block.in_shape[2:]))
-    return graph.serialized(), shape
-
-
-def has_before(block: Block) -> bool:
-    """Whether a convolution is put in front of a block."""
-    return not block.first and not isinstance(block.modules[0], nn.Linear)
-
-
-def _begun(block: Block, inputs: int, images: int) -> tuple[OnnxGraph, tuple[int, ...]]:
-    size = [images, *block.in_shape[1:]]
-    if not has_before(block):
-        size[block.axis] = inputs
-        return OnnxGraph(tuple(size)), tuple(size)
-    size[1] = FED
-    graph = OnnxGraph(tuple(size))
-    graph.add("Conv", graph.random(inputs, FED, *[1] * (len(size) - 2)), graph.random(inputs))
-    graph.add("Relu")
-    return graph, tuple(size)
-
-
-def _add_linear(graph: OnnxGraph, block: Block, inputs: int, outputs: int) -> None:
-    if len(block.in_shape) == 2:
-        graph.add("Gemm", graph.random(outputs, inputs), graph.random(outputs), transB=1)
-    else:
-        graph.add("MatMul", graph.random(inputs, outputs))
-        graph.add("Add", graph.random(outputs))
+    if run.what == "block":
+        area = block.out_shape[2:]
+        if not is_linear:
+            _add_convolution(graph, block, run.inputs, run.outputs)
+        elif len(block.in_shape) == 2:
+            graph.add("Gemm", graph.random(run.outputs, run.inputs), graph.random(run.outputs), transB=1)
+        else:
+            graph.add("MatMul", graph.random(run.inputs, run.outputs))
+            graph.add("Add", graph.random(run.outputs))
+        for module in list(block.modules)[1:]:
+            _add_activation(graph, module)
+    elif run.what != "before" and not is_linear:
+        graph.add("Conv", graph.random(READ, run.inputs, *ones), graph.random(READ))
+    if not is_linear:  # one position of the image: takes no time, and any layout
+        graph.add("MaxPool", kernel_shape=[1] * len(area), strides=[max(1, n) for n in area])
+    return graph.serialized(), tuple(size)
 
 
 def _add_convolution(graph: OnnxGraph, block: Block, inputs: int, outputs: int) -> None:
@@ -350,73 +336,13 @@ def _add_convolution(graph: OnnxGraph, block: Block, inputs: int, outputs: int) 
 
 def _add_activation(graph: OnnxGraph, module: nn.Module) -> None:
     """A batch norm is folded into the layer before it, so it adds nothing."""
-    if type(module) in _SIMPLE:
-        graph.add(_SIMPLE[type(module)])
+    if type(module) in _NAMES:
+        graph.add(_NAMES[type(module)])
     elif isinstance(module, nn.ReLU6):
         graph.add("Clip", *(graph.constant(np.array(edge, dtype=np.float32)) for edge in (0.0, 6.0)))
     elif isinstance(module, nn.Hardsigmoid):
         graph.add("HardSigmoid", alpha=1 / 6, beta=0.5)
     elif isinstance(module, nn.SiLU):
-        before = graph._end
+        before = graph.end
         graph.add("Sigmoid")
         graph.add("Mul", before)
-
-
-def _add_pool(graph: OnnxGraph, area: tuple[int, ...]) -> None:
-    """One position of the image: takes no time, and any layout."""
-    graph.add("MaxPool", kernel_shape=[1] * len(area), strides=[max(1, n) for n in area])
-
-
-# What is run to time a layer or a selection: in PyTorch the block itself, in other engines small ONNX graphs.
-
-
-@dataclass(frozen=True)
-class Run:
-    """Something that can be run and timed."""
-
-    what: Literal["block", "before", "selection", "reading"]
-    inputs: int
-    outputs: int = 0
-
-
-@dataclass(frozen=True)
-class Sum:
-    """A time as a sum of the times of runs, minus the times of others."""
-
-    plus: tuple[Run, ...]
-    minus: tuple[Run, ...] = ()
-
-
-def layer_sum(engine: Engine, block: Block, inputs: int, outputs: int) -> Sum:
-    """How the time of a block with these widths is measured."""
-    run = Run("block", inputs, outputs)
-    if engine.open_onnx is None or not has_before(block):
-        return Sum((run,))
-    return Sum((run,), (Run("before", inputs),))
-
-
-def selection_sum(engine: Engine, block: Block, inputs: int) -> Sum:
-    """How the time of selecting this number of the block's inputs is measured."""
-    run = Run("selection", inputs)
-    if engine.open_onnx is None or not has_before(block):
-        return Sum((run,))
-    return Sum((run, Run("before", inputs)), (Run("before", block.widths[0]), Run("reading", inputs)))
-
-
-def open_run(
-    engine: Engine, block: Block, run: Run, images: int, device: torch.device, threads: int
-) -> Callable[[], Any]:
-    """A function that performs a run once."""
-    if engine.open_onnx is None:
-        if run.what == "selection":
-            return torch_selection(block, run.inputs, images, device)
-        return torch_run(block, run.inputs, run.outputs, images, device)
-    if run.what == "block":
-        model, shape = onnx_block(block, run.inputs, run.outputs, images)
-    elif run.what == "before":
-        model, shape = onnx_before(block, run.inputs, images)
-    else:
-        wide = block.widths[0] if run.what == "selection" else 0
-        model, shape = onnx_reading(block, run.inputs, images, selected_from=wide)
-    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    return partial(engine.open_onnx(model, threads), x)

@@ -1,7 +1,7 @@
 """Measure a latency table: time what the user's cache folder does not hold yet, and keep it there.
 
-Layers are timed alone, at many widths, in small programs. A layer takes longer inside a network (caches), so the times are
-calibrated on two whole networks, the unpruned one and one with half of the channels:
+Layers are timed alone, at many widths, in small programs. A layer takes longer inside a network (caches), so the times
+are calibrated on two whole networks, the unpruned one and one with half of the channels:
 
     whole = scale x layers + remainder,    half = scale x layers of half + share of outside x remainder.
 """
@@ -360,18 +360,19 @@ class _Job:
         def opened(run: Run, images: int) -> Call:
             return open_run(timings.engine, self.block, run, images, timings.device, setting.threads)
 
-        longest = max((run for s in self.sums.values() for run in s.plus), key=lambda run: (run.inputs, run.outputs))
+        added = [run for total in self.sums.values() for run, sign in total.items() if sign > 0]
+        longest = max(added, key=lambda run: (run.inputs, run.outputs))
         trial = watch.trial(opened(longest, batch))
         images = batch if len(self.block.in_shape) == 2 else max(1, min(batch, int(batch * LONGEST / trial)))
         rounds = max(FEWEST, min(MOST, math.ceil(ENOUGH / REPEATS / trial)))
         names = list(self.sums)
         for start in range(0, len(names), TOGETHER):
             part = {name: self.sums[name] for name in names[start : start + TOGETHER]}
-            runs = list(dict.fromkeys(run for s in part.values() for run in (*s.plus, *s.minus)))
+            runs = list(dict.fromkeys(run for total in part.values() for run in total))
             took = dict(zip(runs, watch.seconds([opened(run, images) for run in runs], rounds, REPEATS), strict=True))
             yield {
-                name: batch / images * max(SMALLEST, sum(took[r] for r in s.plus) - sum(took[r] for r in s.minus))
-                for name, s in part.items()
+                name: batch / images * max(SMALLEST, sum(sign * took[run] for run, sign in total.items()))
+                for name, total in part.items()
             }
 
 

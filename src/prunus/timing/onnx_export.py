@@ -7,8 +7,7 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +25,6 @@ from prunus.timing.engines import require
 from prunus.util.batches import call, device_of
 from prunus.util.state import evaluating, generators_kept
 
-# A network as a program of torch.export, and the comparison of an exported network with the original.
-
 TOLERANCE = 1e-3  # share of the largest output: other kernels add in another order
 
 
@@ -41,23 +38,16 @@ class Difference:
 
 def export_program(model: nn.Module, example: Example, dynamic_batch: bool) -> Any:
     """The program of torch.export, for any number of images (`dynamic_batch`) or for that of the example."""
-    args, kwargs = _example_call(example, dynamic_batch)
+    args, kwargs = as_call(example)
     shapes = None
     if dynamic_batch:
         batch = torch.export.Dim("batch")
+        # two images, because torch takes a size of 1 for a constant
+        double = lambda v: torch.cat([v[:1], v[:1]]) if isinstance(v, Tensor) and v.dim() else v  # noqa: E731
+        args, kwargs = tree_map(double, args), tree_map(double, kwargs)
         given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
         shapes = tree_map(lambda v: {0: batch} if isinstance(v, Tensor) and v.dim() else None, dict(given))
-    _register_outputs(model, args, kwargs)
-    try:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
-    except Exception as error:
-        reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
-        hint = " Try dynamic_batch=False: the file then takes a fixed number of images." if dynamic_batch else ""
-        raise ModelError(f"torch.export cannot follow {type(model).__name__}: {reason}.{hint}") from error
-
-
-def _register_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell torch.export about dataclasses in the model's output, which it does not look into by itself."""
+    # torch.export does not look into dataclasses in the model's output unless it is told about them.
     with evaluating(model), generators_kept(), torch.no_grad():
         left = [model(*tree_map(copied, args), **tree_map(copied, kwargs))]
     while left:
@@ -66,15 +56,12 @@ def _register_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
                 kind = type(value)
                 torch.export.register_dataclass(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
                 left += [getattr(value, field.name) for field in dataclasses.fields(value)]
-
-
-def _example_call(example: Example, dynamic_batch: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The example's arguments. A dynamic batch gets two images, because torch takes a size of 1 for a constant."""
-    args, kwargs = as_call(example)
-    if dynamic_batch:
-        double = lambda v: torch.cat([v[:1], v[:1]]) if isinstance(v, Tensor) and v.dim() else v  # noqa: E731
-        args, kwargs = tree_map(double, args), tree_map(double, kwargs)
-    return args, kwargs
+    try:
+        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    except Exception as error:
+        reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
+        hint = " Try dynamic_batch=False: the file then takes a fixed number of images." if dynamic_batch else ""
+        raise ModelError(f"torch.export cannot follow {type(model).__name__}: {reason}.{hint}") from error
 
 
 def compare(model: nn.Module, exported: Callable[[Any], Any], batches: list[Any]) -> Difference:
@@ -82,7 +69,13 @@ def compare(model: nn.Module, exported: Callable[[Any], Any], batches: list[Any]
 
     exported: takes a batch of the same structure and returns the same outputs, in any nesting.
     """
-    error = max(relative_error(_outputs(model, batch), tree_flatten(exported(batch))[0]) for batch in batches)
+
+    def outputs(batch: Any) -> list[Any]:
+        home = device_of(model)
+        placed = tree_map(lambda v: v.to(home) if isinstance(v, Tensor) else v, batch)
+        return [o.cpu() if isinstance(o, Tensor) else o for o in tree_flatten(call(model, placed))[0]]
+
+    error = max(relative_error(outputs(batch), tree_flatten(exported(batch))[0]) for batch in batches)
     if not error <= TOLERANCE:
         raise ModelError(
             f"the exported network's output differs from PyTorch's by {error:.1e} of the largest value; "
@@ -93,8 +86,18 @@ def compare(model: nn.Module, exported: Callable[[Any], Any], batches: list[Any]
 
 def comparison_batches(example: Example, images: Tensor | None, dynamic_batch: bool) -> list[Any]:
     """Batches to compare on: the given images, or random ones. A dynamic batch is tried with several and with one."""
+    draw = torch.Generator().manual_seed(0)
+
+    def random_like(value: Any, count: int | None) -> Any:
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        shape = (count or len(value), *value.shape[1:])
+        if not value.is_floating_point():
+            return value[:1].expand(shape).contiguous()
+        return torch.randn(shape, generator=draw).to(value)
+
     if images is None:
-        return _random_batches(example, dynamic_batch)
+        return [tree_map(lambda v, n=n: random_like(v, n), example) for n in ((3, 1) if dynamic_batch else (None,))]
     shape = tree_flatten(example)[0][0].shape
     if not isinstance(example, Tensor) or images.shape[1:] != shape[1:] or not len(images):
         raise DataError(
@@ -106,26 +109,6 @@ def comparison_batches(example: Example, images: Tensor | None, dynamic_batch: b
     if len(images) < size:
         raise DataError(f"the file takes {size} images at a time, but only {len(images)} were given to compare on")
     return [images[i : i + size] for i in range(0, len(images) - size + 1, size)]
-
-
-def _random_batches(example: Example, dynamic_batch: bool) -> list[Any]:
-    draw = torch.Generator().manual_seed(0)
-
-    def like(value: Any, count: int | None) -> Any:
-        if not isinstance(value, Tensor) or not value.dim():
-            return value
-        shape = (count or len(value), *value.shape[1:])
-        if not value.is_floating_point():
-            return value[:1].expand(shape).contiguous()
-        return torch.randn(shape, generator=draw).to(value)
-
-    return [tree_map(lambda v, n=n: like(v, n), example) for n in ((3, 1) if dynamic_batch else (None,))]
-
-
-def _outputs(model: nn.Module, batch: Any) -> list[Any]:
-    home = device_of(model)
-    placed = tree_map(lambda v: v.to(home) if isinstance(v, Tensor) else v, batch)
-    return [o.cpu() if isinstance(o, Tensor) else o for o in tree_flatten(call(model, placed))[0]]
 
 
 def relative_error(want: list[Any], got: list[Any]) -> float:
@@ -181,44 +164,60 @@ def open_session(path: Path | bytes, threads: int) -> Any:
         raise ModelError(f"onnxruntime cannot run the file: {str(error).strip().splitlines()[0]}") from error
 
 
-def run_session(session: Any, batch: Any) -> list[Any]:
-    """The outputs for a batch: a tensor, or a tuple or dict of tensors, in the order of the network's arguments."""
-    tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor)]
-    names = [given.name for given in session.get_inputs()]
+def inputs_of(batch: Any, names: list[str]) -> list[Any]:
+    """The arrays for inputs of these names: a tensor, or a tuple or dict of tensors, in the order of forward's."""
     if isinstance(batch, dict) and len(names) > 1:
-        feed = {name: np.ascontiguousarray(batch[name].cpu().numpy()) for name in names}
+        tensors = [batch[name] for name in names]
     else:
-        feed = {name: np.ascontiguousarray(t.cpu().numpy()) for name, t in zip(names, tensors, strict=True)}
-    outputs: list[Any] = session.run(None, feed)
+        tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor)]
+    return [np.ascontiguousarray(t.cpu().numpy()) for t in tensors]
+
+
+def run_session(session: Any, batch: Any) -> list[Any]:
+    """The outputs of an onnxruntime session for a batch."""
+    names = [given.name for given in session.get_inputs()]
+    outputs: list[Any] = session.run(None, dict(zip(names, inputs_of(batch, names), strict=True)))
     return outputs
 
 
 def _write(program: Any, path: Path, opset: int | None) -> int:
+    """Write a program in an opset (torch's own choice if not given); returns the opset of the file."""
     import onnx
+    from onnx import version_converter
 
     newest = onnx.defs.onnx_opset_version()
     if opset is not None and not 1 <= opset <= newest:
         raise ModelError(f"the installed onnx knows opsets 1 to {newest}, not {opset}")
-    proto = _onnx_program(program, opset if opset is None else max(opset, OLDEST))
-    if opset is not None and opset < OLDEST:
-        proto = _older(proto, opset)
-    found = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
-    if opset is not None and found != opset:
-        raise ModelError(f"ONNX opset {opset} was requested, but torch's exporter can only write opset {found}")
-    onnx.save(proto, path)
-    return int(found)
-
-
-def _onnx_program(program: Any, opset: int | None) -> Any:
-    with _quiet("torch.onnx"):
-        try:
-            made = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset, **_names(program))
-        except Exception as error:
-            which = f" (opset {opset})" if opset else ""
-            raise ModelError(f"ONNX cannot express this network{which}: {_first_cause(error)}") from error
+    asked = None if opset is None else max(opset, OLDEST)
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        made = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=asked, **_names(program))
+    except Exception as error:
+        cause: BaseException = error  # torch's exporter wraps the original error in advice to its own developers
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+        which = f" (opset {asked})" if asked else ""
+        raise ModelError(f"ONNX cannot express this network{which}: {reason}") from error
+    finally:
+        logger.setLevel(level)
     proto = made.model_proto  # type: ignore[union-attr]
     _name_batch_axis(proto.graph)
-    return proto
+    if opset is not None and opset < OLDEST:
+        try:
+            proto = version_converter.convert_version(proto, opset)
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0].rpartition("failed: ")[2] if str(error).strip() else ""
+            raise ModelError(
+                f"this network cannot be written in ONNX opset {opset} ({reason}); use opset {OLDEST} or later"
+            ) from error
+    written = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
+    if opset is not None and written != opset:
+        raise ModelError(f"ONNX opset {opset} was requested, but torch's exporter can only write opset {written}")
+    onnx.save(proto, path)
+    return int(written)
 
 
 def _names(program: Any) -> dict[str, Any]:
@@ -226,10 +225,10 @@ def _names(program: Any) -> dict[str, Any]:
     outputs = program.call_spec.out_spec
     places = outputs.unflatten(list(range(outputs.num_leaves)))  # the structure of the output, with numbers for tensors
     if isinstance(places, dict) and sorted(places.values(), key=str) == list(range(len(places))):
-        found = [str(key) for key, _ in sorted(places.items(), key=lambda pair: pair[1])]
+        names = [str(key) for key, _ in sorted(places.items(), key=lambda pair: pair[1])]
     else:
-        found = [f"output_{number}" for number in range(outputs.num_leaves)]
-    named = {"output_names": ["output"] if outputs.num_leaves == 1 else found}
+        names = [f"output_{number}" for number in range(outputs.num_leaves)]
+    named = {"output_names": ["output"] if outputs.num_leaves == 1 else names}
     return {**named, "input_names": ["input"]} if len(program.graph_signature.user_inputs) == 1 else named
 
 
@@ -242,42 +241,11 @@ def _name_batch_axis(graph: Any) -> None:
         size.dim_param = re.sub(rf"\b{symbol}\b", "batch", size.dim_param)
 
 
-def _first_cause(error: BaseException) -> str:
-    """The original error in one line. torch's exporter wraps it in advice to its own developers."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _older(proto: Any, opset: int) -> Any:
-    from onnx import version_converter
-
-    try:
-        return version_converter.convert_version(proto, opset)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0].rpartition("failed: ")[2] if str(error).strip() else ""
-        raise ModelError(
-            f"this network cannot be written in ONNX opset {opset} ({reason}); use opset {OLDEST} or later"
-        ) from error
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Silence a logger below errors."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-# A finished ONNX file as a network: engines that read ONNX run it as it is.
-
-
 class OnnxFile(nn.Module):
-    """The network in an ONNX file with one input of images. PyTorch cannot change it; calling it runs onnxruntime."""
+    """The network in an ONNX file with one input of images. PyTorch cannot change it; calling it runs onnxruntime.
+
+    Engines that read ONNX run the file as it is.
+    """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()

@@ -1,8 +1,4 @@
-"""Engines that run a network. To add one, add a file to this folder.
-
-The file's name is the engine's name, the first line of its docstring is its help, and `ENTRY` is the `Engine`.
-Nothing here imports torch, so that the command line can list the engines quickly.
-"""
+"""Engines that run a network. Nothing here imports torch, so that the command line can list the engines quickly."""
 
 from __future__ import annotations
 
@@ -19,17 +15,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def _nothing(_: Any) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class PreparedModel:
     """A network that is ready to run in an engine. Call it with a batch of the example's structure, on `device`."""
 
     run: Callable[[Any], Any]
     device: torch.device
-    specialize: Callable[[Any], None] = _nothing  # call it once for each batch size before the batch is timed
+    specialize: Callable[[Any], object] = lambda batch: None  # to be called once for each batch size
 
     def __call__(self, batch: Any) -> Any:
         """The network's output for a batch."""
@@ -58,16 +50,13 @@ class Engine(Entry):
         self.check_installed()
         content = getattr(model, "content", None)
         if isinstance(content, bytes):  # an `OnnxFile`
-            return self._prepare_file(content, threads)
+            if self.open_onnx is None:
+                raise ModelError(f"{self.name} does not read ONNX files")
+            import torch
+
+            run = self.open_onnx(content, threads)
+            return PreparedModel(lambda batch: run(batch.numpy()), torch.device("cpu"))
         return self.make(model, example, threads)
-
-    def _prepare_file(self, content: bytes, threads: int) -> PreparedModel:
-        import torch
-
-        if self.open_onnx is None:
-            raise ModelError(f"{self.name} does not read ONNX files")
-        run = self.open_onnx(content, threads)
-        return PreparedModel(lambda batch: run(batch.numpy()), torch.device("cpu"))
 
     def check_installed(self) -> None:
         """Raise RunError with the command to run if a package that the engine needs is missing."""
