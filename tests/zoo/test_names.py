@@ -51,7 +51,7 @@ import sys
 from typer.testing import CliRunner
 from prunus.cli import build
 for words, status, said in (
-    ("models", 0, "resnet56"),
+    ("inspect", 0, "resnet56"),
     ("prune --target 2", 1, "target must be"),
     ("prune resnet8 --metric gsdd", 1, "gsd"),
     ("prune resnet8 --preset nothing", 1, "nothing"),
