@@ -367,11 +367,6 @@ def test_bytes_are_the_maps(done: Any) -> None:
         assert np.allclose(means, mine.mean((2, 3)).T, atol=1e-5)
 
 
-def test_small_and_only_in_the_first_round(done: Any) -> None:
-    assert (done.folder / "round-01" / "pictures.safetensors").stat().st_size < 200_000
-    assert not (done.folder / "round-02" / "pictures.safetensors").exists()
-
-
 def test_batches_that_only_the_users_function_can_read(tmp_path: Path) -> None:
     odd = [(images, labels, "and more") for images, labels in HOLDOUT]
 

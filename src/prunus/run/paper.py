@@ -240,7 +240,7 @@ DEFAULT_RIDGE = "0.05, from the first author's later code"
 
 
 @dataclass(frozen=True)
-class Choices:
+class OpenChoices:
     """What a run chooses where the paper leaves it open."""
 
     ridges: Sequence[Any]  # of every G-SD in the run; None for the default
@@ -252,7 +252,7 @@ class Choices:
     retrains: bool = True
 
 
-def open_points(choices: Choices) -> dict[str, str]:
+def open_points(choices: OpenChoices) -> dict[str, str]:
     """The sentences by the names that recipe files call them by; empty where nothing is left open."""
     # The paper's formula of G-SD has no ridge, so 0 needs no words.
     ridges = dict.fromkeys(DEFAULT_RIDGE if each is None else _number(each) for each in choices.ridges if each != 0)
@@ -280,7 +280,7 @@ def left_open(settings: Settings, data: str, holdout: str | None) -> tuple[str, 
     """The sentences for a run by the paper's settings. holdout: as typed; None for user-provided loaders."""
     ridges = [ridge_of(settings)]
     retrains = settings.retrains_at_all
-    points = open_points(Choices(ridges, settings.alpha, settings.k, data, holdout, retrains=retrains))
+    points = open_points(OpenChoices(ridges, settings.alpha, settings.k, data, holdout, retrains=retrains))
     known = data.partition(":")[0] in PAPERS_DATA or settings.preset != schedule_for(data)
     schedule = "" if known else f"The paper has no schedule for {data}: that of its CIFAR experiments is used here."
     return tuple(words for words in (*points.values(), schedule) if words)

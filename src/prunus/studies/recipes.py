@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from prunus.errors import FileError, RunError
-from prunus.run.paper import Choices, only_drops_ridge, open_points, ridges_in
+from prunus.run.paper import OpenChoices, only_drops_ridge, open_points, ridges_in
 from prunus.util.options import check_choice
 from prunus.util.registry import unknown
 from prunus.util.typed_json import from_data
@@ -65,7 +65,7 @@ class Recipe:
         ridges = [ridge for key in METRICS for ridge in ridges_in(str(self.run.get(key, "")))]
         data, holdout = str(self.run.get("data", "")), str(self.run.get("holdout", "none"))
         given: dict[str, Any] = {name: self.run.get(name) for name in ("alpha", "k", "rounds")}
-        points = open_points(Choices(ridges, data=data, holdout=holdout, **given))
+        points = open_points(OpenChoices(ridges, data=data, holdout=holdout, **given))
         return tuple(words for text in self.open if (words := text.format_map(points)))
 
 
