@@ -64,7 +64,7 @@ zoo: .venv/.networks ## networks of eight libraries: exact, and how much of each
 	$(PY) benchmarks/zoo.py --write docs/zoo.md
 
 bench: .venv/.ready  ## speed, as ratios measured in one run
-	$(PY) benchmarks/run.py
+	$(PY) benchmarks/guards.py
 
 wheel: .venv/.ready  ## build the wheel into dist/
 	$(PY) -m build --wheel

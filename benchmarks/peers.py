@@ -1,0 +1,258 @@
+"""torch-pruning on the same tasks: its importances at the same MACs or ratio, and its graph on the networks of the zoo.
+
+    python benchmarks/peers.py --network resnet56 --weights FILE --data DIR [--target 0.5] [--out FILE.json]
+
+tries its importances on the inner channels of each block (its graph does not follow the zero-padded shortcuts), with
+the same share of each layer and with one ranking over all layers (":global"), and prints held-out accuracy before any
+training. The best one is what `cifar.py --method torch-pruning:best` retrains.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import prunus
+from tests import proof, zoo_nets
+
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
+
+# Importances at a goal
+
+
+def importance(name: str) -> Any:
+    """torch-pruning's importance called l2, l1, fpgm, bn_scale, lamp or taylor."""
+    import torch_pruning as tp
+
+    found: dict[str, Callable[[], Any]] = {
+        "l2": lambda: tp.importance.GroupMagnitudeImportance(p=2),
+        "l1": lambda: tp.importance.GroupMagnitudeImportance(p=1),
+        "fpgm": lambda: tp.importance.FPGMImportance(p=2),
+        "bn_scale": tp.importance.BNScaleImportance,
+        "lamp": lambda: tp.importance.LAMPImportance(p=2),
+        "taylor": tp.importance.GroupTaylorImportance,
+    }
+    if name not in found:
+        raise SystemExit(f"no importance is called {name}; there are {', '.join(found)}")
+    return found[name]()
+
+
+NAMES = ("l2", "l1", "fpgm", "bn_scale", "lamp", "taylor")
+IMPORTANCES = [f"{name}{where}" for name in NAMES for where in ("", ":global")]
+
+
+def prunable(name: str, module: nn.Module) -> bool:
+    """Not the classifier; of CIFAR's ResNets only the inner channels, of other networks all convolutions."""
+    if isinstance(module, nn.Conv2d) and name.startswith(("layer", "conv1")):
+        return name.startswith("layer") and name.endswith("conv1")
+    return not isinstance(module, nn.Linear)
+
+
+def cut(model: nn.Module, example: Tensor, method: str, ratio: float, round_to: int | None = None) -> nn.Module:
+    """A copy without that share of the channels, by an importance such as "l2" or "l2:global"."""
+    import torch_pruning as tp
+
+    name, _, where = method.partition(":")
+    small = copy.deepcopy(model)
+    for mine, theirs in zip(small.parameters(), model.parameters(), strict=True):
+        mine.grad = None if theirs.grad is None else theirs.grad.clone()  # for Taylor
+    pruner = tp.pruner.BasePruner(
+        small,
+        example,
+        importance(name),
+        global_pruning=where == "global",
+        pruning_ratio=ratio,
+        max_pruning_ratio=0.9,
+        ignored_layers=[
+            module
+            for title, module in small.named_modules()
+            if isinstance(module, nn.Conv2d | nn.Linear) and not prunable(title, module)
+        ],
+        round_to=round_to,
+    )
+    pruner.step()
+    small.zero_grad(set_to_none=True)
+    return small
+
+
+def at_target(model: nn.Module, example: Tensor, method: str, target: float) -> nn.Module:
+    """Cut by the smallest ratio, in steps of half a per cent, that removes this share of the MACs."""
+    whole, low, high = macs_of(model, example), 0, 180
+    while low < high:
+        middle = (low + high) // 2
+        removed = 1 - macs_of(cut(model, example, method, middle / 200), example) / whole
+        low, high = (low, middle) if removed >= target - 0.002 else (middle + 1, high)
+    return cut(model, example, method, low / 200)
+
+
+def macs_of(model: nn.Module, example: Tensor) -> int:
+    """MACs of one image, by prunus's count."""
+    return prunus.trace(model, example, check=False).macs
+
+
+def gradients(model: nn.Module, batches: Any, most: int = 40) -> None:
+    """The loss's gradient over some training images, for Taylor; batch norm as in use."""
+    model.zero_grad(set_to_none=True)
+    for _, (images, labels) in zip(range(most), batches, strict=False):
+        F.cross_entropy(model(images), labels).backward()
+
+
+def kept_by(model: nn.Module, small: nn.Module) -> dict[str, list[int]]:
+    """Unit -> inner channels of the blocks that a smaller network kept, found by comparing filters."""
+    found, narrow = {}, dict(small.named_modules())
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Conv2d) and name.endswith(".conv1"):
+            theirs = narrow[name]
+            assert isinstance(theirs, nn.Conv2d)
+            distances = torch.cdist(theirs.weight.detach().flatten(1), layer.weight.detach().flatten(1))
+            found[f"{name}:out"] = distances.argmin(1).sort().values.tolist()
+    return found
+
+
+# Its graph on the networks of the zoo: everything that it offers is cut by 25% to 50% at once, and compared. What a
+# pruned network should compute is known without either tool: the network as it was, in which the removed channels are
+# zero where they leave their layers and where they enter the next ones.
+
+EXACT = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative
+Gone = dict[str, dict[str, list[int]]]  # layer -> "in" and "out" -> channels removed, in the numbers of the whole layer
+
+
+def examine(name: str) -> dict[str, Any]:
+    """Its verdict ("exact", "wrong", "crashed", "nothing"), why, and how many groups and layers it cuts."""
+    model, example = zoo_nets.prepared(name)
+    small = copy.deepcopy(model)
+    try:
+        groups, gone = cut_everything(small, example)
+    except Exception as error:  # noqa: BLE001  (whatever it is, it belongs in the table)
+        return {"verdict": "crashed", "why": f"while it prunes: {_first_line(error)}"}
+    norms = any(isinstance(module, (nn.LayerNorm, nn.GroupNorm)) for module in model.modules())
+    layers = sum(not is_depthwise(model.get_submodule(layer)) for layer in gone)
+    counts = {"groups": groups, "layers": layers, "norms": norms}
+    if not groups:
+        return {"verdict": "nothing", **counts}
+    with torch.no_grad():
+        want = proof.outputs(masked(model, gone), example)
+    try:
+        got = proof.outputs(small.eval(), example)
+    except Exception as error:  # noqa: BLE001
+        return {"verdict": "crashed", "why": f"when the pruned network runs: {_first_line(error)}", **counts}
+    if [tuple(t.shape) for t in got] != [tuple(t.shape) for t in want]:
+        return {"verdict": "wrong", "why": "an output has another shape", **counts}
+    apart = max((_distance(one, other) for one, other in zip(got, want, strict=True)), default=0.0)
+    return {"verdict": "exact" if apart <= EXACT[zoo_nets.entry(name).dtype] else "wrong", "error": apart, **counts}
+
+
+def cut_everything(model: nn.Module, example: Any) -> tuple[int, Gone]:
+    """Prune the model in place; the number of groups cut, and what is gone."""
+    import torch_pruning as tp
+
+    ends = layers_at_the_end(model, example)  # users must name these themselves
+    shares = random.Random(1)
+    pruner = tp.pruner.BasePruner(
+        model,
+        example,
+        tp.importance.RandomImportance(),
+        pruning_ratio_dict={m: shares.uniform(0.25, 0.5) for m in model.modules() if isinstance(m, LAYERS)},
+        ignored_layers=ends,
+        root_module_types=[*LAYERS],
+        output_transform=proof.tensors_of,
+    )
+    names = {module: name for name, module in model.named_modules()}
+    left: dict[tuple[str, str], list[int]] = {}
+    gone: Gone = defaultdict(lambda: {"in": [], "out": []})
+    groups = 0
+    for group in pruner.step(interactive=True):
+        groups += 1
+        for dependency, channels in group:
+            module = dependency.target.module
+            if isinstance(module, LAYERS):
+                side = "out" if pruner.DG.is_out_channel_pruning_fn(dependency.handler) else "in"
+                key = (names[module], side)
+                kind = "channels" if hasattr(module, "in_channels") else "features"
+                now = left.setdefault(key, list(range(int(getattr(module, f"{side}_{kind}")))))
+                lost = {channel for channel in channels if channel < len(now)}  # `prune` checks them
+                gone[names[module]][side] += [now[channel] for channel in lost]
+                left[key] = [channel for place, channel in enumerate(now) if place not in lost]
+        group.prune()
+    return groups, gone
+
+
+def layers_at_the_end(model: nn.Module, example: Any) -> list[nn.Module]:
+    """The layers that write an output of the network, found by walking back from there through autograd's graph."""
+    writers: dict[Any, nn.Module] = {}
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        writers[output.grad_fn] = module
+
+    handles = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, LAYERS)]
+    outputs = proof.tensors_of(proof.call(model, copy.deepcopy(example)))
+    for handle in handles:
+        handle.remove()
+    ends, seen = [], set()
+    ahead = [tensor.grad_fn for tensor in outputs]
+    while ahead:
+        step = ahead.pop()
+        if step in writers:
+            ends.append(writers[step])
+        elif step is not None and step not in seen:
+            seen.add(step)
+            ahead += [before for before, _ in step.next_functions]
+    return ends
+
+
+def masked(model: nn.Module, gone: Gone) -> nn.Module:
+    """The model with hooks that make the channels zero on both sides of each layer."""
+    for name, sides in gone.items():
+        layer = model.get_submodule(name)
+        axis = -1 if isinstance(layer, nn.Linear) else 1
+        removed, inputs = torch.tensor(sides["out"], dtype=torch.long), torch.tensor(sides["in"], dtype=torch.long)
+        layer.register_forward_pre_hook(
+            lambda module, args, axis=axis, inputs=inputs: (args[0].index_fill(axis, inputs, 0.0), *args[1:])
+        )
+        layer.register_forward_hook(
+            lambda module, args, output, axis=axis, removed=removed: output.index_fill(axis, removed, 0.0)
+        )
+    return model
+
+
+def is_depthwise(module: nn.Module) -> bool:
+    """Whether each channel has a filter for itself."""
+    return isinstance(module, nn.modules.conv._ConvNd) and module.groups == module.in_channels > 1
+
+
+def _distance(got: Tensor, want: Tensor) -> float:
+    if not want.numel():
+        return 0.0
+    apart = (got - want).abs().max().item() / max(want.abs().max().item(), 1e-9)
+    return apart if apart == apart else float("inf")
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+
+
+def main() -> None:
+    """All importances at one target: rows of the driver, without a repair and without training."""
+    from benchmarks import cifar
+
+    parser = cifar.parser(__doc__)
+    parser.add_argument("--target", type=float, default=0.5)
+    args = parser.parse_args()
+    args.goal, args.repair, args.epochs = [f"macs={args.target:g}"], "none", 0
+    args.method = [f"torch-pruning:{name}" for name in IMPORTANCES]
+    cifar.run(args)
+
+
+if __name__ == "__main__":
+    main()
