@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,114 +24,14 @@ from torch import Tensor, nn
 
 from prunus.errors import FileError, RunError
 from prunus.tasks.evaluate import Evaluation
+from prunus.util.batches import device_of
 from prunus.util.files import write_atomically
 from prunus.util.typed_json import from_data, to_data
 
 NAME = "checkpoint.safetensors"
 FORMAT = "prunus training checkpoint 1"
-OTHERS = ("best", "average")  # state_dicts besides the model's own
-
-
-@dataclass(frozen=True)
-class State:
-    """What a checkpoint holds besides the tensors, as JSON values."""
-
-    identity: Mapping[str, Any]
-    history: list[dict[str, Any]]
-    scaler: Mapping[str, Any]  # state of the loss scale of fp16; empty otherwise
-    best: Mapping[str, Any] = field(default_factory=dict)  # number and accuracy of the best epoch, if it is to be kept
-    weights: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # other state_dicts, by OTHERS
-
-
-def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Write the checkpoint of `folder`; the previous one is replaced atomically."""
-    tensors = {f"model.{name}": _detached(tensor) for name, tensor in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        buffer = optimizer.state.get(parameter, {}).get("momentum_buffer")
-        if buffer is not None:
-            tensors[f"momentum.{name}"] = _detached(buffer)
-    for kind, weights in state.weights.items():
-        tensors |= {f"{kind}.{name}": _detached(tensor) for name, tensor in weights.items()}
-    record = {"identity": state.identity, "history": state.history, "scaler": state.scaler, "best": state.best}
-    content = save(tensors, metadata={"format": FORMAT, "state": json.dumps(record)})
-    write_atomically(folder / NAME, content)
-
-
-def load_checkpoint(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Mapping[str, Any]
-) -> State | None:
-    """Load the checkpoint's tensors into `model` and `optimizer`; returns None if there is no checkpoint.
-
-    Raises RunError if it belongs to a run with other settings, FileError if the file is damaged.
-    """
-    path = folder / NAME
-    if not path.exists():
-        return None
-    tensors, state = _read(path)
-    _same_run(path, state.identity, identity)
-    # The identity includes the names of all tensors, so only a damaged file can lack some.
-    try:
-        model.load_state_dict(_part(tensors, "model"))
-    except RuntimeError as error:
-        raise FileError(f"{path} does not fit the model: {error}") from error
-    for name, parameter in model.named_parameters():
-        if f"momentum.{name}" in tensors:
-            # empty_like keeps the parameter's device and memory order (channels last)
-            buffer = torch.empty_like(parameter, requires_grad=False).copy_(tensors[f"momentum.{name}"])
-            optimizer.state[parameter]["momentum_buffer"] = buffer
-    return state
-
-
-def digest(model: nn.Module | None) -> str | None:
-    """SHA-256 of a model's weights, buffers and their names."""
-    if model is None:
-        return None
-    total = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-        total.update(_detached(tensor).view(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU: safetensors accepts no views and no shared memory (tied parameters)."""
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-
-
-def _part(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """The tensors called KIND.NAME, by NAME."""
-    return {name[len(kind) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}.")}
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], State]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
-        if metadata.get("format") != FORMAT:
-            raise FileError(f"{path} is not a training checkpoint of this version; use another folder")
-        return tensors, State(**json.loads(metadata["state"]), weights={kind: _part(tensors, kind) for kind in OTHERS})
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
-        raise FileError(f"{path} is damaged ({error}); delete it to start again") from error
-
-
-def _same_run(path: Path, kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    wanted = json.loads(json.dumps(wanted))  # tuples become lists, as they did in the file
-    other = [key for key in {**kept, **wanted} if kept.get(key) != wanted.get(key)]
-    if other:
-        shown = [(key, _short(kept.get(key)), _short(wanted.get(key))) for key in other]
-        differences = ", ".join(f"{key} was {before} and is now {now}" for key, before, now in shown)
-        raise RunError(
-            f"{path} belongs to another run: {differences}. Use the same settings to continue it, or another folder"
-        )
-
-
-def _short(value: Any) -> str:
-    """A value in an error message; of a digest, its beginning."""
-    return f"{value[:8]}..." if isinstance(value, str) and len(value) == 64 else repr(value)
-
-
 METRICS_FILE = "metrics.jsonl"
+Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -160,19 +60,15 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Weights = dict[str, Tensor]
-
-
 class BestEpoch:
     """Holds the weights of the best epoch so far; the network before the first is epoch 0. Of equal ones, the last."""
 
     def __init__(self, model: nn.Module, start: Evaluation) -> None:
-        self._model, self.start = model, start
+        self._model = model
         self.number, self.quality, self.weights = 0, start, _copied(model)
 
-    def see(self, history: Sequence[Epoch]) -> None:
+    def see(self, last: Epoch) -> None:
         """Take the weights of the epoch that has just ended, if it is the best."""
-        last = history[-1]
         if last.holdout is not None and last.holdout.quality >= self.quality.quality:
             self.number, self.quality, self.weights = last.number, last.holdout, _copied(self._model)
 
@@ -180,16 +76,129 @@ class BestEpoch:
         """Put the best weights into the model."""
         self._model.load_state_dict(self.weights)
 
-    def to_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the weights, as JSON values."""
-        return {"number": self.number, "quality": to_data(self.quality)}
-
-    def resume(self, record: Mapping[str, Any], weights: Weights) -> None:
-        """Continue from what `to_dict` gave; `weights` of epoch 0 are those that the run starts with again."""
-        self.number, self.quality = record["number"], from_data(Evaluation, record["quality"])
-        if self.number:
-            self.weights = {name: weights[name].to(tensor.device) for name, tensor in self.weights.items()}
-
 
 def _copied(model: nn.Module) -> Weights:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+class Checkpoint:
+    """The checkpoint of a run in a folder. Without a folder nothing is kept.
+
+    Args:
+        folder: Where the file is.
+        identity: Everything that the result depends on, as JSON values.
+        model: The network that is trained.
+        optimizer: Its optimizer.
+        scaler: The loss scale of fp16, if the run has one.
+        average: The network of averaged weights, if the run has one.
+        best: The best epoch, if it is to be kept.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        identity: Mapping[str, Any],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scaler: Any = None,
+        average: nn.Module | None = None,
+        best: BestEpoch | None = None,
+    ) -> None:
+        self._folder, self._model, self._optimizer = folder, model, optimizer
+        self._identity = json.loads(json.dumps(identity))  # tuples become lists, as they do in the file
+        self._scaler, self._average, self._best = scaler, average, best
+
+    def save(self, history: Sequence[Epoch]) -> None:
+        """Write the file; the previous one is replaced atomically."""
+        if self._folder is None:
+            return
+        best, average = self._best, {} if self._average is None else self._average.state_dict()
+        kept = {"model": self._model.state_dict(), "best": {} if best is None else best.weights, "average": average}
+        tensors = {f"{kind}.{name}": _detached(t) for kind, weights in kept.items() for name, t in weights.items()}
+        for name, parameter in self._model.named_parameters():
+            buffer = self._optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if buffer is not None:
+                tensors[f"momentum.{name}"] = _detached(buffer)
+        state = {
+            "identity": self._identity,
+            "history": [to_data(epoch) for epoch in history],
+            "scaler": {} if self._scaler is None else self._scaler.state_dict(),
+            "best": {} if best is None else {"number": best.number, "quality": to_data(best.quality)},
+        }
+        content = save(tensors, metadata={"format": FORMAT, "state": json.dumps(state)})
+        write_atomically(self._folder / NAME, content)
+
+    def resume(self) -> list[Epoch]:
+        """Load the file into the run, if there is one, and return the history so far.
+
+        Raises:
+            RunError: It belongs to a run with other settings.
+            FileError: It is damaged.
+        """
+        if self._folder is None or not (self._folder / NAME).exists():
+            return []
+        path = self._folder / NAME
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+            if metadata.get("format") != FORMAT:
+                raise FileError(f"{path} is not a training checkpoint of this version; use another folder")
+            state = json.loads(metadata["state"])
+            history = [from_data(Epoch, values) for values in state["history"]]
+            was, scaler, best = state["identity"], state["scaler"], state["best"]
+        except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+            raise FileError(f"{path} is damaged ({error}); delete it to start again") from error
+        now = self._identity
+        other = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+        if other:
+            shown = ", ".join(f"{key} was {_short(was.get(key))} and is now {_short(now.get(key))}" for key in other)
+            raise RunError(
+                f"{path} belongs to another run: {shown}. Use the same settings to continue it, or another folder"
+            )
+
+        def part(kind: str) -> Weights:
+            return {name[len(kind) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}.")}
+
+        # The identity includes the names of all tensors, so only a damaged file can lack some.
+        try:
+            self._model.load_state_dict(part("model"))
+        except RuntimeError as error:
+            raise FileError(f"{path} does not fit the model: {error}") from error
+        momentum = part("momentum")
+        for name, parameter in self._model.named_parameters():
+            if name in momentum:
+                # empty_like keeps the parameter's device and memory order (channels last)
+                buffer = torch.empty_like(parameter, requires_grad=False).copy_(momentum[name])
+                self._optimizer.state[parameter]["momentum_buffer"] = buffer
+        if self._scaler is not None:
+            self._scaler.load_state_dict(scaler)
+        if self._average is not None:
+            self._average.load_state_dict(part("average"))
+        if self._best is not None:
+            self._best.number, self._best.quality = best["number"], from_data(Evaluation, best["quality"])
+            if self._best.number:  # the weights of epoch 0 are those that the run starts with again
+                self._best.weights = {name: t.to(device_of(self._model)) for name, t in part("best").items()}
+        return history
+
+
+def _short(value: Any) -> str:
+    """A value in an error message; of a digest, its beginning."""
+    return f"{value[:8]}..." if isinstance(value, str) and len(value) == 64 else repr(value)
+
+
+def digest(model: nn.Module | None) -> str | None:
+    """SHA-256 of a model's weights, buffers and their names."""
+    if model is None:
+        return None
+    total = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        total.update(_detached(tensor).view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU: safetensors accepts no views and no shared memory (tied parameters)."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,14 +45,12 @@ class FeatureMaps:
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         self._names, self._outputs = names, dict[str, Tensor]()
         modules = dict(model.named_modules())
-        self._hooks = [modules[name].register_forward_hook(self._collector(name)) for name in names]
 
-    def _collector(self, name: str) -> Any:
-        def collect(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        def collect(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor):
                 self._outputs[name] = output
 
-        return collect
+        self._hooks = [modules[name].register_forward_hook(partial(collect, name)) for name in names]
 
     def last(self) -> dict[str, Tensor]:
         """The outputs in the last forward pass, by name, in the order of the names that were asked for."""

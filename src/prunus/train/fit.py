@@ -21,7 +21,7 @@ from prunus.tasks import Quality
 from prunus.tasks.evaluate import Evaluation, image_values, outputs_for, too_good, unpack_for
 from prunus.tasks.evaluate import evaluate as measure
 from prunus.tasks.quality import QualityText
-from prunus.train.checkpoint import BestEpoch, Epoch, State, load_checkpoint, save_checkpoint, write_history
+from prunus.train.checkpoint import BestEpoch, Checkpoint, Epoch, write_history
 from prunus.train.settings import TrainingSettings
 from prunus.train.setup import (
     TrainingRun,
@@ -42,7 +42,6 @@ from prunus.util.options import check, plain, replaced
 from prunus.util.processes import accelerating
 from prunus.util.progress import Show, shown
 from prunus.util.state import generators_kept, reseed
-from prunus.util.typed_json import from_data, to_data
 
 
 class DivergedError(RunError):
@@ -180,12 +179,22 @@ def fit(
     display = shown(progress, steps_of_epochs)
     with accelerating(chosen.device, chosen.mixed_precision) as accelerator, generators_kept(), display as report:
         run = prepare(model, train, teacher, chosen, accelerator)
-        store = _Store(folder, run, {} if folder is None else identity_of(run, chosen, model, teacher))
         first = _evaluate_together(run, holdout, evaluate) if chosen.keep_best else None
         best = None if first is None else BestEpoch(run.result, first)
-        history = store.resume(best)
-        soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
+        checkpoint = Checkpoint(
+            folder,
+            {} if folder is None else identity_of(run, chosen, model, teacher),
+            run.model,
+            run.sgd,
+            scaler=accelerator.scaler,
+            average=None if run.average is None else run.average.model,
+            best=best,
+        )
         is_main, text = accelerator.is_main_process, QualityText.of(run.task)
+        if folder is not None and is_main:
+            check_writable(folder)
+        history = checkpoint.resume()
+        soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
         if history and folder is not None and is_main:
             write_history(folder, history)  # the run may have been killed between the checkpoint and this file
         with tracking(chosen.tracker if is_main else None, folder, plain(chosen), len(history)) as track:
@@ -198,9 +207,9 @@ def fit(
                 history.append(dataclasses.replace(trained, holdout=_evaluate_together(run, holdout, evaluate)))
                 logger.info("%s", history[-1])
                 if best is not None:
-                    best.see(history)
-                store.save(history, best)
+                    best.see(history[-1])
                 if folder is not None and is_main:
+                    checkpoint.save(history)
                     write_history(folder, history)
                 track(epoch_figures(history[-1], text), history[-1].number)
                 if on_epoch is not None:
@@ -212,42 +221,6 @@ def fit(
     if best is not None:
         best.restore()
     return Fitted(returned_like(run, model), tuple(history), None if best is None else best.number)
-
-
-class _Store:
-    """The checkpoint of a run; without a folder nothing is kept."""
-
-    def __init__(self, folder: Path | None, run: TrainingRun, identity: dict[str, Any]) -> None:
-        self._folder, self._run, self._identity = folder, run, identity
-
-    def resume(self, best: BestEpoch | None) -> list[Epoch]:
-        """Load the checkpoint into the run, if there is one, and return the history so far."""
-        run = self._run
-        if self._folder is None:
-            return []
-        if run.accelerator.is_main_process:
-            check_writable(self._folder)
-        state = load_checkpoint(self._folder, run.model, run.sgd, self._identity)
-        if state is None:
-            return []
-        if run.accelerator.scaler is not None:
-            run.accelerator.scaler.load_state_dict(dict(state.scaler))
-        if best is not None:
-            best.resume(state.best, dict(state.weights["best"]))
-        if run.average is not None:
-            run.average.resume(state.weights["average"])
-        return [from_data(Epoch, values) for values in state.history]
-
-    def save(self, history: list[Epoch], best: BestEpoch | None) -> None:
-        """Write the checkpoint; the main process alone does."""
-        run = self._run
-        if self._folder is not None and run.accelerator.is_main_process:
-            scaler = {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
-            average = {} if run.average is None else run.average.model.state_dict()
-            weights = {"best": {} if best is None else best.weights, "average": average}
-            seen = {} if best is None else best.to_dict()
-            state = State(self._identity, [to_data(epoch) for epoch in history], scaler, seen, weights)
-            save_checkpoint(self._folder, run.model, run.sgd, state)
 
 
 def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
@@ -275,7 +248,12 @@ def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
         meter.add(loss, outputs, labels, count_images(images))
         if time.perf_counter() - reported > SECONDS_BETWEEN_REPORTS or step + 1 == run.steps:
             reported = time.perf_counter()
-            _report(run, epoch, step + 1, meter, progress)
+            mean_loss, quality = meter.means(f"{where}, step {step + 1}")
+            seconds_per_step = (run.seconds + meter.seconds) / (run.steps_done + step + 1)
+            left = (run.schedule.epochs - epoch) * run.steps - step - 1
+            speed = meter.num_images * run.accelerator.num_processes / meter.seconds
+            position = (epoch + 1, run.schedule.epochs, step + 1, run.steps)
+            progress(StepReport(*position, mean_loss, quality, speed, left * seconds_per_step))
     if run.accelerator.num_processes > 1:  # each process has seen other batches: all take the first one's statistics
         from accelerate.utils import broadcast
 
@@ -283,11 +261,11 @@ def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
             buffer.copy_(broadcast(buffer))
     if meter.num_images == 0:
         raise RunError(f"the loader gave no batches in {where}, although its length is {run.steps}")
-    total_loss, quality, num_images = run.accelerator.reduce(meter.totals(), reduction="sum").tolist()
+    total_loss, total_quality, num_images = run.accelerator.reduce(meter.totals(), reduction="sum").tolist()
     run.steps_done, run.seconds = run.steps_done + run.steps, run.seconds + meter.seconds
     loss_mean = checked(total_loss / num_images, where)
-    mean = quality / num_images if meter.measures else None
-    return Epoch(epoch + 1, rate, loss_mean, mean, None, meter.seconds, num_images / meter.seconds)
+    quality_mean = total_quality / num_images if meter.measures else None
+    return Epoch(epoch + 1, rate, loss_mean, quality_mean, None, meter.seconds, num_images / meter.seconds)
 
 
 def _outputs(run: TrainingRun, images: Any, where: str) -> Any:
@@ -301,15 +279,6 @@ def _outputs(run: TrainingRun, images: Any, where: str) -> Any:
             f"{where}: a batch norm cannot be trained on a single image ({error}). Leave out the last, smaller batch "
             "(drop_last=True in a DataLoader), or change the batch size"
         ) from error
-
-
-def _report(run: TrainingRun, epoch: int, step: int, meter: Meter, progress: OnStep) -> None:
-    loss, quality = meter.means(f"epoch {epoch + 1}, step {step}")
-    seconds_per_step = (run.seconds + meter.seconds) / (run.steps_done + step)
-    left = (run.schedule.epochs - epoch) * run.steps - step
-    speed = meter.num_images * run.accelerator.num_processes / meter.seconds
-    position = (epoch + 1, run.schedule.epochs, step, run.steps)
-    progress(StepReport(*position, loss, quality, speed, left * seconds_per_step))
 
 
 def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Evaluate | None) -> Evaluation | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -38,8 +38,7 @@ class AveragedWeights:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._model, self._decay = model, decay
-        self.model = copy.deepcopy(model)
+        self._decay, self.model = decay, copy.deepcopy(model)
         self._pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
 
     @torch.no_grad()
@@ -51,10 +50,6 @@ class AveragedWeights:
                 mean.lerp_(now, share)
             else:
                 mean.copy_(now)
-
-    def resume(self, weights: Mapping[str, Tensor]) -> None:
-        """Continue from the averages that a checkpoint has kept."""
-        self.model.load_state_dict(weights)
 
 
 class EveryNth:
@@ -74,8 +69,7 @@ def training_share(loader: Batches, accelerator: Accelerator) -> Batches:
     """This process's batches of a training loader.
 
     A loader made for this rank and world (`loader.world` or `loader.order.world`) is a share already. Accelerate
-    divides a DataLoader. Of any other loader each process takes every n-th batch. One step
-    sees one batch of each process.
+    divides a DataLoader. Of any other loader each process takes every n-th batch. One step sees one of each process.
     """
     if accelerator.num_processes == 1 or _shared_already(loader, accelerator.num_processes):
         return loader

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from prunus.decide.widths import floor_of, weakest_first
 from prunus.errors import RunError
 from prunus.graph.channel_graph import trace
-from prunus.graph.units import Unit
+from prunus.graph.traced import TRANSPOSED
 from prunus.score.evidence import filters
 
 Objective = Callable[[Any, Any, Any], Tensor]  # outputs (logits [N, K]), images, labels -> mean loss
@@ -56,29 +56,25 @@ class ProximalSGD(torch.optim.SGD):
         proximal = [(group, p, p.grad) for group in self.param_groups if group.get("penalty") for p in group["params"]]
         for _, parameter, _ in proximal:
             parameter.grad = None  # SGD leaves parameters without a gradient alone
-        found = super().step(closure)
+        loss = super().step(closure)
         for group, parameter, gradient in proximal:
             parameter.grad = gradient
-            if gradient is not None:
-                self._proximal_step(group, parameter, gradient)
-        return found
-
-    def _proximal_step(self, group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> None:
-        rate, momentum, state = group["lr"], group["momentum"], self.state[parameter]
-        moved = parameter - rate * gradient
-        shrunk = moved.sign() * (moved.abs() - rate * group["penalty"]).clamp(min=0)
-        before = state.get("momentum_buffer")
-        speed = shrunk - parameter + (0 if before is None else momentum * before)
-        state["momentum_buffer"] = speed
-        parameter.copy_(shrunk + momentum * speed)
-
-
-# Soft filter pruning (SFP, He et al. 2018): weak filters are set to zero after each epoch and may come back.
+            if gradient is None:
+                continue
+            rate, momentum, state = group["lr"], group["momentum"], self.state[parameter]
+            moved = parameter - rate * gradient
+            shrunk = moved.sign() * (moved.abs() - rate * group["penalty"]).clamp(min=0)
+            before = state.get("momentum_buffer")
+            speed = shrunk - parameter + (0 if before is None else momentum * before)
+            state["momentum_buffer"] = speed
+            parameter.copy_(shrunk + momentum * speed)
+        return loss
 
 
 class SoftFilters:
-    """Sets the weakest filters of a network to zero, by their L2 norm.
+    """Soft filter pruning (SFP, He et al. 2018): sets the weakest filters of a network to zero, by their L2 norm.
 
+    It is done after each epoch, and the filters may come back.
     Only filters that pruning can remove count: those that write private units. The publication counts all
     convolutions. Biases and batch norms are left as they are, as in the publication.
     """
@@ -97,15 +93,9 @@ class SoftFilters:
             norms = filters(self._graph, unit).norm(dim=1).numpy()
             count = min(unit.granule * round(self._ratio * unit.width / unit.granule), unit.width - floor_of(unit))
             gone = torch.from_numpy(weakest_first(unit, norms)[:count])
-            self._zero(unit, gone)
-
-    def _zero(self, unit: Unit, gone: torch.Tensor) -> None:
-        for writer in unit.writers:
-            layer: Any = self._graph.model.get_submodule(writer.module)
-            mine = torch.isin(torch.from_numpy(writer.channels), gone)
-            outputs = torch.from_numpy(writer.outputs)[mine].flatten().to(layer.weight.device)
-            weight = layer.weight.transpose(0, 1) if isinstance(layer, _TRANSPOSED) else layer.weight
-            weight[outputs] = 0
-
-
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+            for writer in unit.writers:
+                layer: Any = self._graph.model.get_submodule(writer.module)
+                mine = torch.isin(torch.from_numpy(writer.channels), gone)
+                outputs = torch.from_numpy(writer.outputs)[mine].flatten().to(layer.weight.device)
+                weight = layer.weight.transpose(0, 1) if isinstance(layer, TRANSPOSED) else layer.weight
+                weight[outputs] = 0

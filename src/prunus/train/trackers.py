@@ -28,7 +28,7 @@ def check_tracker(name: str) -> None:
 
     if name not in LOGGER_TYPE_TO_CLASS:
         raise RunError(unknown("tracker", name, sorted(LOGGER_TYPE_TO_CLASS)))
-    if name not in [str(getattr(found, "value", found)) for found in get_available_trackers()]:
+    if name not in [str(getattr(one, "value", one)) for one in get_available_trackers()]:
         package = "'prunus[trackers]'" if name == BOARD else name
         raise RunError(f"the tracker {name} is not installed: pip install {package}")
 
@@ -63,6 +63,7 @@ def tracking(
         yield nowhere
         return
     check_tracker(name)
+    from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     kind: Any = LOGGER_TYPE_TO_CLASS[name]
@@ -72,7 +73,13 @@ def tracking(
 
     def log(figures: Mapping[str, float | None], step: int) -> None:
         if not begun:
-            begun.append(_opened(kind, folder, done))
+            PartialState()  # trackers ask it which process they are in
+            if name == BOARD:
+                tracker = kind(BOARD, folder, purge_step=None if done is None else done + 1)
+            else:
+                tracker = kind(PROJECT, folder) if kind.requires_logging_directory else kind(PROJECT)
+            tracker.start()
+            begun.append(tracker)
             simple = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in config.items()}
             begun[0].store_init_configuration(simple)
         finite = {tag(key): v for key, v in figures.items() if v is not None and math.isfinite(v)}
@@ -83,18 +90,6 @@ def tracking(
     finally:
         for tracker in begun:
             tracker.finish()
-
-
-def _opened(kind: Any, folder: Path | None, done: int | None) -> Any:
-    from accelerate import PartialState
-
-    PartialState()  # trackers ask it which process they are in
-    if kind.name == BOARD:
-        tracker = kind(BOARD, folder, purge_step=None if done is None else done + 1)
-    else:
-        tracker = kind(PROJECT, folder) if kind.requires_logging_directory else kind(PROJECT)
-    tracker.start()
-    return tracker
 
 
 def tag(name: str) -> str:
