@@ -35,8 +35,6 @@ from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import evaluating
 from prunus.util.text import short_table
 
-# MACs of a model, its channel selections, and the kinds of layers that its time is spent in.
-
 PROFILED = 5  # forward passes in which each layer is timed
 
 
@@ -58,11 +56,7 @@ def profile(model: nn.Module, example: Any, batch: int) -> ModelProfile:
     except TraceError:
         macs = None
     selections = sum(selection_of(module) is not None for module in model.modules())
-    return ModelProfile(macs, selections, _shares(model, placed(repeated(example, batch), device_of(model))))
-
-
-def _shares(model: nn.Module, images: Any) -> dict[str, float]:
-    """Kind of layer -> share of the time of a forward pass. Time between layers is "functions"."""
+    images = placed(repeated(example, batch), device_of(model))
     with evaluating(model), torch.no_grad():
         call(model, images)
         with _layers_timed(model) as spent:
@@ -70,8 +64,9 @@ def _shares(model: nn.Module, images: Any) -> dict[str, float]:
             for _ in range(PROFILED):
                 call(model, images)
             total = time.perf_counter() - start
-    spent["functions"] = max(0.0, total - sum(spent.values()))
-    return {kind: spent[kind] / total for kind in sorted(spent, key=spent.__getitem__, reverse=True)}
+    spent["functions"] = max(0.0, total - sum(spent.values()))  # time between layers
+    shares = {kind: spent[kind] / total for kind in sorted(spent, key=spent.__getitem__, reverse=True)}
+    return ModelProfile(macs, selections, shares)
 
 
 @contextmanager
@@ -88,20 +83,15 @@ def _layers_timed(model: nn.Module) -> Iterator[dict[str, float]]:
     def before(module: nn.Module, _: Any) -> None:
         clock[module] = time.perf_counter()
 
-    def after_selection(module: nn.Module, _: Any) -> None:
-        lap("channel selection", module)
-
-    def after(module: nn.Module, *_: Any) -> None:
-        lap(type(module).__name__, module)
-
     handles = []
     try:
         for module in model.modules():
             if next(module.children(), None) is None:
                 handles.append(module.register_forward_pre_hook(before, prepend=True))
                 if selection_of(module) is not None:
-                    handles.append(module.register_forward_pre_hook(after_selection))
-                handles.append(module.register_forward_hook(after, prepend=True))
+                    handles.append(module.register_forward_pre_hook(lambda m, _: lap("channel selection", m)))
+                after = module.register_forward_hook(lambda m, *_: lap(type(m).__name__, m), prepend=True)
+                handles.append(after)
         yield spent
     finally:
         for handle in handles:
@@ -174,7 +164,13 @@ def bench(
     result has a note that says why.
     """
     engines = (engines,) if isinstance(engines, str) else tuple(ENGINES if engines is None else engines)
-    _check(models, example, engines)
+    if not isinstance(models, Mapping):
+        raise RunError(f"models must be a dict of name -> network, got {type(models).__name__}")
+    for engine in engines:
+        ENGINES.check(engine)
+    if not engines or not models:
+        raise RunError(f"expected at least one model and one engine, got {list(models)} and {list(engines)}")
+    check_example(example)
     check_turns(models, rounds, batches)
     if fold_bn:
         models = {
@@ -193,16 +189,6 @@ def bench(
         )
         profiles = {name: profile(model, example, max(batches)) for name, model in models.items()}
         return Benched(_rows(timings), profiles, torch.get_num_threads(), notes)
-
-
-def _check(models: Mapping[str, nn.Module], example: Any, engines: Sequence[str]) -> None:
-    if not isinstance(models, Mapping):
-        raise RunError(f"models must be a dict of name -> network, got {type(models).__name__}")
-    for engine in engines:
-        ENGINES.check(engine)
-    if not engines or not models:
-        raise RunError(f"expected at least one model and one engine, got {list(models)} and {list(engines)}")
-    check_example(example)
 
 
 def _prepare_all(
@@ -230,7 +216,7 @@ def _rows(timings: Sequence[Timing]) -> tuple[BenchRow, ...]:
         against = by_key.get((first, engine, size))
         if against is None:
             rows.append(BenchRow(str(name), str(engine), timing, math.nan))
-            continue
-        found = speedup(against.seconds, timing.seconds)
-        rows.append(BenchRow(str(name), str(engine), timing, found.ratio, (found.low, found.high)))
+        else:
+            gain = speedup(against.seconds, timing.seconds)
+            rows.append(BenchRow(str(name), str(engine), timing, gain.ratio, (gain.low, gain.high)))
     return tuple(rows)

@@ -7,7 +7,6 @@ import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,10 +73,12 @@ def export(
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path) as part:
         if kind == "onnx":
-            opset, found = export_onnx(model, example, part, opset=opset, images=images, dynamic_batch=dynamic_batch)
+            opset, difference = export_onnx(
+                model, example, part, opset=opset, images=images, dynamic_batch=dynamic_batch
+            )
         else:
-            found = _export_pt2(model, example, part, images, dynamic_batch)
-    return Exported(path, kind, path.stat().st_size, found.error, found.num_images, opset)
+            difference = _export_pt2(model, example, part, images, dynamic_batch)
+    return Exported(path, kind, path.stat().st_size, difference.error, difference.num_images, opset)
 
 
 def _export_pt2(
@@ -86,22 +87,19 @@ def _export_pt2(
     with evaluating(model), generators_kept(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about itself
         batches = comparison_batches(example, images, dynamic_batch)
-        _write_pt2(export_program(model, example, dynamic_batch), path)
+        program = export_program(model, example, dynamic_batch)
+        program.example_inputs = None  # torch would pickle them
+        with path.open("wb") as file:
+            torch.export.save(program, file)
+        with zipfile.ZipFile(path) as archive:
+            configs = [json.loads(archive.read(n)) for n in archive.namelist() if n.endswith("_config.json")]
+            pickled = [k for c in configs for k, entry in c["config"].items() if entry["use_pickle"]]
+            pickled += [n for n in archive.namelist() if "sample_inputs" in n and archive.getinfo(n).file_size]
+        if pickled:
+            raise ModelError(f"torch.export would pickle {', '.join(pickled[:5])}; use onnx or safetensors")
         with path.open("rb") as file:
             loaded = torch.export.load(file).module()
         return compare(model, lambda batch: call(loaded, batch), batches)
-
-
-def _write_pt2(program: Any, path: Path) -> None:
-    program.example_inputs = None  # torch would pickle them
-    with path.open("wb") as file:
-        torch.export.save(program, file)
-    with zipfile.ZipFile(path) as archive:
-        configs = [json.loads(archive.read(n)) for n in archive.namelist() if n.endswith("_config.json")]
-        pickled = [k for c in configs for k, entry in c["config"].items() if entry["use_pickle"]]
-        samples = [n for n in archive.namelist() if "sample_inputs" in n and archive.getinfo(n).file_size]
-    if pickled or samples:
-        raise ModelError(f"torch.export would pickle {', '.join([*pickled, *samples][:5])}; use onnx or safetensors")
 
 
 def _export_tensors(model: nn.Module, path: Path, fold_bn: bool, plan: Plan | None, example: Example) -> Exported:

@@ -34,25 +34,38 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
         traced = trace_calls(model, example)
         opaque, computing = try_layers(traced)
     folded = copy.deepcopy(model).eval()
-    for layer_name, norm_name in _pairs(traced):
-        if layer_name in opaque or norm_name in opaque or layer_name in computing:
-            continue  # its weights are shared or computed, so they must not change
-        _fold(folded.get_submodule(layer_name), folded.get_submodule(norm_name))
-        _replace(folded, norm_name, nn.Identity())
-    _check(model, folded, example)
+    for node in traced.graph.nodes:
+        user = _norm_after(traced, node)
+        if user is None or {str(node.target), str(user.target)} & set(opaque) or str(node.target) in computing:
+            continue  # weights that are shared or computed must not change
+        norm_name = str(user.target)
+        layer: Any = folded.get_submodule(str(node.target))
+        norm: Any = folded.get_submodule(norm_name)
+        one = torch.ones_like(norm.running_var)
+        gain = (one if norm.weight is None else norm.weight).double() / torch.sqrt(norm.running_var.double() + norm.eps)
+        before = 0.0 if layer.bias is None else layer.bias.double()
+        bias = (before - norm.running_mean.double()) * gain + (0.0 if norm.bias is None else norm.bias.double())
+        weight = layer.weight.double() * gain.view(-1, *[1] * (layer.weight.dim() - 1))
+        trains = layer.weight.requires_grad
+        layer.weight = nn.Parameter(weight.to(layer.weight.dtype), requires_grad=trains)
+        layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=trains)
+        owner, _, attribute = norm_name.rpartition(".")
+        folded.get_submodule(owner)._modules[attribute] = nn.Identity().eval()
+    args, kwargs = as_call(example)
+    with left_as_found(model):
+        model.eval()
+        want = tree_flatten(model(*args, **kwargs))[0]
+    error = relative_error(want, tree_flatten(folded(*args, **kwargs))[0])
+    if not error <= TOLERANCE:
+        raise ModelError(
+            f"folding the batch norms of {type(model).__name__} changes its output by {error:.1e} of the largest "
+            f"value; at most {TOLERANCE:g} is accepted. One of its layers does not behave like its class."
+        )
     return folded
 
 
-def _pairs(traced: Traced) -> list[tuple[str, str]]:
-    """Pairs of names: a layer, and the batch norm that is the only reader of its output."""
-    return [
-        (str(node.target), str(user.target))
-        for node in traced.graph.nodes
-        if (user := _norm_after(traced, node)) is not None
-    ]
-
-
 def _norm_after(traced: Traced, node: fx.Node) -> fx.Node | None:
+    """The batch norm that is the only reader of a layer's output."""
     if node.op != "call_module" or traced.calls[str(node.target)] != 1 or not isinstance(traced.module(node), FOLDING):
         return None
     user = traced.batch_norm_after(node)
@@ -63,33 +76,3 @@ def _norm_after(traced: Traced, node: fx.Node) -> fx.Node | None:
     flat = not isinstance(layer, nn.Linear) or len(traced.shapes[node.name]) == 2
     hooked = layer._forward_hooks or norm._forward_pre_hooks or norm._forward_hooks
     return user if flat and not hooked and norm.running_mean is not None else None
-
-
-def _fold(layer: Any, norm: Any) -> None:
-    one = torch.ones_like(norm.running_var)
-    gain = (one if norm.weight is None else norm.weight).double() / torch.sqrt(norm.running_var.double() + norm.eps)
-    before = 0.0 if layer.bias is None else layer.bias.double()
-    bias = (before - norm.running_mean.double()) * gain + (0.0 if norm.bias is None else norm.bias.double())
-    weight = layer.weight.double() * gain.view(-1, *[1] * (layer.weight.dim() - 1))
-    trains = layer.weight.requires_grad
-    layer.weight = nn.Parameter(weight.to(layer.weight.dtype), requires_grad=trains)
-    layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=trains)
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    owner, _, attribute = name.rpartition(".")
-    model.get_submodule(owner)._modules[attribute] = module.eval()
-
-
-def _check(model: nn.Module, folded: nn.Module, example: Example) -> None:
-    args, kwargs = as_call(example)
-    with left_as_found(model):
-        model.eval()
-        want = tree_flatten(model(*args, **kwargs))[0]
-    got = tree_flatten(folded(*args, **kwargs))[0]
-    error = relative_error(want, got)
-    if not error <= TOLERANCE:
-        raise ModelError(
-            f"folding the batch norms of {type(model).__name__} changes its output by {error:.1e} of the largest "
-            f"value; at most {TOLERANCE:g} is accepted. One of its layers does not behave like its class."
-        )

@@ -14,8 +14,8 @@ FORMATS = ("onnx", "pt2", "safetensors")
 
 def file_format(path: Path, format: str | None = None) -> Format:
     """The format that is asked for, or that the suffix of `path` names."""
-    found = format or path.suffix.removeprefix(".")
-    if found not in FORMATS:
+    name = format or path.suffix.removeprefix(".")
+    if name not in FORMATS:
         hint = "" if format else f". Give a format, or {path} a suffix that names it"
-        raise ModelError(unknown("export format", found, FORMATS) + hint)
-    return cast(Format, found)
+        raise ModelError(unknown("export format", name, FORMATS) + hint)
+    return cast(Format, name)

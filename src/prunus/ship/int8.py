@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from prunus.errors import DataError, ModelError
 from prunus.graph.traced import Example
@@ -73,29 +72,24 @@ def export_int8(
         reader = _Calibration(calibration, OnnxFile(plain).session.get_inputs()[0].name)
         _quantise(plain, made, reader)
         after = evaluate(OnnxFile(made), holdout)
-        found = Int8Export(path, made.stat().st_size, before, after, reader.num_images)
-        if found.drop > max_drop:
+        done = Int8Export(path, made.stat().st_size, before, after, reader.num_images)
+        if done.drop > max_drop:
+            change = f"{100 * before.quality:.2f}% to {100 * after.quality:.2f}%"
             raise ModelError(
-                f"int8 loses {found.drop:.2f} points of accuracy ({100 * before.quality:.2f}% to {100 * after.quality:.2f}% "
-                f"on {before.num_images} images), and at most {max_drop:g} are allowed; nothing was written. Calibrate "
-                "on more images, or allow more with --max-drop"
+                f"int8 loses {done.drop:.2f} points of accuracy ({change} on {before.num_images} images), and at most "
+                f"{max_drop:g} are allowed; nothing was written. Calibrate on more images, or allow more with --max-drop"
             )
         part.write_bytes(made.read_bytes())
-    return found
+    return done
 
 
 class _Calibration:
     """Images as onnxruntime's tool asks for them: one at a time, so that a fixed number of images does not matter."""
 
     def __init__(self, batches: Batches, name: str) -> None:
-        self.num_images = 0
-        self._name = name
-        self._images = self._one_by_one(batches)
-
-    def _one_by_one(self, batches: Iterable[Any]) -> Iterator[Tensor]:
-        for index, batch in enumerate(batches):
-            images, _ = unpack(batch, index)
-            yield from images.split(1)
+        self.num_images, self._name = 0, name
+        unpacked = (unpack(batch, index)[0] for index, batch in enumerate(batches))
+        self._images = (image for images in unpacked for image in images.split(1))
 
     def get_next(self) -> dict[str, Any] | None:
         """The next image; None after the last one."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunus.errors import DataError, RunError
-from prunus.tasks import ByClass, Quality, Task, task_of
+from prunus.tasks import Quality, Task, task_of
 from prunus.util.batches import (
     Batches,
     call,
@@ -29,8 +29,6 @@ from prunus.util.batches import (
 from prunus.util.processes import usable
 from prunus.util.progress import Progress
 from prunus.util.state import evaluating, generators_kept
-
-# Outputs of a network, whatever their structure: the one that counts, and how far two of them are apart.
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
@@ -71,16 +69,19 @@ def squared_distance(student: Any, teacher: Any, _temperature: float = 1.0) -> T
     return torch.stack(parts).mean()
 
 
-# Loss and quality of a task, added up batch by batch.
-
-
 def unpack_for(task: Task, batch: Any, index: int, labelled: bool = True) -> tuple[Any, Any]:
     """(inputs, labels) of a batch as the task reads it.
 
     labelled: a batch without labels is an error; otherwise its labels are None.
     """
     if task.inputs is not None:
-        return _pair(task.inputs(batch), index)
+        made: Any = task.inputs(batch)
+        if not isinstance(made, list | tuple) or len(made) != 2:
+            got = f"{type(made).__name__} of {len(made)}" if isinstance(made, list | tuple) else type(made).__name__
+            raise RunError(
+                f"batch {index}: inputs= of a task must return (inputs of the network, labels), and gave {got}"
+            )
+        return made[0], made[1]
     if task.label_kind == "classes" and labelled:
         return unpack(batch, index)
     images, labels = unpack_any(batch, index)
@@ -93,13 +94,6 @@ def unpack_for(task: Task, batch: Any, index: int, labelled: bool = True) -> tup
     return images, labels
 
 
-def _pair(made: Any, index: int) -> tuple[Any, Any]:
-    if not isinstance(made, list | tuple) or len(made) != 2:
-        got = f"{type(made).__name__} of {len(made)}" if isinstance(made, list | tuple) else type(made).__name__
-        raise RunError(f"batch {index}: inputs= of a task must return (inputs of the network, labels), and gave {got}")
-    return made[0], made[1]
-
-
 def inputs_alone(task: Task, batches: Iterable[Any]) -> list[tuple[Any]]:
     """The inputs of all batches without labels, as a repair reads them: several inputs of a network stay one item."""
     return [(unpack_for(task, batch, number, labelled=False)[0],) for number, batch in enumerate(batches)]
@@ -107,10 +101,10 @@ def inputs_alone(task: Task, batches: Iterable[Any]) -> list[tuple[Any]]:
 
 def outputs_for(task: Task, output: Any, labels: Any, index: int) -> Any:
     """What loss and quality take of a network's output, checked against the labels."""
-    found = output if task.outputs is None else task.outputs(output)
+    outputs = output if task.outputs is None else task.outputs(output)
     if task.check is not None:
-        task.check(found, labels, index)
-    return found
+        task.check(outputs, labels, index)
+    return outputs
 
 
 def _described(value: Any) -> str:
@@ -178,20 +172,17 @@ class QualitySums:
         if self._quality.is_mean:
             self._parts.append(image_values(self._quality, outputs, labels, count).sum())
         else:
-            self._parts.append(self._sums_of_batch(outputs, labels))
+            sums = self._quality.measure(outputs, labels)
+            if not isinstance(sums, Tensor) or (self._parts and sums.shape != self._parts[0].shape):
+                before = f"; the first batch gave the shape {list(self._parts[0].shape)}" if self._parts else ""
+                raise RunError(
+                    f"{self._quality.name} has a value=, so its function must return a tensor of sums, of the same "
+                    f"shape for each batch; got {_described(sums)}{before}"
+                )
+            self._parts.append(sums.detach())
         if self._task.details is not None:
             for name, values in self._task.details(outputs, labels).items():
                 self._details.setdefault(name, []).append(values.sum())
-
-    def _sums_of_batch(self, outputs: Any, labels: Any) -> Tensor:
-        sums = self._quality.measure(outputs, labels)
-        if not isinstance(sums, Tensor) or (self._parts and sums.shape != self._parts[0].shape):
-            before = f"; the first batch gave the shape {list(self._parts[0].shape)}" if self._parts else ""
-            raise RunError(
-                f"{self._quality.name} has a value=, so its function must return a tensor of sums, of the same shape "
-                f"for each batch; got {_described(sums)}{before}"
-            )
-        return sums.detach()
 
     def value(self) -> float:
         """The quality of all images so far."""
@@ -250,13 +241,21 @@ def evaluate(
     check_batches(loader, "loader")
     chosen = task_of(task)
     sums = QualitySums(chosen)
-    each_answer(_placed(model, device), loader, chosen, sums.add, progress)
+    if device is not None:
+        wanted, home = usable(device), device_of(model)
+        if home.type != wanted.type or wanted.index not in (None, home.index):
+            model = copy.deepcopy(model).to(wanted)  # the caller's model does not move
+    each_answer(model, loader, chosen, sums.add, progress)
     return sums.evaluation()
 
 
 def each_answer(model: nn.Module, loader: Batches, task: Task, see: See, progress: Progress | None = None) -> None:
     """Call `see(outputs, labels, number of images)` for each batch, in eval mode, without gradients."""
-    home, total = device_of(model), _length(loader)
+    home = device_of(model)
+    try:
+        total = len(loader)  # type: ignore[arg-type]
+    except TypeError:  # an iterable without a length, such as a DataLoader over an IterableDataset
+        total = None
     with evaluating(model), generators_kept(), torch.no_grad():
         for index, batch in enumerate(loader):
             images, labels = unpack_for(task, batch, index)
@@ -281,25 +280,6 @@ def too_good(accuracy: Evaluation) -> str | None:
     )
 
 
-def _placed(model: nn.Module, device: torch.device | str | None) -> nn.Module:
-    """The model itself if it is already on `device`, otherwise a copy there; the caller's model does not move."""
-    if device is None:
-        return model
-    wanted, home = usable(device), device_of(model)
-    if home.type == wanted.type and wanted.index in (None, home.index):
-        return model
-    return copy.deepcopy(model).to(wanted)
-
-
-def _length(loader: Batches) -> int | None:
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except TypeError:  # an iterable without a length, such as a DataLoader over an IterableDataset
-        return None
-
-
-# The quality of each class, and which classes are taken for which.
-
 MOST_CLASSES = 1000  # with more, counts of pairs would need too much memory, and no page could show them
 MOST_PAIRS = 2500  # of classes that are confused; all of them up to 50 classes
 
@@ -314,46 +294,25 @@ class ClassFigures:
     complete: bool = True  # whether `confused` lists all
 
 
-class _Counts:
-    """Counts of the batches so far, on the device of the network."""
-
-    def __init__(self, how: ByClass) -> None:
-        self._how = how
-        self._total: Tensor | None = None
-
-    def add(self, outputs: Any, labels: Any) -> None:
-        if not isinstance(outputs, Tensor) or outputs.ndim < 2 or outputs.shape[1] > MOST_CLASSES:
-            return  # a task of the user's own may be a changed copy of a built-in one
-        counts = self._how.counts(outputs, labels)
-        self._total = counts if self._total is None else self._total + counts
-
-    def figures(self) -> ClassFigures | None:
-        if self._total is None:
-            return None
-        counts = self._total.cpu().double()
-        values = [None if math.isnan(value) else value for value in self._how.values(counts).tolist()]
-        sizes = [int(size) for size in self._how.sizes(counts).tolist()]
-        if counts.shape[0] != counts.shape[1]:
-            return ClassFigures(tuple(values), tuple(sizes), None)
-        pairs = _pairs(counts)
-        return ClassFigures(tuple(values), tuple(sizes), tuple(pairs[:MOST_PAIRS]), len(pairs) <= MOST_PAIRS)
-
-
-def _pairs(counts: Tensor) -> list[tuple[int, int, int]]:
-    """Classes that were confused, the most frequent first."""
-    places = (counts * (1 - torch.eye(len(counts)))).nonzero().tolist()
-    found = [(row, column, int(counts[row, column])) for row, column in places]
-    return sorted(found, key=lambda pair: -pair[2])
-
-
 def evaluate_by_class(model: nn.Module, loader: Batches, task: Task) -> tuple[Evaluation, ClassFigures | None]:
     """The quality of all images, and of each class if the task has classes, in one pass."""
-    sums, counts = QualitySums(task), None if task.by_class is None else _Counts(task.by_class)
+    sums, how, total = QualitySums(task), task.by_class, list[Tensor]()  # counts so far, on the device of the network
 
     def see(outputs: Any, labels: Any, count: int) -> None:
         sums.add(outputs, labels, count)
-        if counts is not None:
-            counts.add(outputs, labels)
+        if how is None or not isinstance(outputs, Tensor) or outputs.ndim < 2 or outputs.shape[1] > MOST_CLASSES:
+            return  # a user-provided task may be a changed copy of a built-in one
+        counts = how.counts(outputs, labels)
+        total[:] = [total[0] + counts if total else counts]
 
     each_answer(model, loader, task, see)
-    return sums.evaluation(), None if counts is None else counts.figures()
+    if how is None or not total:
+        return sums.evaluation(), None
+    counts = total[0].cpu().double()
+    values = tuple(None if math.isnan(value) else value for value in how.values(counts).tolist())
+    sizes = tuple(int(size) for size in how.sizes(counts).tolist())
+    if counts.shape[0] != counts.shape[1]:
+        return sums.evaluation(), ClassFigures(values, sizes, None)
+    places = (counts * (1 - torch.eye(len(counts)))).nonzero().tolist()
+    pairs = sorted([(i, j, int(counts[i, j])) for i, j in places], key=lambda pair: -pair[2])  # most frequent first
+    return sums.evaluation(), ClassFigures(values, sizes, tuple(pairs[:MOST_PAIRS]), len(pairs) <= MOST_PAIRS)
