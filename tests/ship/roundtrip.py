@@ -1,5 +1,5 @@
 """A network is pruned, repaired and saved; a new process loads it, exports it and runs it in
-onnxruntime. Run by the test beside it and by benchmarks/roundtrip.py.
+onnxruntime. Run by the test beside it and by benchmarks/guards.py.
 
     python -m tests.ship.roundtrip FOLDER NAME...
 """

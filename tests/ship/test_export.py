@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -37,8 +38,7 @@ def test_onnx_with_the_selection_and_any_number_of_images(tmp_path: Path, fold: 
     done = export(model, EXAMPLE, tmp_path / "small.onnx", fold_bn=fold, images=pictures(3))
     assert (done.format, done.num_images, done.bytes) == ("onnx", 4, done.path.stat().st_size)
     assert done.error < 1e-5
-    assert done.opset is not None
-    assert done.opset >= 18
+    assert done.opset is not None and done.opset >= 18
     assert [m.training for m in model.modules()] == modes
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     for count in (1, 5):
@@ -114,27 +114,29 @@ class Spectral(nn.Module):
 
 def test_clear_errors_for_what_cannot_be_written(tmp_path: Path) -> None:
     model, _ = pruned()
-    for arguments, words in (
-        ({"path": tmp_path / "small.bin"}, "onnx, pt2, safetensors"),
-        ({"path": tmp_path / "small.bin", "format": "coreml"}, "coreml"),
-        ({"path": tmp_path / "small.pt2", "opset": 18}, "format onnx only"),
-    ):
-        with pytest.raises(ModelError, match=words):
-            export(model, EXAMPLE, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"\[N, 3, 8, 8\], not \[2, 3, 9, 9\]"):
-        export(model, EXAMPLE, tmp_path / "small.pt2", images=torch.zeros(2, 3, 9, 9))
-    with pytest.raises(ModelError, match="dynamic_batch=False"):
-        export(Pairs(), EXAMPLE, tmp_path / "two.pt2")
-    done = export(Pairs(), torch.zeros(2, 3, 8, 8), tmp_path / "two.pt2", dynamic_batch=False)
-    assert done.num_images == 2
-    with pytest.raises(DataError, match="takes 4 images at a time, but only 2 were given"):
-        export(model, torch.zeros(4, 3, 8, 8), tmp_path / "four.pt2", dynamic_batch=False, images=pictures(2))
-    with pytest.raises(ModelError, match=r"opsets 1 to \d+, not 99"):
-        export(model, EXAMPLE, tmp_path / "new.onnx", opset=99)
-    with pytest.raises(ModelError, match=r"ONNX cannot express this network: .*linalg_eig"):
-        export(Spectral(), EXAMPLE, tmp_path / "odd.onnx")
-    with pytest.raises(ModelError, match="opset 9"):
-        export(Cubic(), EXAMPLE, tmp_path / "old.onnx", opset=9)
+    four = {"dynamic_batch": False, "images": pictures(2)}
+    cases: list[tuple[type[Exception], str, nn.Module, Tensor, str, dict[str, Any]]] = [
+        (ModelError, "onnx, pt2, safetensors", model, EXAMPLE, "a.bin", {}),
+        (ModelError, "coreml", model, EXAMPLE, "a.bin", {"format": "coreml"}),
+        (ModelError, "format onnx only", model, EXAMPLE, "a.pt2", {"opset": 18}),
+        (
+            DataError,
+            r"\[N, 3, 8, 8\], not \[2, 3, 9, 9\]",
+            model,
+            EXAMPLE,
+            "a.pt2",
+            {"images": torch.zeros(2, 3, 9, 9)},
+        ),
+        (DataError, "takes 4 images at a time, but only 2", model, torch.zeros(4, 3, 8, 8), "a.pt2", four),
+        (ModelError, "dynamic_batch=False", Pairs(), EXAMPLE, "two.pt2", {}),
+        (ModelError, r"opsets 1 to \d+, not 99", model, EXAMPLE, "a.onnx", {"opset": 99}),
+        (ModelError, r"ONNX cannot express this network: .*linalg_eig", Spectral(), EXAMPLE, "a.onnx", {}),
+        (ModelError, "opset 9", Cubic(), EXAMPLE, "a.onnx", {"opset": 9}),
+    ]
+    for error, message, network, example, name, options in cases:
+        with pytest.raises(error, match=message):
+            export(network, example, tmp_path / name, **options)
+    assert export(Pairs(), torch.zeros(2, 3, 8, 8), tmp_path / "two.pt2", dynamic_batch=False).num_images == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["two.pt2"]
 
 
@@ -149,7 +151,7 @@ def test_an_older_opset(tmp_path: Path) -> None:
         np.testing.assert_allclose(run_onnx(done.path, pictures(2)), model(pictures(2)), rtol=1e-4, atol=1e-5)
 
 
-NAMES = ("lenet5", "preresnet20")  # benchmarks/roundtrip.py takes all of the registry
+NAMES = ("lenet5", "preresnet20")  # benchmarks/guards.py takes all of the registry
 
 
 def test_there_and_back_in_a_new_process(tmp_path: Path) -> None:
