@@ -129,13 +129,16 @@ def test_a_network_that_a_table_trains_once_is_trained_alike_for_all(table: str,
     assert len(bases) == len(set(bases))  # two commands would train into one folder
 
 
-def test_shared_parts_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_parts_are_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     texts = {
         "a": 'like = ["b", "c"]\ntitle = "a"\nopen = ["of a"]\ndeparts = ["a"]\n[run]\nk = 1',
         "b": 'title = "b"\nopen = ["of b"]\ndeparts = ["b"]\n[run]\nk = 2\nalpha = 2.0\nmodel = "m"',
         "c": "[run]\nalpha = 3.0\n[budget.cpu.run]\nk = 4",
     }
-    monkeypatch.setattr(recipes, "_text", texts.__getitem__)
+    (tmp_path / "paper" / "files").mkdir(parents=True)
+    for name, text in texts.items():
+        (tmp_path / "paper" / "files" / f"{name}.toml").write_text(text)
+    monkeypatch.setattr(recipes, "files", lambda package: tmp_path)
     assert recipes._read("a") == {
         "title": "a",
         "open": ["of b", "of a"],

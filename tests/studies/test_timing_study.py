@@ -154,7 +154,19 @@ def test_what_is_finished_is_not_timed_again(
 
 
 def test_the_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    words = ["lenet5", "--data", "digits", "--num-images", "40", "--inverse-channels", "1", "--memory-gib", "0.5", "--threads", "1"]
+    words = [
+        "lenet5",
+        "--data",
+        "digits",
+        "--num-images",
+        "40",
+        "--inverse-channels",
+        "1",
+        "--memory-gib",
+        "0.5",
+        "--threads",
+        "1",
+    ]
     with caplog.at_level(logging.ERROR):
         said = lines(prunus("study", "timing", *words, "--out", tmp_path / "study", columns=200))
     study = json.loads((tmp_path / "study" / "study.json").read_text())

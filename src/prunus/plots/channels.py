@@ -20,9 +20,8 @@ from prunus.plots.choices import (
     feature_maps,
     find_unit,
     images_of,
-    not_silent,
     scores_of_unit,
-    silent_channels,
+    without_silent,
 )
 from prunus.plots.settings import ChannelsFigureSettings
 from prunus.plots.style import PAGE, figure, metric_name, show_image, show_map, styled
@@ -104,10 +103,9 @@ def channels_shown(
     pixels, labels = images_of(show, classes, chosen.skip + 1)
     last = {label: place for place, label in enumerate(labels.tolist())}
     pixels = pixels[[last[label] for label in classes]]
-    maps = feature_maps(graph, pixels, {unit: range(width)})[unit].numpy()  # [N, width, h, w]
-    silent = silent_channels(graph, pixels, unit)
-    alive = not_silent(order[chosen.by], silent)
-    weak, strong = alive[0], alive[-1]
+    all_maps = feature_maps(graph, pixels, {unit: range(width)})[unit]  # [N, width, h, w]
+    alive, silent = without_silent(order[chosen.by], all_maps)
+    maps, weak, strong = all_maps.numpy(), alive[0], alive[-1]
     notes = []
     if "bn_scale" in chosen.metrics and scales(graph, graph.units[unit]) is None:
         notes.append("These channels pass through no batch norm of their own: the filters' L2 norm is used instead.")

@@ -215,13 +215,11 @@ def scores_of_unit(
     return score(alone, loader, list(metrics), num_images, seed=seed, **limit)
 
 
-def silent_channels(graph: ChannelGraph, images: Tensor, unit: str) -> tuple[int, ...]:
-    """Channels with one and the same value everywhere on all of these images. A picture of them would be empty."""
-    maps = feature_maps(graph, images, {unit: range(graph.units[unit].width)})[unit]  # [N, width, h, w]
-    return tuple(torch.nonzero(maps.amax((0, 2, 3)) == maps.amin((0, 2, 3)))[:, 0].tolist())
+def without_silent(order: Iterable[int], maps: Tensor) -> tuple[list[int], tuple[int, ...]]:
+    """The channels of `order` that a picture can show (all if every one is silent), and the silent ones.
 
-
-def not_silent(order: Iterable[int], silent: Sequence[int]) -> list[int]:
-    """The channels of `order` that are not silent; all channels if every one is silent."""
+    A channel is silent if its maps [N, width, h, w] have one and the same value everywhere on all images.
+    """
+    silent = tuple(torch.nonzero(maps.amax((0, 2, 3)) == maps.amin((0, 2, 3)))[:, 0].tolist())
     channels = [int(channel) for channel in order]
-    return [channel for channel in channels if channel not in silent] or channels
+    return [channel for channel in channels if channel not in silent] or channels, silent

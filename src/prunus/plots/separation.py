@@ -21,9 +21,8 @@ from prunus.plots.choices import (
     feature_maps,
     find_unit,
     images_of,
-    not_silent,
     scores_of_unit,
-    silent_channels,
+    without_silent,
 )
 from prunus.plots.settings import SeparationSettings
 from prunus.plots.style import MARKERS, PAGE, metric_name, show_image, show_map, styled
@@ -119,11 +118,6 @@ class SeenChannel:
     maps: npt.NDArray[np.float32]  # [classes, each, height, width]
     projections: Mapping[str, Projection]  # "PCA", and "LDA" if there are at least three classes
 
-    def numbers(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        own_class = {name: projection.own_class for name, projection in self.projections.items()}
-        return {"channel": self.channel, "score": self.score, "nearest_to_own_class": own_class}
-
 
 @dataclass(frozen=True, eq=False)
 class Separation:
@@ -140,15 +134,12 @@ class Separation:
 
     def numbers(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "unit": self.unit,
-            "metric": self.metric,
-            "classes": list(self.classes),
-            "points": len(self.labels),
-            "silent": list(self.silent),
-            "weak": self.weak.numbers(),
-            "strong": self.strong.numbers(),
-        }
+        data: dict[str, Any] = {"unit": self.unit, "metric": self.metric, "classes": list(self.classes)}
+        data |= {"points": len(self.labels), "silent": list(self.silent)}
+        for name, seen in (("weak", self.weak), ("strong", self.strong)):
+            own_class = {kind: projection.own_class for kind, projection in seen.projections.items()}
+            data[name] = {"channel": seen.channel, "score": seen.score, "nearest_to_own_class": own_class}
+        return data
 
 
 def separation(
@@ -186,36 +177,28 @@ def separation(
         if len(few) < chosen.each:
             raise DataError(f"class {label} has {len(few)} of the {chosen.each} images to show; use more images")
     first = torch.stack(places)  # [classes, each]
-    silent = silent_channels(graph, pixels[first.flatten()], unit)
-    order = not_silent(scores.order(unit), silent)
+    every = {unit: range(graph.units[unit].width)}
+    order, silent = without_silent(scores.order(unit), feature_maps(graph, pixels[first.flatten()], every)[unit])
     channels = [order[0] if chosen.weak is None else chosen.weak, order[-1] if chosen.strong is None else chosen.strong]
     unique = list(dict.fromkeys(channels))  # the same channel may be wanted twice
     parts = [feature_maps(graph, few, {unit: unique})[unit] for few in torch.split(pixels, BATCH)]
     maps = torch.cat(parts)[:, [unique.index(channel) for channel in channels]]  # [M, 2, height, width]
     drawn, numbers = as_pixels(pixels[first.flatten()], normalised), labels.numpy()
-    weak, strong = (
-        SeenChannel(
-            channel,
-            float(scores.values[unit][channel]),
-            maps[first, i].numpy(),
-            _projections(maps[:, i].flatten(1).double().numpy(), numbers),
-        )
-        for i, channel in enumerate(channels)
-    )
+    fit_labels, drawn_labels = numbers[::2], numbers[1::2]
+    seen = []
+    for i, channel in enumerate(channels):
+        x = maps[:, i].flatten(1).double().numpy()  # [M, pixels]
+        kinds = {"PCA": principal_axes(x[::2])}
+        if len(np.unique(fit_labels)) > 2:  # K classes have K - 1 discriminants
+            kinds["LDA"] = discriminant_axes(x[::2], fit_labels)
+        projections = {}
+        for name, axes in kinds.items():
+            points = axes(x[1::2])
+            own_class = nearest_to_own_class(axes(x[::2]), fit_labels, points, drawn_labels)
+            projections[name] = Projection(points, own_class)
+        seen.append(SeenChannel(channel, float(scores.values[unit][channel]), maps[first, i].numpy(), projections))
     shape = (len(classes), chosen.each, *drawn.shape[1:])
-    return Separation(unit, chosen.metric, tuple(classes), drawn.reshape(shape), numbers[1::2], weak, strong, silent)
-
-
-def _projections(x: Array, labels: Labels) -> dict[str, Projection]:
-    """Fitted on the images 0, 2, 4, ... of x [M, pixels], drawn for the others."""
-    fit, its_labels, drawn, rest = x[::2], labels[::2], x[1::2], labels[1::2]
-    kinds = {"PCA": principal_axes(fit)}
-    if len(np.unique(its_labels)) > 2:  # K classes have K - 1 discriminants
-        kinds["LDA"] = discriminant_axes(fit, its_labels)
-    return {
-        name: Projection(axes(drawn), nearest_to_own_class(axes(fit), its_labels, axes(drawn), rest))
-        for name, axes in kinds.items()
-    }
+    return Separation(unit, chosen.metric, tuple(classes), drawn.reshape(shape), drawn_labels, seen[0], seen[1], silent)
 
 
 # -- the picture
@@ -267,7 +250,17 @@ def draw_separation(shown: Separation, names: Sequence[str] | None = None) -> Fi
             title = f"{word}: channel {seen.channel}\n{metric_name(shown.metric)} {seen.score:.3g}"
             axes.set_title(title, fontsize=8.5, loc="left")
             for column, kind in enumerate(kinds, start=1):
-                _scatter(fig.add_subplot(grid[row, column]), shown, seen.projections[kind], kind)
+                cloud: Any = fig.add_subplot(grid[row, column])
+                projection = seen.projections[kind]
+                for part in range(PASSES):
+                    for number, of_class in enumerate(shown.classes):
+                        mine = projection.points[shown.labels == of_class][part::PASSES]
+                        cloud.scatter(*mine.T, s=8, linewidths=0, alpha=0.8, **_marker(number))
+                cloud.set_title(f"{kind}: {100 * projection.own_class:.0f}% nearest to own class", fontsize=8)
+                cloud.set(xticks=[], yticks=[])
+                cloud.grid(False)
+                cloud.set_xlabel(f"{kind} 1", fontsize=8)
+                cloud.set_ylabel(f"{kind} 2", fontsize=8)
     return fig
 
 
@@ -282,18 +275,6 @@ def _tiles(axes: Any, tiles: Any, show: Callable[..., None]) -> None:
     axes.set_ylim((each * (1 + GAP) - GAP) * height / width, 0)
     axes.set_axis_off()
     axes.set_anchor("NW")
-
-
-def _scatter(axes: Any, shown: Separation, projection: Projection, kind: str) -> None:
-    for part in range(PASSES):
-        for number, label in enumerate(shown.classes):
-            mine = projection.points[shown.labels == label][part::PASSES]
-            axes.scatter(*mine.T, s=8, linewidths=0, alpha=0.8, **_marker(number))
-    axes.set_title(f"{kind}: {100 * projection.own_class:.0f}% nearest to own class", fontsize=8)
-    axes.set(xticks=[], yticks=[])
-    axes.grid(False)
-    axes.set_xlabel(f"{kind} 1", fontsize=8)
-    axes.set_ylabel(f"{kind} 2", fontsize=8)
 
 
 def _marker(number: int) -> dict[str, Any]:

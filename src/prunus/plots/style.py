@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,8 +159,13 @@ def _marks(fig: Figure) -> Iterator[tuple[Any, Sequence[str]]]:
             if isinstance(container, ErrorbarContainer):
                 names[id(container.lines[0])] = label
             elif isinstance(container, BarContainer):
-                across = container.orientation == "horizontal"
-                given = getattr(container, "tooltips", None) or [_of_bar(axes, b, label, across) for b in container]
+                given = getattr(container, "tooltips", None)
+                if given is None and container.orientation == "horizontal":
+                    bars = [(b.get_y() + b.get_height() / 2, b.get_width()) for b in container]
+                    given = [f"{label}: {_value(axes.yaxis, y)}; {_value(axes.xaxis, x)}" for y, x in bars]
+                elif given is None:
+                    bars = [(b.get_x() + b.get_width() / 2, b.get_height()) for b in container]
+                    given = [f"{label}: {_value(axes.xaxis, x)}; {_value(axes.yaxis, y)}" for x, y in bars]
                 yield from ((bar, [text]) for bar, text in zip(container.patches, given, strict=True))
         for line in axes.lines:
             if hasattr(line, "tooltips"):
@@ -171,14 +175,6 @@ def _marks(fig: Figure) -> Iterator[tuple[Any, Sequence[str]]]:
                 start = names[id(line)]
                 yield line, [f"{start}: {_value(axes.xaxis, x)}; {_value(axes.yaxis, y)}" for x, y in points]
         yield from ((each, each.tooltips) for each in axes.collections if hasattr(each, "tooltips"))
-
-
-def _of_bar(axes: Any, bar: Any, label: str, horizontal: bool) -> str:
-    if horizontal:
-        place, size = (axes.yaxis, bar.get_y() + bar.get_height() / 2), (axes.xaxis, bar.get_width())
-    else:
-        place, size = (axes.xaxis, bar.get_x() + bar.get_width() / 2), (axes.yaxis, bar.get_height())
-    return f"{label}: {_value(*place)}; {_value(*size)}"
 
 
 def _value(axis: Any, value: float) -> str:
@@ -213,26 +209,24 @@ def _with_titles(svg: str, titles: Mapping[str, Sequence[str]]) -> str:
 
 # -- names of metrics in pictures, as in the paper
 
-NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "gsd": "G-SD",
-        "fdr": "G-FDR",
-        "abs_snr": "G-AbsSNR",
-        "ttest": "G-T-test",
-        "di": "DI",
-        "mmd": "MMD",
-        "l1": "L1 norm",
-        "l2": "L2 norm",
-        "bn_scale": "BN scale",
-        "fpgm": "FPGM",
-        "thinet": "ThiNet",
-        "cp": "CP",
-        "nisp": "NISP",
-        "dcp": "DCP",
-        "hrank": "HRank",
-        "chip": "CHIP",
-    }
-)
+NAMES: Mapping[str, str] = {
+    "gsd": "G-SD",
+    "fdr": "G-FDR",
+    "abs_snr": "G-AbsSNR",
+    "ttest": "G-T-test",
+    "di": "DI",
+    "mmd": "MMD",
+    "l1": "L1 norm",
+    "l2": "L2 norm",
+    "bn_scale": "BN scale",
+    "fpgm": "FPGM",
+    "thinet": "ThiNet",
+    "cp": "CP",
+    "nisp": "NISP",
+    "dcp": "DCP",
+    "hrank": "HRank",
+    "chip": "CHIP",
+}
 
 
 def metric_name(metric: str) -> str:

@@ -52,7 +52,7 @@ from prunus.train.settings import preset_of
 from prunus.util.batches import Batches, device_of
 from prunus.util.files import write_atomically
 from prunus.util.options import plain, replaced
-from prunus.util.progress import PhaseProgress, Progress, phases, shown
+from prunus.util.progress import PhaseProgress, phases, shown
 
 STAGES = {"accuracy": "as cut", "repaired": "repaired", "retrained": "retrained"}
 AS_CUT = ("accuracy", "top5", "loss", "test_images")
@@ -92,58 +92,48 @@ def averaged(single: Sequence[StudyRow]) -> list[StudyRow]:
     groups: dict[tuple[Any, ...], list[StudyRow]] = {}
     for row in single:
         groups.setdefault((row["network"], row["metric"], row["ratio"]), []).append(row)
-    return [_mean_row(rows) for rows in groups.values()]
+    means = []
+    for rows in groups.values():
+        first = rows[0]
+        row = {key: first[key] for key in ("network", "metric", "ratio", "images")} | {"seeds": len(rows)}
+        row |= {key: round(mean(each[key] for each in rows), 6) for key in ("macs_removed", "params_removed")}
+        for stage in (stage for stage in STAGES if stage in first):
+            values = [each[stage] for each in rows]
+            row[stage] = round(mean(values), 4)
+            row[_spread(stage)] = round(stdev(values), 4) if len(values) > 1 else None
+        row["top5"] = None if first["top5"] is None else round(mean(each["top5"] for each in rows), 4)
+        row["loss"] = round(mean(each["loss"] for each in rows), 6)
+        means.append(row)
+    return means
 
 
-def _mean_row(rows: Sequence[StudyRow]) -> StudyRow:
-    first = rows[0]
-    found: StudyRow = {key: first[key] for key in ("network", "metric", "ratio", "images")}
-    found["seeds"] = len(rows)
-    found |= {key: round(mean(row[key] for row in rows), 6) for key in ("macs_removed", "params_removed")}
-    for stage in (stage for stage in STAGES if stage in first):
-        values = [row[stage] for row in rows]
-        found[stage] = round(mean(values), 4)
-        name = "spread" if stage == "accuracy" else f"{stage}_spread"
-        found[name] = round(stdev(values), 4) if len(values) > 1 else None
-    found["top5"] = None if first["top5"] is None else round(mean(row["top5"] for row in rows), 4)
-    found["loss"] = round(mean(row["loss"] for row in rows), 6)
-    return found
+def _spread(stage: str) -> str:
+    return "spread" if stage == "accuracy" else f"{stage}_spread"
 
 
 def sentences(rows: Sequence[StudyRow], single: Sequence[StudyRow], text: QualityText) -> list[str]:
     """Notes on the quality before pruning and on the best metric at each ratio."""
-    found = []
+    notes = []
     for network in dict.fromkeys(row["network"] for row in rows):
         mine = [row for row in rows if row["network"] == network]
         base = next(row for row in mine if row["ratio"] == 0)
         images = next(row["test_images"] for row in single if row["network"] == network)
         value = f"{text.name_unless_accuracy}{text.scaled(base['accuracy'])}"
-        found.append(f"{network}: {value} on {images:,} test images before pruning.")
+        notes.append(f"{network}: {value} on {images:,} test images before pruning.")
         for stage in (stage for stage in STAGES if stage in base):
-            best = [_best(mine, stage, ratio, text) for ratio in sorted({row["ratio"] for row in mine} - {0})]
+            best = []
+            for ratio in sorted({row["ratio"] for row in mine} - {0}):
+                top = max((row for row in mine if row["ratio"] == ratio), key=lambda row: float(row[stage]))
+                best.append(f"{top['metric']} at {ratio:.0%} ({text.scaled(top[stage])})")
             if best:
-                found.append(f"{network}, {STAGES[stage]}, the best metric: {', '.join(best)}.")
-    found.append("No decision used the test images: every metric removes the same fraction of every unit.")
-    return found
-
-
-def _best(rows: Sequence[StudyRow], stage: str, ratio: float, text: QualityText) -> str:
-    top = max((row for row in rows if row["ratio"] == ratio), key=lambda row: float(row[stage]))
-    return f"{top['metric']} at {ratio:.0%} ({text.scaled(top[stage])})"
+                notes.append(f"{network}, {STAGES[stage]}, the best metric: {', '.join(best)}.")
+    notes.append("No decision used the test images: every metric removes the same fraction of every unit.")
+    return notes
 
 
 # Every network is cut by every metric, at every ratio and with every seed; each cut is measured once and stored.
 
 RetrainOn = Batches | Callable[[int], Batches]  # batches, or a function of the seed that returns them
-
-
-@dataclass(frozen=True)
-class ComparisonImages:
-    """The images of the study: to score and repair on, to retrain on, and to measure on."""
-
-    train: Batches
-    retrain_on: RetrainOn
-    test: Batches
 
 
 @dataclass(frozen=True)
@@ -169,7 +159,9 @@ class MetricComparison:
     settings: EffectivenessSettings
     metrics: Sequence[ChosenMetric]
     graphs: Mapping[str, ChannelGraph]
-    images: ComparisonImages
+    train: Batches  # to score and repair on
+    retrain_on: RetrainOn
+    test: Batches  # to measure on
     progress: PhaseProgress
     measured: dict[str, StudyRow] = field(default_factory=dict)  # measurements of plans that were seen before
     measured_as_cut: dict[tuple[str, str], StudyRow] = field(default_factory=dict)  # by network and plan, for all seeds
@@ -223,18 +215,18 @@ class MetricComparison:
         group = [one for one in self.metrics if one.shares == first.metric.shares]
         phase = f"score {first.network}, {first.metric.shares}"
         settings = self.settings
-        found = score(
+        scores = score(
             self.graphs[first.network],
-            self.images.train,
+            self.train,
             group,
             settings.num_images,
             num_map_images=settings.num_map_images,
             memory_gib=settings.memory_gib,
             seed=first.seed,
             task=settings.task,
-            progress=lambda done, total: self._say(phase, done, total or done),
+            progress=lambda done, total: self.progress(phase, done, total or done, ""),
         )
-        save_scores(found, self._scores_path(first))
+        save_scores(scores, self._scores_path(first))
 
     def _scores_path(self, cut: UniformCut) -> Path:
         shares = cut.metric.shares
@@ -267,7 +259,7 @@ class MetricComparison:
         same = self._same_measurement(cut, name)
         if same not in self.measured:
             self.measured[same] = self._measure(cut, plan, number, total)
-        found = self.measured[same]
+        measured = self.measured[same]
         return {
             "network": cut.network,
             "metric": cut.metric.name,
@@ -276,7 +268,7 @@ class MetricComparison:
             "images": scores.num_images,
             "macs_removed": round(1 - cost.macs / graph.macs, 6),
             "params_removed": round(1 - cost.params / graph.params, 6),
-            **{key: found[key] for key in MEASURED if key in found},
+            **{key: measured[key] for key in MEASURED if key in measured},
             "plan": name,
             "seconds": round(time.perf_counter() - started, 2),
         }
@@ -289,83 +281,68 @@ class MetricComparison:
 
         def say(done: int, of: int | None) -> None:
             if of:
-                self._say("evaluate", number * of + done, total * of, note)
+                self.progress("evaluate", number * of + done, total * of, note)
 
         def measured(model: nn.Module) -> Evaluation:
-            return accuracy_of(model, graph, self.images.test, self.task, say)
+            return accuracy_of(model, graph, self.test, self.task, say)
 
-        model = pruned_or_same(graph, plan)
-        row = dict(self._as_cut(cut, plan, model, say))
+        model, key = pruned_or_same(graph, plan), (cut.network, _digest(plan))
+        if key not in self.measured_as_cut:  # once for all seeds that remove the same channels
+            result = measured(model)
+            self.measured_as_cut[key] = {
+                "accuracy": round(factor * result.quality, 4),
+                "top5": None if result.top5 is None else round(100 * result.top5, 4),
+                "loss": round(result.loss, 6),
+                "test_images": result.num_images,
+            }
+        row = dict(self.measured_as_cut[key])
         if settings.repair != "none" and model is graph.model:  # nothing is removed, so there is nothing to repair
             row["repaired"] = row["accuracy"]
         elif settings.repair != "none":
-            model = repair(graph, plan, self._repair_images(cut.seed), how=settings.repair, seed=cut.seed)
+            if cut.seed not in self.samples:
+                some = sampled(self.train, settings.num_repair_images, cut.seed, self.task)
+                self.samples[cut.seed] = inputs_alone(self.task, some)
+            model = repair(graph, plan, self.samples[cut.seed], how=settings.repair, seed=cut.seed)
             row["repaired"] = round(factor * measured(model).quality, 4)
         if settings.epochs:
-            row["retrained"] = round(factor * measured(self._retrained(cut, model)).quality, 4)
+            checkpoint, batches = self.folder.path / "checkpoints" / _digest(cut.key), self.retrain_on
+            phase = f"retrain {cut.key}"
+            retrained = fit(
+                model,
+                batches(cut.seed) if callable(batches) else batches,
+                preset=preset_of(settings.preset, epochs=settings.epochs, lr=settings.lr),
+                device=device_of(model),
+                seed=cut.seed,
+                task=self.task,
+                checkpoint_dir=checkpoint,
+                progress=lambda news: self.progress(
+                    phase, (news.epoch - 1) * news.steps + news.step, news.epochs * news.steps, ""
+                ),
+            )
+            shutil.rmtree(checkpoint, ignore_errors=True)
+            row["retrained"] = round(factor * measured(retrained.model).quality, 4)
         return row
-
-    def _as_cut(self, cut: UniformCut, plan: Plan, model: nn.Module, say: Progress) -> StudyRow:
-        """Accuracy as cut, which is measured once for all seeds that remove the same channels."""
-        key = cut.network, _digest(plan)
-        if key not in self.measured_as_cut:
-            found = accuracy_of(model, self.graphs[cut.network], self.images.test, self.task, say)
-            self.measured_as_cut[key] = _figures(found, QualityText.of(self.task).factor)
-        return self.measured_as_cut[key]
-
-    def _retrained(self, cut: UniformCut, model: nn.Module) -> nn.Module:
-        checkpoint = self.folder.path / "checkpoints" / _digest(cut.key)
-        batches = self.images.retrain_on
-        phase = f"retrain {cut.key}"
-        fitted = fit(
-            model,
-            batches(cut.seed) if callable(batches) else batches,
-            preset=preset_of(self.settings.preset, epochs=self.settings.epochs, lr=self.settings.lr),
-            device=device_of(model),
-            seed=cut.seed,
-            task=self.task,
-            checkpoint_dir=checkpoint,
-            progress=lambda news: self._say(phase, (news.epoch - 1) * news.steps + news.step, news.epochs * news.steps),
-        )
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        return fitted.model
-
-    def _repair_images(self, seed: int) -> list[Any]:
-        if seed not in self.samples:
-            some = sampled(self.images.train, self.settings.num_repair_images, seed, self.task)
-            self.samples[seed] = inputs_alone(self.task, some)
-        return self.samples[seed]
 
     def _same_measurement(self, cut: UniformCut, plan: str) -> str:
         """Key that rows with equal measurements share. Repair and retraining depend on the seed, a cut does not."""
         seeded = self.settings.repair != "none" or self.settings.epochs > 0
         return f"{cut.network},{plan},{cut.seed if seeded else ''}"
 
-    def _say(self, phase: str, done: int, total: int, note: str = "") -> None:
-        self.progress(phase, done, total, note)
-
 
 def units_to_prune(graph: ChannelGraph, which: Literal["inner", "all"]) -> list[str]:
     """The names of the inner (private) units, or of all units that can be pruned."""
-    found = [name for name in candidates(graph) if which == "all" or graph.units[name].kind == "private"]
-    if not found:
+    names = [name for name in candidates(graph) if which == "all" or graph.units[name].kind == "private"]
+    if not names:
         raise DecideError("the network has no inner units: all of its channels pass through additions; use units='all'")
-    return found
-
-
-def _figures(found: Evaluation, factor: float) -> StudyRow:
-    return {
-        "accuracy": round(factor * found.quality, 4),
-        "top5": None if found.top5 is None else round(100 * found.top5, 4),
-        "loss": round(found.loss, 6),
-        "test_images": found.num_images,
-    }
+    return names
 
 
 def _digest(what: Plan | str) -> str:
     text = what if isinstance(what, str) else json.dumps(sorted((name, list(kept)) for name, kept in what.keep.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+
+# -- how alike the scores of two metrics are
 
 FILE = "correlations.csv"
 Table = dict[str, dict[str, float]]
@@ -382,30 +359,27 @@ def write_correlations(tables: Mapping[str, Table], folder: Path) -> list[dict[s
     for number, (network, table) in enumerate(tables.items()):
         lines.append(",".join(["network", "metric", *table]))
         lines += [",".join([network, a, *(f"{value:.4f}" for value in row.values())]) for a, row in table.items()]
-        if len(table) > 1:
-            pictures.append(_picture(network, table, folder, f"correlations-{number + 1}"))
+        if len(table) < 2:
+            continue
+        names = list(table)
+        side = max(2.5, min(PAGE, 0.26 * len(names) + 1.4))
+        fig, axes = figure(side + 0.6, side)
+        with styled():
+            shown: Any = axes.imshow([[table[a][b] for b in names] for a in names], cmap="RdBu", vmin=-1, vmax=1)
+            axes.set_xticks(range(len(names)), names, rotation=90)
+            axes.set_yticks(range(len(names)), names)
+            axes.grid(False)
+            axes.set_title(f"{network}, rank correlation")
+            fig.colorbar(shown, ax=axes, shrink=0.7)
+        picture = {
+            "file": save(fig, folder, f"correlations-{number + 1}"),
+            "alt": f"Rank correlation between {len(names)} metrics on {network}, as a table of colours.",
+            "caption": f"{network}: Spearman's rank correlation of the channels' scores, averaged over the units that "
+            f"are pruned (first sample). The numbers are in {FILE}.",
+        }
+        pictures.append(picture)
     write_atomically(folder / FILE, ("\n".join(lines) + "\n").encode())
     return pictures
-
-
-def _picture(network: str, table: Table, folder: Path, name: str) -> dict[str, str]:
-    names = list(table)
-    side = max(2.5, min(PAGE, 0.26 * len(names) + 1.4))
-    fig, axes = figure(side + 0.6, side)
-    values = [[table[a][b] for b in names] for a in names]
-    with styled():
-        shown: Any = axes.imshow(values, cmap="RdBu", vmin=-1, vmax=1)
-        axes.set_xticks(range(len(names)), names, rotation=90)
-        axes.set_yticks(range(len(names)), names)
-        axes.grid(False)
-        axes.set_title(f"{network}, rank correlation")
-        fig.colorbar(shown, ax=axes, shrink=0.7)
-    return {
-        "file": save(fig, folder, name),
-        "alt": f"Rank correlation between {len(names)} metrics on {network}, as a table of colours.",
-        "caption": f"{network}: Spearman's rank correlation of the channels' scores, averaged over the units that are "
-        f"pruned (first sample). The numbers are in {FILE}.",
-    }
 
 
 def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, text: QualityText = ACCURACY) -> dict[str, str]:
@@ -415,11 +389,16 @@ def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, text: QualityText
     stages = [stage for stage in STAGES if stage in rows[0]]
     height = max((3.4 if len(stages) == 1 else 2.7) * len(stages), 0.21 * len(metrics) + 0.6)  # room for the legend
     fig, axes = figure(PAGE, height, len(stages), len(networks), squeeze=False, sharex=True, sharey="row")
+    means = {m: mean(row["accuracy"] for row in rows if row["metric"] == m) for m in metrics}
     for i, stage in enumerate(stages):
         for j, network in enumerate(networks):
-            for metric in _best_first(rows, metrics):  # the order of the legend
+            for metric in sorted(metrics, key=lambda metric: -means[metric]):  # the order of the legend: best first
                 some = [row for row in rows if (row["network"], row["metric"]) == (network, metric)]
-                _curve(axes[i, j], some, stage, metric, metrics.index(metric))
+                some.sort(key=lambda row: float(row["ratio"]))
+                places, values = [100 * row["ratio"] for row in some], [row[stage] for row in some]
+                spread = [row[_spread(stage)] for row in some]
+                bars: Mapping[str, Any] = {} if None in spread else {"yerr": spread, "capsize": 2, "elinewidth": 0.8}
+                axes[i, j].errorbar(places, values, label=metric, **line(metrics.index(metric)), **bars)
             with styled():
                 axes[i, j].set_title(f"{network}, {STAGES[stage]}")
         axes[i, 0].set_ylabel(text.axis)
@@ -432,20 +411,6 @@ def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, text: QualityText
         "caption": f"{text.title} after each metric has removed the same fraction of every unit. Error bars are "
         "standard deviations over seeds, if there are several.",
     }
-
-
-def _best_first(rows: Sequence[StudyRow], metrics: Sequence[str]) -> list[str]:
-    """The metrics by their mean accuracy as cut, best first."""
-    means = {m: mean(row["accuracy"] for row in rows if row["metric"] == m) for m in metrics}
-    return sorted(metrics, key=lambda metric: -means[metric])
-
-
-def _curve(axes: Any, rows: Sequence[StudyRow], stage: str, metric: str, number: int) -> None:
-    rows = sorted(rows, key=lambda row: row["ratio"])
-    places, values = [100 * row["ratio"] for row in rows], [row[stage] for row in rows]
-    spread = [row["spread" if stage == "accuracy" else f"{stage}_spread"] for row in rows]
-    bars: Mapping[str, Any] = {} if None in spread else {"yerr": spread, "capsize": 2, "elinewidth": 0.8}
-    axes.errorbar(places, values, label=metric, **line(number), **bars)
 
 
 TITLE = "Which metric picks the channels that can be removed?"
@@ -497,8 +462,8 @@ def effectiveness(
         wait_until((place.path / CONFIG).exists)
         example = example if example is not None else first_image(train, device_of(next(iter(named.values()))), task)
         graphs = {name: trace(model, example, chosen.streams) for name, model in named.items()}
-        images = ComparisonImages(train, retrain_on or train, in_memory(test, task))
-        comparison = MetricComparison(place, chosen, compared, graphs, images, report)
+        measure_on = in_memory(test, task)
+        comparison = MetricComparison(place, chosen, compared, graphs, train, retrain_on or train, measure_on, report)
         comparison.run(rank, world)
         single = comparison.finished_rows()
         rows = averaged(single)

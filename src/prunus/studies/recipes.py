@@ -66,7 +66,7 @@ class Recipe:
         data, holdout = str(self.run.get("data", "")), str(self.run.get("holdout", "none"))
         given: dict[str, Any] = {name: self.run.get(name) for name in ("alpha", "k", "rounds")}
         points = open_points(OpenChoices(ridges, data=data, holdout=holdout, **given))
-        return tuple(words for text in self.open if (words := text.format_map(points)))
+        return tuple(sentence for text in self.open if (sentence := text.format_map(points)))
 
 
 @dataclass(frozen=True)
@@ -129,32 +129,28 @@ def load_recipe(name: str) -> Recipe:
 
 def _read(name: str) -> dict[str, Any]:
     """The content of a file, on top of those that it is `like`."""
-    words = tomllib.loads(_text(name))
-    found: dict[str, Any] = {}
-    for other in words.pop("like", ()):
-        found = _on_top(found, _read(other))
-    return _on_top(found, words)
-
-
-def _text(name: str) -> str:
-    return (files("prunus.studies") / "paper" / FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    content = tomllib.loads((files("prunus.studies") / "paper" / FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    below: dict[str, Any] = {}
+    for other in content.pop("like", ()):
+        below = _on_top(below, _read(other))
+    return _on_top(below, content)
 
 
 def _on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Both, merged. `above` decides; only lists of sentences are kept from both."""
-    found = dict(below)
+    merged = dict(below)
     for key, value in above.items():
-        before = found.get(key)
+        before = merged.get(key)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
-            found[key] = _on_top(before, value)
+            merged[key] = _on_top(before, value)
         else:
-            found[key] = [*(before or ()), *value] if key in SENTENCES else value
-    return found
+            merged[key] = [*(before or ()), *value] if key in SENTENCES else value
+    return merged
 
 
-def recipe_of(name: str, words: Mapping[str, Any]) -> Recipe:
+def recipe_of(name: str, content: Mapping[str, Any]) -> Recipe:
     """A recipe from the content of its file."""
-    rest = dict(words)
+    rest = dict(content)
     budgets = rest.pop("budget", {})
     wrong = [key for key in budgets if key not in BUDGETS or key == FULL]
     wrong += [f"{key}.{step}" for key, steps in budgets.items() for step in steps if step not in ("train", "run")]
@@ -227,7 +223,7 @@ def commands(
     if trained is None and recipe.train is not None:
         base = base or folder / "base"
         train = {**recipe.train, **where, "out": str(base)}
-        steps.append(["train", str(train.pop("model", recipe.run["model"])), *_words(train)])
+        steps.append(["train", str(train.pop("model", recipe.run["model"])), *_arguments(train)])
         trained = str(base / "model.safetensors")
     if trained is None and recipe.command not in UNTRAINED:
         trained = WEIGHTS
@@ -237,7 +233,7 @@ def commands(
         options["weights"] = trained
     if "data" in options:
         options |= where
-    steps.append([*recipe.command.split(), model, *_words({**options, "out": str(result)})])
+    steps.append([*recipe.command.split(), model, *_arguments({**options, "out": str(result)})])
     if recipe.published is not None:
         steps.append([*TABLE, str(result)])
     return steps
@@ -245,10 +241,10 @@ def commands(
 
 def missing(steps: list[list[str]]) -> str | None:
     """What the user must provide before the commands can run, in words; None if nothing."""
-    words = [word for one in steps for word in one]
-    if any(word.endswith(f":{PATH}") for word in words):
+    arguments = [argument for step in steps for argument in step]
+    if any(argument.endswith(f":{PATH}") for argument in arguments):
         return "a folder of images: pass --data imagenet:FOLDER"
-    if WEIGHTS in words:
+    if WEIGHTS in arguments:
         return "a trained network: pass --weights FILE (torchvision's weights fit the ImageNet networks)"
     return None
 
@@ -261,17 +257,17 @@ def value_of(text: str) -> Any:
         return text
 
 
-def _words(options: Options) -> list[str]:
+def _arguments(options: Options) -> list[str]:
     """{"batch_size": 128, "augment": False} -> --batch-size 128 --no-augment"""
-    words: list[str] = []
+    arguments: list[str] = []
     for key, value in options.items():
         option = key.replace("_", "-")
         if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
+            arguments.append(f"--{option}" if value else f"--no-{option}")
         else:
             for one in value if isinstance(value, list) else [value]:
-                words += [f"--{option}", str(one)]
-    return words
+                arguments += [f"--{option}", str(one)]
+    return arguments
 
 
 # The rows of the paper's Tables 1 and 2, as published. Prunus did not measure these figures.

@@ -57,15 +57,21 @@ def table(runs: Sequence[str | Path] = (), *, model: str | None = None, data: st
     model, data: as in `prunus prune`, for folders that do not record them (those of `prunus.compress`).
     """
     if not runs:
-        return _only_published(model, data)
-    found: dict[tuple[str, str], list[StudyRow]] = {}
+        groups = [g for g in published().groups if model in (None, *g.models) and data in (None, g.data)]
+        if not groups:
+            known = ", ".join(f"{g.models[0]} on {g.data}" for g in published().groups)
+            raise RunError(
+                f"the paper has no rows for {model or 'any network'} on {data or 'any data'}; it has {known}"
+            )
+        return ResultsTable(tuple(_published_row(g, result) for g in groups for result in g.rows), _notes(groups))
+    own: dict[tuple[str, str], list[StudyRow]] = {}
     notes: list[str] = []
     for folder in runs:
         name, on, row, note = _own_row(Path(folder), model, data)
-        found.setdefault((name, on), []).append(row)
+        own.setdefault((name, on), []).append(row)
         notes.append(note)
     rows, known_groups = [], []
-    for (name, on), mine in found.items():
+    for (name, on), mine in own.items():
         group = group_of(name, on)
         if group is None:
             notes.append(f"The paper has no rows for {name} on {on}.")
@@ -76,18 +82,9 @@ def table(runs: Sequence[str | Path] = (), *, model: str | None = None, data: st
     return ResultsTable(tuple(rows), (*notes, *_notes(known_groups)))
 
 
-def _only_published(model: str | None, data: str | None) -> ResultsTable:
-    groups = [g for g in published().groups if model in (None, *g.models) and data in (None, g.data)]
-    if not groups:
-        known = ", ".join(f"{g.models[0]} on {g.data}" for g in published().groups)
-        raise RunError(f"the paper has no rows for {model or 'any network'} on {data or 'any data'}; it has {known}")
-    rows = [_published_row(group, result) for group in groups for result in group.rows]
-    return ResultsTable(tuple(rows), _notes(groups))
-
-
 def _published_row(group: PublishedGroup, result: PublishedRow) -> StudyRow:
-    words = {"network": group.network, "data": group.data, **asdict(result), "source": STATUS}
-    return {key: words[key] for key in COLUMNS}
+    row = {"network": group.network, "data": group.data, **asdict(result), "source": STATUS}
+    return {key: row[key] for key in COLUMNS}
 
 
 def _own_row(folder: Path, model: str | None, data: str | None) -> tuple[str, str, StudyRow, str]:
@@ -126,12 +123,9 @@ def _row(folder: Path, name: str, data: str, summary: dict[str, Any]) -> tuple[S
         ("top5", before[part]["details"].get("top5"), after[part]["details"].get("top5")),
     ):
         known = old is not None and new is not None
-        row |= (
-            {f"base_{key}": round(100 * old, 2), key: round(100 * new, 2)}
-            if known
-            else {f"base_{key}": None, key: None}
-        )
-        row[f"{key}_drop"] = round(100 * (old - new), 2) if known else None
+        values = (old, new, old - new) if known else (None, None, None)
+        names = (f"base_{key}", key, f"{key}_drop")
+        row |= {n: None if value is None else round(100 * value, 2) for n, value in zip(names, values, strict=True)}
     for key in ("macs", "params"):
         row |= {key: after[key], f"{key}_removed": round(100 * (1 - after[key] / before[key]), 1)}
     images = f"{after[part]['num_images']:,}"
@@ -161,15 +155,25 @@ def as_csv(rows: Sequence[StudyRow]) -> str:
     return text.getvalue()
 
 
-def as_json(found: ResultsTable) -> str:
+def as_json(results: ResultsTable) -> str:
     """Rows and notes."""
-    return json.dumps({"rows": found.rows, "notes": found.notes}, indent=2)
+    return json.dumps({"rows": results.rows, "notes": results.notes}, indent=2)
 
 
 def as_cells(rows: Sequence[StudyRow], titles: Mapping[str, str] = COLUMNS) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of the columns in `titles`, as text. Columns without any value are left out."""
     shown = [key for key in titles if any(row[key] is not None for row in rows)]
-    return [titles[key] for key in shown], [[_cell(key, row[key]) for key in shown] for row in rows]
+
+    def cell(key: str, value: Any) -> str:
+        if value is None:
+            return "-"
+        if key in ("macs", "params"):
+            return short(value)
+        if isinstance(value, float):
+            return f"{value:.1f}" if key.endswith("_removed") else f"{value:.2f}"
+        return str(value)
+
+    return [titles[key] for key in shown], [[cell(key, row[key]) for key in shown] for row in rows]
 
 
 def as_markdown(rows: Sequence[StudyRow]) -> str:
@@ -189,33 +193,25 @@ def short(number: float) -> str:
     return str(int(number))
 
 
-def _cell(key: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if key in ("macs", "params"):
-        return short(value)
-    if isinstance(value, float):
-        return f"{value:.1f}" if key.endswith("_removed") else f"{value:.2f}"
-    return str(value)
-
-
 PUBLISHED, PAPER, OWN_RUN = COLOURS[7], COLOURS[0], COLOURS[3]  # other methods, the paper's own, runs
 SIDES = ((6, 4, "left"), (6, -10, "left"), (-6, 4, "right"), (-6, -10, "right"), (6, 12, "left"))  # points; alignment
 MARKER = 4  # pixels from the centre of a point to its edge, at the figure's own resolution
 
 
-def write_table(found: ResultsTable, folder: StudyFolder) -> Path:
+def write_table(results: ResultsTable, folder: StudyFolder) -> Path:
     """Write study.json, table.csv and a picture of the change of accuracy against MACs removed."""
     folder.start()
-    pictures = draw_table(found, folder.path)
-    return folder.finish("Runs compared with the paper's tables", found.rows, pictures, found.notes, columns=COLUMNS)
+    pictures = draw_table(results, folder.path)
+    return folder.finish(
+        "Runs compared with the paper's tables", results.rows, pictures, results.notes, columns=COLUMNS
+    )
 
 
-def draw_table(found: ResultsTable, folder: Path) -> list[dict[str, str]]:
+def draw_table(results: ResultsTable, folder: Path) -> list[dict[str, str]]:
     """One picture for each network and data set in the table, for `StudyFolder.finish`."""
     pictures = []
-    for network, data in dict.fromkeys((row["network"], row["data"]) for row in found.rows):
-        rows = [row for row in found.rows if (row["network"], row["data"]) == (network, data)]
+    for network, data in dict.fromkeys((row["network"], row["data"]) for row in results.rows):
+        rows = [row for row in results.rows if (row["network"], row["data"]) == (network, data)]
         key = "top1" if all(row["top1"] is not None for row in rows) else "top5"
         rows = [row for row in rows if row[f"{key}_drop"] is not None]
         if rows:
@@ -230,7 +226,10 @@ def _draw(rows: Sequence[StudyRow], key: str, title: str, folder: Path) -> dict[
     with styled():
         axes.axhline(0, color=INK, linewidth=0.8)
         for row in rows:
-            axes.plot(row["macs_removed"], -row[f"{key}_drop"], linestyle="none", markersize=6, **_marker(row))
+            marker, colour = ("o", PUBLISHED) if row["source"] == STATUS else ("D", OWN_RUN)
+            if row["source"] == STATUS and row["method"].startswith("G-SD"):
+                marker, colour = "s", PAPER
+            axes.plot(row["macs_removed"], -row[f"{key}_drop"], marker, color=colour, markersize=6)
         axes.set(xlabel="MACs removed (%)", ylabel=f"change of {name} accuracy (points)")
         axes.set_title(f"{title}: published results (squares: G-SD, circles: others) and runs (diamonds)")
         axes.margins(x=0.12, y=0.15)
@@ -243,13 +242,6 @@ def _draw(rows: Sequence[StudyRow], key: str, title: str, folder: Path) -> dict[
     }
 
 
-def _marker(row: StudyRow) -> dict[str, Any]:
-    if row["source"] != STATUS:
-        return {"marker": "D", "color": OWN_RUN}
-    own = row["method"].startswith("G-SD")
-    return {"marker": "s", "color": PAPER} if own else {"marker": "o", "color": PUBLISHED}
-
-
 def label(fig: Figure, axes: Axes, names: Sequence[tuple[str, tuple[float, float]]]) -> list[Annotation]:
     """Write each name next to its point, on a side where it covers no other name or point and stays inside the axes."""
     from matplotlib.transforms import Bbox
@@ -257,18 +249,18 @@ def label(fig: Figure, axes: Axes, names: Sequence[tuple[str, tuple[float, float
     fig.draw_without_rendering()  # sets limits and layout
     spots = [axes.transData.transform(point) for _, point in names]
     taken = [Bbox.from_extents(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in spots]
-    found = []
+    labels = []
     for name, point in names:
         for number, (x, y, side) in enumerate(SIDES):
-            words = axes.annotate(
+            text = axes.annotate(
                 name, point, xytext=(x, y), textcoords="offset points", fontsize=7.5, color=INK, ha=side
             )
-            box = words.get_window_extent()
+            box = text.get_window_extent()
             free = not any(box.overlaps(other) for other in taken)
             inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
             if (free and inside) or number == len(SIDES) - 1:
                 taken.append(box)
-                found.append(words)
+                labels.append(text)
                 break
-            words.remove()
-    return found
+            text.remove()
+    return labels

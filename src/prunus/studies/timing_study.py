@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -23,7 +23,7 @@ from prunus.score.evidence import Channels, Filters, Maps, UnitWidth, filters, r
 from prunus.score.maps import MapRequest, MapsAt, collect_maps
 from prunus.score.metrics import metric_of
 from prunus.score.passes import Sample
-from prunus.score.scores import GIB
+from prunus.score.settings import GIB
 from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.studies.settings import TimingSettings
 from prunus.util.batches import Batches, device_of, move, unpack
@@ -31,12 +31,6 @@ from prunus.util.options import replaced
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import evaluating, generators_kept
 from prunus.util.text import count
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-# Measuring time: of a piece of work, and of the forward passes that compute feature maps.
 
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 REPEATS, ENOUGH_SECONDS = 5, 1.0  # a measurement is the median of 5 runs, or of those that fit in one second
@@ -46,28 +40,29 @@ def map_seconds(graph: ChannelGraph, batches: Batches, clock: str = "wall") -> d
     """unit -> seconds from the start of a forward pass until its last reader is reached, over all batches."""
     seconds = dict.fromkeys(graph.units, 0.0)
     home = device_of(graph.model)
+
+    def now() -> float:
+        if home.type == "cuda":
+            torch.cuda.synchronize(home)
+        return CLOCKS[clock]()
+
     with evaluating(graph.model), generators_kept(), torch.inference_mode(False), torch.no_grad():
         for index, batch in enumerate(batches):
             images, labels = unpack(batch, index)
             if len(labels):
-                for unit, spent in _until_readers(graph, move(images, home), clock).items():
-                    seconds[unit] += spent
+                runner = GraphRunner(graph.traced_for(images := move(images, home)))
+                free = last_uses(runner.nodes)
+                calls = {name: runner.calls_of({r.module for r in unit.readers}) for name, unit in graph.units.items()}
+                readers = {node for nodes in calls.values() for node in nodes}
+                reached: dict[fx.Node, float] = {}
+                values = runner.bind(images, copy=True)
+                start = now()
+                for node in runner.steps(values, free=free):
+                    if node in readers:
+                        reached[node] = now() - start
+                for name, nodes in calls.items():
+                    seconds[name] += max(reached[node] for node in nodes)
     return seconds
-
-
-def _until_readers(graph: ChannelGraph, images: Any, clock: str) -> dict[str, float]:
-    """unit -> seconds of one forward pass until its last reader is reached."""
-    runner = GraphRunner(graph.traced_for(images))
-    free = last_uses(runner.nodes)
-    calls = {unit.name: runner.calls_of({reader.module for reader in unit.readers}) for unit in graph.units.values()}
-    readers = {node for nodes in calls.values() for node in nodes}
-    reached: dict[fx.Node, float] = {}
-    values = runner.bind(images, copy=True)
-    start = _now(graph, clock)
-    for node in runner.steps(values, free=free):
-        if node in readers:
-            reached[node] = _now(graph, clock) - start
-    return {unit: max(reached[node] for node in nodes) for unit, nodes in calls.items()}
 
 
 def median_seconds(work: Callable[[], Any], clock: str) -> float:
@@ -80,13 +75,6 @@ def median_seconds(work: Callable[[], Any], clock: str) -> float:
     return statistics.median(times)
 
 
-def _now(graph: ChannelGraph, clock: str) -> float:
-    device = next(graph.model.parameters()).device
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return CLOCKS[clock]()
-
-
 INVERSE = "di_inverse"  # DI as the paper defines it: a d x d matrix is inverted
 READ_WEIGHTS = ("reader_energy", "gsd_reader")  # moment metrics that also use the readers' weights
 
@@ -95,7 +83,7 @@ def layer_work(
     graph: ChannelGraph, unit: str, parts: Sequence[MapsAt], name: str, channels: int
 ) -> Iterator[Callable[[], Any] | None]:
     """The work to time, one function for each place where the unit is read; None if an inverse does not fit."""
-    found = graph.units[unit]
+    scored = graph.units[unit]
     if name == INVERSE:
         for part in parts:
             pixels = part.maps.maps.shape[2]  # type: ignore[union-attr]
@@ -105,31 +93,22 @@ def layer_work(
     (metric,) = choose_metrics([name])
     needs, score = metric.metric.needs, partial(metric.metric.score, **metric.options)
     if needs == "filters":
-        yield lambda: score(Filters(unit, filters(graph, found), scales(graph, found)))
+        yield lambda: score(Filters(unit, filters(graph, scored), scales(graph, scored)))
     elif needs == "nothing":
-        yield lambda: score(UnitWidth(unit, found.width))
+        yield lambda: score(UnitWidth(unit, scored.width))
     elif needs == "maps":
         yield from (partial(score, part.maps) for part in parts)
     else:
-        reads = metric.metric.name in READ_WEIGHTS
-        yield from (partial(_by_moments, graph, unit, part, score, reads) for part in parts)
+        # From the moments of the maps, as a scoring pass computes them batch by batch.
+        def by_moments(part: MapsAt) -> Tensor:
+            assert part.maps.maps is not None
+            moments = class_moments(part.maps.maps, part.maps.labels)
+            norms = torch.zeros(part.maps.maps.shape[1], dtype=torch.float64)
+            if metric.metric.name in READ_WEIGHTS:
+                norms = reader_norms(graph, scored.readers, scored.width)[part.channels]
+            return score(Channels(unit, moments, norms))
 
-
-def _by_moments(
-    graph: ChannelGraph, unit: str, part: MapsAt, score: Callable[[Channels], Tensor], reads: bool
-) -> Tensor:
-    """A metric computed from the moments of the maps, as a scoring pass does batch by batch.
-
-    reads: it uses the readers' weights as well.
-    """
-    maps, labels = part.maps.maps, part.maps.labels
-    assert maps is not None
-    moments = class_moments(maps, labels)
-    norms = torch.zeros(maps.shape[1], dtype=torch.float64)
-    if reads:
-        found = graph.units[unit]
-        norms = reader_norms(graph, found.readers, found.width)[part.channels]
-    return score(Channels(unit, moments, norms))
+        yield from (partial(by_moments, part) for part in parts)
 
 
 def di_by_inverse(maps: Maps, channels: int, rho: float = 1e-4) -> Tensor:
@@ -168,37 +147,29 @@ def timing_notes(rows: Sequence[StudyRow], clock: str) -> tuple[str, ...]:
         notes.append(
             "di: Cholesky of the smaller of the Gram matrix (images) and the scatter (pixels), channels in chunks."
         )
-    for name, words in (("di", "prunus's DI"), (INVERSE, "DI with an explicit inverse")):
-        notes += _speed_note(by_metric["gsd"], by_metric[name], words)
-    return (*notes, *_inverse_notes(list(by_metric[INVERSE].values())))
-
-
-def _speed_note(gsd: Mapping[str, StudyRow], others: Mapping[str, StudyRow], words: str) -> Iterator[str]:
-    both = [
-        (row["seconds"] / gsd[layer]["seconds"], layer)
-        for layer, row in others.items()
-        if layer in gsd and row["seconds"] is not None
-    ]
-    if both:
-        most, layer = max(both, key=lambda pair: pair[0])
-        yield f"G-SD is up to {most:,.0f} times as fast as {words} ({layer}), feature maps not included."
-
-
-def _inverse_notes(rows: Sequence[StudyRow]) -> Iterator[str]:
-    measured = [row for row in rows if row["seconds"] is not None]
+    gsd = by_metric["gsd"]
+    for name, title in (("di", "prunus's DI"), (INVERSE, "DI with an explicit inverse")):
+        timed = [
+            (r["seconds"], layer) for layer, r in by_metric[name].items() if layer in gsd and r["seconds"] is not None
+        ]
+        if timed:
+            most, layer = max((seconds / gsd[layer]["seconds"], layer) for seconds, layer in timed)
+            notes.append(f"G-SD is up to {most:,.0f} times as fast as {title} ({layer}), feature maps not included.")
+    inverses = by_metric[INVERSE].values()
+    measured = [row for row in inverses if row["seconds"] is not None]
     if any(row["timed_channels"] < row["channels"] for row in measured):
-        few = max(row["timed_channels"] for row in measured)
-        yield f"{INVERSE}: {count(few, 'channel')} per layer timed, and the time multiplied by the number of channels."
-    for row in rows:
-        if row["seconds"] is None:
-            need = inverse_bytes(row["pixels"]) / GIB
-            words = f"{INVERSE} of {row['layer']} was not timed: maps of {row['pixels']:,} pixels need {need:,.1f} GiB."
-            if measured:
-                largest = max(measured, key=lambda r: r["pixels"])
-                each = largest["seconds"] / largest["channels"] * (row["pixels"] / largest["pixels"]) ** 3
-                hours = each * row["channels"] / 3600
-                words += f" Estimate from {largest['layer']}, as the cube of the pixels: {hours:,.1f} hours."
-            yield words
+        few = count(max(row["timed_channels"] for row in measured), "channel")
+        notes.append(f"{INVERSE}: {few} per layer timed, and the time multiplied by the number of channels.")
+    for row in (row for row in inverses if row["seconds"] is None):
+        need = inverse_bytes(row["pixels"]) / GIB
+        note = f"{INVERSE} of {row['layer']} was not timed: maps of {row['pixels']:,} pixels need {need:,.1f} GiB."
+        if measured:
+            largest = max(measured, key=lambda r: r["pixels"])
+            each = largest["seconds"] / largest["channels"] * (row["pixels"] / largest["pixels"]) ** 3
+            hours = each * row["channels"] / 3600
+            note += f" Estimate from {largest['layer']}, as the cube of the pixels: {hours:,.1f} hours."
+        notes.append(note)
+    return tuple(notes)
 
 
 COLUMNS: Mapping[str, str] = {
@@ -236,7 +207,7 @@ def timing(
 ) -> LayerTimes:
     """Time to score all channels of each unit, with the feature maps of `num_images` images in memory.
 
-        found = prunus.studies.timing(graph, loader, metrics=("gsd", "di"), num_images=200)
+        times = prunus.studies.timing(graph, loader, metrics=("gsd", "di"), num_images=200)
 
     The maps are the tensors that enter the unit's readers. The time to compute them is measured separately: from the
     start of a forward pass until the reader is reached, over all images.
@@ -254,33 +225,19 @@ def timing(
     kept = {} if folder is None else {key: row for key in keys if (row := folder.row("/".join(key))) is not None}
     if len(kept) < len(keys):
         with shown(progress, steps("maps and scores")) as report:
-            _time_missing(graph, loader, chosen, keys, kept, folder=folder, progress=report)
+            memory = int(chosen.memory_gib * GIB)
+            request = MapRequest(chosen.num_images, memory, seed=chosen.seed, progress=report)
+            taken, units = collect_maps(graph, loader, request)
+            sample = Sample(loader, taken, chosen.seed, balanced=True)
+            forward = map_seconds(graph, sample.batches(), chosen.clock)
+            for unit, parts in units:
+                for name in (name for of, name in keys if of == unit and (of, name) not in kept):
+                    kept[unit, name] = _row(graph, unit, parts, name, forward[unit], chosen)
+                    if folder is not None:
+                        folder.keep(f"{unit}/{name}", kept[unit, name])
     every = [kept[key] for key in keys]
     rows = tuple(row for row in every if row["seconds"] is not None)
     return LayerTimes(rows, timing_notes(every, chosen.clock), torch.get_num_threads(), chosen.clock)
-
-
-def _time_missing(
-    graph: ChannelGraph,
-    loader: Batches,
-    settings: TimingSettings,
-    keys: Sequence[tuple[str, str]],
-    kept: dict[tuple[str, str], StudyRow],
-    *,
-    folder: StudyFolder | None,
-    progress: Progress,
-) -> None:
-    """Add the rows that are missing to `kept` and to the folder."""
-    memory = int(settings.memory_gib * GIB)
-    request = MapRequest(settings.num_images, memory, seed=settings.seed, progress=progress)
-    taken, units = collect_maps(graph, loader, request)
-    sample = Sample(loader, taken, settings.seed, balanced=True)
-    forward = map_seconds(graph, sample.batches(), settings.clock)
-    for unit, parts in units:
-        for name in (name for of, name in keys if of == unit and (of, name) not in kept):
-            kept[unit, name] = _row(graph, unit, parts, name, forward[unit], settings)
-            if folder is not None:
-                folder.keep(f"{unit}/{name}", kept[unit, name])
 
 
 def _row(
@@ -318,62 +275,40 @@ LABELS = {
     INVERSE: "DI (explicit inverse)",
     "mmd": "MMD",
 }
-PICTURES = (  # key of the rows, file, words of the title, caption
-    (
-        *("seconds", "timing", "not included"),
-        "Time to score all channels of each unit. The feature maps are in memory.",
-    ),
-    (
-        *("total_seconds", "timing-maps-included", "included"),
-        "The same, with the forward passes that compute the feature maps.",
-    ),
+MAPS_GIVEN = "Time to score all channels of each unit. The feature maps are in memory."
+MAPS_INCLUDED = "The same, with the forward passes that compute the feature maps."
+PICTURES = (  # key of the rows, file, what the title says of the maps, caption
+    ("seconds", "timing", "not included", MAPS_GIVEN),
+    ("total_seconds", "timing-maps-included", "included", MAPS_INCLUDED),
 )
 
 
-def draw_timing(found: LayerTimes, network: str, size: str, folder: Path) -> list[dict[str, str]]:
-    """Two pictures for `StudyFolder.finish`: without and with the time for the maps. size: of the input, in words."""
-    units = f"seconds on a log scale for {len(_layers(found))} units by {', '.join(_metrics(found))}"
-    pictures = []
-    for key, name, words, caption in PICTURES:
-        title = f"{network}: time to score, feature maps {words}"
-        fig = _figure(found, key, title, size)
-        pictures.append({"file": save(fig, folder, name), "alt": f"{title}: {units}", "caption": caption})
-    return pictures
-
-
-def _figure(found: LayerTimes, key: str, title: str, size: str) -> Figure:
-    layers, first = _layers(found), found.rows[0]
-    fig, axes = figure(PAGE, 4.1)
-    with styled():
-        for number, metric in enumerate(_metrics(found)):
-            points = [(layers.index(r["layer"]), r[key]) for r in found.rows if r["metric"] == metric]
-            hollow: dict[str, Any] = {"markerfacecolor": "white"} if metric == INVERSE else {}
-            axes.plot(*zip(*points, strict=True), label=LABELS.get(metric, metric), **line(number), **hollow)
-        axes.set_yscale("log")
-        axes.set_ylabel("seconds (wall time)" if found.clock == "wall" else "seconds (processor time)")
-        axes.set_xlabel("unit, from input to output")
-        step = -(-len(layers) // 28)  # more names would overlap
-        axes.set_xticks(range(0, len(layers), step), layers[::step], rotation=60, ha="right", rotation_mode="anchor")
-        threads = count(found.threads, "thread")
-        axes.set_title(f"{title}\n{first['images']} images of {size}, CPU, {threads}\n{_how(found)}", fontsize=8.5)
-    legend(fig, axes, where="below", columns=min(3, len(_metrics(found))))
-    return fig
-
-
-def _layers(found: LayerTimes) -> list[str]:
-    return list(dict.fromkeys(row["layer"] for row in found.rows))
-
-
-def _metrics(found: LayerTimes) -> list[str]:
-    return list(dict.fromkeys(row["metric"] for row in found.rows))
-
-
-def _how(found: LayerTimes) -> str:
-    lines = []
-    if "di" in _metrics(found):
-        lines.append("DI in Gram form where images are fewer than pixels, channels in chunks")
-    rows = [row for row in found.rows if row["metric"] == INVERSE]
+def draw_timing(times: LayerTimes, network: str, size: str, folder: Path) -> list[dict[str, str]]:
+    """Two pictures for `StudyFolder.finish`: without and with the time for the maps. size: of the input, as text."""
+    layers, metrics = (list(dict.fromkeys(row[key] for row in times.rows)) for key in ("layer", "metric"))
+    how = ["DI in Gram form where images are fewer than pixels, channels in chunks"] if "di" in metrics else []
+    rows = [row for row in times.rows if row["metric"] == INVERSE]
     if any(row["timed_channels"] < row["channels"] for row in rows):
-        timed = max(row["timed_channels"] for row in rows)
-        lines.append(f"explicit inverse: {count(timed, 'channel')} timed, multiplied by the number of channels")
-    return ";\n".join(lines) or "each metric separately"
+        timed = count(max(row["timed_channels"] for row in rows), "channel")
+        how.append(f"explicit inverse: {timed} timed, multiplied by the number of channels")
+    measured = f"{times.rows[0]['images']} images of {size}, CPU, {count(times.threads, 'thread')}"
+    pictures = []
+    for key, name, included, caption in PICTURES:
+        title = f"{network}: time to score, feature maps {included}"
+        fig, axes = figure(PAGE, 4.1)
+        with styled():
+            for number, metric in enumerate(metrics):
+                points = [(layers.index(r["layer"]), r[key]) for r in times.rows if r["metric"] == metric]
+                hollow: dict[str, Any] = {"markerfacecolor": "white"} if metric == INVERSE else {}
+                axes.plot(*zip(*points, strict=True), label=LABELS.get(metric, metric), **line(number), **hollow)
+            axes.set_yscale("log")
+            axes.set_ylabel("seconds (wall time)" if times.clock == "wall" else "seconds (processor time)")
+            axes.set_xlabel("unit, from input to output")
+            step = -(-len(layers) // 28)  # more names would overlap
+            ticks: Any = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+            axes.set_xticks(range(0, len(layers), step), layers[::step], **ticks)
+            axes.set_title("\n".join([title, measured, ";\n".join(how) or "each metric separately"]), fontsize=8.5)
+        legend(fig, axes, where="below", columns=min(3, len(metrics)))
+        alt = f"{title}: seconds on a log scale for {len(layers)} units by {', '.join(metrics)}"
+        pictures.append({"file": save(fig, folder, name), "alt": alt, "caption": caption})
+    return pictures

@@ -177,7 +177,14 @@ def _read(
     check_data_set(spec)
     name, _, path = spec.partition(":")
     if name == "folder":
-        return _read_folder(Path(path).expanduser(), size, labels)
+        place = Path(path).expanduser()
+        there: LabelKind = "masks" if folders.has_masks(place) else "several" if folders.has_table(place) else "classes"
+        top = place / "train" if (place / "train").is_dir() else place
+        by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}
+        if labels == "classes" and there != "classes" and (there == "masks" or not by_class):
+            what = "images and masks" if there == "masks" else "a CSV of labels"
+            raise DataError(f"{place}: this is {what}, not one folder per class: take the task {_TASKS[there]}")
+        return _FOLDERS[labels or there](place, size)
     if labels is not None and labels in _TASKS:
         raise DataError(f"{name} has one class per image; for {_TASKS[labels]} take folder:PATH or module:function")
     if name == "imagenet":
@@ -186,29 +193,19 @@ def _read(
     if name == "digits":
         train, test = formats.read_digits()
     else:
-        place = locate(name, path or root)
-        if place is None:
+        stored = locate(name, path or root)
+        if stored is None:
             looked = ", ".join(str(folder) for folder in roots(path or root))
             raise DataError(
                 f"{name} was not found in {looked}; run `prunus data {name}`, or give its folder (--data-root)"
             )
-        train, test = formats.read(known, place)
+        train, test = formats.read(known, stored)
     if size is None:
         return known, train, test
     shared = test.pixels is train.pixels  # digits: one tensor for both parts
     train = train.resized(size)
     test = replace(test, pixels=train.pixels) if shared else test.resized(size)
     return replace(known, shape=(known.shape[0], size, size)), train, test
-
-
-def _read_folder(path: Path, size: int | None, labels: LabelKind | None) -> folders.FolderData:
-    there: LabelKind = "masks" if folders.has_masks(path) else "several" if folders.has_table(path) else "classes"
-    top = path / "train" if (path / "train").is_dir() else path
-    by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}
-    if labels == "classes" and there != "classes" and (there == "masks" or not by_class):
-        what = "images and masks" if there == "masks" else "a CSV of labels"
-        raise DataError(f"{path}: this is {what}, not one folder per class: take the task {_TASKS[there]}")
-    return _FOLDERS[labels or there](path, size)
 
 
 def _per_channel(what: str, given: tuple[float, ...] | None, default: tuple[float, ...]) -> tuple[float, ...]:

@@ -50,8 +50,11 @@ def get(known: DataSet, to: Path, archive: Path | None = None, report: ShowStage
         report: Called with the stage of the work, and how far it is.
     """
     target = to / formats.stored_name(known)
-    if target.is_file() and _is_whole(known, target):
-        return target
+    with contextlib.suppress(DataError):  # a damaged file is replaced
+        if target.is_file():
+            parts = formats.read(known, target)
+            if known.content is None or _content_sha256(parts) == known.content:
+                return target
     try:
         to.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=to) as work:
@@ -63,14 +66,6 @@ def get(known: DataSet, to: Path, archive: Path | None = None, report: ShowStage
     except (OSError, SafetensorError, FileError) as error:
         raise DataError(f"{target}: could not be written ({error}); no partial file was left") from error
     return target
-
-
-def _is_whole(known: DataSet, target: Path) -> bool:
-    try:
-        parts = formats.read(known, target)
-    except DataError:
-        return False
-    return known.content is None or _content_sha256(parts) == known.content
 
 
 def _checked(known: DataSet, path: Path, report: ShowStage) -> Parts:
