@@ -31,16 +31,24 @@ def tiny_source(package: str | None = None) -> DataSet:
     return replace(DATA_SETS["cifar10"], package=package, content=tiny_digest(TinyCifar()))
 
 
-@pytest.mark.parametrize("kind", ["png", "python", "binary"])
-def test_every_kind_of_archive_holds_the_same_images(tmp_path: Path, kind: str) -> None:
-    files = getattr(TinyCifar(), kind)()
-    archive = write_tar(tmp_path / "cifar.tar.gz", {"readme.md": b"hello", **files})
+@pytest.mark.parametrize(
+    ("name", "tiny", "kind"),
+    [
+        *(("cifar10", TinyCifar(), kind) for kind in ("png", "python", "binary")),
+        *(("mnist", TinyMnist(), kind) for kind in ("idx", "zipped")),
+    ],
+)
+def test_every_kind_of_archive_holds_the_same_images(
+    tmp_path: Path, name: str, tiny: TinyCifar | TinyMnist, kind: str
+) -> None:
+    archive = write_tar(tmp_path / "images.tar.gz", {"readme.md": b"hello", **getattr(tiny, kind)()})
+    source = replace(DATA_SETS[name], package=None, content=tiny_digest(tiny))
     stages: list[str] = []
-    path = get(tiny_source(), tmp_path / "data", archive, lambda stage, done, total: stages.append(stage))
-    assert path == tmp_path / "data" / "cifar10.safetensors"
-    assert listed(tmp_path / "data") == ["cifar10.safetensors"]
+    path = get(source, tmp_path / "data", archive, lambda stage, done, total: stages.append(stage))
+    assert path == tmp_path / "data" / f"{name}.safetensors"
+    assert listed(tmp_path / "data") == [path.name]
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
-    assert_is_tiny(data.load("cifar10", tmp_path / "data", holdout="none"), TinyCifar())
+    assert_is_tiny(data.load(name, tmp_path / "data", holdout="none"), tiny)
     assert {stage.split()[0] for stage in stages} == {"unpacking", "decoding", "checking", "writing"}
 
 
@@ -48,14 +56,6 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-@pytest.mark.parametrize("kind", ["idx", "zipped"])
-def test_mnist_archives(tmp_path: Path, kind: str) -> None:
-    tiny = TinyMnist()
-    archive = write_tar(tmp_path / "mnist.tgz", getattr(tiny, kind)())
-    get(replace(DATA_SETS["mnist"], content=tiny_digest(tiny)), tmp_path, archive)
-    assert_is_tiny(data.load("mnist", tmp_path, holdout="none"), tiny)
 
 
 def test_an_archive_known_by_its_own_checksum(tmp_path: Path) -> None:

@@ -229,8 +229,6 @@ def test_masks_that_cannot_be_used(tmp_path: Path) -> None:
         data.load(f"folder:{tmp_path}")
     with pytest.raises(DataError, match="expected the folders images and masks"):
         data.load(f"folder:{tmp_path / 'images'}", labels="masks")
-    with pytest.raises(DataError, match="digits has one class per image; for segmentation take folder:PATH"):
-        data.load("digits", labels="masks")
 
 
 def test_names_of_classes_that_cannot_be_used(tmp_path: Path) -> None:

@@ -88,14 +88,14 @@ def finished(entrants: Sequence[Entrant]) -> Iterator[tuple[Entrant, FinishedRun
 def sides(run: FinishedRun) -> tuple[Side, Side]:
     """Quality, on test images if there are any, and costs of the original and the pruned network."""
     _, was, now = run.reported()
-    found, time = [], run.summary.time
+    both, time = [], run.summary.time
     for place, (evaluation, figures) in enumerate(((was, run.summary.before), (now, run.summary.after))):
         costs: dict[str, float] = {MACS: figures.macs, "weights": figures.params, "bytes": figures.bytes}
         costs |= {f"ms, batch {size}": 1e3 * seconds for size, seconds in figures.latency.items()}
         if time is not None and time.seconds is not None:
             costs[f"ms, {time.engine}, batch {time.batch}"] = 1e3 * time.seconds[place]
-        found.append(Side(evaluation.quality, costs))
-    return found[0], found[1]
+        both.append(Side(evaluation.quality, costs))
+    return both[0], both[1]
 
 
 @dataclass(frozen=True, repr=False)
@@ -267,13 +267,23 @@ def render(compared: Comparison) -> str:
         _class_table([(entrant, classes) for entrant, classes in known if classes.names == same])
         for same in dict.fromkeys(classes.names for _, classes in known)
     ]
+    unfinished = []
+    for entrant in entrants:
+        if isinstance(run := entrant.run, UnfinishedRun):
+            so_far = "no round is finished"
+            if run.rounds:
+                last, quality = run.rounds[-1], run.quality
+                reached = f"held-out {quality.name} {quality.shown(last.after.quality)}, {big_number(last.macs)} MACs"
+                so_far = f"{count(len(run.rounds), 'round')} done: {reached}"
+            again = f"Continue it: prunus prune --resume {run.folder}"
+            unfinished.append((f"{entrant.letter} {entrant.name}", [f"{so_far}. {again}"]))
     return render_page(
         "compare.html",
         title=f"{count(len(entrants), 'run')} of {', '.join(names)}",
         compared=compared,
         entrants=entrants,
         runs=[(quality, _run_table(compared, quality)) for quality in qualities],
-        unfinished=[(f"{e.letter} {e.name}", [_so_far(e.run)]) for e in entrants if isinstance(e.run, UnfinishedRun)],
+        unfinished=unfinished,
         charts=[(quality, [chart for chart, _ in drawn], any(p for _, p in drawn)) for quality, drawn in charts],
         source=published().source,
         differing=[
@@ -283,7 +293,7 @@ def render(compared: Comparison) -> str:
         done=done,
         without_classes=", ".join(entrant.letter for entrant, run in done if run.classes is None),
         class_tables=tables,
-        confusions=[(entrant, found) for entrant, classes in known if (found := confusions(classes))],
+        confusions=[(entrant, shown) for entrant, classes in known if (shown := confusions(classes))],
         files=_files(compared),
     )
 
@@ -315,15 +325,6 @@ def _run_table(compared: Comparison, quality: QualityText) -> Table:
         rows.append(cells)
     headings = ["run", "name", f"{part} {quality.name}", "change", *costs]
     return Table(f"Runs and their {quality.name}", headings, rows, texts=(1,))
-
-
-def _so_far(run: UnfinishedRun) -> str:
-    again = f"Continue it: prunus prune --resume {run.folder}"
-    if not run.rounds:
-        return f"no round is finished. {again}"
-    last = run.rounds[-1]
-    reached = f"held-out {run.quality.name} {run.quality.shown(last.after.quality)}, {big_number(last.macs)} MACs"
-    return f"{count(len(run.rounds), 'round')} done: {reached}. {again}"
 
 
 def _cost_charts(compared: Comparison, quality: QualityText) -> list[tuple[Any, bool]]:

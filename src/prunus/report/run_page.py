@@ -65,6 +65,12 @@ def render(run: FinishedRun) -> str:
     name = f"{command.get('model')} on {command.get('data')}" if command else summary.model
     ranked = [done for done in run.rounds if done.sensitivity is not None and done.sensitivity.tried]
     scored = [done for done in run.rounds if any(unit in done.scores.values for unit in done.outcome.chosen)]
+
+    def histograms(done: Round) -> list[tuple[str, int, int, Histogram]]:
+        """Unit, channels removed, width, and the histogram of its scores."""
+        chosen = [(unit, lost) for unit, lost in done.outcome.chosen.items() if unit in done.scores.values]
+        return [(unit, lost, done.step.widths[unit], score_histogram(done, unit)) for unit, lost in chosen]
+
     spent = [f"{phase} {duration(seconds)}" for phase, seconds in summary.seconds.items() if phase != "this_call"]
     return render_page(
         "run.html",
@@ -93,7 +99,7 @@ def render(run: FinishedRun) -> str:
         repairs=[(done, _errors(done)) for done in run.rounds if done.outcome.layer_errors],
         sensitivities=[(done, _losses(done, done.sensitivity)) for done in ranked if done.sensitivity],
         lost_name=lost_name(ranked[0].sensitivity) if ranked and ranked[0].sensitivity else "",
-        scores=[(done, _scores(done)) for done in scored],
+        scores=[(done, histograms(done)) for done in scored],
         metric=_metric(run) if run.rounds else "",
         strip=image_strip,
         maps=map_strip,
@@ -243,12 +249,6 @@ def _errors(done: Round) -> list[DrawnBar]:
         bars = [(0.0, before, "cut upper"), (0.0, after, "kept lower")]
         rows.append(Bar(name, bars, f"{shown(before)} → {shown(after)}", title))
     return drawn_bars(rows)
-
-
-def _scores(done: Round) -> list[tuple[str, int, int, Histogram]]:
-    """Unit, channels removed, width, and the histogram of its scores."""
-    chosen = [(unit, lost) for unit, lost in done.outcome.chosen.items() if unit in done.scores.values]
-    return [(unit, lost, done.step.widths[unit], score_histogram(done, unit)) for unit, lost in chosen]
 
 
 def _metric(run: FinishedRun) -> str:

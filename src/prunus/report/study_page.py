@@ -79,11 +79,13 @@ def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Tab
     texts = [i for i, key in enumerate(shown) if any(isinstance(row[key], str) for row in rows)]
     cells: list[list[Cell]] = [[] for _ in rows]
     for key in shown:
-        words = sorted({str(row[key]) for row in rows if row[key] is not None and not _is_number(row[key])})
+        texts_in_order = sorted({str(row[key]) for row in rows if row[key] is not None and not _is_number(row[key])})
         for row, line in zip(rows, cells, strict=True):
             value = row[key]
             missing = value is None or value != value
-            rank = -math.inf if missing else float(value) if _is_number(value) else float(words.index(str(value)))
+            rank = (
+                -math.inf if missing else float(value) if _is_number(value) else float(texts_in_order.index(str(value)))
+            )
             whole = repr(value) if isinstance(value, float) and _shown(value) != repr(value) else ""
             line.append(Cell(_shown(value), rank, whole))
     return Table("All results", [columns[key] for key in shown], cells, sorted=False, texts=texts)

@@ -90,8 +90,8 @@ class Change:
 
 def recipe_names() -> tuple[str, ...]:
     """The names of all recipes, sorted."""
-    found = (files("prunus.studies") / "paper" / FOLDER).iterdir()
-    return tuple(sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml")))
+    paths = (files("prunus.studies") / "paper" / FOLDER).iterdir()
+    return tuple(sorted(path.name.removesuffix(".toml") for path in paths if path.name.endswith(".toml")))
 
 
 def recipes_called(name: str) -> tuple[str, ...]:
@@ -100,10 +100,10 @@ def recipes_called(name: str) -> tuple[str, ...]:
     if name in names:
         return (name,)
     places = {each: places_of(load_recipe(each)) for each in names}
-    found = tuple(each for each in names if name in places[each])
-    if not found:
+    chosen = tuple(each for each in names if name in places[each])
+    if not chosen:
         raise RunError(unknown("recipe", name, [*sorted({p for each in places.values() for p in each}), *names]))
-    return found
+    return chosen
 
 
 def places_of(recipe: Recipe) -> tuple[str, ...]:
@@ -115,8 +115,8 @@ def places_of(recipe: Recipe) -> tuple[str, ...]:
 
 def recipe_for(model: str) -> Recipe | None:
     """The first recipe that prunes this network; None if the paper does not."""
-    found = (recipe for recipe in map(load_recipe, recipe_names()) if recipe.command == "prune")
-    return next((recipe for recipe in found if recipe.run["model"] == model), None)
+    pruning = (recipe for recipe in map(load_recipe, recipe_names()) if recipe.command == "prune")
+    return next((recipe for recipe in pruning if recipe.run["model"] == model), None)
 
 
 def load_recipe(name: str) -> Recipe:

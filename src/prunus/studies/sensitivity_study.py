@@ -61,21 +61,21 @@ def sentences(rows: Sequence[StudyRow], base: StudyRow, text: QualityText) -> li
     part = "test" if base["test"] is not None else "holdout"
     name = "test" if part == "test" else "held-out"
     first = rows[0]
-    found = [
+    notes = [
         f"Unpruned: {text.scaled(base[part])} {name} {text.name}. Both start at {text.scaled(first[part])} with "
         f"{first['macs_removed']:.1%} of the MACs removed."
     ]
     curves = {method: [row for row in rows if row["method"] == method] for method in METHODS}
     for method, title in METHODS.items():
         last = curves[method][-1]
-        found.append(
+        notes.append(
             f"{title}: {text.scaled(last[part])} with {last['macs_removed']:.1%} removed after {last['iteration']} "
             "iterations."
         )
     pairs = list(zip(curves["flops"][1:], curves["ratio"][1:], strict=False))  # one arm may have fewer iterations
     ahead, behind = sum(a[part] > b[part] for a, b in pairs), sum(a[part] < b[part] for a, b in pairs)
-    found.append(f"{METHODS['flops']} is ahead in {ahead} and behind in {behind} of {len(pairs)} iterations.")
-    return found
+    notes.append(f"{METHODS['flops']} is ahead in {ahead} and behind in {behind} of {len(pairs)} iterations.")
+    return notes
 
 
 STEP = 0.005  # between the uniform ratios that are tried for the start
@@ -121,15 +121,16 @@ class SensitivityArms:
             removed = 1 - begin.macs / self.graph.macs
             raise DecideError(f"the start has already lost {removed:.1%} of the MACs; end must be above that")
         result = self._compress(method, first, target=target, rounds=self.settings.iterations, split=ARMS[method])
-        found = {**self._scored(first), "alpha": None}
-        self._keep(method, 0, begin.macs, begin.params, {"units": 0, "channels": 0, "cut": found["holdout"], **found})
+        start = self._scored(first)
+        unpruned = {"units": 0, "channels": 0, "cut": start["holdout"], **start, "alpha": None}
+        self._keep(method, 0, begin.macs, begin.params, unpruned)
         rounds = result.rounds[: self.settings.iterations]
         for number, outcome in enumerate(rounds, start=1):
             network, _ = RunFolder(self.place.path / method).load_model(first, number)
             lost = {"units": len(outcome.chosen), "channels": sum(outcome.chosen.values())}
-            found = {"cut": self._shown(outcome.pruned), "holdout": self._shown(outcome.after)}
-            found |= {"test": self._test(network), "alpha": outcome.alpha if method == "flops" else None}
-            self._keep(method, number, outcome.macs, outcome.params, {**lost, **found})
+            measured: StudyRow = {"cut": self._shown(outcome.pruned), "holdout": self._shown(outcome.after)}
+            measured |= {"test": self._test(network), "alpha": outcome.alpha if method == "flops" else None}
+            self._keep(method, number, outcome.macs, outcome.params, {**lost, **measured})
         self.place.keep(method, {"iterations": len(rounds)})  # fewer than asked for if no channels are left to remove
 
     def finished(self) -> bool:
@@ -142,13 +143,13 @@ class SensitivityArms:
         rows = [self.place.row(f"{method},{n}") for method in METHODS for n in range(counts[method] + 1)]
         return [row for row in rows if row is not None]
 
-    def _keep(self, method: str, number: int, macs: int, params: int, found: StudyRow) -> None:
+    def _keep(self, method: str, number: int, macs: int, params: int, figures: StudyRow) -> None:
         row = {
             "method": method,
             "iteration": number,
             "macs_removed": round(1 - macs / self.graph.macs, 6),
             "params_removed": round(1 - params / self.graph.params, 6),
-            **found,
+            **figures,
         }
         self.place.keep(f"{method},{number}", row)
 
@@ -175,12 +176,14 @@ class SensitivityArms:
         return None if self.images.test is None else self._measured(model, self.images.test)
 
     def _measured(self, model: nn.Module, images: Batches) -> float:
-        own = self.settings.evaluate
-        return self._shown(own(model, images) if own else evaluate(model, images, task=self.settings.task))
+        user_provided = self.settings.evaluate
+        return self._shown(
+            user_provided(model, images) if user_provided else evaluate(model, images, task=self.settings.task)
+        )
 
-    def _shown(self, found: Evaluation) -> float:
+    def _shown(self, result: Evaluation) -> float:
         """Accuracy in per cent, or the quality of another task in its unit."""
-        return round(self.settings.quality.factor * found.quality, 4)
+        return round(self.settings.quality.factor * result.quality, 4)
 
 
 def ratio_for(graph: ChannelGraph, units: list[str], share: float) -> float:

@@ -165,7 +165,7 @@ class SensitivityStudySettings(Settings):
 
     @property
     def quality(self) -> QualityText:
-        """How what is measured is written: the task's quality, or what a function of the user's own returns."""
+        """How what is measured is written: the task's quality, or what a user-provided function returns."""
         return QualityText("quality") if self.evaluate is not None else QualityText.of(task_of(self.task))
 
     def run_settings(self) -> Settings:
@@ -174,8 +174,8 @@ class SensitivityStudySettings(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON. alpha is left out: it is solved, and each row has its own."""
-        found = {**plain(self), "start": self.start if isinstance(self.start, float | int) else str(self.start)}
-        return {name: value for name, value in found.items() if name != "alpha"}
+        data = {**plain(self), "start": self.start if isinstance(self.start, float | int) else str(self.start)}
+        return {name: value for name, value in data.items() if name != "alpha"}
 
 
 # -- timing
