@@ -114,28 +114,21 @@ class Spectral(nn.Module):
 
 def test_clear_errors_for_what_cannot_be_written(tmp_path: Path) -> None:
     model, _ = pruned()
-    four = {"dynamic_batch": False, "images": pictures(2)}
+    large, four = {"images": torch.zeros(2, 3, 9, 9)}, {"dynamic_batch": False, "images": pictures(2)}
     cases: list[tuple[type[Exception], str, nn.Module, Tensor, str, dict[str, Any]]] = [
         (ModelError, "onnx, pt2, safetensors", model, EXAMPLE, "a.bin", {}),
         (ModelError, "coreml", model, EXAMPLE, "a.bin", {"format": "coreml"}),
         (ModelError, "format onnx only", model, EXAMPLE, "a.pt2", {"opset": 18}),
-        (
-            DataError,
-            r"\[N, 3, 8, 8\], not \[2, 3, 9, 9\]",
-            model,
-            EXAMPLE,
-            "a.pt2",
-            {"images": torch.zeros(2, 3, 9, 9)},
-        ),
+        (DataError, r"\[N, 3, 8, 8\], not \[2, 3, 9, 9\]", model, EXAMPLE, "a.pt2", large),
         (DataError, "takes 4 images at a time, but only 2", model, torch.zeros(4, 3, 8, 8), "a.pt2", four),
         (ModelError, "dynamic_batch=False", Pairs(), EXAMPLE, "two.pt2", {}),
         (ModelError, r"opsets 1 to \d+, not 99", model, EXAMPLE, "a.onnx", {"opset": 99}),
         (ModelError, r"ONNX cannot express this network: .*linalg_eig", Spectral(), EXAMPLE, "a.onnx", {}),
         (ModelError, "opset 9", Cubic(), EXAMPLE, "a.onnx", {"opset": 9}),
     ]
-    for error, message, network, example, name, options in cases:
+    for error, message, net, example, name, options in cases:
         with pytest.raises(error, match=message):
-            export(network, example, tmp_path / name, **options)
+            export(net, example, tmp_path / name, **options)
     assert export(Pairs(), torch.zeros(2, 3, 8, 8), tmp_path / "two.pt2", dynamic_batch=False).num_images == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["two.pt2"]
 

@@ -11,6 +11,17 @@ from torch import Tensor, nn
 Batch = tuple[Any, Any]
 
 
+class Answers(nn.Module):
+    """Returns its input: the outputs are what the test chooses."""
+
+    def __init__(self, wrap: Any = lambda x: x) -> None:
+        super().__init__()
+        self.wrap = wrap
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(x)
+
+
 def block(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
 
 import prunus as sc
 from prunus.tasks import partial_forward as staged_module
@@ -34,78 +35,83 @@ class Block(nn.Module):
         return self.fc(pooled(self.join(self, x, self.conv2(self.activation(self.conv1(x))))))
 
 
+JOINS: list[Callable[..., Tensor]] = []
+
+
+def join(way: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """One of the ways to join two branches that are tested."""
+    JOINS.append(way)
+    return way
+
+
+@join
 def iadd(net: Block, x: Tensor, y: Tensor) -> Tensor:
     x += y
     return x
 
 
+@join
 def iadd_on_the_other_side(net: Block, x: Tensor, y: Tensor) -> Tensor:
     y += x
     return net.relu(y)
 
 
+@join
 def add_method(net: Block, x: Tensor, y: Tensor) -> Tensor:
     return x.add_(y).relu_()
 
 
+@join
 def add_method_result_dropped(net: Block, x: Tensor, y: Tensor) -> Tensor:
     x.add_(y)
     return F.relu(x)
 
 
+@join
 def relu_in_place_and_its_input_used_later(net: Block, x: Tensor, y: Tensor) -> Tensor:
     y = net.relu(x) + y
     return y + x  # x is what the activation left in it
 
 
+@join
 def functional_relu_and_its_input_used_later(net: Block, x: Tensor, y: Tensor) -> Tensor:
     return F.relu(x, inplace=True) + y + x
 
 
+@join
 def identity_shares_what_is_overwritten(net: Block, x: Tensor, y: Tensor) -> Tensor:
     return net.hold(x).relu_() + y + x
 
 
+@join
 def view_is_overwritten(net: Block, x: Tensor, y: Tensor) -> Tensor:
     x[:, :, :4].add_(y[:, :, 4:])
     return x + y
 
 
+@join
 def out_argument(net: Block, x: Tensor, y: Tensor) -> Tensor:
     torch.add(x, y, out=x)
     return x
 
 
+@join
 def function_with_underscore(net: Block, x: Tensor, y: Tensor) -> Tensor:
     return torch.relu_(x) * 0.5 + F.leaky_relu_(y)
 
 
+@join
 def positional_in_place(net: Block, x: Tensor, y: Tensor) -> Tensor:
     return F.relu(x, True) + F.elu(y, 1.0, True)
 
 
+@join
 def power_in_place(net: Block, x: Tensor, y: Tensor) -> Tensor:
     y **= 2
     x *= y
     x /= y + 1.0
     x -= y
     return x
-
-
-JOINS = [
-    iadd,
-    iadd_on_the_other_side,
-    add_method,
-    add_method_result_dropped,
-    relu_in_place_and_its_input_used_later,
-    functional_relu_and_its_input_used_later,
-    identity_shares_what_is_overwritten,
-    view_is_overwritten,
-    out_argument,
-    function_with_underscore,
-    positional_in_place,
-    power_in_place,
-]
 
 
 class InPlaceFront(nn.Module):
@@ -174,7 +180,7 @@ ODD = {
     "called_twice": CalledTwice,
     "two_heads": TwoHeads,
     "with_options": WithOptions,
-    **{join.__name__: (lambda join=join: Block(join)) for join in JOINS},
+    **{way.__name__: (lambda way=way: Block(way)) for way in JOINS},
     "in_place_inside": lambda: Block(iadd, lambda y: F.hardswish(y, inplace=True)),
 }
 CASES: dict[str, Tiny | Callable[[], nn.Module]] = {**NETS, **ODD}
@@ -199,7 +205,7 @@ def test_every_unit_on_batches_of_other_sizes_than_the_example(name: str) -> Non
     build, example = (case.build, case.example()) if isinstance(case, Tiny) else (case, torch.zeros(1, 3, 8, 8))
     model = seeded(build).double()
     example = drawn(example, 1) if isinstance(example, tuple | dict) else example.double()
-    example = torch.utils._pytree.tree_map(lambda x: x.double(), example)
+    example = tree_map(lambda x: x.double(), example)
     graph = sc.trace(model, example)
     assert graph.units, "nothing to test"
     before = copy.deepcopy(model.state_dict())
@@ -218,12 +224,7 @@ def test_every_unit_on_batches_of_other_sizes_than_the_example(name: str) -> Non
                 with sc.zeroed(graph, {unit: kept}):
                     want = logits(call(model, copy.deepcopy(given)))
                 torch.testing.assert_close(got, want, msg=lambda m: f"{name}, {unit}: {m}")  # noqa: B023
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(
-                torch.utils._pytree.tree_leaves(images), torch.utils._pytree.tree_leaves(given), strict=True
-            )
-        )
+        assert all(map(torch.equal, tree_leaves(images), tree_leaves(given)))
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
     assert inplace == [getattr(module, "inplace", None) for module in model.modules()]
 

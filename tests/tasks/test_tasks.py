@@ -9,26 +9,16 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import f1_score, jaccard_score, r2_score
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import prunus as sc
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import evaluate_by_class
 from prunus.util.batches import main_output, unpack_any
+from tests.tasks.nets import Answers
 
 SIZES = (5, 3, 1)
-
-
-class Answers(nn.Module):
-    """Returns its input: the outputs are what the test chooses."""
-
-    def __init__(self, wrap: Any = lambda x: x) -> None:
-        super().__init__()
-        self.wrap = wrap
-
-    def forward(self, x: Tensor) -> Any:
-        return self.wrap(x)
 
 
 @dataclass
@@ -84,10 +74,8 @@ def test_a_class_that_is_ignored_does_not_count_in_the_mean() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(9, 3, 6, 5), torch.randint(0, 3, (9, 6, 5))
     task = sc.segmentation(ignore_index=0)
-    there, got = (
-        labels[labels != 0].numpy(),
-        logits.argmax(1)[labels != 0].numpy(),
-    )  # 0 is found, though it never counts
+    counted = labels != 0  # 0 is predicted, though it never counts
+    there, got = labels[counted].numpy(), logits.argmax(1)[counted].numpy()
     each = jaccard_score(there, got, average=None, labels=[1, 2])
     found, by_class = evaluate_by_class(Answers(), batches(logits, labels), task)
     assert found.quality == pytest.approx(each.mean())
@@ -124,20 +112,9 @@ def test_a_task_of_ones_own_in_a_few_lines() -> None:
     assert found.loss == pytest.approx(6 / 9)
 
 
-def test_a_quality_that_is_no_mean_over_images_is_explained() -> None:
-    task = sc.Task(loss=F.mse_loss, quality=lambda outputs, labels: (outputs - labels).mean())
-    with pytest.raises(sc.RunError, match="one value for each image"):
-        sc.evaluate(Answers(), [(torch.ones(2, 3), torch.ones(2, 3))], task=task)
-
-
 @pytest.mark.parametrize(
     "wrap",
-    [
-        lambda x: {"aux": -x, "out": x},
-        lambda x: Output(-x, x),
-        lambda x: (x, -x),
-        lambda x: {"scores": x, "aux": -x},
-    ],
+    [lambda x: {"aux": -x, "out": x}, lambda x: Output(-x, x), lambda x: (x, -x), lambda x: {"scores": x, "aux": -x}],
     ids=["dict", "dataclass", "tuple", "first"],
 )
 @pytest.mark.parametrize("task", ["classification", "multilabel", "segmentation"])
@@ -193,6 +170,8 @@ def test_wrong_tasks_are_explained() -> None:
         sc.evaluate(Answers(), [(torch.randn(2, 3, 4), torch.zeros(2, 4))], task="segmentation")
     with pytest.raises(sc.ModelError, match="must return a tensor"):
         main_output({"boxes": [1]})
+    with pytest.raises(sc.DataError, match="some labels are NaN or infinite"):
+        sc.evaluate(Answers(), [(torch.ones(3), torch.tensor([1.0, float("nan"), 2.0]))], task="regression")
 
 
 def test_labels_of_any_structure_count_one_value_for_each_image() -> None:
@@ -229,12 +208,6 @@ def test_functions_of_a_task_that_return_something_else_are_explained(how: dict[
     task = sc.Task(**{"loss": F.mse_loss, "quality": MEAN_QUALITY, **how})
     with pytest.raises(sc.RunError, match=said):
         sc.evaluate(Answers(), batches(torch.arange(9.0), torch.zeros(9)), task=task)
-
-
-def test_numbers_that_are_missing_are_refused() -> None:
-    labels = torch.tensor([1.0, float("nan"), 2.0])
-    with pytest.raises(sc.DataError, match="some labels are NaN or infinite"):
-        sc.evaluate(Answers(), [(torch.ones(3), labels)], task="regression")
 
 
 @pytest.mark.parametrize("bins", [[], [0.5, 0.2], [1.0, 1.0], [float("nan")]])

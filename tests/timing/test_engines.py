@@ -35,22 +35,20 @@ def test_names_and_help_are_known_without_torch() -> None:
     assert found.stdout.split() == ["compile", "eager", "onnxruntime", "openvino", *["help"] * 4, "False"]
 
 
-def test_an_unknown_engine_gets_the_nearest_name() -> None:
-    with pytest.raises(RunError, match="no engine called 'onnxrt': did you mean onnxruntime"):
-        ENGINES.find("onnxrt")
-
-
 @pytest.mark.parametrize(
-    "installed, message",
+    "engine, missing, message",
     [
-        ({"onnxruntime"}, r"needs onnx and onnxscript, which are not installed: pip install 'prunus\[onnx\]'"),
-        ({"onnx", "onnxscript"}, r"needs onnxruntime, which is not installed: pip install 'prunus\[onnx\]'"),
+        ("onnxruntime", {"onnx", "onnxscript"}, r"onnx and onnxscript, which are not installed: .*'prunus\[onnx\]'"),
+        ("onnxruntime", {"onnxruntime"}, r"onnxruntime, which is not installed: pip install 'prunus\[onnx\]'"),
+        ("openvino", {"openvino"}, r"openvino, which is not installed: pip install 'prunus\[openvino\]'"),
     ],
 )
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, installed: set[str], message: str) -> None:
-    monkeypatch.setattr(engines, "find_spec", lambda name: object() if name in installed else None)
-    with pytest.raises(RunError, match=f"the engine onnxruntime {message}"):
-        ENGINES["onnxruntime"].prepare(Scaled(2.0), torch.zeros(1, 3), 1)
+def test_a_missing_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, engine: str, missing: set[str], message: str
+) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda name: None if name in missing else object())
+    with pytest.raises(RunError, match=f"the engine {engine} needs {message}"):
+        ENGINES[engine].prepare(Scaled(2.0), torch.zeros(1, 3), 1)
 
 
 def test_bench_times_an_engine_that_was_registered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,13 +66,18 @@ def test_bench_times_an_engine_that_was_registered(monkeypatch: pytest.MonkeyPat
     assert asked == [(2, 1)] and specialized == [1, 5]
 
 
-def test_inputs_of_any_structure() -> None:
-    eager = ENGINES["eager"]
-    five, two = torch.full((1, 3), 5.0), torch.full((1, 3), 2.0)
-    assert eager.prepare(Scaled(2.0), five, 1)(five).tolist() == [[11.0] * 3]
-    assert eager.prepare(Difference(), (five, two), 1)((five, two)).tolist() == [[1.0] * 3]
-    batch = {"right": five, "left": two}
-    assert eager.prepare(Difference(), batch, 1)(batch).tolist() == [[-8.0] * 3]
+@pytest.mark.parametrize("name", ["eager", "onnxruntime", "openvino"])
+def test_inputs_of_any_structure_and_any_number_of_images(name: str) -> None:
+    engine = ENGINES[name]
+    one, five, two = torch.zeros(1, 3), torch.full((4, 3), 5.0), torch.full((4, 3), 2.0)
+
+    def outputs(model: nn.Module, example: Any, batch: Any) -> Any:
+        output = engine.prepare(model.eval(), example, 1)(batch)
+        return (output if name == "eager" else output[0]).tolist()
+
+    assert outputs(Scaled(2.0), one, five) == [[11.0] * 3] * 4
+    assert outputs(Difference(), (one, one), (five, two)) == [[1.0] * 3] * 4
+    assert outputs(Difference(), {"left": one, "right": one}, {"right": five, "left": two}) == [[-8.0] * 3] * 4
 
 
 def test_it_runs_on_the_device_of_the_model() -> None:
@@ -121,16 +124,6 @@ def test_each_shape_is_compiled_once_for_every_model(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_inputs_of_any_structure_and_any_number_of_images() -> None:
-    engine = ENGINES["onnxruntime"]
-    one, five, two = torch.zeros(1, 3), torch.full((4, 3), 5.0), torch.full((4, 3), 2.0)
-    assert engine.prepare(Scaled(2.0).eval(), one, 1)(five)[0].tolist() == [[11.0] * 3] * 4
-    pair = engine.prepare(Difference().eval(), (one, one), 1)
-    assert pair((five, two))[0].tolist() == [[1.0] * 3] * 4
-    named = engine.prepare(Difference().eval(), {"left": one, "right": one}, 1)
-    assert named({"right": five, "left": two})[0].tolist() == [[-8.0] * 3] * 4
-
-
 def test_threads_are_passed_on_and_no_file_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     threads: list[int] = []
     session = onnxruntime.InferenceSession
@@ -146,32 +139,6 @@ def test_threads_are_passed_on_and_no_file_stays(monkeypatch: pytest.MonkeyPatch
     assert list(tmp_path.iterdir()) == []
 
 
-class Branching(torch.nn.Module):
-    """torch.export cannot follow it."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x if float(x.sum()) > 0 else -x
-
-
-def test_a_network_that_cannot_be_exported_is_an_error() -> None:
-    with pytest.raises(ModelError, match=r"torch\.export cannot follow Branching"):
-        ENGINES["onnxruntime"].prepare(Branching().eval(), torch.zeros(1, 3), 1)
-
-
-def test_inputs_of_any_structure_and_any_number_of_images_openvino() -> None:
-    engine = ENGINES["openvino"]
-    one, five, two = torch.zeros(1, 3), torch.full((4, 3), 5.0), torch.full((4, 3), 2.0)
-    assert engine.prepare(Scaled(2.0).eval(), one, 1)(five)[0].tolist() == [[11.0] * 3] * 4
-    named = engine.prepare(Difference().eval(), {"left": one, "right": one}, 1)
-    assert named({"right": five, "left": two})[0].tolist() == [[-8.0] * 3] * 4
-
-
 def test_a_file_that_is_no_network_is_an_error() -> None:
     with pytest.raises(ModelError, match="OpenVINO cannot run the network"):
         compile_for_openvino(b"nothing", 1)
-
-
-def test_a_missing_package_is_named_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "openvino" else object())
-    with pytest.raises(RunError, match=r"needs openvino, which is not installed: pip install 'prunus\[openvino\]'"):
-        ENGINES["openvino"].prepare(Scaled(2.0), torch.zeros(1, 3), 1)

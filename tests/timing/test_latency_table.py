@@ -87,10 +87,7 @@ def test_predictions() -> None:
     assert table.predict(graph, keep) == 62  # what is not a layer stays
     assert table.by_layer(graph, {read: [1, 2]})["one"] == 16.5  # 2 x 8, and the selection
     assert table.seconds("one", 2, 8, selects=True) == 16.5
-
-
-def test_what_is_not_a_layer_shrinks_with_the_stream() -> None:
-    graph = small_graph("coupled")
+    graph = small_graph("coupled")  # what is not a layer shrinks with the stream
     table = made_up(graph, 10.0)
     (stream,) = [n for n, u in graph.units.items() if len(u.writers) == 2]
     assert table.remainder_of(graph, {stream: [0, 1]}) == 5.0  # two of four channels
@@ -139,23 +136,16 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
 def test_a_table_of_another_network_is_refused() -> None:
     graph = small_graph()
     table = made_up(graph, 1.0)
-    for other, message in (
-        (replace(table, layers={k: v for k, v in table.layers.items() if k != "two"}), "it has no layer 'two'"),
-        (
-            replace(table, layers={**table.layers, "three": table.layers["two"]}),
-            "it has layers that this one does not have, such as 'three'",
-        ),
-        (
-            replace(table, layers={**table.layers, "two": replace(table.layers["two"], kinds=("Conv2d k5x5",))}),
-            "its layer 'two' is Conv2d k5x5, not Conv2d k1x1",
-        ),
-        (
-            replace(table, layers={**table.layers, "two": LayerTimes(kinds_of(graph)["two"], (2,), (4,), ((1.0,),))}),
-            "has 2 inputs and 4 outputs, not 8",
-        ),
+    two = table.layers["two"]
+    without = {name: times for name, times in table.layers.items() if name != "two"}
+    for layers, message in (
+        (without, "it has no layer 'two'"),
+        ({**table.layers, "three": two}, "it has layers that this one does not have, such as 'three'"),
+        ({**without, "two": replace(two, kinds=("Conv2d k5x5",))}, "its layer 'two' is Conv2d k5x5, not Conv2d k1x1"),
+        ({**without, "two": LayerTimes(two.kinds, (2,), (4,), ((1.0,),))}, "has 2 inputs and 4 outputs, not 8"),
     ):
         with pytest.raises(RunError, match=message):
-            other.check(graph)
+            replace(table, layers=layers).check(graph)
     smaller = sc.trace(sc.prune(graph, sc.Plan.of(graph, {units(graph)[0]: [0, 1, 2, 3]})), graph.example)
     table.check(smaller)  # a later round of the same network
     assert table.by_layer(smaller)["two"] == 16
@@ -171,18 +161,12 @@ def test_widths_that_are_timed() -> None:
         assert found[-1] == width and found[0] >= 1 and list(found) == sorted(set(found))
 
 
-def test_alignments() -> None:
-    assert [alignment(n) for n in (1, 6, 12, 24, 48, 64, 96)] == [1, 2, 4, 8, 16, 16, 16]
-
-
 def test_a_width_that_was_not_timed_follows_those_of_its_alignment() -> None:
+    assert [alignment(n) for n in (1, 6, 12, 24, 48, 64, 96)] == [1, 2, 4, 8, 16, 16, 16]
     timed = (7, 8, 16, 31, 32)
     assert shares(16, timed) == ((2, 1.0),)
     assert shares(15, timed) == ((0, pytest.approx(16 / 24)), (3, pytest.approx(8 / 24)))  # odd: between 7 and 31
-    assert shares(24, timed) == (
-        (2, pytest.approx(0.875 * 0 + 7 / 15)),
-        (3, pytest.approx(8 / 15)),
-    )  # no multiple of 8 above
+    assert shares(24, timed) == ((2, pytest.approx(7 / 15)), (3, pytest.approx(8 / 15)))  # no multiple of 8 above
     assert shares(3, timed) == ((0, 1.0),) and shares(40, timed) == ((4, 1.0),)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -304,10 +305,6 @@ def test_a_sum_is_corrected_by_the_coarse_grid() -> None:
         assert found[place] == pytest.approx(true(widths[place[0]], widths[place[1]]))
     odd = widths.index(31)
     assert found[odd, odd] == pytest.approx(true(31, 31))
-    inside = [
-        (a, b)
-        for a in range(len(widths))
-        for b in range(len(widths))
-        if widths[a] % 4 == widths[b] % 4 == 0 and min(widths[a], widths[b]) >= 16
-    ]
-    assert all(found[p] == pytest.approx(true(widths[p[0]], widths[p[1]]), rel=0.03) for p in inside)
+    inside = [place for place, width in enumerate(widths) if width % 4 == 0 and width >= 16]
+    for a, b in itertools.product(inside, inside):
+        assert found[a, b] == pytest.approx(true(widths[a], widths[b]), rel=0.03)

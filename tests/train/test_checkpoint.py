@@ -20,7 +20,7 @@ from prunus.train.fit import fit
 from prunus.train.settings import Preset
 from prunus.util.files import write_atomically
 from tests.processes import python
-from tests.train.toys import batches, network, same_tensors, state_of
+from tests.train.toys import batches, network, same_tensors, shuffled, state_of
 
 SETTINGS = Preset("short", epochs=4, lr=0.1, batch_size=8)
 
@@ -29,24 +29,68 @@ class Stop(Exception):
     """Raised from inside a run."""
 
 
-def run(folder: Path | None, stop_after: int = 0, **options: Any) -> Any:
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(108, 108), nn.Linear(108, 108)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x.flatten(1)))[:, :4]  # type: ignore[no-any-return]
+
+
+def tied() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Tied()
+
+
+def nudged() -> nn.Module:
+    other = network(0.4)
+    with torch.no_grad():
+        other[5].bias[0] += 1e-6
+    return other
+
+
+def run(folder: Path | None, stop_after: int = 0, make: Any = None, train: Any = None, **options: Any) -> Any:
     def stop(epoch: Epoch) -> None:
         if epoch.number == stop_after:
             raise Stop
 
+    model = network(dropout=0.4) if make is None else make()
     arguments = {"preset": SETTINGS, "checkpoint_dir": folder, "on_epoch": stop, **options}
-    return fit(network(dropout=0.4), batches(5), batches(2, seed=3), **arguments)
+    return fit(model, train or batches(5), batches(2, seed=3), **arguments)
 
 
-@pytest.mark.parametrize("stop_after", [1, 3])
-def test_a_broken_run_ends_as_an_unbroken_one(tmp_path: Path, stop_after: int) -> None:
-    whole = run(None)
+MANY = {"train": shuffled(), "teacher": network(), "views": 2, "ema": 0.9, "mixup": 0.4, "keep_best": True}
+
+
+@pytest.mark.parametrize(
+    "options, stop_after",
+    [
+        ({}, 1),
+        ({}, 3),
+        (MANY, 1),
+        (MANY, 3),
+        ({"make": tied, "lr": 0.01}, 3),
+        ({"sparsity": 0.05, "sparsity_by": "proximal"}, 1),
+        ({"sparsity": 0.05}, 1),
+        ({"soft_prune": 0.5}, 1),
+    ],
+)
+def test_a_broken_run_ends_as_an_unbroken_one(tmp_path: Path, options: dict[str, Any], stop_after: int) -> None:
+    whole = run(None, **options)
     with pytest.raises(Stop):
-        run(tmp_path, stop_after)
+        run(tmp_path, stop_after, **options)
+    if options:
+        with pytest.raises(RunError, match="belongs to another run"):
+            run(tmp_path)
     epochs: list[int] = []
-    resumed = run(tmp_path, on_epoch=lambda epoch: epochs.append(epoch.number))
+    resumed = run(tmp_path, **options, on_epoch=lambda epoch: epochs.append(epoch.number))
     assert epochs == list(range(stop_after + 1, 5))
-    assert same_tensors(state_of(resumed.model), state_of(whole.model))
+    assert same_tensors(state_of(resumed.model), state_of(whole.model)) and resumed.kept == whole.kept
     assert [e.loss for e in resumed.history] == [e.loss for e in whole.history]
     assert [e.holdout for e in resumed.history] == [e.holdout for e in whole.history]
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -71,37 +115,8 @@ def test_the_file_holds_weights_momentum_and_no_pickle(tmp_path: Path) -> None:
     assert float(tensors["momentum.5.weight"].abs().sum()) > 0
 
 
-def test_tied_weights_are_saved_and_come_back(tmp_path: Path) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(108, 108), nn.Linear(108, 108)
-            self.second.weight = self.first.weight
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(self.first(x.flatten(1)))[:, :4]  # type: ignore[no-any-return]
-
-    def train(folder: Path | None, epochs: list[int]) -> nn.Module:
-        torch.manual_seed(0)
-        return fit(
-            Tied(),
-            batches(2),
-            preset=SETTINGS,
-            lr=0.01,
-            checkpoint_dir=folder,
-            on_epoch=lambda e: epochs.append(1 // (3 - e.number)),
-        ).model
-
-    with pytest.raises(ZeroDivisionError):
-        train(tmp_path, [])  # stops after its third epoch
-    torch.manual_seed(0)
-    resumed = fit(Tied(), batches(2), preset=SETTINGS, lr=0.01, checkpoint_dir=tmp_path).model
-    torch.manual_seed(0)
-    assert same_tensors(state_of(resumed), state_of(fit(Tied(), batches(2), preset=SETTINGS, lr=0.01).model))
-
-
 @pytest.mark.parametrize(
-    "change, words",
+    "change, message",
     [
         ({"seed": 9}, "seed was 0 and is now 9"),
         ({"lr": 0.2}, "lr was 0.1 and is now 0.2"),
@@ -109,23 +124,15 @@ def test_tied_weights_are_saved_and_come_back(tmp_path: Path) -> None:
         ({"channels_last": False}, "channels_last was True and is now False"),
         ({"about": {"augment": True}}, "augment was None and is now True"),
         ({"first_epoch": 3}, "first_epoch was 0 and is now 3"),
+        ({"make": nudged}, "initial weights was"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     run(tmp_path)
     before = (tmp_path / NAME).read_bytes()
-    with pytest.raises(RunError, match=f"belongs to another run.*{words}"):
+    with pytest.raises(RunError, match=f"belongs to another run.*{message}"):
         run(tmp_path, **change)
     assert (tmp_path / NAME).read_bytes() == before
-
-
-def test_other_initial_weights_are_another_run(tmp_path: Path) -> None:
-    run(tmp_path)
-    other = network(0.4)
-    with torch.no_grad():
-        other[5].bias[0] += 1e-6
-    with pytest.raises(RunError, match="initial weights was"):
-        fit(other, batches(5), preset=SETTINGS, checkpoint_dir=tmp_path)
 
 
 def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
@@ -193,18 +200,15 @@ class Scripted:
         return Evaluation(self.figures[self.seen.index(found)], 0.0, 16)
 
 
-@pytest.mark.parametrize(("figures", "best"), [((0.5, 0.6, 0.9, 0.7), 2), ((0.9, 0.1, 0.2, 0.3), 0)])
+@pytest.mark.parametrize(
+    ("figures", "best"), [((0.5, 0.6, 0.9, 0.7), 2), ((0.9, 0.1, 0.2, 0.3), 0), ((0.5, 0.5, 0.5, 0.4), 2)]
+)
 def test_the_best_epoch_is_returned(figures: tuple[float, ...], best: int) -> None:
     script = Scripted(*figures)
     fitted = fit(network(), TRAIN, HELD, epochs=3, lr=0.05, keep_best=True, evaluate=script)
     assert fitted.kept == best
     assert digest(fitted.model) == script.seen[best]
     assert [epoch.holdout.quality for epoch in fitted.history if epoch.holdout] == list(figures[1:])
-
-
-def test_of_equal_epochs_the_last_is_taken() -> None:
-    script = Scripted(0.5, 0.5, 0.5, 0.4)
-    assert fit(network(), TRAIN, HELD, epochs=3, lr=0.05, keep_best=True, evaluate=script).kept == 2
 
 
 def test_a_destructive_rate_leaves_the_network_as_it_was() -> None:
@@ -220,17 +224,11 @@ def test_a_destructive_rate_leaves_the_network_as_it_was() -> None:
 @pytest.mark.parametrize("figures", [(0.5, 0.6, 0.9, 0.7, 0.8), (0.9, 0.6, 0.5, 0.7, 0.8), (0.1, 0.2, 0.3, 0.4, 0.5)])
 def test_an_interrupted_run_keeps_the_same_bits(figures: tuple[float, ...], tmp_path: Path) -> None:
     script = Scripted(*figures)
-    options: dict[str, Any] = {"epochs": 4, "lr": 0.05, "keep_best": True, "evaluate": script}
-    whole = fit(network(0.2), TRAIN, HELD, **options)
-
-    def stop(epoch: Any) -> None:
-        if epoch.number == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(network(0.2), TRAIN, HELD, checkpoint_dir=tmp_path, on_epoch=stop, **options)
-    resumed = fit(network(0.2), TRAIN, HELD, checkpoint_dir=tmp_path, **options)
-    again = fit(network(0.2), TRAIN, HELD, checkpoint_dir=tmp_path, **options)
+    options: dict[str, Any] = {"keep_best": True, "evaluate": script}
+    whole = run(None, **options)
+    with pytest.raises(Stop):
+        run(tmp_path, 3, **options)
+    resumed, again = run(tmp_path, **options), run(tmp_path, **options)
     assert len(script.seen) == 5  # no state of the network that the unbroken run did not have
     assert resumed.kept == whole.kept == again.kept == figures.index(max(figures))
     assert digest(resumed.model) == digest(whole.model) == digest(again.model)

@@ -25,7 +25,7 @@ from prunus.train.fit import StepReport, fit
 from prunus.train.settings import Preset
 from prunus.zoo.models import create
 from tests.processes import python
-from tests.train.toys import CLASSES, batches, network, same_tensors, state_of
+from tests.train.toys import CLASSES, batches, network, same_tensors, shuffled, state_of
 
 STEPS = Preset("steps", epochs=5, lr=0.1, batch_size=8)  # 0.1, 0.1, 0.02, 0.02, 0.004
 
@@ -114,9 +114,7 @@ def test_nothing_of_the_callers_is_changed() -> None:
 
 
 def test_the_seed_decides_order_and_dropout() -> None:
-    images, labels = (torch.cat(parts) for parts in zip(*batches(4), strict=True))
-    loader = DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
-    runs = [state_of(fit(network(0.3), loader, preset=STEPS, epochs=2, seed=seed).model) for seed in (1, 1, 2)]
+    runs = [state_of(fit(network(0.3), shuffled(), preset=STEPS, epochs=2, seed=seed).model) for seed in (1, 1, 2)]
     assert same_tensors(runs[0], runs[1]) and not same_tensors(runs[0], runs[2])
 
 
@@ -214,7 +212,7 @@ def test_a_perfect_held_out_score_is_warned_of(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize(
-    "loader, error, words",
+    "loader, error, message",
     [
         ([], DataError, "nothing to train on"),
         ((pair for pair in batches(1)), RunError, "loader with a length.*generator"),
@@ -222,8 +220,8 @@ def test_a_perfect_held_out_score_is_warned_of(caplog: pytest.LogCaptureFixture)
         ([(torch.zeros(2, 3, 6, 6), torch.tensor([0.0, 1.0]))], DataError, "integers"),
     ],
 )
-def test_loaders_that_cannot_be_trained_on(loader: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_loaders_that_cannot_be_trained_on(loader: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         fit(network(), loader, preset=STEPS)
 
 

@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 from prunus.errors import RunError
 from prunus.tasks.evaluate import squared_distance
 from prunus.train import distillation as teachers
-from prunus.train.checkpoint import Epoch
 from prunus.train.distillation import Teacher, batch_digest, common_maps
 from prunus.train.fit import fit
 from prunus.train.settings import Preset
@@ -24,7 +22,7 @@ from prunus.train.setup import AveragedWeights, EveryNth, mixed
 from prunus.util.processes import accelerating
 from prunus.zoo.models import create
 from tests.processes import torchrun
-from tests.train.toys import batches, network, same_tensors, state_of
+from tests.train.toys import batches, network, shuffled, state_of
 
 SHORT = Preset("short", epochs=4, lr=0.05, batch_size=8)
 
@@ -44,11 +42,6 @@ class Counting(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         self.count[0] += 1
         return self.network(images)  # type: ignore[no-any-return]
-
-
-def shuffled() -> DataLoader[tuple[Tensor, ...]]:
-    images, labels = (torch.cat(parts) for parts in zip(*batches(5), strict=True))
-    return DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
 
 
 def test_kept_answers_give_the_loss_of_a_teacher_that_answers_each_time() -> None:
@@ -91,30 +84,6 @@ def test_digests_tell_batches_apart() -> None:
     assert batch_digest(images) == batch_digest(images.clone(memory_format=torch.channels_last))
     others = [changed, images.flip(0), images.double(), images[:7], images.reshape(8, 3, 4, 9), (images, images)]
     assert len({batch_digest(each) for each in (images, *others)}) == 1 + len(others)
-
-
-class Stop(Exception):
-    """Raised from inside a run."""
-
-
-@pytest.mark.parametrize("stop_after", [1, 3])
-def test_a_broken_run_ends_with_the_same_bits(tmp_path: Path, stop_after: int) -> None:
-    options: dict[str, Any] = {"teacher": network(), "views": 2, "ema": 0.9, "mixup": 0.4, "keep_best": True}
-
-    def run(folder: Path | None, stop: int = 0) -> Any:
-        def look(epoch: Epoch) -> None:
-            if epoch.number == stop:
-                raise Stop
-
-        held = batches(2, seed=3)
-        return fit(network(0.4), shuffled(), held, preset=SHORT, checkpoint_dir=folder, on_epoch=look, **options)
-
-    whole = run(None)
-    with pytest.raises(Stop):
-        run(tmp_path, stop_after)
-    resumed = run(tmp_path)
-    assert same_tensors(state_of(resumed.model), state_of(whole.model)) and resumed.kept == whole.kept
-    assert [epoch.loss for epoch in resumed.history] == [epoch.loss for epoch in whole.history]
 
 
 def test_frozen_statistics_stay_and_scales_train() -> None:
@@ -202,6 +171,8 @@ def test_common_feature_maps_are_the_ends_of_the_stages() -> None:
         small(torch.zeros(1, 3, 32, 32))
         handle.remove()
     assert list(sizes.values()) == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+    with pytest.raises(RunError, match="no feature map has the same shape"):
+        common_maps(nn.Sequential(nn.Conv2d(3, 4, 1)), nn.Sequential(nn.Conv2d(3, 5, 1)), torch.zeros(1, 3, 4, 4))
 
 
 def test_feature_distillation_adds_the_relative_distance() -> None:
@@ -211,22 +182,14 @@ def test_feature_distillation_adds_the_relative_distance() -> None:
         teacher[0].weight += 0.1 * torch.randn(6, 3, 3, 3)  # type: ignore[operator]
     preset = Preset("one", epochs=1, lr=1e-9, batch_size=8)
     options: dict[str, Any] = {"preset": preset, "batch_norm": "frozen", "teacher": teacher.eval(), "views": 1}
-    losses = [fit(model.eval(), data, distill_features=weight, **options).history[0].loss for weight in (0.0, 0.5)]
+    fitted = [fit(model.eval(), data, distill_features=weight, **options) for weight in (0.0, 0.5)]
+    losses = [each.history[0].loss for each in fitted]
+    assert not any(module._forward_hooks for module in fitted[1].model.modules())
     with torch.no_grad():
         mine, its = (each[:3](data[0][0]) for each in (model, teacher))  # type: ignore[index]
     distance = ((mine - its).square().mean() / its.square().mean()).item()  # one size of map: the last is behind ReLU
     assert losses[1] - losses[0] == pytest.approx(0.5 * distance, rel=1e-3)
     assert float(squared_distance([mine], [its])) == pytest.approx(distance)
-
-
-def test_networks_without_common_maps_are_refused() -> None:
-    with pytest.raises(RunError, match="no feature map has the same shape"):
-        common_maps(nn.Sequential(nn.Conv2d(3, 4, 1)), nn.Sequential(nn.Conv2d(3, 5, 1)), torch.zeros(1, 3, 4, 4))
-
-
-def test_no_hook_stays_on_the_network() -> None:
-    fitted = fit(network(), batches(2), preset=SHORT, teacher=network(), distill_features=1.0)
-    assert not any(module._forward_hooks for module in fitted.model.modules())
 
 
 def test_a_warm_up_of_a_share_of_the_run() -> None:

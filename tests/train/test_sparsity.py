@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunus.errors import RunError
-from prunus.train.checkpoint import Epoch
 from prunus.train.fit import fit
 from prunus.train.settings import Preset
-from tests.train.toys import batches, network, same_tensors, state_of
+from tests.train.toys import batches, network
 
 FLAT = Preset("flat", epochs=3, lr=0.05, batch_size=8, milestones=())
 DATA = batches(6)
@@ -69,40 +67,9 @@ def test_proximal_takes_the_steps_of_sparse_structure_selection() -> None:
     assert_same(fitted.model, proximal_loop(0.05))
 
 
-@pytest.mark.parametrize("way", ["l1", "proximal"])
-def test_scales_shrink(way: str) -> None:
-    plain = fit(network(), DATA, preset=FLAT).model
-    sparse = fit(network(), DATA, preset=FLAT, sparsity=0.5, sparsity_by=way).model
-    assert sparse.get_submodule("1").weight.abs().sum() < 0.5 * plain.get_submodule("1").weight.abs().sum()
-
-
-@pytest.mark.parametrize(
-    "settings", [{"sparsity": 0.05, "sparsity_by": "proximal"}, {"sparsity": 0.05}, {"soft_prune": 0.5}]
-)
-def test_a_run_that_stops_after_an_epoch_continues_to_the_same_bits(
-    settings: dict[str, object], tmp_path: Path
-) -> None:
-    class StopHereError(Exception):
-        pass
-
-    def stop(epoch: Epoch) -> None:
-        raise StopHereError
-
-    whole = fit(network(), DATA, preset=FLAT, **settings)
-    with pytest.raises(StopHereError):
-        fit(network(), DATA, preset=FLAT, checkpoint_dir=tmp_path, on_epoch=stop, **settings)
-    with pytest.raises(RunError, match="belongs to another run"):
-        fit(network(), DATA, preset=FLAT, checkpoint_dir=tmp_path)
-    resumed = fit(network(), DATA, preset=FLAT, checkpoint_dir=tmp_path, **settings)
-    assert same_tensors(state_of(resumed.model), state_of(whole.model))
-
-
-def test_a_way_of_the_penalty_without_a_penalty_is_refused() -> None:
+def test_what_cannot_be_penalised_is_refused() -> None:
     with pytest.raises(RunError, match="sparsity_by=proximal does nothing without sparsity: give sparsity as well"):
         fit(network(), DATA, preset=FLAT, sparsity_by="proximal")
-
-
-def test_a_network_without_batch_norms_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 4))
     with pytest.raises(RunError, match="sparsity needs batch norms"):
         fit(model, DATA, preset=FLAT, sparsity=1e-4)

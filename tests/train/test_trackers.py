@@ -30,8 +30,8 @@ def test_epochs_of_training(tmp_path: Path) -> None:
     def own(*_: Any) -> Evaluation:
         return Evaluation(0.5, math.nan, 8)
 
-    words: dict[str, Any] = {"preset": STEPS, "checkpoint_dir": tmp_path, "evaluate": own, "tracker": "tensorboard"}
-    history = fit(network(), batches(2), [], epochs=2, **words).history
+    options: dict[str, Any] = {"preset": STEPS, "checkpoint_dir": tmp_path, "evaluate": own, "tracker": "tensorboard"}
+    history = fit(network(), batches(2), [], epochs=2, **options).history
     found = scalars(tmp_path)
     assert found["train/loss"] == [(e.number, pytest.approx(e.loss)) for e in history] and len(history) == 2
     assert found["train/lr"] == [(e.number, pytest.approx(e.lr)) for e in history]
@@ -46,8 +46,15 @@ def test_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
 
 
 def test_rounds_plans_and_result_of_a_run(tmp_path: Path) -> None:
-    words: dict[str, Any] = {"target": 0.4, "rounds": 2, "metric": "l1", "repair": "none", "epochs": 2, "test": HOLDOUT}
-    done = compress(trained(), TRAIN, HOLDOUT, folder=tmp_path / "run", tracker="tensorboard", **words)
+    options: dict[str, Any] = {
+        "target": 0.4,
+        "rounds": 2,
+        "metric": "l1",
+        "repair": "none",
+        "epochs": 2,
+        "test": HOLDOUT,
+    }
+    done = compress(trained(), TRAIN, HOLDOUT, folder=tmp_path / "run", tracker="tensorboard", **options)
     found = scalars(tmp_path / "run")
     rounds = done.rounds
     assert len(rounds) >= 2
@@ -64,7 +71,7 @@ def test_rounds_plans_and_result_of_a_run(tmp_path: Path) -> None:
     assert found["result/test_accuracy_after"][0][1] == pytest.approx(done.summary["after"]["test"]["quality"])
     config = (tmp_path / "run" / "config.json").read_text()
     assert "tracker" not in config
-    again = compress(trained(), TRAIN, HOLDOUT, folder=tmp_path / "run", **words)  # without it: the same run
+    again = compress(trained(), TRAIN, HOLDOUT, folder=tmp_path / "run", **options)  # without it: the same run
     assert again.summary["after"] == done.summary["after"]
 
 

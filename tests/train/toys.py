@@ -6,6 +6,7 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 CLASSES = 4
 
@@ -28,6 +29,12 @@ def batches(count: int, size: int = 8, seed: int = 0) -> list[tuple[Tensor, Tens
         images = torch.randn(size, 3, 6, 6, generator=draw)
         pairs.append((images, (images.flatten(1) @ directions).argmax(1)))
     return pairs
+
+
+def shuffled() -> DataLoader[tuple[Tensor, ...]]:
+    """Five batches of 8 in another order in each epoch."""
+    images, labels = (torch.cat(parts) for parts in zip(*batches(5), strict=True))
+    return DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

@@ -30,15 +30,15 @@ def main(folder: Path) -> None:
     held = batches(3, seed=3)
     images, labels = (torch.cat(parts) for parts in zip(*batches(6), strict=True))
     shuffled = DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
-    words: dict[str, object] = {"rank": rank, "world": world}
+    record: dict[str, object] = {"rank": rank, "world": world}
     for name, loader in (("list", batches(5)), ("loader", shuffled)):
         first = fit(network(), loader, held, preset=PRESET, epochs=1, device="cpu", checkpoint_dir=folder / name)
         assert first.history[0].holdout is not None
-        words[name] = digest(first.model)
-        words[f"{name} quality"] = asdict(first.history[0].holdout)
-        words[f"{name} whole"] = asdict(evaluate(first.model, held))
-        words[f"{name} bounds"] = accuracy_bounds(first.model, held)
-    (folder / f"{rank}.json").write_text(json.dumps(words))
+        record[name] = digest(first.model)
+        record[f"{name} quality"] = asdict(first.history[0].holdout)
+        record[f"{name} whole"] = asdict(evaluate(first.model, held))
+        record[f"{name} bounds"] = accuracy_bounds(first.model, held)
+    (folder / f"{rank}.json").write_text(json.dumps(record))
     leave()
 
 

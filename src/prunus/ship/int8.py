@@ -76,8 +76,9 @@ def export_int8(
         if done.drop > max_drop:
             change = f"{100 * before.quality:.2f}% to {100 * after.quality:.2f}%"
             raise ModelError(
-                f"int8 loses {done.drop:.2f} points of accuracy ({change} on {before.num_images} images), and at most "
-                f"{max_drop:g} are allowed; nothing was written. Calibrate on more images, or allow more with --max-drop"
+                f"int8 loses {done.drop:.2f} points of accuracy ({change} on {before.num_images} images), and "
+                f"at most {max_drop:g} are allowed; nothing was written. Calibrate on more images, or allow more with "
+                "--max-drop"
             )
         part.write_bytes(made.read_bytes())
     return done
