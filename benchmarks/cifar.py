@@ -79,6 +79,7 @@ def opened(args: argparse.Namespace) -> Images:
     else:
         data = load("cifar10", Path(args.data), mean=MEAN, std=STD, holdout="test:0.5")
         channels = {}
+    torch.manual_seed(0)  # for a network without weights
     model = create(args.network, num_classes=10, **channels).eval()
     if args.weights is not None:
         load_weights(model, args.weights)
@@ -319,10 +320,9 @@ def keys(args: argparse.Namespace) -> Iterator[Row]:
         if getattr(args, name) != default:
             settings[name] = getattr(args, name)
     for method, goal, seed in itertools.product(args.method, args.goal, args.seed):
-        if goal.startswith("speedup="):
-            settings = {**settings, "engine": args.engine, "batch": args.batch}
+        where = {"engine": args.engine, "batch": args.batch} if goal.startswith("speedup=") else {}
         repair = args.repair or ("solve" if method in ("ours", "ranked") else "none")
-        values = (args.network, method, goal, repair, args.epochs, seed, settings)
+        values = (args.network, method, goal, repair, args.epochs, seed, {**settings, **where})
         yield dict(zip(KEY, values, strict=True))
 
 
