@@ -42,7 +42,7 @@ from torch.nn import functional as F
 
 import prunus
 from benchmarks import ROOT, Results, Row
-from prunus.score.evidence import Maps
+from prunus.scoring.evidence import Maps
 from prunus.zoo import models
 from prunus.zoo.data import load
 from prunus.zoo.images import MemoryImages

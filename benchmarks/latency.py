@@ -43,10 +43,10 @@ from torch.nn import functional as F
 
 import prunus
 from benchmarks import Results, Row
-from prunus.decide.candidates import candidates
-from prunus.decide.costs import table_cost
-from prunus.decide.splits import least_error
-from prunus.decide.widths import Cutter, WidthLimits
+from prunus.deciding.candidates import candidates
+from prunus.deciding.costs import table_cost
+from prunus.deciding.splits import least_error
+from prunus.deciding.widths import Cutter, WidthLimits
 from prunus.errors import DecideError
 from prunus.timing.latency import speedup
 from prunus.timing.latency_table import LatencyTable, widths_to_time

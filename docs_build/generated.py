@@ -12,10 +12,10 @@ from typer.main import get_command
 
 import prunus
 from prunus.cli import build
-from prunus.decide.costs import COSTS
-from prunus.decide.settings import SPLITS
-from prunus.repair.repair import REPAIRS
-from prunus.score.metrics import METRICS
+from prunus.deciding.costs import COSTS
+from prunus.deciding.settings import SPLITS
+from prunus.repairing.repair import REPAIRS
+from prunus.scoring.metrics import METRICS
 from prunus.tasks import TASKS
 from prunus.timing.engines import ENGINES
 from prunus.util.registry import Registry

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from prunus.score.metrics import METRICS
+from prunus.scoring.metrics import METRICS
 from prunus.zoo import data
 
 ROOT = Path(__file__).parents[1]

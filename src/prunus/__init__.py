@@ -19,16 +19,15 @@ channels are zero, and its layers are re-solved so that it needs no training.
 
 import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prunus import studies
-    from prunus.decide.costs import COSTS
-    from prunus.decide.goal import Goal
-    from prunus.decide.sensitivity import Sensitivity, sensitivity
-    from prunus.decide.settings import SPLITS
-    from prunus.decide.splits import decide, uniform
+    from prunus.deciding.costs import COSTS
+    from prunus.deciding.goal import Goal
+    from prunus.deciding.sensitivity import Sensitivity, sensitivity
+    from prunus.deciding.settings import SPLITS
+    from prunus.deciding.splits import decide, uniform
     from prunus.errors import (
         DataError,
         DecideError,
@@ -47,17 +46,17 @@ if TYPE_CHECKING:
     from prunus.graph.rules.rulebook import register_rule
     from prunus.graph.surgery import zeroed
     from prunus.graph.units import Reader, Unit, Writer
-    from prunus.repair.repair import repair
-    from prunus.repair.unit_repair import repair_each
+    from prunus.repairing.repair import repair
+    from prunus.repairing.unit_repair import repair_each
     from prunus.report.compare import Comparison, compare
     from prunus.run.compress import Compressed, compress
     from prunus.run.settings import Settings
-    from prunus.score.collect import Statistics, collect
-    from prunus.score.evidence import Channels
-    from prunus.score.metrics import METRICS
-    from prunus.score.moments import ClassMoments
-    from prunus.score.score import score
-    from prunus.score.scores import Scores
+    from prunus.scoring.collect import Statistics, collect
+    from prunus.scoring.evidence import Channels
+    from prunus.scoring.metrics import METRICS
+    from prunus.scoring.moments import ClassMoments
+    from prunus.scoring.score import score
+    from prunus.scoring.scores import Scores
     from prunus.ship.bench import Benched, bench
     from prunus.ship.export import Exported, export
     from prunus.ship.fold import fold_batch_norm
@@ -72,10 +71,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "Evaluation": "prunus.tasks.evaluate",
     "Benched": "prunus.ship.bench",
-    "COSTS": "prunus.decide.costs",
+    "COSTS": "prunus.deciding.costs",
     "ChannelGraph": "prunus.graph.channel_graph",
-    "Channels": "prunus.score.evidence",
-    "ClassMoments": "prunus.score.moments",
+    "Channels": "prunus.scoring.evidence",
+    "ClassMoments": "prunus.scoring.moments",
     "Comparison": "prunus.report.compare",
     "Compressed": "prunus.run.compress",
     "DataError": "prunus.errors",
@@ -83,8 +82,8 @@ _HOMES = {
     "Exported": "prunus.ship.export",
     "FileError": "prunus.errors",
     "Fitted": "prunus.train.fit",
-    "Goal": "prunus.decide.goal",
-    "METRICS": "prunus.score.metrics",
+    "Goal": "prunus.deciding.goal",
+    "METRICS": "prunus.scoring.metrics",
     "ModelError": "prunus.errors",
     "Plan": "prunus.graph.plan",
     "PlanError": "prunus.errors",
@@ -92,13 +91,13 @@ _HOMES = {
     "Quality": "prunus.tasks",
     "Reader": "prunus.graph.units",
     "RunError": "prunus.errors",
-    "SPLITS": "prunus.decide.settings",
+    "SPLITS": "prunus.deciding.settings",
     "ScoreError": "prunus.errors",
-    "Scores": "prunus.score.scores",
+    "Scores": "prunus.scoring.scores",
     "PrunusError": "prunus.errors",
-    "Sensitivity": "prunus.decide.sensitivity",
+    "Sensitivity": "prunus.deciding.sensitivity",
     "Settings": "prunus.run.settings",
-    "Statistics": "prunus.score.collect",
+    "Statistics": "prunus.scoring.collect",
     "TASKS": "prunus.tasks",
     "Task": "prunus.tasks",
     "Timing": "prunus.timing.latency",
@@ -106,10 +105,10 @@ _HOMES = {
     "Unit": "prunus.graph.units",
     "Writer": "prunus.graph.units",
     "bench": "prunus.ship.bench",
-    "collect": "prunus.score.collect",
+    "collect": "prunus.scoring.collect",
     "compare": "prunus.report.compare",
     "compress": "prunus.run.compress",
-    "decide": "prunus.decide.splits",
+    "decide": "prunus.deciding.splits",
     "evaluate": "prunus.tasks.evaluate",
     "export": "prunus.ship.export",
     "fit": "prunus.train.fit",
@@ -119,16 +118,16 @@ _HOMES = {
     "prune": "prunus.graph.channel_graph",
     "register_rule": "prunus.graph.rules.rulebook",
     "regression": "prunus.tasks.builtin",
-    "repair": "prunus.repair.repair",
-    "repair_each": "prunus.repair.unit_repair",
+    "repair": "prunus.repairing.repair",
+    "repair_each": "prunus.repairing.unit_repair",
     "rules": "prunus.graph.rules",
     "save": "prunus.graph.files",
-    "score": "prunus.score.score",
+    "score": "prunus.scoring.score",
     "segmentation": "prunus.tasks.builtin",
-    "sensitivity": "prunus.decide.sensitivity",
+    "sensitivity": "prunus.deciding.sensitivity",
     "studies": "prunus.studies",
     "trace": "prunus.graph.channel_graph",
-    "uniform": "prunus.decide.splits",
+    "uniform": "prunus.deciding.splits",
     "zeroed": "prunus.graph.surgery",
 }
 
@@ -209,15 +208,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names."""
     return __all__
-
-
-class _Package(ModuleType):
-    """The package. `score`, `repair` and `decide` are functions here and also folders, which Python would bind instead
-    as soon as a module in them is imported. The functions stay."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, ModuleType) and name in ("score", "repair", "decide")):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -14,16 +14,16 @@ from typer.testing import Result
 
 import prunus as sc
 from prunus.cli.network import open_model, resolve
-from prunus.score.metrics import METRICS
-from prunus.score.score import score
-from prunus.score.scores import load_scores
+from prunus.scoring.metrics import METRICS
+from prunus.scoring.score import score
+from prunus.scoring.scores import load_scores
 from prunus.timing import engines
 from prunus.timing.latency_table import LatencyTable
 from prunus.util.typed_json import to_data
 from prunus.zoo.data import load
 from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
-from tests.decide.toys import seeded
+from tests.deciding.toys import seeded
 from tests.processes import torchrun
 
 SCORES = ["--data", "digits", "--num-images", "100", "--size", "32", "--device", "cpu"]

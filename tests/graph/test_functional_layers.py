@@ -17,7 +17,7 @@ import prunus as sc
 from prunus.graph.runner import GraphRunner
 from tests import proof
 from tests.graph.checks import IMAGE, pruned_exactly
-from tests.score.toys import CLASSES, batches
+from tests.scoring.toys import CLASSES, batches
 
 
 class OwnConv(nn.Module):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prunus.decide.sensitivity import Sensitivity
+from prunus.deciding.sensitivity import Sensitivity
 from prunus.plots.charts import draw_sensitivity
 from prunus.util.typed_json import from_data
 

@@ -13,7 +13,7 @@ import pytest
 from prunus.report.page import Bar, as_csv, as_json, class_table, confusions, drawn_bars, left_out, render_page
 from prunus.report.run_page import all_settings, chosen_settings
 from prunus.run.summary import ClassSide, ClassTable
-from prunus.score.metrics import METRICS
+from prunus.scoring.metrics import METRICS
 from prunus.util.options import option
 from tests.report.runs import Page
 

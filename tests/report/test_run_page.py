@@ -19,15 +19,15 @@ from matplotlib import colormaps
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from prunus.decide.costs import COSTS
-from prunus.decide.settings import SPLITS
+from prunus.deciding.costs import COSTS
+from prunus.deciding.settings import SPLITS
 from prunus.errors import FileError
 from prunus.plots.run_pictures import load_pictures
-from prunus.repair.repair import REPAIRS
+from prunus.repairing.repair import REPAIRS
 from prunus.report.read import read_run
 from prunus.report.run_page import render, run_files, what_was_asked, write_report
 from prunus.run.summary import SpeedFigures
-from prunus.score.metrics import METRICS
+from prunus.scoring.metrics import METRICS
 from prunus.timing.latency import Speedup
 from tests.report.runs import CLASSES, COMMAND_LINE, SIDE, Page, bar_charts, charts, make_run, read, titles
 from tests.report.test_page import NASTY

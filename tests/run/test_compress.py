@@ -17,7 +17,7 @@ import prunus as sc
 from prunus.errors import DataError, DecideError
 from prunus.run.compress import compress
 from prunus.run.context import doubts
-from prunus.score.evidence import Channels
+from prunus.scoring.evidence import Channels
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import Evaluation, evaluate
 from prunus.util.typed_json import from_data, to_data

@@ -12,7 +12,7 @@ from safetensors.torch import save_model
 
 import prunus as sc
 from prunus.graph.plan import Plan
-from prunus.score.scores import Scores, load_scores
+from prunus.scoring.scores import Scores, load_scores
 from prunus.train.fit import fit
 from prunus.zoo.data import load
 from prunus.zoo.models import create

@@ -22,8 +22,8 @@ from prunus.run import round as rounds
 from prunus.run.compress import Compressed, compress
 from prunus.run.folder import RunFolder
 from prunus.run.round import class_names
-from prunus.score.passes import sampled
-from prunus.score.scores import load_scores
+from prunus.scoring.passes import sampled
+from prunus.scoring.scores import load_scores
 from prunus.tasks.evaluate import Evaluation, evaluate
 from prunus.train.fit import fit
 from prunus.zoo import models

@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 import prunus as sc
-from prunus.decide.candidates import candidates
-from prunus.decide.costs import table_cost
-from prunus.decide.goal import Budget
-from prunus.decide.splits import least_error, lowest_cost
-from prunus.decide.widths import Cutter, WidthLimits
+from prunus.deciding.candidates import candidates
+from prunus.deciding.costs import table_cost
+from prunus.deciding.goal import Budget
+from prunus.deciding.splits import least_error, lowest_cost
+from prunus.deciding.widths import Cutter, WidthLimits
 from prunus.errors import DecideError, RunError
 from prunus.report.run_page import write_report
 from prunus.run import speed_check
-from prunus.score.scores import Scores
+from prunus.scoring.scores import Scores
 from prunus.timing.latency import Speedup, Timing
 from prunus.timing.latency_table import LatencyTable, LayerTimes, MeasuredWith, kinds_of, machine_of
 from prunus.timing.layer_timing import latency_table

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import prunus as sc
 from prunus.errors import DecideError, RunError, ScoreError
-from prunus.score.metrics import METRICS
-from prunus.score.passes import sampled
+from prunus.scoring.metrics import METRICS
+from prunus.scoring.passes import sampled
 from prunus.studies import effectiveness_study as comparison
 from prunus.studies import read_study
 from prunus.studies.effectiveness_study import EffectivenessSettings

@@ -15,9 +15,9 @@ from torch import nn
 
 import prunus as sc
 from prunus.errors import ScoreError
-from prunus.score.evidence import Maps
-from prunus.score.maps import GIB
-from prunus.score.metrics import METRICS
+from prunus.scoring.evidence import Maps
+from prunus.scoring.maps import GIB
+from prunus.scoring.metrics import METRICS
 from prunus.studies import timing_study as timing_module
 from prunus.studies.folder import StudyFolder
 from prunus.studies.timing_study import (

@@ -16,7 +16,7 @@ import prunus as sc
 from prunus.tasks import partial_forward as staged_module
 from prunus.tasks.partial_forward import PartialForward
 from prunus.zoo.models import create
-from tests.decide.toys import drawn, seeded
+from tests.deciding.toys import drawn, seeded
 from tests.nets import NETS, Tiny, conv, pooled
 from tests.proof import call, random_keep
 

@@ -30,7 +30,7 @@ from prunus.timing.layer_timing import (
     scale_inside,
 )
 from tests.clock import Clock
-from tests.decide.toys import seeded
+from tests.deciding.toys import seeded
 from tests.nets import NETS
 from tests.timing.test_latency_table import small_graph, units
 

@@ -184,7 +184,7 @@ class UserData:
         self, part: str, _batch_size: int = 0, *, limit: int | None = None, seed: int = 0, **_how: Any
     ) -> Batches:
         """The batches of a part, in their own size and order; a sample of `limit` images if it is given."""
-        from prunus.score.passes import sampled
+        from prunus.scoring.passes import sampled
 
         if part not in self.loaders:
             raise DataError(f"{self.name} has no {part} images; it returned {', '.join(self.loaders)}")

@@ -34,9 +34,9 @@ from prunus.cli.options import (
     options_from_settings,
     refuse_other_modes,
 )
-from prunus.decide.settings import RankSettings
+from prunus.deciding.settings import RankSettings
 from prunus.errors import ModelError
-from prunus.score.settings import ScoreSettings
+from prunus.scoring.settings import ScoreSettings
 from prunus.util.text import big_number, percent
 from prunus.zoo.names import known_models
 

@@ -11,11 +11,11 @@ from prunus.cli.console import console, say, table
 from prunus.cli.images import DataOptions
 from prunus.cli.network import NamedModel, open_graph, open_network
 from prunus.cli.options import PARTS, DeviceOptions, LayerTimeOptions
-from prunus.decide.settings import SPLITS, RankSettings
+from prunus.deciding.settings import SPLITS, RankSettings
 from prunus.errors import DecideError, RunError
-from prunus.repair.repair import REPAIRS
-from prunus.score.metrics import DEFAULT_METRIC, METRICS, metric_option, suited_metric
-from prunus.score.settings import ScoreSettings
+from prunus.repairing.repair import REPAIRS
+from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, metric_option, suited_metric
+from prunus.scoring.settings import ScoreSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
 from prunus.timing.engines import ENGINES
@@ -24,8 +24,8 @@ from prunus.util.options import check, names, option
 from prunus.zoo.names import check_weight_file
 
 if TYPE_CHECKING:
-    from prunus.decide.sensitivity import Sensitivity
-    from prunus.score.scores import Scores
+    from prunus.deciding.sensitivity import Sensitivity
+    from prunus.scoring.scores import Scores
     from prunus.timing.latency_table import LatencyTable
 
 OUT_HELP = (
@@ -100,9 +100,9 @@ def print_scores(
         refuse_others(out, SCORES, beside=(SENSITIVITY,))
     task = named.task(settings.task)
     data = data.known_for(named)
-    from prunus.score.choice import parse_options
-    from prunus.score.score import score
-    from prunus.score.scores import save_scores
+    from prunus.scoring.choice import parse_options
+    from prunus.scoring.score import score
+    from prunus.scoring.scores import save_scores
     from prunus.util.processes import leave, rank_and_world
 
     rank, world = rank_and_world(device.device)
@@ -143,7 +143,7 @@ def print_scores(
 
 
 def _correlations(results: dict[str, Scores]) -> dict[str, dict[str, float]]:
-    from prunus.score.scores import rank_correlation
+    from prunus.scoring.scores import rank_correlation
 
     return {a: {b: rank_correlation(results[a], results[b]) for b in results} for a in results}
 
@@ -190,11 +190,11 @@ def print_sensitivity(
         refuse_others(out, SENSITIVITY, beside=(SCORES,))
     data, seed = data.known_for(named), settings.seed
     settings = replace(settings, task=named.task(settings.task))
-    from prunus.decide.sensitivity import sensitivity
-    from prunus.decide.settings import check_k
+    from prunus.deciding.sensitivity import sensitivity
+    from prunus.deciding.settings import check_k
     from prunus.plots.charts import draw_sensitivity
-    from prunus.repair.unit_repair import repair_each
-    from prunus.score.score import score
+    from prunus.repairing.unit_repair import repair_each
+    from prunus.scoring.score import score
     from prunus.tasks.evaluate import inputs_alone
     from prunus.util.files import write_atomically
     from prunus.util.typed_json import to_data

@@ -48,7 +48,7 @@ def paper_lines(
         named: How the network was named.
         user_data: Whether batches come from user-provided loaders.
     """
-    from prunus.decide.candidates import candidates
+    from prunus.deciding.candidates import candidates
     from prunus.run.paper import departures, left_open, ridge_of, schedule_for
     from prunus.studies.recipes import recipe_for
     from prunus.train.settings import preset_of

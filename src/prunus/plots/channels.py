@@ -25,7 +25,7 @@ from prunus.plots.choices import (
 )
 from prunus.plots.settings import ChannelsFigureSettings
 from prunus.plots.style import PAGE, figure, metric_name, show_image, show_map, styled
-from prunus.score.evidence import scales
+from prunus.scoring.evidence import scales
 from prunus.util.batches import Batches
 from prunus.util.options import replaced
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunus.decide.sensitivity import Sensitivity
+from prunus.deciding.sensitivity import Sensitivity
 from prunus.plots.style import BLUE, GREY, ORANGE, PAGE, figure, legend, line, styled
 from prunus.timing.latency_table import LatencyTable, LayerTimes
 

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from prunus.errors import DataError, ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.units import Reader
-from prunus.score.score import score
-from prunus.score.scores import Scores
-from prunus.score.taps import Slot, channels_first, gather
+from prunus.scoring.score import score
+from prunus.scoring.scores import Scores
+from prunus.scoring.taps import Slot, channels_first, gather
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import unpack_for
 from prunus.util.batches import Batches, call, device_of, move, unpack

@@ -26,7 +26,7 @@ from prunus.errors import FileError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.plots.choices import as_pixels, feature_maps, shrunk
-from prunus.score.scores import Scores
+from prunus.scoring.scores import Scores
 from prunus.util.typed_json import from_data, to_data
 
 PICTURES = "pictures.safetensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prunus.errors import DataError
-from prunus.score.metrics import METRICS, check_metric_options, metric_option
+from prunus.scoring.metrics import METRICS, check_metric_options, metric_option
 from prunus.util.options import check, names, option
 
 LAYER_HELP = "Unit or layer, as listed by `prunus inspect`; the second unit by default"

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 from prunus.plots.style import BLUE, GREEN, GREY, INK, ORANGE, RULE, as_svg, figure, styled, tooltips
 from prunus.report.read import FinishedRun, Round
-from prunus.score.scores import Vector
+from prunus.scoring.scores import Vector
 from prunus.tasks.quality import QualityText
 from prunus.train.checkpoint import Epoch
 from prunus.util.text import big_number

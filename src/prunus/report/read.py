@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prunus.decide.goal import Goal
-from prunus.decide.sensitivity import Sensitivity
+from prunus.deciding.goal import Goal
+from prunus.deciding.sensitivity import Sensitivity
 from prunus.errors import FileError
 from prunus.graph.files import PLAN_FILE
 from prunus.graph.plan import Plan
@@ -18,7 +18,7 @@ from prunus.run.folder import BASE, CLASSES, CONFIG, NETWORK, PROGRESS, ROUND, S
 from prunus.run.round import Outcome
 from prunus.run.settings import Settings
 from prunus.run.summary import CLASSES_FORMAT, FORMAT, VERSION, ClassTable, Summary
-from prunus.score.scores import Scores, load_scores
+from prunus.scoring.scores import Scores, load_scores
 from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.train.checkpoint import METRICS_FILE, Epoch

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from prunus.decide.goal import Goal
-from prunus.decide.sensitivity import Sensitivity
-from prunus.decide.settings import TimeSettings
+from prunus.deciding.goal import Goal
+from prunus.deciding.sensitivity import Sensitivity
+from prunus.deciding.settings import TimeSettings
 from prunus.plots.run_pictures import image_strip, map_strip
 from prunus.report import text
 from prunus.report.charts import Histogram, round_charts, score_histogram

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
-from prunus.decide.candidates import candidates
-from prunus.decide.costs import cost_function, table_cost
-from prunus.decide.splits import lowest_cost
+from prunus.deciding.candidates import candidates
+from prunus.deciding.costs import cost_function, table_cost
+from prunus.deciding.splits import lowest_cost
 from prunus.errors import DataError, DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.units import Streams

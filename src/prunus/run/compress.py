@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from prunus.decide.candidates import check_patterns
-from prunus.decide.sensitivity import NothingToLoseError
-from prunus.decide.splits import check_reach
+from prunus.deciding.candidates import check_patterns
+from prunus.deciding.sensitivity import NothingToLoseError
+from prunus.deciding.splits import check_reach
 from prunus.errors import DataError, DecideError
 from prunus.graph.channel_graph import trace
 from prunus.graph.files import MODEL_FILE, PLAN_FILE

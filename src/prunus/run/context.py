@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from prunus.decide.goal import Budget
+from prunus.deciding.goal import Budget
 from prunus.errors import RunError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan

@@ -150,7 +150,7 @@ def _metric_options(settings: Settings) -> dict[str, Any]:
 def _options(parts: Sequence[str]) -> dict[str, Any]:
     if not parts:
         return {}
-    from prunus.score.choice import parse_options
+    from prunus.scoring.choice import parse_options
 
     return parse_options(parts)
 
@@ -204,12 +204,12 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
     """The cost of a run, from the measured speed and the first round's step k x alpha x FLOSS_max."""
     import numpy as np
 
-    from prunus.decide.candidates import candidates
-    from prunus.decide.goal import TOLERANCE
-    from prunus.decide.splits import step_at_alpha_1
-    from prunus.decide.widths import Cutter
+    from prunus.deciding.candidates import candidates
+    from prunus.deciding.goal import TOLERANCE
+    from prunus.deciding.splits import step_at_alpha_1
+    from prunus.deciding.widths import Cutter
     from prunus.run.checkup import estimate
-    from prunus.score.scores import Scores
+    from prunus.scoring.scores import Scores
 
     budget = settings.budget(graph)
     cost = budget.of(graph)

@@ -11,27 +11,27 @@ from typing import Any
 from torch import distributed as dist
 from torch import nn
 
-from prunus.decide.candidates import candidates, scored
-from prunus.decide.costs import table_cost
-from prunus.decide.goal import Budget
-from prunus.decide.sensitivity import Sensitivity, sensitivity
-from prunus.decide.settings import SPLITS, SplitSettings, SplitTask
-from prunus.decide.splits import uniform
+from prunus.deciding.candidates import candidates, scored
+from prunus.deciding.costs import table_cost
+from prunus.deciding.goal import Budget
+from prunus.deciding.sensitivity import Sensitivity, sensitivity
+from prunus.deciding.settings import SPLITS, SplitSettings, SplitTask
+from prunus.deciding.splits import uniform
 from prunus.errors import DataError, RunError
 from prunus.graph.channel_graph import ChannelGraph, prune, trace
 from prunus.graph.files import PLAN_FILE
 from prunus.graph.plan import Plan, same_origin
 from prunus.plots.choices import some_images
 from prunus.plots.run_pictures import NUM_IMAGES, PICTURES, take_pictures, to_bytes
-from prunus.repair.repair import REPAIRS
-from prunus.repair.unit_repair import UnitRepair, repair_each
+from prunus.repairing.repair import REPAIRS
+from prunus.repairing.unit_repair import UnitRepair, repair_each
 from prunus.run.context import RunContext, Stopwatch
 from prunus.run.folder import ROUND, SENSITIVITY
 from prunus.run.speed_check import plan_in_time
-from prunus.score.metrics import metric_of
-from prunus.score.passes import sampled
-from prunus.score.score import score
-from prunus.score.scores import Scores, load_scores, save_scores
+from prunus.scoring.metrics import metric_of
+from prunus.scoring.passes import sampled
+from prunus.scoring.score import score
+from prunus.scoring.scores import Scores, load_scores, save_scores
 from prunus.tasks.evaluate import Evaluation, unpack_for
 from prunus.train.checkpoint import Epoch
 from prunus.train.fit import fit, steps_of_epochs

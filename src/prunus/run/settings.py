@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from prunus.decide.goal import Goal
-from prunus.decide.settings import SPLITS, SplitSettings, TimeSettings, check_split, ranking_settings
+from prunus.deciding.goal import Goal
+from prunus.deciding.settings import SPLITS, SplitSettings, TimeSettings, check_split, ranking_settings
 from prunus.errors import DecideError
-from prunus.repair.repair import REPAIRS
-from prunus.score.metrics import METRICS, metric_of, metric_option, suited_metric
+from prunus.repairing.repair import REPAIRS
+from prunus.scoring.metrics import METRICS, metric_of, metric_option, suited_metric
 from prunus.train.settings import DEFAULT_PRESET, FineTuning, preset_of
 from prunus.train.trackers import TrackerSettings
 from prunus.util.options import check, option, plain
@@ -190,7 +190,7 @@ def fill_defaults(
         pixels: Of one image.
         table: Times of the network's layers, if the run needs them; it decides engine, batch and threads.
     """
-    from prunus.decide.splits import first_alpha  # torch is needed from here on
+    from prunus.deciding.splits import first_alpha  # torch is needed from here on
 
     if table is not None:
         how = table.measured_with
@@ -236,8 +236,8 @@ def split_for_solve(settings: Settings, graph: ChannelGraph, table: LatencyTable
     rebuilt from their neighbours, channels that readers of a stream drop, much less. Explicit choices of the user are
     respected.
     """
-    from prunus.decide.candidates import candidates
-    from prunus.decide.splits import check_reach
+    from prunus.deciding.candidates import candidates
+    from prunus.deciding.splits import check_reach
 
     given = settings.only or settings.rounds or settings.ratio or settings.split
     if settings.repair != "solve" or given or ranking_settings(settings):

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from prunus.decide.goal import Budget
+from prunus.deciding.goal import Budget
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.plan import Plan
 from prunus.run.context import RunContext
 from prunus.run.folder import SPEED, TABLE, RunFolder
 from prunus.run.settings import Settings
-from prunus.score.scores import Scores
+from prunus.scoring.scores import Scores
 from prunus.timing.latency import Speedup, latency, processor_time, ready_to_time, speedup
 from prunus.timing.latency_table import LatencyTable, machine_of, open_table
 from prunus.timing.layer_timing import latency_table

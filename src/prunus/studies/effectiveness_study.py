@@ -18,20 +18,20 @@ from typing import Any, Literal
 
 from torch import nn
 
-from prunus.decide.candidates import candidates
-from prunus.decide.splits import uniform
+from prunus.deciding.candidates import candidates
+from prunus.deciding.splits import uniform
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.plan import Plan
 from prunus.plots.style import PAGE, figure, legend, line, save, styled
-from prunus.repair.repair import repair
+from prunus.repairing.repair import repair
 from prunus.run.folder import CONFIG
 from prunus.run.identity import first_image
-from prunus.score.choice import ALL, ChosenMetric, choose_metrics, without_classes
-from prunus.score.metrics import METRICS
-from prunus.score.passes import sampled
-from prunus.score.score import score
-from prunus.score.scores import Scores, load_scores, rank_correlation, save_scores
+from prunus.scoring.choice import ALL, ChosenMetric, choose_metrics, without_classes
+from prunus.scoring.metrics import METRICS
+from prunus.scoring.passes import sampled
+from prunus.scoring.score import score
+from prunus.scoring.scores import Scores, load_scores, rank_correlation, save_scores
 from prunus.studies.folder import (
     Provenance,
     StudyFolder,

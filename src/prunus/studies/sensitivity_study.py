@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from prunus.decide.settings import RANKING
-from prunus.decide.splits import uniform
+from prunus.deciding.settings import RANKING
+from prunus.deciding.splits import uniform
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.files import load
@@ -26,7 +26,7 @@ from prunus.run.context import RunData
 from prunus.run.folder import CONFIG, SUMMARY, RunFolder
 from prunus.run.identity import first_image
 from prunus.run.settings import Settings
-from prunus.score.score import score
+from prunus.scoring.score import score
 from prunus.studies.effectiveness_study import units_to_prune
 from prunus.studies.folder import Provenance, StudyFolder, StudyRow, processes_apart, wait_until
 from prunus.studies.settings import SensitivityStudySettings

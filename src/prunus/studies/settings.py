@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prunus.errors import DecideError, ScoreError
-from prunus.repair.repair import REPAIRS
+from prunus.repairing.repair import REPAIRS
 from prunus.run.settings import Settings, check_settings
-from prunus.score.metrics import METRICS, check_metric_options, metric_of, metric_option
+from prunus.scoring.metrics import METRICS, check_metric_options, metric_of, metric_option
 from prunus.tasks import Task, task_of
 from prunus.tasks.quality import QualityText, task_option
 from prunus.train.settings import preset_of

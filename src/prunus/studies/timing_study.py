@@ -17,13 +17,13 @@ from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.runner import GraphRunner, last_uses
 from prunus.plots.style import PAGE, figure, legend, line, save, styled
-from prunus.score.choice import choose_metrics
-from prunus.score.collect import class_moments
-from prunus.score.evidence import Channels, Filters, Maps, UnitWidth, filters, reader_norms, scales
-from prunus.score.maps import MapRequest, MapsAt, collect_maps
-from prunus.score.metrics import metric_of
-from prunus.score.passes import Sample
-from prunus.score.settings import GIB
+from prunus.scoring.choice import choose_metrics
+from prunus.scoring.collect import class_moments
+from prunus.scoring.evidence import Channels, Filters, Maps, UnitWidth, filters, reader_norms, scales
+from prunus.scoring.maps import MapRequest, MapsAt, collect_maps
+from prunus.scoring.metrics import metric_of
+from prunus.scoring.passes import Sample
+from prunus.scoring.settings import GIB
 from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.studies.settings import TimingSettings
 from prunus.util.batches import Batches, device_of, move, unpack

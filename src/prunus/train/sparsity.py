@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from prunus.decide.widths import floor_of, weakest_first
+from prunus.deciding.widths import floor_of, weakest_first
 from prunus.errors import RunError
 from prunus.graph.channel_graph import trace
 from prunus.graph.traced import TRANSPOSED
-from prunus.score.evidence import filters
+from prunus.scoring.evidence import filters
 
 Objective = Callable[[Any, Any, Any], Tensor]  # outputs (logits [N, K]), images, labels -> mean loss
 

@@ -1,0 +1,102 @@
+"""Which units take part in pruning."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from prunus.errors import DecideError
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.graph.units import Unit
+from prunus.scoring.scores import Scores
+from prunus.util.registry import nearest
+
+
+def candidates(graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> list[str]:
+    """Names of the units that may be pruned.
+
+    Patterns match names of units and of their layers ("layer1.*", "*:in"). Without `only`, the classifier's selection
+    from a stream and units between two linear layers are left out.
+    """
+    chosen = []
+    for name, unit in graph.units.items():
+        names = [name, name.partition(":")[0]]
+        if _matches(names, exclude) or (only and not _matches(names, only)):
+            continue
+        if only or not _left_alone(graph, unit):
+            chosen.append(name)
+    if not chosen:
+        raise DecideError(_why_none(graph, exclude, only))
+    return chosen
+
+
+def scored(graph: ChannelGraph, scores: Scores, names: Sequence[str]) -> list[str]:
+    """The units among `names` that have scores; an error if the scores are not those of this network."""
+    known = [name for name in names if name in scores.values]
+    if not known:
+        raise DecideError("the scores have none of the graph's units; score the network that you prune")
+    for name in known:
+        if len(scores.values[name]) != graph.units[name].width:
+            raise DecideError(
+                f"unit {name!r} has {graph.units[name].width} channels and {len(scores.values[name])} scores; "
+                "score the network that you prune"
+            )
+    return known
+
+
+def check_patterns(
+    graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[str] = (), original: Iterable[str] = ()
+) -> None:
+    """DecideError if a pattern matches nothing, with the nearest names.
+
+    original: units of the original network, if `graph` is that of a network that has been pruned before.
+    """
+    units = [*dict.fromkeys([*graph.units, *original])]
+    names = [*dict.fromkeys([*units, *(name.partition(":")[0] for name in units)])]
+    for option, patterns in (("only", only), ("exclude", exclude)):
+        for pattern in patterns:
+            if _matches(names, [pattern]) or (option == "exclude" and _matches([*graph.frozen], [pattern])):
+                continue
+            frozen = next((name for name in graph.frozen if fnmatch.fnmatch(name, pattern)), None)
+            if frozen is not None:
+                raise DecideError(f"{option}: {frozen} cannot be pruned: {graph.frozen[frozen]}")
+            near = nearest(pattern, names)
+            hint = f"The nearest names are {', '.join(near)}" if near else f"Names are such as {', '.join(names[:5])}"
+            if not pattern.endswith("*") and any(name.startswith(f"{pattern.rstrip('.')}.") for name in names):
+                hint = f"For all layers inside it, write '{pattern}.*'"
+            raise DecideError(
+                f"{option}: the pattern {pattern!r} matches no unit and no layer that can be pruned. {hint}. "
+                "`prunus inspect` lists all of them."
+            )
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns for name in names)
+
+
+def _left_alone(graph: ChannelGraph, unit: Unit) -> bool:
+    readers = [graph.model.get_submodule(reader.module) for reader in unit.readers]
+    writers = [graph.model.get_submodule(writer.module) for writer in unit.writers]
+    if unit.kind == "stream" and len(readers) == 1 and isinstance(readers[0], nn.Linear):
+        return True
+    return all(isinstance(layer, nn.Linear) for layer in (*readers, *writers))
+
+
+def _why_none(graph: ChannelGraph, exclude: Sequence[str], only: Sequence[str]) -> str:
+    if exclude or only:
+        return "no unit is left to prune: the patterns exclude all of them. `prunus inspect` lists units."
+    name = type(graph.model).__name__
+    if not any(layer.kind != "linear" for layer in graph.layers.values()):
+        return (
+            f"{name} has no convolutions that prunus can see, and without patterns only their channels are pruned. "
+            "To prune linear layers, name them with only="
+        )
+    if graph.units:
+        return (
+            f"no unit of {name} is pruned by default: its units are {', '.join([*graph.units][:5])}, the classifier's "
+            "input or between linear layers. To prune them, name them with only="
+        )
+    reasons = [f"{layer}: {reason}" for layer, reason in [*graph.frozen.items()][:3]]
+    return f"{name} has no channels that can be removed. {'; '.join(reasons)}"

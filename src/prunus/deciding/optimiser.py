@@ -1,0 +1,409 @@
+"""The split of a cut with the smallest sum of errors: exact in chains, by moves elsewhere, within the true budget.
+
+minimise over picks    sum of errors    subject to    cost <= room
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prunus.deciding.costs import CostOf
+from prunus.deciding.problem import Floats, Ints, Problem, problem_of, some_choices
+from prunus.deciding.widths import Cutter, Kept
+
+MOST_LABELS = 8_000  # of a chain per unit; beyond this the least promising are dropped, and it may not be exact
+CHAIN_BISECTIONS, MOVE_BISECTIONS = 40, 24  # of the price
+MOST_HUBS = 8
+HUB_CHOICES = 12  # of a hub that are tried in one turn, evenly spread and around its pick
+HUB_TURNS = 2
+SWEEPS = 20  # of moves at most, at one price
+MOST_MOVES = 400  # of single units and pairs at the end
+MOST_PAIRED = 1500  # single moves that are tried in pairs
+MOST_PAIRS = 50  # pairs whose true cost is computed
+CORRECTIONS = 8  # of the room, where the problem's cost differs from the network's
+AIM = 0.998  # of the budget, after a correction: the room may approach the right one from above
+TINY = 1e-300
+
+Weights = tuple[float, float]  # of the error and of the cost: (1, price)
+CHEAPEST: Weights = (0.0, 1.0)  # the cost alone
+
+
+def keep_within(cutter: Cutter, names: Sequence[str], cost: CostOf, left: float) -> Kept | None:
+    """Kept channels of the smallest error whose cost is at most `left`; None if none were found.
+
+    Units with many choices are searched in two stages: among choices that are evenly spread, then around the best.
+    """
+    coarse = some_choices(cutter, names)
+    keep = _keep_within(cutter, problem_of(cutter, coarse, cost), cost, left)
+    units = cutter.graph.units
+    if keep is None or all(len(cutter.limits.choices(units[name])) == len(coarse[name]) for name in names):
+        return keep
+    removed = {name: units[name].width - len(kept) for name, kept in keep.items()}
+    fine = problem_of(cutter, some_choices(cutter, names, around=removed), cost)
+    return _keep_within(cutter, fine, cost, left) or keep
+
+
+def least_cost(cutter: Cutter, names: Sequence[str], cost: CostOf) -> float:
+    """The least cost that these units can be pruned to."""
+    problem = problem_of(cutter, some_choices(cutter, names), cost)
+    return min(cost({}), cost(_kept(cutter, problem, cheapest(problem))))
+
+
+def _keep_within(cutter: Cutter, problem: Problem, cost: CostOf, left: float) -> Kept | None:
+    """The problem's cost can differ from the network's: layers that write a stream lose outputs that no reader selects,
+    and a cost that is only known as a whole is not a sum. The room is corrected by the difference."""
+    room, best, least = left, None, float("inf")
+    for _ in range(CORRECTIONS):
+        picks = solve(problem, room)
+        if picks is None:
+            break
+        keep = _kept(cutter, problem, picks)
+        true, error = cost(keep), problem.error(picks)
+        if true <= left and error < least:
+            best, least = keep, error
+        room, before = (left if true <= left else AIM * left) - (true - problem.cost(picks)), room
+        if abs(room - before) <= 1e-6 * abs(left):
+            break
+    if best is None:
+        keep = _kept(cutter, problem, cheapest(problem))
+        best = keep if cost(keep) <= left else None
+    return best
+
+
+def _kept(cutter: Cutter, problem: Problem, picks: Ints) -> Kept:
+    removed = {unit.name: int(unit.counts[pick]) for unit, pick in zip(problem.units, picks, strict=True)}
+    return {name: cutter.keep(name, count) for name, count in removed.items() if count}
+
+
+def solve(problem: Problem, room: float) -> Ints | None:
+    """Picks of the smallest error within a cost of `room`; None if there are none."""
+    order = chain_order(problem)
+    if order is not None:
+        return _solve_chain(problem, order, room)
+    picks = _solve_by_moves(problem, room)
+    return None if picks is None else _search_hubs(problem, picks, room)
+
+
+def cheapest(problem: Problem) -> Ints:
+    """Picks of the least cost, whatever their error."""
+    order = chain_order(problem)
+    if order is None:
+        return _settle(problem, np.array([len(unit.counts) - 1 for unit in problem.units]), CHEAPEST)
+    picks = problem.nothing
+    picks[order] = _Chain.of(problem, order).best(CHEAPEST)
+    return picks
+
+
+# ------------------------------------------------------------------------------------------------------------- chains
+# The exact solution where units are coupled in chains: dynamic programming over (unit, choice, cost so far).
+
+
+def chain_order(problem: Problem) -> list[int] | None:
+    """The units in an order in which each is coupled with the one before it at most; None if there is none."""
+    neighbours = problem.neighbours
+    if problem.wide or any(len(set(around)) > 2 for around in neighbours):
+        return None
+    order: list[int] = []
+    met: set[int] = set()
+    for end in sorted(range(len(neighbours)), key=lambda unit: len(neighbours[unit])):  # ends of chains come first
+        if end in met:
+            continue
+        if len(neighbours[end]) == 2:  # all ends have been used: this is a ring
+            return None
+        unit: int | None = end
+        while unit is not None:
+            order.append(unit)
+            met.add(unit)
+            unit = next((other for other in neighbours[unit] if other not in met), None)
+    return order
+
+
+@dataclass(frozen=True, eq=False)
+class _Chain:
+    """Errors, costs and tables in the order of the chain."""
+
+    errors: list[Floats]
+    costs: list[Floats]
+    links: list[Floats | None]  # [choices, choices of the next unit]; None: not coupled
+
+    @classmethod
+    def of(cls, problem: Problem, order: list[int]) -> _Chain:
+        links = [
+            problem.table(unit, after) if after in problem.neighbours[unit] else None
+            for unit, after in itertools.pairwise(order)
+        ]
+        return cls([problem.units[u].errors for u in order], [problem.alone[u] for u in order], links)
+
+    def ahead(self, weights: Weights) -> list[Floats]:
+        """[choices] per unit: the least weighted error and cost of all units after it."""
+        weight, rate = weights
+        ahead = [np.zeros_like(self.costs[-1])]
+        for i in range(len(self.costs) - 2, -1, -1):
+            after = weight * self.errors[i + 1] + rate * self.costs[i + 1] + ahead[0]
+            link = self.links[i]
+            here = np.full_like(self.costs[i], after.min()) if link is None else (rate * link + after).min(axis=1)
+            ahead.insert(0, here)
+        return ahead
+
+    def best(self, weights: Weights) -> Ints:
+        """The picks of the least weighted error and cost."""
+        weight, rate = weights
+        picks: list[int] = []
+        for i, rest in enumerate(self.ahead(weights)):
+            value = weight * self.errors[i] + rate * self.costs[i] + rest
+            link = self.links[i - 1] if i else None
+            picks.append(int((value if link is None else value + rate * link[picks[-1]]).argmin()))
+        return np.array(picks, dtype=np.int64)
+
+    def cost(self, picks: Ints) -> float:
+        total = sum(float(cost[pick]) for cost, pick in zip(self.costs, picks, strict=True))
+        pairs = zip(self.links, picks, picks[1:], strict=False)
+        return total + sum(float(link[a, b]) for link, a, b in pairs if link is not None)
+
+    def error(self, picks: Ints) -> float:
+        return float(sum(errors[pick] for errors, pick in zip(self.errors, picks, strict=True)))
+
+
+def _solve_chain(problem: Problem, order: list[int], room: float, below: float = np.inf) -> Ints | None:
+    """The picks of the smallest error within a cost of `room`; None if there are none with an error below `below`.
+
+    A bisection over the price of cost gives a feasible solution and a lower bound of all (Lagrange). Then partial
+    solutions are extended unit by unit.
+    """
+    chain = _Chain.of(problem, order)
+    room += 1e-12 * abs(problem.start) - problem.start  # a little more, for the rounding of sums
+    if chain.cost(chain.best(CHEAPEST)) > room:
+        return None
+    price, picks = _price(chain, room)
+    bound = float((chain.errors[0] + price * chain.costs[0] + chain.ahead((1.0, price))[0]).min()) - price * room
+    if bound >= below:  # no picks within the room have a smaller error than the bound
+        return None
+    better = _extend(chain, price, room, chain.error(picks))
+    solution = problem.nothing
+    solution[order] = picks if better is None else better
+    return solution
+
+
+def _price(chain: _Chain, room: float) -> tuple[float, Ints]:
+    """The lowest price whose best picks are within the room, and the picks of the smallest error that were met."""
+    picks = chain.best((1.0, 0.0))
+    if chain.cost(picks) <= room:
+        return 0.0, picks
+    scale = max(TINY, max(float(errors.max()) for errors in chain.errors))
+    span = max(TINY, sum(float(np.ptp(cost)) for cost in chain.costs), abs(room))
+    low, high, best = 0.0, scale / span, chain.best(CHEAPEST)
+    for _ in range(200):
+        picks = chain.best((1.0, high))
+        if chain.cost(picks) <= room:
+            break
+        low, high = high, 4 * high
+    else:
+        return high, best
+    best = min(best, picks, key=chain.error)
+    for _ in range(CHAIN_BISECTIONS):
+        middle = (low + high) / 2
+        picks = chain.best((1.0, middle))
+        if chain.cost(picks) <= room:
+            high, best = middle, min(best, picks, key=chain.error)
+        else:
+            low = middle
+    return high, best
+
+
+def _extend(chain: _Chain, price: float, room: float, known: float) -> Ints | None:
+    """The best picks by dynamic programming; None if the labels found nothing better than what is known.
+
+    A label is a partial solution. One is dropped if another with the same last choice costs no more and errs no more,
+    or if even its bound exceeds the best solution known.
+    """
+    ahead, cheapest_ahead = chain.ahead((1.0, price)), chain.ahead(CHEAPEST)
+    limit = known * (1 + 1e-12) + TINY
+    choices = np.flatnonzero(chain.costs[0] + cheapest_ahead[0] <= room)
+    cost, error = chain.costs[0][choices], chain.errors[0][choices]
+    parents: list[Ints] = []
+    trail = [choices]
+    for i in range(1, len(chain.costs)):
+        link = chain.links[i - 1]
+        step = chain.costs[i][None, :] if link is None else chain.costs[i] + link[choices]
+        new_cost, new_error = cost[:, None] + step, error[:, None] + chain.errors[i]
+        bound = new_error + price * (new_cost - room) + ahead[i]
+        good = (bound <= limit) & (new_cost + cheapest_ahead[i] <= room) & (new_error <= limit)
+        parent, choices = np.nonzero(good)
+        kept = _front(choices, new_cost[good], new_error[good], bound[good])
+        parents.append(parent[kept])
+        choices, cost, error = choices[kept], new_cost[good][kept], new_error[good][kept]
+        trail.append(choices)
+    if not len(choices):
+        return None
+    last = int(np.lexsort((cost, error))[0])
+    picks = [int(trail[-1][last])]
+    for parent, before in zip(reversed(parents), reversed(trail[:-1]), strict=True):
+        last = int(parent[last])
+        picks.insert(0, int(before[last]))
+    return np.array(picks, dtype=np.int64)
+
+
+def _front(choices: Ints, cost: Floats, error: Floats, bound: Floats) -> Ints:
+    """Labels that no other label of the same choice beats in both cost and error."""
+    order = np.lexsort((error, cost, choices))
+    if not len(order):
+        return order
+    # Falls from choice to choice by more than errors differ, so that one running minimum serves all choices.
+    level = error[order] - choices[order] * 2 * (TINY + float(np.ptp(error)))
+    best = np.minimum.accumulate(level)
+    front: Ints = order[np.concatenate([[True], level[1:] < best[:-1]])]
+    if len(front) > MOST_LABELS:
+        front = front[np.argsort(bound[front], kind="stable")[:MOST_LABELS]]
+    return front
+
+
+# --------------------------------------------------------------------------------------------------------------- hubs
+# Units that many others depend on, such as a stream whose readers and writers shrink together.
+
+
+def _search_hubs(problem: Problem, picks: Ints, room: float) -> Ints:
+    """Better picks, if few units (hubs) with other choices allow them, and the others form chains without them."""
+    hubs = _hubs(problem)
+    for _ in range(HUB_TURNS):
+        before = problem.error(picks)
+        for hub in hubs:
+            # All choices, or an even spread and those around the present one.
+            count, now = len(problem.units[hub].counts), int(picks[hub])
+            spread = np.linspace(0, count - 1, min(count, HUB_CHOICES)).round().astype(int).tolist()
+            for choice in sorted({*spread, *range(max(0, now - 2), min(count, now + 3))}):
+                fixed = {unit: int(picks[unit]) for unit in hubs} | {hub: choice}
+                better = _solve_others(problem, fixed, room, problem.error(picks))
+                picks = picks if better is None else better
+        if problem.error(picks) >= before:
+            break
+    return picks
+
+
+def _hubs(problem: Problem) -> list[int]:
+    """Few units without which the others form chains, those with the most neighbours first; empty if there are none."""
+    hubs: dict[int, int] = {}
+    if problem.wide:
+        return []
+    while len(hubs) < min(MOST_HUBS, len(problem.units) - 1):
+        around = [
+            -1 if unit in hubs else len([other for other in others if other not in hubs])
+            for unit, others in enumerate(problem.neighbours)
+        ]
+        hubs[int(np.argmax(around))] = 0
+        if chain_order(problem.fixed(hubs)) is not None:
+            return list(hubs)
+    return []
+
+
+def _solve_others(problem: Problem, fixed: dict[int, int], room: float, below: float) -> Ints | None:
+    """Picks with these hubs whose error is below that; None if there are none."""
+    mine = sum(float(problem.units[unit].errors[pick]) for unit, pick in fixed.items())
+    rest = problem.fixed(fixed)
+    order = chain_order(rest)
+    if mine >= below or order is None:
+        return None
+    others = _solve_chain(rest, order, room, below - mine)
+    if others is None or mine + rest.error(others) >= below:
+        return None
+    picks = problem.nothing
+    picks[[unit for unit in range(len(problem.units)) if unit not in fixed]] = others
+    picks[list(fixed)] = list(fixed.values())
+    return picks
+
+
+# -------------------------------------------------------------------------------------------------------------- moves
+# A good solution where units are coupled in any way: Lagrange with moves of single units and pairs of units.
+
+
+def _solve_by_moves(problem: Problem, room: float) -> Ints | None:
+    """Picks of a small error within a cost of `room`; None if even the cheapest picks found exceed it.
+
+    At a price p of cost, units take turns to minimise error + p x cost while the others stay. A bisection finds the
+    lowest price that meets the room. From the best picks that it met, single units and pairs of units move on as long
+    as the error falls within the room.
+    """
+    best = floors = cheapest(problem)
+    if problem.cost(floors) > room:
+        return None
+
+    def fits(price: float, start: Ints) -> bool:
+        nonlocal best
+        picks = _settle(problem, start, (1.0, price))
+        if problem.cost(picks) > room:
+            return False
+        best = min(best, picks, key=problem.error)
+        return True
+
+    low, high = 0.0, max(TINY, problem.error(floors)) / max(TINY, problem.start - problem.cost(floors))
+    for _ in range(60):
+        if fits(high, problem.nothing):
+            break
+        low, high = high, 2 * high
+    for _ in range(MOVE_BISECTIONS):
+        middle = (low + high) / 2
+        met = fits(middle, problem.nothing)
+        met = fits(middle, best) or met  # there may be several places to settle in
+        low, high = (low, middle) if met else (middle, high)
+    return _improve(problem, best, room)
+
+
+def _settle(problem: Problem, start: Ints, weights: Weights) -> Ints:
+    """Units take turns to lower the weighted error and cost while the others stay, until none can."""
+    picks = start.copy()
+    for _ in range(SWEEPS):
+        before = picks.copy()
+        for unit in range(len(problem.units)):
+            value = weights[0] * problem.units[unit].errors + weights[1] * problem.along(unit, picks)
+            picks[unit] = int(value.argmin())
+        if (picks == before).all():
+            break
+    return picks
+
+
+def _improve(problem: Problem, picks: Ints, room: float) -> Ints:
+    """Moves of one unit or of two that lower the error and stay within the room, the best first."""
+    picks = picks.copy()
+    for _ in range(MOST_MOVES):
+        units, choices, costs, errors = [], [], [], []  # all moves of one unit: changes of cost and error
+        for number, each in enumerate(problem.units):
+            along, now = problem.along(number, picks), picks[number]
+            units.append(np.full(len(along), number))
+            choices.append(np.arange(len(along)))
+            costs.append(along - along[now])
+            errors.append(each.errors - each.errors[now])
+        unit, choice, cost, error = (np.concatenate(part) for part in (units, choices, costs, errors))
+        good = np.flatnonzero((error < -1e-15) & (cost <= room - problem.cost(picks)))
+        if len(good):
+            best = good[error[good].argmin()]
+            picks[unit[best]] = choice[best]
+        elif not _move_pair(problem, picks, room, unit, choice, cost, error):
+            break
+    return picks
+
+
+def _move_pair(
+    problem: Problem, picks: Ints, room: float, unit: Ints, choice: Ints, cost: Floats, error: Floats
+) -> bool:
+    """Make the move of two units that lowers the error most, within the room; False if there is none."""
+    slack = room - problem.cost(picks)
+    some = np.flatnonzero((error < 0) | (cost < 0))  # the others neither gain nor save
+    if len(some) > MOST_PAIRED:  # those that change the error least
+        some = some[np.argsort(np.minimum(np.abs(error[some]), 1.0), kind="stable")[:MOST_PAIRED]]
+    unit, choice, cost, error = unit[some], choice[some], cost[some], error[some]
+    gains, saves = np.flatnonzero(error < 0), np.flatnonzero(cost < 0)
+    total = error[gains][:, None] + error[saves]
+    good = (total < -1e-12 * max(TINY, problem.error(picks))) & (cost[gains][:, None] + cost[saves] <= slack)
+    good &= unit[gains][:, None] != unit[saves]
+    ranked = np.argsort(np.where(good, total, np.inf), axis=None)[: min(MOST_PAIRS, int(good.sum()))]
+    for place in ranked.tolist():
+        two = [gains[place // len(saves)], saves[place % len(saves)]]
+        moved = picks.copy()
+        moved[unit[two]] = choice[two]
+        if problem.cost(moved) <= room:  # the two may depend on each other
+            picks[:] = moved
+            return True
+    return False

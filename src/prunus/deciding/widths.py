@@ -1,0 +1,166 @@
+"""How many channels units may lose, which ones go first, and how many save the same cost everywhere (FLOSS and n_l)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prunus.deciding.costs import CostOf
+from prunus.errors import DecideError
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.graph.plan import Plan
+from prunus.graph.traced import check_graph
+from prunus.graph.units import Indices, Unit
+from prunus.scoring.scores import Scores, Vector, check_scores
+
+LEAST_CHANNELS = 2
+LEAST_SHARE = 0.1
+TO_THE_FLOOR = 1e9  # a factor that takes every unit to its floor
+
+Kept = dict[str, list[int]]  # unit -> channels that it keeps
+
+
+def floor_of(unit: Unit, round_to: int = 1, width: int | None = None) -> int:
+    """The smallest number of channels that a unit may keep: max(2, 10%), in whole granules and multiples of `round_to`.
+
+    width: the unit's number of channels in the original network, if this network has been pruned before.
+    """
+    least = max(LEAST_CHANNELS, math.ceil(LEAST_SHARE * (width or unit.width)))
+    step = math.lcm(unit.granule, round_to)
+    return min(unit.width, step * math.ceil(least / step))
+
+
+def weakest_first(unit: Unit, values: Vector) -> Indices:
+    """Channels in the order of removal: the weakest of every block, then the second weakest of every block, ..."""
+    ranks = np.empty(unit.width, dtype=np.int64)
+    for block in range(unit.granule):
+        inside = np.flatnonzero(unit.blocks == block)
+        ranks[inside[np.argsort(values[inside], kind="stable")]] = np.arange(len(inside))
+    return np.lexsort((values, ranks))  # by rank in the block, then by value: every block loses the same number
+
+
+@dataclass(frozen=True)
+class WidthLimits:
+    """The widths that units may be pruned to."""
+
+    round_to: int = 1  # the width of a pruned unit is a multiple of this
+    original: Mapping[str, int] = field(default_factory=dict)  # unit -> width in the original network, for the floors
+    known: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # unit -> widths whose cost is known, if not all
+
+    def __post_init__(self) -> None:
+        """Check `round_to`."""
+        if self.round_to < 1:
+            raise DecideError(f"round_to must be a whole number of channels, at least 1; got {self.round_to}")
+
+    def choices(self, unit: Unit) -> list[int]:
+        """The numbers of channels that the unit may lose, in ascending order, starting with 0."""
+        step = math.lcm(unit.granule, self.round_to)
+        floor = floor_of(unit, self.round_to, self.original.get(unit.name))
+        left: Iterable[int] = range(step * (unit.width // step), floor - 1, -step)
+        if unit.name in self.known:
+            left = {*left} & {*self.known[unit.name]}
+        return sorted({0, *(unit.width - n for n in left)})
+
+    def nearest(self, unit: Unit, exact: float, least: int = 0) -> int:
+        """The choice nearest to `exact` that is at least `least`; ties go to the even number of steps."""
+        double = 2 * math.lcm(unit.granule, self.round_to)
+        choices = [n for n in self.choices(unit) if n >= least]
+        return min(choices, key=lambda n: (abs(n - exact), n % double), default=0)
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """Turns numbers of removed channels into kept channels: the weakest go first, within the width limits."""
+
+    graph: ChannelGraph
+    scores: Scores
+    limits: WidthLimits = field(default_factory=WidthLimits)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no graph and no scores."""
+        check_graph(self.graph)
+        check_scores(self.scores)
+
+    def keep(self, unit: str, removed: int) -> list[int]:
+        """The channels that a unit keeps when it loses its `removed` weakest ones."""
+        order = weakest_first(self.graph.units[unit], self.scores.values[unit])
+        return sorted(order[removed:].tolist())
+
+    def scaled(self, amounts: Mapping[str, float], factor: float) -> Kept:
+        """Kept channels when every unit loses `factor` times its amount, rounded to an allowed number."""
+        removed = {name: self.limits.nearest(self.graph.units[name], n * factor) for name, n in amounts.items()}
+        return {name: self.keep(name, count) for name, count in removed.items() if count > 0}
+
+    def fit(self, amounts: Mapping[str, float], cost: CostOf, budget: float) -> Kept | None:
+        """Scale all amounts by the smallest factor that meets the budget, then undo steps that are not needed.
+
+        None if even the floors do not meet the budget.
+        """
+
+        def enough(factor: float) -> bool:
+            return cost(self.scaled(amounts, factor)) <= budget
+
+        if not enough(TO_THE_FLOOR):
+            return None
+        low, high = 0.0, 1.0
+        while not enough(high):
+            low, high = high, 2 * high
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        keep = self.scaled(amounts, high)
+        for name in sorted(keep, key=lambda n: -len(keep[n])):  # the widest unit first gets a step back
+            unit = self.graph.units[name]
+            fewer = [n for n in self.limits.choices(unit) if n < unit.width - len(keep[name])]
+            more = {**keep, name: self.keep(name, fewer[-1])} if fewer else keep
+            keep = more if cost(more) <= budget else keep
+        return keep
+
+    def plan(self, keep: Mapping[str, list[int]]) -> Plan:
+        """The plan that keeps these channels; `graph.balance` makes it one that the network can carry out."""
+        return Plan.of(self.graph, self.graph.balance(keep))
+
+
+@dataclass(frozen=True)
+class Amount:
+    """The number of channels that one unit would lose."""
+
+    unit: str
+    channels: int  # n_l, in whole granules
+    floss: float  # cost saved by one channel (Eqn. 2)
+    stopped: bool  # the floor keeps it from saving as much as the others
+
+
+def amounts(cutter: Cutter, names: Sequence[str], *, alpha: float, cost: CostOf) -> dict[str, Amount]:
+    """FLOSS_l = C(M) - C(M without one channel of l);  n_l = round(alpha * FLOSS_max / FLOSS_l), whole granules.
+
+    These are Eqns. 2 and 3 of the paper. If a unit loses g channels at a time (a granule, or a multiple of round_to),
+    FLOSS_l is what the first g save, divided by g. Measured time falls in steps, and the first g may save nothing: if
+    removing half of the channels saves more per channel, that counts. Units that would go below their floor stop there,
+    and are marked.
+    """
+    if not 0 < alpha < math.inf:
+        raise DecideError(f"alpha must be above 0 (the paper uses 2 to 4), got {alpha}")
+    limits, whole = cutter.limits, cost({})
+    floss = {}
+    for name in names:
+        unit = cutter.graph.units[name]
+        first = next((n for n in limits.choices(unit) if n > 0), unit.granule)
+        counts = {first, limits.nearest(unit, unit.width / 2, least=first) or first}
+        floss[name] = max(0.0, *((whole - cost({name: cutter.keep(name, n)})) / n for n in counts))
+    most = max(floss.values())
+    if most <= 0:
+        raise DecideError("no unit saves anything when it loses a channel")
+    result = {}
+    for name in names:
+        if floss[name] > 0:
+            unit, exact = cutter.graph.units[name], alpha * most / floss[name]
+            # Multiples of round_to are coarse. A unit whose amount rounds to 0 loses one step, or it could never be
+            # pruned.
+            channels = limits.nearest(unit, exact, least=int(limits.round_to > 1))
+            half_a_step = math.lcm(unit.granule, limits.round_to) / 2
+            result[name] = Amount(name, channels, floss[name], exact > channels + half_a_step)
+    return result

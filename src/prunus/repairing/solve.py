@@ -1,0 +1,277 @@
+"""The repair `solve`: layers get new weights by least squares, front to back, so that they match the original's."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+from prunus.errors import RunError
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.graph.plan import Plan
+from prunus.graph.selection import selection_of
+from prunus.graph.traced import Traced
+from prunus.repairing.least_squares import CAREFUL, RIDGES, Fit, Start, choose, relative_error
+from prunus.repairing.lockstep import Lockstep, NetworkPair, lockstep
+from prunus.repairing.repair import Repair
+from prunus.repairing.shortcuts import Shortcut, order_with_shortcuts
+from prunus.scoring.gram_sums import GramSums, KeptRows, Parts, add_apart, held_apart, together
+from prunus.scoring.passes import Images
+from prunus.scoring.reader_inputs import POSITIONS, LayerInputs
+from prunus.scoring.rows import (
+    PLAIN,
+    acts_plainly,
+    exact,
+    grid_of,
+    inputs_at,
+    outputs_at,
+    rows_of_weight,
+    spots_of,
+    weight_of_rows,
+)
+from prunus.util.options import check, option
+from prunus.util.progress import Progress
+
+log = logging.getLogger(__name__)
+
+ROWS_PER_WEIGHT = 2  # with fewer rows for each weight of a filter, a small ridge fits noise
+ENOUGH = 256  # rows for each weight of a filter: more change hardly anything
+LEAST = 500  # images for a layer with few weights: rows of one image are alike
+OnLayer = Callable[[str, float, float], None]  # layer, error before, error after
+Few = tuple[str, int, int]  # a layer with too few rows, the weights of each of its filters, and its rows
+
+
+@dataclass(frozen=True)
+class SolveSettings:
+    """Options of the repair `solve`."""
+
+    layers: Literal["changed", "cut"] = option("changed", "Which layers to solve", choices=("changed", "cut"))
+    ridge: float | None = option(None, "Weight of the penalty; None: chosen on held-out images", above=0)
+    positions: int = option(POSITIONS, "Output positions of each image to fit on", least=1)
+    seed: int = 0
+
+
+def run(
+    graph: ChannelGraph,
+    plan: Plan,
+    images: Images,
+    *,
+    layers: Literal["changed", "cut"] = "changed",
+    ridge: float | None = None,
+    positions: int = POSITIONS,
+    memory: str | int | None = None,
+    on_layer: OnLayer | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Front to back, fit the weights of each layer to the output of the original network's layer.
+
+    Everything in front of a layer is repaired before the layer is solved, so the layer is fitted to the inputs that it
+    will really see.
+
+    Args:
+        graph: The graph of the original network.
+        plan: Which channels are kept.
+        images: Unlabelled images to fit on.
+        layers: Which layers to solve. "changed": every layer after a cut, which also corrects errors that earlier
+            layers could not. "cut": only layers that lost inputs; faster, and the other weights stay the original's.
+        ridge: Weight of the penalty, relative to the Gram matrix's mean diagonal; chosen on held-out images if None.
+        positions: Number of output positions of each image to fit on, drawn at random from `seed`.
+        memory: How much the process may take, such as "4G"; half of the machine's by default. If the values of all
+            images do not fit, they are kept in half precision and partly in a temporary file, or computed again.
+        on_layer: Called for each solved layer with its name, its error before and its error after. An error is the mean
+            squared difference to the target, relative to each output's variance, as a mean over outputs.
+        seed: See `positions`.
+        progress: Called with the layers done and the number of layers.
+    """
+    settings = SolveSettings(layers, ridge, positions, seed)
+    check(settings, RunError)
+    with lockstep(graph, plan, images, memory) as networks:
+        solve_layers(networks, settings, progress, on_layer)
+        return networks.pair.models[1]
+
+
+def solve_layers(
+    networks: Lockstep, settings: SolveSettings, progress: Progress | None = None, on_layer: OnLayer | None = None
+) -> None:
+    """Give layers of the second network new weights, so that they match those of the first."""
+    pair = networks.pair
+    stops = [node for node in pair.nodes if _is_solvable(pair, node, settings.layers)]
+    order, shortcuts = order_with_shortcuts(pair, stops)
+    stops.sort(key={node: i for i, node in enumerate(order)}.__getitem__)
+    solver = _Solver(networks, settings, shortcuts, on_layer)
+    reserve = max(map(solver.bytes_needed, stops), default=0)
+    networks.start(order, stops, ahead=True, reserve=reserve, images=list(map(solver.images_needed, stops)))
+    for number, node in enumerate(stops, 1):
+        solver.solve(node)
+        if progress is not None:
+            progress(number, len(stops))
+    used = f"The given ridge {settings.ridge:g} is used." if settings.ridge else "A larger ridge is used there."
+    warn_of_few_images(networks.num_images, solver.few, used)
+
+
+def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """New weights for a reader that keeps `columns`, as `run(layers="cut")` would give them."""
+    whole = _start(seen.layer, norm)
+    weight, bias = whole.weight, whole.bias
+    fitted, held_out = (
+        part.narrowed(columns, weight, bias) if part.rows else part for part in (seen.fitted, seen.held)
+    )
+    index = columns[:, None].expand(-1, weight.shape[1], -1)
+    ridges = CAREFUL if too_few_rows(columns.shape[1], seen.rows) else RIDGES
+    fit = choose(fitted, held_out, replace(whole, weight=weight.gather(2, index)), ridges)
+    if fit is None or not bool(torch.isfinite(fit.weight).all()):
+        return []
+    return _changes(seen.layer, norm, torch.zeros_like(weight).scatter(2, index, fit.weight), fit.constant)
+
+
+SOLVE = Repair(
+    name="solve",
+    help="Give layers new weights by least squares, so that they match the original network's outputs",
+    run=run,
+    reader_changes=reader_changes,
+    tells_errors=True,
+)
+
+
+def too_few_rows(weights_per_filter: int, rows: int) -> bool:
+    """Whether a small ridge would fit noise."""
+    return rows < ROWS_PER_WEIGHT * weights_per_filter
+
+
+def warn_of_few_images(num_images: int, few: Sequence[Few], consequence: str) -> None:
+    """Log how many images the layers with too few rows need, if there are such layers."""
+    if not few:
+        return
+
+    def needed(layer: Few) -> int:
+        return math.ceil(ROWS_PER_WEIGHT * layer[1] * num_images / layer[2])
+
+    worst = max(few, key=needed)
+    each = worst[2] // num_images
+    log.warning(
+        "%d images are too few for %d of the layers: %s has %d weights per filter, an image gives it %d %s, and it "
+        "needs at least %d images. %s",
+        num_images,
+        len(few),
+        worst[0],
+        worst[1],
+        each,
+        "row" if each == 1 else "rows",
+        needed(worst),
+        consequence,
+    )
+
+
+def norm_after(traced: Traced, model: nn.Module, node: fx.Node) -> Any:
+    """The batch norm that takes a layer's output, if nothing else does and it has statistics to correct."""
+    user = traced.batch_norm_after(node)
+    norm: Any = None if user is None else model.get_submodule(str(user.target))
+    usable = norm is not None and norm.running_mean is not None and selection_of(norm) is None
+    return norm if usable else None
+
+
+def _is_solvable(pair: NetworkPair, node: fx.Node, layers: str) -> bool:
+    if not node.args or not pair.called_once(node):
+        return False
+    wanted = pair.changed(node) if layers == "changed" else pair.lost_inputs(node)
+    return wanted and pair.kept_outputs(str(node.target)) is not None and isinstance(pair.layer(node), PLAIN)
+
+
+def _start(layer: Any, norm: Any) -> Start:
+    """The layer before a fit; `norm` is the batch norm after it, if there is one."""
+    weight = rows_of_weight(layer)
+    bias = torch.zeros_like(weight[:, :, 0]) if layer.bias is None else exact(layer.bias).reshape(weight.shape[:2])
+    return Start(weight, bias, layer.bias is not None or norm is not None)
+
+
+def _changes(layer: Any, norm: Any, weight: Tensor, constant: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The layer's tensors that a fit changes, and their new values."""
+    changes = [(layer.weight, weight_of_rows(layer, weight))]
+    if layer.bias is not None:
+        changes.append((layer.bias, constant.reshape(-1).to(layer.bias)))
+    elif norm is not None:  # the norm subtracts its mean, so a constant in front of it lowers the mean
+        changes.append((norm.running_mean, norm.running_mean - constant.reshape(-1).to(norm.running_mean)))
+    return changes
+
+
+class _Solver:
+    """Solves one layer after the other, and notes those that have too few images."""
+
+    def __init__(
+        self,
+        networks: Lockstep,
+        settings: SolveSettings,
+        shortcuts: dict[fx.Node, Shortcut],
+        on_layer: OnLayer | None,
+    ) -> None:
+        self._networks, self._pair, self._settings = networks, networks.pair, settings
+        self._shortcuts, self._on_layer = shortcuts, on_layer
+        self._places = {node: place for place, node in enumerate(networks.pair.nodes)}
+        self.few: list[Few] = []
+
+    def bytes_needed(self, node: fx.Node) -> int:
+        """Memory of the equations of a layer: products of fitted and held-out rows, their sum and its factor."""
+        groups, _, n = rows_of_weight(self._pair.layer(node)).shape
+        return 6 * 8 * groups * n * min(n, self._networks.num_images * self._settings.positions)
+
+    def images_needed(self, node: fx.Node) -> int:
+        """Images that give a layer enough rows: it gains hardly anything from more."""
+        layer, y = self._pair.layer(node), torch.empty(self._pair.traced.shapes[node.name], device="meta")
+        n, grid = rows_of_weight(layer).shape[2], grid_of(layer, y)
+        return max(LEAST, math.ceil(ENOUGH * n / min(self._settings.positions, grid)))
+
+    def solve(self, node: fx.Node) -> None:
+        """Give the layer of this node new weights, unless that is impossible."""
+        name, layer = str(node.target), self._pair.layer(node)
+        norm = norm_after(self._pair.traced, self._pair.models[1], node) if layer.bias is None else None
+        start = _start(layer, norm)
+        parts = self._rows(node, start)
+        if parts is None:
+            kind = type(layer).__name__
+            log.warning("%s (%s) is not a linear map of its input; it is pruned but not solved", name, kind)
+            return
+        weights, rows = start.weight.shape[2], parts[0].rows + parts[1].rows
+        few, ridge = too_few_rows(weights, rows), self._settings.ridge
+        if few:
+            self.few.append((name, weights, rows))
+        fit = choose(*parts, start, (ridge,) if ridge is not None else CAREFUL if few else RIDGES)
+        if fit is None or not bool(torch.isfinite(fit.weight).all()):
+            log.warning("%s: the equations have no solution; it is pruned but not solved", name)
+            return
+        if self._on_layer is not None:
+            whole, unchanged = together(*parts), Fit(start.weight, start.bias, math.inf)
+            self._on_layer(name, relative_error(whole, unchanged), relative_error(whole, fit))
+        for tensor, value in _changes(layer, norm, fit.weight, fit.constant):
+            tensor.copy_(value)
+        log.debug("%s: ridge %g", name, fit.ridge)
+
+    def _rows(self, node: fx.Node, start: Start) -> Parts | None:
+        """The rows of all images, those to fit on and those of held-out images; None if the layer is not linear."""
+        seed, positions = self._settings.seed, self._settings.positions
+        layer, kept = self._pair.layer(node), self._pair.kept_outputs(str(node.target))
+        shortcut = self._shortcuts.get(node)
+        parts: Parts | None = None
+        for chunk in self._networks.chunks_at(node):
+            x, y = chunk.entering(node, 1), chunk.value(node, 0)  # [N, I, ...], [N, O, ...]
+            grid = grid_of(layer, y)
+            if chunk.first == 0 and acts_plainly(layer, x):
+                few = self._networks.num_images * min(positions, grid) < start.weight.shape[2]
+                kind = KeptRows if few else GramSums
+                parts = kind(), kind()
+            if parts is None:
+                continue  # but let all chunks run
+            numbers = range(chunk.first, chunk.first + chunk.size)
+            images, fitted = held_apart(numbers)
+            where = spots_of(numbers, grid, positions, (seed, self._places[node]))[images]
+            target = outputs_at(layer, y, where, images)[..., kept]  # [N, P, kept]
+            missing = None if shortcut is None else shortcut.missing(chunk, layer, where, images)
+            target = target if missing is None else target + missing
+            target = target.reshape(*where.shape, len(start.weight), -1)
+            add_apart(parts, fitted, inputs_at(layer, x, where, images), target)
+        return parts

@@ -1,0 +1,97 @@
+"""Metrics by name, in files by the evidence that they need. A new one is a function and a `Metric` in any of them.
+
+Importing this package imports no metric and not torch (see `prunus.util.registry`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from prunus.errors import ScoreError
+from prunus.tasks import task_of
+from prunus.util.options import option
+from prunus.util.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The evidence that a metric's function takes, see `prunus.scoring.evidence`:
+# moments:        Channels, at each tap; a unit's score is the maximum over its taps
+# maps:           Maps of a sample of images, at each tap; the maximum over taps as well
+# filters:        Filters of the whole unit
+# gradients:      Gradients of the whole unit, from a pass with backward
+# reader_inputs:  ReaderInputs of the whole unit, from a pass that needs no labels
+# contributions:  Contributions of the whole unit, from the same kind of pass
+# importance:     a tensor [n], the importance that is propagated back from the features that the classifier reads
+# discrimination: a tensor [n, everything], gradients of losses at inner layers for the readers' weights
+# nothing:        UnitWidth, the unit's name and width
+Need = Literal[
+    "moments",
+    "maps",
+    "filters",
+    "gradients",
+    "reader_inputs",
+    "contributions",
+    "importance",
+    "discrimination",
+    "nothing",
+]
+# Evidence that several processes cannot merge.
+UNMERGED = ("maps", "reader_inputs", "contributions", "importance", "discrimination")
+
+# The default of `score`, `sensitivity` and Algorithm 1: best in our tests on CIFAR-10 for small cuts (docs/results.md).
+DEFAULT_METRIC = "gsd_reader"
+WITHOUT_CLASSES = "reader_energy"  # instead of it, for tasks whose labels are no classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Entry):
+    """A named way to score channels.
+
+    Attributes:
+        needs: The evidence that it takes.
+        score: (evidence, **options) -> one number per channel; higher means keep.
+        needs_classes: With moments or maps, of each class; False: of all images together.
+        takes_scatter: With maps, a scatter is enough where it is smaller than whole maps.
+        saturates: With maps, fewer images than pixels give all channels nearly the same score.
+        adds_up: Scores are errors that add up when channels are removed from the lowest score upwards.
+    """
+
+    needs: Need
+    score: Callable[..., Tensor]
+    needs_classes: bool = True
+    takes_scatter: bool = False
+    saturates: bool = False
+    adds_up: bool = False
+
+
+METRICS: Registry[Metric] = Registry("metric", "prunus.scoring.metrics", ScoreError)
+
+
+def metric_of(metric: str) -> Metric:
+    """The metric of this name; options may follow it, as in gsd:ridge=0."""
+    return METRICS.find(metric.partition(":")[0])
+
+
+def check_metric_options(metric: Any) -> None:
+    """Raise ScoreError if the options behind a metric's name are wrong. Nothing is imported for a name alone."""
+    if isinstance(metric, str) and ":" in metric:
+        from prunus.scoring.choice import choose_metrics
+
+        choose_metrics([metric])
+
+
+def metric_option(default: str | None, help: str, **details: Any) -> Any:
+    """A setting that is the name of a metric, with options if wanted."""
+    return option(
+        default, help, group="Channels", choices=METRICS, with_options=True, valid=check_metric_options, **details
+    )
+
+
+def suited_metric(metric: str, task: Any) -> str:
+    """A default metric, or one without classes in the place of DEFAULT_METRIC if the labels of the task are none."""
+    if metric != DEFAULT_METRIC or task_of(task).classes is not None:
+        return metric
+    return WITHOUT_CLASSES

@@ -1,0 +1,265 @@
+"""Inputs of every reader in one pass over unlabelled images: what closed-form repair and the metric `rebuilt` need.
+
+A reader computes y = W x + b at every output position, so sums of products of x say everything about re-solving W.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from prunus.errors import ScoreError
+from prunus.graph.channel_graph import ChannelGraph
+from prunus.graph.units import Reader
+from prunus.scoring.evidence import Contributions, ReaderGroup, ReaderInputs
+from prunus.scoring.gram_sums import KeptRows, Parts, RegressionSums, add_apart, held_apart, together
+from prunus.scoring.output_weights import NewLayer, ProbeImages, takes_any_batch
+from prunus.scoring.passes import Images, chunks, count_of
+from prunus.scoring.rows import PLAIN, acts_plainly, grid_of, inputs_at, rows_of_weight, spots_of
+from prunus.util.batches import call, device_of
+from prunus.util.state import evaluating, generators_kept, nothing_compiled
+
+log = logging.getLogger(__name__)
+
+SHOWN = 5  # layers in a warning
+POSITIONS = 64  # output positions per image and layer, drawn at random
+PROBE_IMAGES = 32  # held-out images on which the effect of a cut on the network's outputs is measured
+PIXELS = 8 * 3 * 224 * 224  # numbers in the images that run through the network at a time
+WIDEST = 5000  # inputs of a wider reader are treated as uncorrelated: their covariance would be too large to invert
+
+
+@dataclass(frozen=True, eq=False)
+class LayerInputs:
+    """Inputs of one layer. Those of every fifth image are held out."""
+
+    layer: Any
+    fitted: RegressionSums
+    held: RegressionSums
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in all."""
+        return self.fitted.rows + self.held.rows
+
+    @property
+    def unprobed(self) -> RegressionSums:
+        """The rows of images that are no probe images; all rows if there are too few images for that."""
+        return self.fitted if self.fitted.rows and self.held.rows else self.whole
+
+    @cached_property
+    def whole(self) -> RegressionSums:
+        """All rows together."""
+        return together(self.fitted, self.held)
+
+
+@dataclass(frozen=True, eq=False)
+class SeenInputs:
+    """Inputs of every reader that is a plain linear map and is called once, by layer name."""
+
+    graph: ChannelGraph
+    layers: dict[str, LayerInputs]
+    num_images: int
+    probe: ProbeImages | None = None  # some of the held-out images
+
+    def units(self) -> dict[str, list[Reader]]:
+        """Unit -> those of its readers that were seen; units without any are left out."""
+        seen = {n: [r for r in unit.readers if r.module in self.layers] for n, unit in self.graph.units.items()}
+        return {name: readers for name, readers in seen.items() if readers}
+
+    def evidence(self) -> Iterator[ReaderInputs]:
+        """What `rebuilt` takes, unit after unit. Covariances are computed as they are asked for."""
+        sizes = {name: (seen.unprobed.rows, weights_per_filter(seen.layer)) for name, seen in self.layers.items()}
+        weak = [f"{name} ({rows:,} rows for {n:,} inputs)" for name, (rows, n) in sizes.items() if rows < n]
+        if weak:
+            log.warning(
+                "%d images are few: the errors of channels that these layers read are uncertain and come from a shrunk "
+                "covariance: %s",
+                self.num_images,
+                ", ".join(weak[:SHOWN]) + (f" and {len(weak) - SHOWN} more" if len(weak) > SHOWN else ""),
+            )
+        output_weights = {} if self.probe is None else self.probe.output_weights(list(self.layers))
+        for name, readers in self.units().items():
+            places: list[tuple[str, int]] = []  # layer and number of each group
+            groups: list[ReaderGroup] = []
+            for reader in readers:
+                sums, of_layer = self.layers[reader.module].unprobed, output_weights.get(reader.module)
+                for number, weight, channels, columns in _groups(self.layers[reader.module].layer, reader):
+                    wide = weight.shape[1] > WIDEST
+                    covariance = (sums.variances(number) if wide else sums.covariance(number)).cpu()
+                    outputs = slice(number * len(weight), (number + 1) * len(weight))
+                    root = None if of_layer is None else of_layer.root(outputs)
+                    places.append((reader.module, number))
+                    groups.append(ReaderGroup(channels, columns, weight, covariance, sums.rows, root))
+            change = None if self.probe is None else partial(self._change, places)
+            yield ReaderInputs(name, self.graph.units[name].width, tuple(groups), change)
+
+    def _change(self, places: list[tuple[str, int]], weights: Sequence[Tensor]) -> float:
+        """The change of the outputs for probe images if the groups at `places` have other weights but the same means
+        of their outputs."""
+        assert self.probe is not None
+        layers: dict[str, NewLayer] = {}
+        for (name, number), new in zip(places, weights, strict=True):
+            seen = self.layers[name]
+            old = rows_of_weight(seen.layer).cpu()  # [groups, o, n]
+            rows, constant = layers.setdefault(name, (old.clone(), torch.zeros_like(old[:, :, 0])))
+            rows[number] += new - old[number]
+            constant[number] += (old[number] - new) @ seen.unprobed.means(number).cpu()
+        return self.probe.change(layers)
+
+
+@runtime_checkable
+class HasSeenInputs(Protocol):
+    """Something that has made the pass already, such as the result of `repair_each`."""
+
+    seen: SeenInputs
+
+
+@torch.no_grad()
+def collect_reader_inputs(
+    graph: ChannelGraph, images: Images, *, positions: int = POSITIONS, seed: int = 0
+) -> SeenInputs:
+    """Inputs of every reader at up to `positions` output positions of each image, drawn at random from `seed`."""
+    if positions < 1:
+        raise ScoreError(f"positions must be at least 1, got {positions!r}")
+    pass_ = _Pass(graph, positions, seed)
+    with evaluating(graph.model), generators_kept(), pass_.hooked():
+        for chunk in chunks(graph, images):
+            # On a CPU so many images at a time run that their activations stay in its caches.
+            count, numbers = count_of(chunk), sum(t.numel() for t in tree_leaves(chunk) if isinstance(t, Tensor))
+            fits = device_of(graph.model).type != "cpu" or bool(graph.analysis.traced.guards)
+            at_once = count if fits else max(1, min(count, PIXELS * count // max(numbers, 1)))
+            for start in range(0, count, at_once):
+                few = tree_map(lambda t, i=start, n=at_once: t[i : i + n], chunk)
+                call(graph.model, tree_map(lambda t: t.clone(), few))  # the network may write into its input
+                pass_.next_images(few)
+    return SeenInputs(graph, pass_.layers(), pass_.num_images, pass_.probe())
+
+
+def weights_per_filter(layer: Any) -> int:
+    """Number of weights of one filter."""
+    return int(rows_of_weight(layer).shape[2])
+
+
+def input_width(layer: Any) -> int:
+    """Size of a layer's input-channel axis."""
+    return int(getattr(layer, "in_channels", getattr(layer, "in_features", 0)))
+
+
+class _Pass:
+    """Hooks on all readers that add what they see, chunk by chunk."""
+
+    def __init__(self, graph: ChannelGraph, positions: int, seed: int) -> None:
+        self._graph, self._positions, self._seed = graph, positions, seed
+        traced = graph.analysis.traced
+        readers = {reader.module for unit in graph.units.values() for reader in unit.readers}
+        self._places = {
+            str(node.target): place
+            for place, node in enumerate(traced.graph.nodes)
+            if node.op == "call_module" and str(node.target) in readers and traced.calls[str(node.target)] == 1
+        }
+        self._parts: dict[str, Parts] = {}
+        self._held: Any = None  # the first held-out images
+        self._first: Any = None  # the first images, which serve if there are so few that none is held out
+        self.num_images = 0
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Every forward within the block adds rows; the hooks are removed afterwards, on errors too."""
+        model = self._graph.model
+        handles = [model.get_submodule(n).register_forward_hook(partial(self._look, n)) for n in self._places]
+        try:
+            with nothing_compiled():  # compiled code does not see new hooks
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _look(self, name: str, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
+        if name not in self._parts:
+            if self.num_images or not args or not isinstance(layer, PLAIN) or not acts_plainly(layer, args[0]):
+                return
+            self._parts[name] = KeptRows(), KeptRows()
+        numbers = range(self.num_images, self.num_images + len(y))
+        images, num_fitted = held_apart(numbers)
+        where = spots_of(numbers, grid_of(layer, y), self._positions, (self._seed, self._places[name]))[images]
+        rows = inputs_at(layer, args[0], where, images).flatten(3)  # [N, P, groups, n]
+        add_apart(self._parts[name], num_fitted, rows, rows[..., :0])  # the outputs follow from the inputs
+        fitted, held = self._parts[name]
+        if isinstance(fitted, KeptRows) and isinstance(held, KeptRows) and fitted.rows + held.rows >= rows.shape[3]:
+            self._parts[name] = fitted.summed(), held.summed()  # from here on the sums are smaller than the rows
+
+    def next_images(self, images: Any) -> None:
+        """These images are done."""
+        order, fitted = held_apart(range(self.num_images, self.num_images + count_of(images)))
+        held = tree_map(lambda t: t[order[fitted:].to(t.device)], images)
+        if self._first is None:
+            self._first, self._held = images, held
+        elif count_of(self._held) < PROBE_IMAGES:
+            self._held = tree_map(lambda a, b: torch.cat([a, b])[:PROBE_IMAGES], self._held, held)
+        self.num_images += count_of(images)
+
+    def probe(self) -> ProbeImages | None:
+        """The first held-out images; None if the network takes one batch size only."""
+        images = self._held if count_of(self._held) else self._first
+        if not self._graph.analysis.traced.guards or takes_any_batch(self._graph.model, images):
+            return ProbeImages(self._graph, images)
+        log.warning(
+            "the network's code depends on the batch size: errors of channels are weighed by the layers that read "
+            "them, and not by what they do to the network's outputs"
+        )
+        return None
+
+    def layers(self) -> dict[str, LayerInputs]:
+        """What was seen, in the order of the calls."""
+        model = self._graph.model
+        return {n: LayerInputs(model.get_submodule(n), *self._parts[n]) for n in self._places if n in self._parts}
+
+
+def _groups(layer: Any, reader: Reader) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """The reader's groups that read channels of the unit: number, weight [o, n], the channels [a] and their positions
+    [a, t] among the group's inputs."""
+    weights = rows_of_weight(layer).cpu()  # [groups, o, n]; many small steps, which a GPU does no faster
+    taps = weights.shape[2] * len(weights) // input_width(layer)
+    places = torch.from_numpy(reader.inputs)  # [channels, m]
+    columns = (places.unsqueeze(2) * taps + torch.arange(taps)).flatten(1)  # [channels, m x taps], through all groups
+    for number, weight in enumerate(weights):
+        mine = (columns // weight.shape[1] == number).all(1)
+        if bool(mine.any()):
+            yield number, weight, torch.from_numpy(reader.channels)[mine], columns[mine] % weight.shape[1]
+
+
+def contributions(seen: SeenInputs) -> Iterator[Contributions]:
+    """What each channel adds to the outputs of its readers, for every unit, one after another.
+
+    Channel i contributes sum over its inputs of weight x input to an output. Two channels have the mean product
+
+        C_ij = sum over inputs s of i, t of j of (W'W)_st E[x_s x_t],
+
+    summed over readers. Inputs of very wide readers are taken as uncorrelated.
+    """
+    for name, readers in seen.units().items():
+        width = seen.graph.units[name].width
+        products = torch.zeros(width, width, dtype=torch.float64)
+        squares = torch.zeros(width, dtype=torch.float64)
+        for reader in readers:
+            sums = seen.layers[reader.module].whole
+            for number, weight, channels, inputs in _groups(seen.layers[reader.module].layer, reader):
+                a, t = inputs.shape
+                means = (weight * sums.means(number).cpu())[:, inputs].sum(2)  # [o, a] mean contribution
+                if weight.shape[1] > WIDEST:
+                    variances = (weight.square().sum(0) * sums.variances(number).cpu())[inputs].sum(1)
+                    more = torch.diag(variances)
+                else:
+                    both = (weight.T @ weight) * sums.covariance(number).cpu()  # [n, n]
+                    more = both[inputs.flatten()][:, inputs.flatten()].view(a, t, a, t).sum((1, 3))
+                products[channels[:, None], channels] += means.T @ means + more
+                squares[channels] += weight.square().sum(0)[inputs].sum(1)
+        yield Contributions(name, products, squares.sqrt())

@@ -1,0 +1,57 @@
+"""Patterns that choose units."""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import prunus as sc
+from prunus.deciding.candidates import candidates, check_patterns
+from prunus.deciding.sensitivity import sensitivity
+from prunus.deciding.settings import RankSettings
+from tests.deciding.toys import Mixed, mixed, seeded
+from tests.nets import NETS
+from tests.run.toys import HOLDOUT, TRAIN, run, trained
+
+EXAMPLE = torch.zeros(1, 3, 6, 6)
+
+
+def test_patterns_of_units_and_of_layers() -> None:
+    _, graph, scores, pairs = mixed(10)
+    everything = {"conv1:in", "conv1:out", "down:in", "down:out", "group:out", "point:out"}
+    assert set(candidates(graph)) == everything
+    assert set(graph.units) - everything == {"fc1:out"}  # between linear layers: left alone unless named
+    assert set(candidates(graph, exclude=["conv1*"])) == everything - {"conv1:in", "conv1:out"}
+    assert set(candidates(graph, exclude=["*:in", "point"])) == {"conv1:out", "down:out", "group:out"}
+    assert set(candidates(graph, only=["down", "fc1:out"])) == {"down:in", "down:out", "fc1:out"}
+    assert set(candidates(graph, exclude=["*:out"], only=["down*"])) == {"down:in"}
+    found = sensitivity(graph, scores, pairs, exclude=["conv1*", "group:out"], exact=True)
+    assert set(found.tried) == {"down:in", "down:out", "point:out"}
+    residual = sc.trace(seeded(NETS["residual"].build), Mixed.example)
+    assert set(residual.units) - set(candidates(residual)) == {"fc:in"}  # the classifier's reading of the stream
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
+    assert candidates(sc.trace(linear, torch.zeros(1, 3, 2, 2)), only=["1*"])
+
+
+def test_a_string_is_one_pattern(tmp_path: Path) -> None:
+    """As characters, the `*` of "wid*" would match every unit."""
+    assert RankSettings(only="wid*", exclude="x").only == ("wid*",)  # type: ignore[arg-type]
+    result = run(tmp_path, only="wid*", target=0.05, epochs=0, rounds=1)
+    cut = {name for name, lost in result.plan.removed().items() if lost}
+    assert cut and all(fnmatch.fnmatch(name, "wid*") for name in cut)
+    graph = sc.trace(trained(), EXAMPLE)
+    scores = sc.score(graph, TRAIN, metric="l1")
+    assert set(sc.sensitivity(graph, scores, HOLDOUT, only="wide*").tried) == {"wide:in", "wide:out"}
+    assert set(sc.sensitivity(graph, scores, HOLDOUT, exclude="wide*").tried) == {"conv1:in", "conv1:out"}
+
+
+def test_patterns_that_match_something_are_accepted() -> None:
+    graph = sc.trace(trained(), EXAMPLE)
+    check_patterns(graph, only=["wide*"])
+    assert "fc" in graph.frozen
+    check_patterns(graph, exclude=["fc"])  # a frozen layer may be excluded
+    # A unit at its last granule is no longer a unit of the smaller network; the pattern that names it stays valid.
+    check_patterns(graph, exclude=["gone:out"], original=["gone:out"])

@@ -1,0 +1,194 @@
+"""Sensitivity beside Algorithm 1 taken literally: every network built, counted and evaluated."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus as sc
+from prunus.deciding.candidates import candidates
+from prunus.deciding.costs import cost_function
+from prunus.deciding.sensitivity import Sensitivity, sensitivity
+from prunus.deciding.splits import decide
+from prunus.deciding.widths import Cutter, amounts
+from prunus.errors import DecideError
+from prunus.util.typed_json import from_data, to_data
+from prunus.zoo.models import create
+from tests.deciding.toys import (
+    Mixed,
+    algorithm_1,
+    answered,
+    batches,
+    drawn,
+    measured,
+    mixed,
+    random_scores,
+    seeded,
+    without_weakest,
+)
+from tests.nets import NETS
+from tests.proof import assert_accuracy, outputs, relative_error
+
+# network, its example, the units that take part (worked out by hand: no classifier on a stream, no linear to linear)
+CASES: dict[str, tuple[Any, Any, list[str]]] = {
+    "mixed": (Mixed, Mixed.example, ["conv1:in", "conv1:out", "down:in", "down:out", "group:out", "point:out"]),
+    "resnet8": (
+        lambda: create("resnet8", num_classes=10),
+        torch.zeros(1, 3, 32, 32),
+        [f"layer{n}.0.conv1:{end}" for n in (1, 2, 3) for end in ("in", "out")],
+    ),
+    **{
+        name: (NETS[name].build, NETS[name].example(), units.split())
+        for name, units in {
+            "chain": "a:out b:out",
+            "residual": "conv1:in conv1:out",
+            "squeeze_excite": "conv1:out fc1:out conv2:out",
+            "concat": "a:out b:out c:out",
+            "dense": "conv0:out conv1:out conv2:out",
+            "grouped": "a:out g:out b:out",
+            "shuffle": "a:out g:out b:out",
+            "depthwise": "a:out b:out",
+            "flattened": "conv:out",
+            "tuple_input": "a:out b:out",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("alpha", [1.0, 3.0])
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_paper_writes_it(name: str, alpha: float) -> None:
+    build, example, units = CASES[name]
+    model = seeded(build)
+    images = drawn(example, 60)
+    pairs = batches(images, answered(model, images), 25)
+    graph = sc.trace(model, example)
+    scores = random_scores(graph)
+    assert sorted(candidates(graph)) == sorted(units)
+
+    found = amounts(Cutter(graph, scores), units, alpha=alpha, cost=cost_function(graph, "macs"))
+    able = sum(amount.channels > 0 for amount in found.values())
+    if not able:
+        with pytest.raises(DecideError, match="no unit can lose a whole granule"):
+            sensitivity(graph, scores, pairs, alpha=alpha, exact=True)
+        return
+    want = algorithm_1(model, graph, scores, units, pairs, example, alpha=alpha)
+    assert {n: a.floss for n, a in found.items()} == pytest.approx(want.floss, rel=1e-12)
+    assert {n: a.channels for n, a in found.items()} == want.removed
+    assert {n: a.stopped for n, a in found.items()} == want.stopped
+
+    got = sensitivity(graph, scores, pairs, alpha=alpha, exact=True)
+    assert got.tried.keys() == want.accuracy.keys()
+    for unit, (low, high) in want.accuracy.items():
+        assert low <= got.tried[unit].accuracy <= high  # type: ignore[operator]
+    assert {n: row.loss for n, row in got.tried.items()} == pytest.approx(want.loss, rel=1e-4)
+    assert_accuracy(got.base_accuracy, model, pairs)
+    assert got.base_loss == pytest.approx(measured(model, pairs)[1], rel=1e-4)
+    assert all(row.num_images == 60 for row in got.tried.values())
+    chosen = got.ranked()[: max(1, round(able / 3))]
+    for unit in set(got.tried) - set(chosen):  # no better in accuracy; where that is the same, no better in loss
+        for better in chosen:
+            assert want.accuracy[better][1] >= want.accuracy[unit][0]
+            if want.accuracy[better][1] == want.accuracy[unit][0]:
+                assert want.loss[better] <= want.loss[unit] * (1 + 1e-4)
+
+    plan = decide(graph, scores, got)
+    assert {n: count for n, count in plan.removed().items() if count} == {n: want.removed[n] for n in chosen}
+    keep = {n: without_weakest(graph.units[n], scores.values[n], want.removed[n]) for n in chosen}
+    pruned = sc.prune(graph, sc.Plan.of(graph, keep))
+    assert relative_error(outputs(sc.prune(graph, plan), images), outputs(pruned, images)) < 1e-6
+
+
+def test_weights_as_cost() -> None:
+    small = seeded(lambda: create("resnet8", num_classes=10))
+    images = drawn(torch.zeros(1, 3, 32, 32), 20)
+    graph = sc.trace(small, images[:1])
+    scores = random_scores(graph)
+    got = sensitivity(graph, scores, batches(images, answered(small, images), 20), cost="params", exact=True)
+    assert got.cost == "params"
+    for name, row in got.tried.items():
+        keep = [i for i in range(row.width) if i not in scores.order(name)[: row.channels]]
+        pruned = sc.prune(graph, sc.Plan.of(graph, {name: keep}))
+        before, after = (sum(p.numel() for p in net.parameters() if p.dim() > 1) for net in (small, pruned))
+        assert row.saved == before - after
+
+
+def test_a_tensor_that_forward_creates() -> None:
+    """`torch.tensor([...])` in forward is a constant of the graph, and no attribute of the model."""
+
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 6, 3), nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.b(torch.relu(self.a(x)) * torch.tensor([1.5]))
+            return self.fc(x.relu().mean((2, 3))) + torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4])
+
+    model = seeded(Constant)
+    graph = sc.trace(model, Mixed.example)
+    scores = random_scores(graph)
+    images = drawn(Mixed.example, 60)
+    pairs = batches(images, answered(model, images), 25)
+    found = sensitivity(graph, scores, pairs, measure="loss", alpha=1, exact=True)
+    assert set(found.tried) == set(graph.units) == {"a:out", "b:out"}
+    for name, row in found.tried.items():
+        with sc.zeroed(graph, {name: without_weakest(graph.units[name], scores.values[name], row.channels)}):
+            assert row.value == pytest.approx(-measured(model, pairs)[1], rel=1e-5)
+
+
+def test_everything_is_left_as_found() -> None:
+    model, graph, scores, pairs = mixed(60)
+    model.train()
+    model.bn.eval()
+    model.stem.weight.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    modes = [m.training for m in model.modules()]
+    given = copy.deepcopy(pairs)
+    torch.manual_seed(5)
+    state, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[union-attr]  # noqa: NPY002
+    for how in ({}, {"exact": True}, {"split": "ratio", "ratios": (0.5,)}, {"cost": "latency"}):
+        sensitivity(graph, scores, pairs, **how)  # type: ignore[arg-type]
+
+    def broken(network: nn.Module, loader: Any) -> float:
+        raise ZeroDivisionError
+
+    def broken_later(network: nn.Module, loader: Any) -> float:
+        calls.append(1)
+        return 1 / (2 - len(calls))
+
+    calls: list[int] = []
+    for measure in (broken, broken_later):
+        with pytest.raises(ZeroDivisionError):
+            sensitivity(graph, scores, pairs, measure=measure)
+    assert len(calls) == 2
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert [m.training for m in model.modules()] == modes
+    assert not model.stem.weight.requires_grad and model.conv1.weight.requires_grad
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # type: ignore[arg-type]  # noqa: NPY002
+    for (a, x), (b, y) in zip(pairs, given, strict=True):
+        assert torch.equal(a, b) and torch.equal(x, y)
+
+
+def test_the_same_again_as_json_and_as_a_table() -> None:
+    _, graph, scores, pairs = mixed(200)
+    units = sc.repair_each(graph, pairs, how="bn")
+    one, two = (sensitivity(graph, scores, pairs, seed=3, repair=units) for _ in range(2))
+    assert one == two and one.repair == "bn"
+    data = json.loads(json.dumps(to_data(one)))
+    assert data["tried"]["point:out"]["channels"] == one.tried["point:out"].channels
+    assert data["num_images"] == 200 and data["alpha"] == 3.0 and data["repair"] == "bn"
+    assert from_data(Sensitivity, data) == one
+    lines, best = repr(one).splitlines(), one.ranked()[0]
+    assert lines[0] == f"Sensitivity of 6 units (algorithm1, accuracy {one.base_value:.4f} before)"
+    row = one.tried[best]
+    assert lines[2].split() == [best, str(row.channels), "of", str(row.width), f"{row.value:.4f}"]

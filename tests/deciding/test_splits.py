@@ -1,0 +1,421 @@
+"""Plans of every split: targets met, floors and multiples kept, beside searches through all plans."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus as sc
+from prunus.deciding.candidates import candidates
+from prunus.deciding.costs import cost_function
+from prunus.deciding.goal import Goal
+from prunus.deciding.sensitivity import Sensitivity, TrialRow, sensitivity
+from prunus.deciding.settings import SPLITS, Split, SplitSettings, SplitTask
+from prunus.deciding.splits import decide, global_ranking, least_error, uniform, uniform_within
+from prunus.deciding.widths import Cutter, WidthLimits, amounts
+from prunus.errors import DecideError
+from prunus.scoring.scores import Scores
+from prunus.zoo.models import create
+from tests import nets
+from tests.deciding.toys import Mixed, answered, batches, drawn, random_scores, seeded, without_weakest
+from tests.proof import counted_macs
+from tests.run.toys import run
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "mixed": (Mixed, Mixed.example),
+    "resnet20": (lambda: create("resnet20"), torch.zeros(1, 3, 32, 32)),
+    "preresnet20": (lambda: create("preresnet20"), torch.zeros(1, 3, 32, 32)),
+}
+EXAMPLE = torch.zeros(1, 3, 8, 8)
+
+
+def network(name: str) -> tuple[nn.Module, Any, sc.ChannelGraph, Scores]:
+    build, example = NETWORKS[name]
+    model = seeded(build)
+    graph = sc.trace(model, example)
+    return model, example, graph, random_scores(graph)
+
+
+def made(graph: sc.ChannelGraph, scores: Scores, *, alpha: float = 3, seed: int = 0, **room: Any) -> Sensitivity:
+    """A sensitivity with drawn accuracies: what units are ranked by is not what is tested here."""
+    cutter = Cutter(graph, scores, WidthLimits(**room))
+    found = amounts(cutter, candidates(graph), alpha=alpha, cost=cost_function(graph, "macs"))
+    draw = np.random.default_rng(seed).permutation(len(found)) / len(found)
+    rows = {
+        n: TrialRow(n, a.channels, graph.units[n].width, float(v), 1 - float(v), float(v), 0.0, a.floss, 10, a.stopped)
+        for (n, a), v in zip(found.items(), draw, strict=True)
+        if a.channels
+    }
+    return Sensitivity("algorithm1", "accuracy", "macs", alpha, 0.9, 0.1, 0.9, 10, rows)
+
+
+def lost_by(plan: sc.Plan) -> dict[str, int]:
+    return {name: count for name, count in plan.removed().items() if count}
+
+
+# --------------------------------------------------------------------------------------------------------- algorithm 1
+
+
+@pytest.mark.parametrize("target", [0.03, 0.25, 0.5, 0.7])
+@pytest.mark.parametrize("name", ["resnet20", "preresnet20"])
+def test_targets_are_met_within_half_a_per_cent(name: str, target: float) -> None:
+    model, example, graph, scores = network(name)
+    for k, seed in ((None, 0), (2, 1)):
+        plan = decide(graph, scores, made(graph, scores, seed=seed), k, target)
+        removed = 1 - counted_macs(sc.prune(graph, plan), example) / counted_macs(model, example)
+        assert target <= removed <= target + 0.005
+
+
+def test_targets_in_weights_and_in_a_user_provided_cost() -> None:
+    model, _, graph, scores = network("resnet20")
+    found = made(graph, scores)
+
+    def weights(network: nn.Module) -> int:
+        return sum(p.numel() for n, p in network.named_parameters() if p.dim() > 1)
+
+    plan = decide(graph, scores, found, target=0.4, cost="params")
+    assert 0.4 <= 1 - weights(sc.prune(graph, plan)) / weights(model) <= 0.405
+
+    def inner(keep: Mapping[str, Any]) -> float:
+        """Channels that are left in blocks, squared."""
+        return float(sum(len(keep.get(n, range(u.width))) for n, u in graph.units.items() if n.endswith(":out")) ** 2)
+
+    plan = decide(graph, scores, found, target=0.3, cost=inner)
+    assert 0.3 <= 1 - inner(plan.keep) / inner({}) <= 0.31
+
+
+def test_the_chosen_units_lose_in_proportion_and_others_join_only_where_they_must() -> None:
+    _, example, graph, scores = network("resnet20")
+    found = made(graph, scores, alpha=2)
+    lost = lost_by(decide(graph, scores, found, k=6, target=0.1))
+    assert set(lost) <= set(found.ranked()[:6])
+    factors = [lost[n] / found.tried[n].channels for n in lost if not found.tried[n].stopped]
+    widest = max(1 / found.tried[n].channels for n in lost)
+    assert max(factors) - min(factors) <= 2 * widest
+    names = set(lost_by(decide(graph, scores, found, k=2, target=0.5)))
+    assert names == set(found.ranked()[: len(names)]) and len(names) > 2
+    assert counted_macs(at_floors(graph, scores, found.ranked()[: len(names) - 1]), example) > graph.macs / 2
+
+
+def at_floors(graph: sc.ChannelGraph, scores: Scores, names: Iterable[str]) -> nn.Module:
+    """The network when these units have lost all that they may."""
+    keep = {}
+    for name in names:
+        unit = graph.units[name]
+        least = unit.granule * math.ceil(max(2, math.ceil(unit.width / 10)) / unit.granule)
+        keep[name] = without_weakest(unit, scores.values[name], unit.width - least)
+    return sc.prune(graph, sc.Plan.of(graph, keep))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_out_of_reach_says_how_far_it_can_go(name: str) -> None:
+    model, example, graph, scores = network(name)
+    found = made(graph, scores)
+    smallest = at_floors(graph, scores, found.tried)
+    reach = 1 - counted_macs(smallest, example) / counted_macs(model, example)
+    complaint = rf"removing 99\.9% of the macs is out of reach.*\b{100 * reach:.1f}% can be removed"
+    with pytest.raises(DecideError, match=complaint):
+        decide(graph, scores, found, target=0.999)
+    plan = decide(graph, scores, found, target=reach - 1e-9)
+    assert counted_macs(sc.prune(graph, plan), example) == counted_macs(smallest, example)
+    with pytest.raises(DecideError, match="out of reach"):
+        decide(graph, scores, found, target=reach + 1e-3)
+
+
+def test_a_target_of_the_original_network_in_a_later_round() -> None:
+    model, example, graph, scores = network("resnet20")
+    first = sc.prune(graph, decide(graph, scores, made(graph, scores), target=0.3))
+    later = sc.trace(first, example)
+    scores = random_scores(later, seed=1)
+    plan = decide(later, scores, made(later, scores), target=0.5, whole=graph.macs)
+    assert 0.5 <= 1 - counted_macs(sc.prune(later, plan), example) / counted_macs(model, example) <= 0.505
+
+
+@pytest.mark.parametrize("round_to", [4, 8])
+@pytest.mark.parametrize("target", [None, 0.15, 0.4])
+def test_widths_are_multiples(round_to: int, target: float | None) -> None:
+    """Mixed has widths 16, 24, 48 in fours, and 20: what a unit is left with is a multiple, or all of it."""
+    for name in ("mixed", "resnet20"):
+        _, _, graph, scores = network(name)
+        found = made(graph, scores, round_to=round_to)
+        plan = decide(graph, scores, found, target=target, round_to=round_to)
+        lost = lost_by(plan)
+        assert lost and all(len(plan.keep[unit]) % round_to == 0 for unit in lost)
+        if target is None:
+            assert lost == {n: found.tried[n].channels for n in found.ranked()[: round(len(found.tried) / 3)]}
+
+
+def test_floors_are_shares_of_the_original_widths() -> None:
+    """A unit of 64 channels that has 10 left may go to 7, not to 2."""
+    _, example, graph, scores = network("resnet20")
+    names = [n for n in candidates(graph) if graph.units[n].width == 64]
+    small = sc.prune(graph, sc.Plan.of(graph, {n: list(range(10)) for n in names}))
+    later = sc.trace(small, example)
+    scores = random_scores(later)
+    widths = {n: u.width for n, u in graph.units.items()}
+    assert WidthLimits(1, widths).choices(later.units[names[0]]) == [0, 1, 2, 3]
+    assert WidthLimits(1).choices(later.units[names[0]])[-1] == 8
+    found = made(later, scores, original=widths)
+    with pytest.raises(DecideError, match="out of reach"):
+        decide(later, scores, found, target=0.99, widths=widths)
+    plan = decide(later, scores, found, len(found.tried), target=0.6, widths=widths)
+    assert all(len(plan.keep[n]) >= 7 for n in names)
+    pairs = batches(*(lambda x: (x, answered(small, x)))(drawn(example, 8)), 8)
+    tried = sensitivity(later, scores, pairs, alpha=100, widths=widths, exact=True).tried
+    assert all(tried[n].channels == 3 and tried[n].stopped for n in names)
+
+
+def test_li_et_al_by_ratio() -> None:
+    """Curves over ratios; k units lose one share, solved to remove as many MACs as Algorithm 1's plan does."""
+    model, example, graph, scores = network("resnet20")
+    images = drawn(example, 12)
+    pairs = batches(images, answered(model, images), 12)
+    flops = decide(graph, scores, sensitivity(graph, scores, pairs, exact=True))
+    removed = 1 - graph.cost(flops).macs / graph.macs
+    found = sensitivity(graph, scores, pairs, split="ratio", ratios=(0.25, 0.5, 0.75), trial_ratio=0.5)
+    assert found.alpha is None and set(found.curves) == set(candidates(graph)) == set(found.tried)
+    for name, curve in found.curves.items():
+        width = graph.units[name].width
+        assert [row.channels for row in curve] == [width // 4, width // 2, 3 * width // 4]
+        assert found.tried[name] == curve[1]
+    plan = decide(graph, scores, found, target=removed)
+    assert removed <= 1 - counted_macs(sc.prune(graph, plan), example) / graph.macs <= removed + 0.005
+    shares = {n: count / graph.units[n].width for n, count in lost_by(plan).items()}
+    assert set(shares) == set(found.ranked()[:6])
+    assert max(shares.values()) - min(shares.values()) <= 2 / 16 + 1e-9  # one channel of the narrowest, each way
+    half = decide(graph, scores, found)
+    assert lost_by(half) == {n: graph.units[n].width // 2 for n in found.ranked()[:6]}
+    first = found.ranked()[0]
+    one = sc.prune(graph, sc.Plan.of(graph, {first: list(half.keep[first])}))
+    assert found.curves[first][1].saved == graph.macs - counted_macs(one, example)
+
+
+# ------------------------------------------------------------------------------------------------------------- uniform
+
+
+def graph_of(model: nn.Module, size: int = 8) -> sc.ChannelGraph:
+    return sc.trace(model.eval(), torch.zeros(1, 3, size, size))
+
+
+def rising(graph: sc.ChannelGraph) -> Scores:
+    """Channel i is worth i."""
+    return Scores("rising", {name: np.arange(unit.width, dtype=float) for name, unit in graph.units.items()})
+
+
+def test_the_weakest_go_and_counts_are_rounded() -> None:
+    graph = graph_of(nets.Residual())  # conv1:in 4, conv1:out 6, fc:in 4
+    plan = uniform(graph, rising(graph), 0.3)
+    assert plan.keep["conv1:in"] == (1, 2, 3)  # 1.2 -> 1
+    assert plan.keep["conv1:out"] == (2, 3, 4, 5)  # 1.8 -> 2
+    assert plan.keep["fc:in"] == (0, 1, 2, 3)  # the classifier reads the stream and is left alone
+    assert lost_by(uniform(graph, rising(graph), 0.0)) == {}
+    plan = uniform(graph, Scores("mine", {"conv1:out": np.array([5.0, 1.0, 4.0, 0.0, 2.0, 3.0])}), 0.5)
+    assert plan.keep["conv1:out"] == (0, 2, 5)
+    assert plan.keep["conv1:in"] == (0, 1, 2, 3)  # no scores: it stays
+
+
+def test_names_and_patterns_choose_units() -> None:
+    graph = graph_of(nets.Residual())
+    for how, lost in (
+        ({"units": ["fc:in"]}, {"fc:in": 2}),
+        ({"only": "*:out"}, {"conv1:out": 3}),
+        ({"exclude": ["*:in"]}, {"conv1:out": 3}),
+        ({"only": ["fc"]}, {"fc:in": 2}),
+    ):
+        assert lost_by(uniform(graph, rising(graph), 0.5, **how)) == lost  # type: ignore[arg-type]
+
+
+def test_granules_go_whole_and_floors_hold() -> None:
+    graph = graph_of(nets.Grouped())  # a:out has 8 channels in 4 groups of 2
+    mine = Scores("mine", {"a:out": np.array([0.0, 1.0, 9.0, 8.0, 4.0, 5.0, 7.0, 6.0])})
+    assert graph.units["a:out"].granule == 4
+    assert uniform(graph, mine, 0.5).keep["a:out"] == (1, 2, 5, 6)  # the better one of each group
+    assert uniform(graph, mine, 0.2).keep["a:out"] == tuple(range(8))  # 1.6 of 4: none
+    graph = graph_of(create("resnet20"), 32)
+    plan = uniform(graph, rising(graph), 0.99)
+    for name, unit in graph.units.items():
+        if name != "linear:in":
+            assert len(plan.keep[name]) == {16: 2, 32: 4, 64: 7}[unit.width]  # max(2, 10%)
+
+
+CHAIN, FLOORS = (8, 20, 30), (2, 2, 3)
+
+
+def chain() -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip((3, *CHAIN), (*CHAIN, 4), strict=True):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def chain_macs(a: int, b: int, c: int) -> int:
+    return 9 * 64 * (3 * a + a * b + b * c + 4 * c)
+
+
+@pytest.mark.parametrize("share_left", [0.9, 0.5, 0.2])
+def test_the_smallest_share_that_meets_the_goal(share_left: float) -> None:
+    """Beside a search through all shares in steps of 1/1000, MACs counted by PyTorch's own counter."""
+    model = seeded(chain)
+    graph = sc.trace(model, EXAMPLE)
+    scores, names = random_scores(graph), list(graph.units)
+    goal = share_left * counted_macs(model, EXAMPLE)
+
+    def macs(removed: list[int]) -> int:
+        return chain_macs(*(width - gone for width, gone in zip(CHAIN, removed, strict=True)))
+
+    for step in range(1001):
+        removed = [min(round(step / 1000 * w), w - f) for w, f in zip(CHAIN, FLOORS, strict=True)]
+        if macs(removed) <= goal:
+            break
+    plan = uniform_within(Cutter(graph, scores), names, goal)
+    found = [plan.removed()[name] for name in names]
+    assert all(0 <= most - got <= 1 for most, got in zip(removed, found, strict=True))  # a step may be given back
+    assert counted_macs(sc.prune(graph, plan), EXAMPLE) == macs(found) <= goal
+    for i in range(3):  # and no more can be given back
+        less = [got - (i == j) for j, got in enumerate(found)]
+        assert found[i] < removed[i] or less[i] < 0 or macs(less) > goal
+    for name in names:
+        kept = without_weakest(graph.units[name], scores.values[name], plan.removed()[name])
+        assert list(plan.keep[name]) == kept
+    plan = uniform_within(Cutter(graph, scores, WidthLimits(4)), names, goal)
+    assert all(len(kept) % 4 == 0 or len(kept) == graph.units[name].width for name, kept in plan.keep.items())
+    assert graph.cost(plan).macs <= goal
+
+
+# ------------------------------------------------------------------------------------------------------ global ranking
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.2])
+def test_channels_go_from_the_lowest_score_until_the_goal_is_met(share: float) -> None:
+    """Beside a loop that removes them one by one."""
+    model = seeded(chain)
+    graph = sc.trace(model, EXAMPLE)
+    draw, names = np.random.default_rng(0), list(graph.units)
+    scores = Scores("drawn", {name: draw.normal(size=graph.units[name].width) for name in names})
+    goal = share * counted_macs(model, EXAMPLE)
+    kept = {name: set(range(width)) for name, width in zip(names, CHAIN, strict=True)}
+    every = sorted((float(v), name, i) for name in names for i, v in enumerate(scores.values[name]))
+    for _, name, channel in every:
+        if chain_macs(*map(len, kept.values())) <= goal:
+            break
+        if len(kept[name]) > FLOORS[names.index(name)]:
+            kept[name].discard(channel)
+    plan = global_ranking(Cutter(graph, scores), names, goal)
+    assert {name: set(plan.keep[name]) for name in names} == kept
+    assert counted_macs(sc.prune(graph, plan), EXAMPLE) == chain_macs(*map(len, kept.values())) <= goal
+
+
+def test_the_default_is_the_threshold_of_network_slimming() -> None:
+    """|scale| of the batch norms over the whole network, one threshold; what is below it goes."""
+    model: Any = seeded(chain)
+    graph = sc.trace(model, EXAMPLE)
+    split = SPLITS["global_ranking"]
+    assert split.metric == "bn_scale" and not split.ranks
+    budget, scores = Goal(target=0.4).budget(graph), sc.score(graph, metric="bn_scale")
+    plan = split.plan(SplitTask(graph, scores, budget, SplitSettings(), lambda _: pytest.fail("ranks nothing")))
+    scales = [model[place].weight.detach().abs().numpy() for place in (1, 4, 7)]
+    gone = np.concatenate([np.delete(s, list(plan.keep[n])) for s, n in zip(scales, graph.units, strict=True)])
+    stay = np.concatenate([s[list(plan.keep[n])] for s, n in zip(scales, graph.units, strict=True)])
+    assert gone.max() < stay.min()  # no floor is in the way here
+    assert graph.cost(plan).macs <= 0.6 * graph.macs
+
+
+# --------------------------------------------------------------------------------------------------------- least error
+
+WIDTHS, STREAM = (6, 8, 10), 4
+NAMES = [f"wide.{i}:out" for i in range(3)]
+EACH = 2 * 9 * 64 * STREAM  # MACs of an inner channel: written by one layer, read by the other
+
+
+class Blocks(nn.Module):
+    """Three residual blocks, whose inner channels save their MACs independently of each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.ModuleList(nn.Conv2d(STREAM, width, 3, padding=1, bias=False) for width in WIDTHS)
+        self.back = nn.ModuleList(nn.Conv2d(width, STREAM, 3, padding=1, bias=False) for width in WIDTHS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for wide, back in zip(self.wide, self.back, strict=True):
+            x = x + back(wide(x).relu())
+        return x
+
+
+def blocks(seed: int) -> tuple[nn.Module, sc.ChannelGraph, Scores]:
+    """Errors add up as channels go, each adding at least as much as the one before; in no order of channels."""
+    draw = np.random.default_rng(seed)
+    values = {}
+    for name, width in zip(NAMES, WIDTHS, strict=True):
+        added = np.sort(draw.exponential(size=width)) * draw.uniform(0.2, 5)
+        values[name] = draw.permutation(np.cumsum(added))
+    model = seeded(Blocks)
+    return model, sc.trace(model, torch.zeros(1, STREAM, 8, 8)), Scores("rebuilt", values, 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("share", [0.75, 0.5, 0.3])
+def test_no_other_split_has_a_smaller_error(seed: int, share: float) -> None:
+    model, graph, scores = blocks(seed)
+    example = torch.zeros(1, STREAM, 8, 8)
+    whole = counted_macs(model, example)
+    assert whole == sum(WIDTHS) * EACH
+    plan = least_error(Cutter(graph, scores), NAMES, share * whole)
+    gone = [plan.removed()[name] for name in NAMES]
+    curves = [np.concatenate([[0.0], np.sort(scores.values[name])]) for name in NAMES]
+    channels = int(np.ceil((1 - share) * sum(WIDTHS) - 1e-9))  # that must go: all cost the same
+    assert sum(gone) == channels and counted_macs(sc.prune(graph, plan), example) == whole - channels * EACH
+    splits = itertools.product(*(range(width - 1) for width in WIDTHS))  # two channels stay
+    best = min(
+        sum(curve[n] for curve, n in zip(curves, split, strict=True)) for split in splits if sum(split) == channels
+    )
+    assert sum(curve[n] for curve, n in zip(curves, gone, strict=True)) == pytest.approx(best)
+    for name, n in zip(NAMES, gone, strict=True):  # and those of the smallest errors go
+        assert set(plan.keep[name]) == set(np.argsort(scores.values[name])[n:].tolist())
+
+
+def test_a_unit_with_ten_times_the_error_loses_less() -> None:
+    _, graph, scores = blocks(0)
+    before = least_error(Cutter(graph, scores), NAMES, 0.6 * graph.macs).removed()
+    larger = {**scores.values, NAMES[2]: 10 * scores.values[NAMES[2]]}
+    after = least_error(Cutter(graph, Scores("rebuilt", larger, 1)), NAMES, 0.6 * graph.macs).removed()
+    assert after[NAMES[2]] < before[NAMES[2]] and sum(after.values()) == sum(before.values())
+
+
+def test_multiples_and_units_that_save_nothing() -> None:
+    _, graph, scores = blocks(2)
+    plan = least_error(Cutter(graph, scores, WidthLimits(2)), NAMES, 0.5 * graph.macs)
+    assert all(len(plan.keep[name]) % 2 == 0 for name in lost_by(plan)) and graph.cost(plan).macs <= 0.5 * graph.macs
+
+    def last_alone(keep: Mapping[str, Sequence[int]]) -> float:
+        return float(len(keep.get(NAMES[2], range(WIDTHS[2]))))
+
+    plan = least_error(Cutter(graph, scores), NAMES, 5.0, cost=last_alone)
+    assert lost_by(plan) == {NAMES[2]: 5}
+    with pytest.raises(DecideError, match="out of reach"):
+        least_error(Cutter(graph, scores), NAMES, 1.0, cost=last_alone)
+
+
+# ----------------------------------------------------------------------------------------------------------- registry
+
+
+def test_a_split_that_a_user_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def every_other(task: SplitTask) -> sc.Plan:
+        widest = max(task.graph.units.values(), key=lambda unit: unit.width)
+        return sc.Plan.of(task.graph, task.graph.balance({widest.name: list(range(0, widest.width, 2))}))
+
+    monkeypatch.setattr(SPLITS, "_registered", {})
+    entry = Split(
+        name="every_other", help="Every other channel of the widest unit", plan=every_other, ranks=False, metric="l1"
+    )
+    SPLITS.register(entry)
+    assert list(SPLITS) == ["algorithm1", "every_other", "global_ranking", "least_error", "ratio", "uniform"]
+    result = run(target=0.3, split="every_other", epochs=0)  # conv1:out has 24 channels, 82% of the MACs
+    assert result.rounds[0].chosen == {"conv1:out": 12}
+    assert result.summary["settings"]["split"] == "every_other" and result.summary["settings"]["metric"] == "l1"

@@ -1,0 +1,97 @@
+"""Floors and multiples by hand; FLOSS and n_l beside the paper's equations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus as sc
+from prunus.deciding.candidates import candidates
+from prunus.deciding.costs import cost_function
+from prunus.deciding.widths import Amount, Cutter, WidthLimits, amounts, floor_of
+from prunus.zoo.models import create
+from tests.deciding.toys import Mixed, random_scores, seeded
+
+CIFAR = torch.zeros(1, 3, 32, 32)
+
+
+def amounts_of(graph: sc.ChannelGraph, alpha: float, cost: str = "macs") -> dict[str, Amount]:
+    cutter = Cutter(graph, random_scores(graph))
+    return amounts(cutter, candidates(graph), alpha=alpha, cost=cost_function(graph, cost))
+
+
+def test_multiples_by_hand() -> None:
+    """point:out has 20 channels. In eights it may go down to 16 or 8; nearest to what Eqn. 3 says."""
+    graph = sc.trace(seeded(Mixed), Mixed.example)
+    unit = graph.units["point:out"]
+    assert WidthLimits(8).choices(unit) == [0, 4, 12]
+    assert [WidthLimits(8).nearest(unit, x) for x in (0.4, 1.9, 2.1, 7.9, 8.1, 30)] == [0, 0, 4, 4, 12, 12]
+    assert WidthLimits(8).nearest(unit, 0.4, least=1) == 4 and WidthLimits(64).nearest(unit, 3, least=1) == 0
+    assert WidthLimits().choices(unit) == list(range(19))
+    grouped = graph.units["group:out"]  # 48 in 4 groups; 10% is 5, two of each group are 8
+    assert WidthLimits().choices(grouped) == list(range(0, 41, 4))
+    assert WidthLimits(16).choices(grouped) == [0, 16, 32]
+    assert WidthLimits(3).choices(grouped) == [0, 12, 24, 36]
+    assert WidthLimits(64).choices(unit) == [0]
+
+
+@pytest.mark.parametrize("alpha", [0.7, 2.0, 3.0, 4.0, 9.5])
+@pytest.mark.parametrize("network", ["mixed", "resnet8", "resnet56"])
+def test_all_units_lose_the_same_within_half_a_granule(network: str, alpha: float) -> None:
+    build, example = (Mixed, Mixed.example) if network == "mixed" else (lambda: create(network), CIFAR)
+    graph = sc.trace(seeded(build), example)
+    found = amounts_of(graph, alpha)
+    aim = alpha * max(amount.floss for amount in found.values())
+    free = [amount for amount in found.values() if not amount.stopped]
+    for amount in free:
+        granule = graph.units[amount.unit].granule
+        assert abs(amount.channels * amount.floss - aim) <= 0.5 * granule * amount.floss * (1 + 1e-12)
+    for amount in set(found.values()) - set(free):
+        unit = graph.units[amount.unit]
+        assert unit.width - amount.channels == floor_of(unit) and amount.channels * amount.floss < aim
+    assert len(free) >= 2, "a floor stops everything: the test says nothing"
+    if network == "resnet56":
+        assert len(found) == 54
+
+
+def test_resnet56_by_hand() -> None:
+    """An inner channel of stage 1: a filter of conv1 and the slice of conv2, 2 x 16 x 9 x 32 x 32 MACs. An input of
+    a block: the slice of conv1 alone. Stages 2 and 3 have twice the width on a quarter of the positions. Parameters do
+    not know of positions: an inner channel of stage n saves 2 x 16n x 9 weights."""
+    graph = sc.trace(create("resnet56"), CIFAR)
+    found = amounts_of(graph, 3)
+    assert found["layer1.3.conv1:out"].floss == 2 * 16 * 9 * 1024 == 294_912
+    assert found["layer1.3.conv1:in"].floss == 16 * 9 * 1024
+    assert found["layer2.3.conv1:out"].floss == 2 * 32 * 9 * 256 == 147_456
+    assert found["layer3.3.conv1:in"].floss == 64 * 9 * 64
+    assert [found[f"layer{n}.3.conv1:out"].channels for n in (1, 2, 3)] == [3, 6, 12]
+    assert [found[f"layer{n}.3.conv1:in"].channels for n in (1, 2, 3)] == [6, 12, 24]
+    weights = amounts_of(graph, 2, "params")
+    assert [weights[f"layer{n}.3.conv1:out"].floss for n in (1, 2, 3)] == [288, 576, 1152]
+    assert [weights[f"layer{n}.3.conv1:out"].channels for n in (1, 2, 3)] == [8, 4, 2]
+    floors = amounts_of(graph, 1000)
+    left = {(graph.units[n].width, graph.units[n].width - a.channels) for n, a in floors.items()}
+    assert left == {(16, 2), (32, 4), (64, 7)} and all(amount.stopped for amount in floors.values())
+
+
+class Inner(nn.Module):
+    """One unit of 24 channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Conv2d(3, 24, 1), nn.Conv2d(24, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(x).relu())
+
+
+def test_what_costs_nothing_at_first_still_counts() -> None:
+    """One channel saves nothing, half of them do: FLOSS is theirs. Where all are alike, it is Eqn. 2's."""
+    graph = sc.trace(seeded(Inner), Mixed.example)
+    cutter = Cutter(graph, random_scores(graph))
+    (name,) = graph.units
+    steps = amounts(cutter, [name], alpha=1, cost=lambda keep: 12.0 * -(-len(keep.get(name, range(24))) // 12))
+    assert steps[name].floss == 1.0  # 24 -> 12 channels saves 12
+    even = amounts(cutter, [name], alpha=1, cost=lambda keep: 0.1 * len(keep.get(name, range(24))))
+    assert even[name].floss == pytest.approx(0.1)
