@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-import prunus as sc
+import prunus
 from prunus.zoo import data, models
 
 SMALL = "--small" in sys.argv
@@ -23,9 +23,9 @@ torch.manual_seed(0)  # the same weights in every process
 digits = data.load("digits")
 train, holdout, test = (digits.loader(part, 64, shuffle=part == "train") for part in ("train", "holdout", "test"))
 model = models.create("resnet8", num_classes=10, in_channels=1)
-model = sc.fit(model, train, holdout, epochs=2 if SMALL else 10, checkpoint_dir="cluster/base").model
+model = prunus.fit(model, train, holdout, epochs=2 if SMALL else 10, checkpoint_dir="cluster/base").model
 
-result = sc.compress(
+result = prunus.compress(
     model, train, holdout, test=test, target=0.5, rounds=1, epochs=1 if SMALL else 3, folder="cluster/run"
 )
 if RANK == 0:

@@ -34,7 +34,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-import prunus as sc
+import prunus
 from prunus.zoo import data, models
 
 SMALL = "--small" in sys.argv
@@ -44,16 +44,16 @@ torch.manual_seed(0)
 digits = data.load("digits", size=8 if SMALL else 32)
 train, holdout, test = (digits.loader(part, BATCH, shuffle=part == "train") for part in ("train", "holdout", "test"))
 model = models.create("resnet8", num_classes=10, in_channels=1)
-model = sc.fit(model, train, holdout, epochs=2 if SMALL else 6).model.eval()
+model = prunus.fit(model, train, holdout, epochs=2 if SMALL else 6).model.eval()
 
 goal = {"target": 0.5} if SMALL else {"speedup": 1.3}
-result = sc.compress(model, train, holdout, test=test, engine="onnxruntime", batch=BATCH, threads=1, **goal)
+result = prunus.compress(model, train, holdout, test=test, engine="onnxruntime", batch=BATCH, threads=1, **goal)
 print(result)
 
 example = next(iter(test))[0]
 sessions = {}
 for name, network in {"original": model, "pruned": result.model}.items():
-    sc.export(network, example[:1], f"{name}.onnx", images=example)
+    prunus.export(network, example[:1], f"{name}.onnx", images=example)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     sessions[name] = onnxruntime.InferenceSession(f"{name}.onnx", options, providers=["CPUExecutionProvider"])

@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus
 
 SMALL = "--small" in sys.argv
 
@@ -90,11 +90,11 @@ def counts(features, targets):
     return torch.stack([torch.cat(hits).sum(), torch.tensor(len(torch.cat(hits))), (targets >= 0).sum()])
 
 
-task = sc.Task(
+task = prunus.Task(
     loss=detector.loss,  # used if epochs= asks for retraining
-    quality=sc.Quality(counts, name="F1", unit="%", value=lambda sums: float(2 * sums[0] / (sums[1] + sums[2]))),
+    quality=prunus.Quality(counts, name="F1", unit="%", value=lambda sums: float(2 * sums[0] / (sums[1] + sums[2]))),
 )
-result = sc.compress(detector.backbone, train, holdout, test=test, task=task, target=0.5)
+result = prunus.compress(detector.backbone, train, holdout, test=test, task=task, target=0.5)
 print(result)
 
 smaller = copy.deepcopy(detector)

@@ -26,7 +26,7 @@ import lightning
 import torch
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus
 from prunus.zoo import data, models
 
 EPOCHS = 2 if "--small" in sys.argv else 8
@@ -68,5 +68,5 @@ digits = data.load("digits")
 train, holdout, test = (digits.loader(part, 64, shuffle=part == "train") for part in ("train", "holdout", "test"))
 net = fit(models.create("resnet8", num_classes=10, in_channels=1), train, holdout, 2 * EPOCHS)
 
-result = sc.compress(net, train, holdout, test=test, target=0.6, rounds=1, fit=fit)
+result = prunus.compress(net, train, holdout, test=test, target=0.6, rounds=1, fit=fit)
 print(result)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus
 from prunus.zoo import data, models
 
 EPOCHS = 2 if "--small" in sys.argv else 8
@@ -40,7 +40,7 @@ def fit(model: nn.Module, train, holdout, epochs: int = EPOCHS, rate: float = 0.
             loss.backward()
             optimizer.step()
             schedule.step()
-        print(f"epoch {epoch + 1}: loss {loss:.3f}, held-out accuracy {sc.evaluate(model, holdout).quality:.1%}")
+        print(f"epoch {epoch + 1}: loss {loss:.3f}, held-out accuracy {prunus.evaluate(model, holdout).quality:.1%}")
     return model
 
 
@@ -49,5 +49,5 @@ digits = data.load("digits")
 train, holdout, test = (digits.loader(part, 64, shuffle=part == "train") for part in ("train", "holdout", "test"))
 model = fit(models.create("resnet8", num_classes=10, in_channels=1), train, holdout, 2 * EPOCHS, 0.01)
 
-result = sc.compress(model, train, holdout, test=test, target=0.6, rounds=2, fit=fit)
+result = prunus.compress(model, train, holdout, test=test, target=0.6, rounds=2, fit=fit)
 print(result)

@@ -4,7 +4,7 @@
     python examples/fit_transformers.py          # --small: fewer epochs, for the tests
 
 Batches are the dicts that such networks take (pixel_values, labels). `save_pretrained` would lose the new widths,
-because the config says the old ones: save with `sc.save`, and load into a network made from the same config.
+because the config says the old ones: save with `prunus.save`, and load into a network made from the same config.
 
 It printed (and the time of a batch, which depends on the machine):
 
@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, default_collate
 from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
 
-import prunus as sc
+import prunus
 
 EPOCHS = 3 if "--small" in sys.argv else 10
 
@@ -59,9 +59,9 @@ config = ResNetConfig(
 )
 model = fit(ResNetForImageClassification(config), train, holdout, 2 * EPOCHS)
 
-result = sc.compress(model, train, holdout, test=test, target=0.5, rounds=1, fit=fit)
+result = prunus.compress(model, train, holdout, test=test, target=0.5, rounds=1, fit=fit)
 print(result)
 
-sc.save(result.model, result.plan, "small-resnet")
-loaded = sc.load("small-resnet", ResNetForImageClassification(config)).eval()
-print("accuracy of the loaded network on test images:", sc.evaluate(loaded, test).quality)
+prunus.save(result.model, result.plan, "small-resnet")
+loaded = prunus.load("small-resnet", ResNetForImageClassification(config)).eval()
+print("accuracy of the loaded network on test images:", prunus.evaluate(loaded, test).quality)

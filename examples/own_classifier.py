@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import prunus as sc
+import prunus
 
 
 def conv(inputs, outputs):
@@ -44,10 +44,10 @@ images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16  # [1797
 parts = torch.utils.data.random_split(TensorDataset(images, torch.tensor(digits.target)), [0.6, 0.2, 0.2])
 train, holdout, test = (DataLoader(part, batch_size=64, shuffle=part is parts[0]) for part in parts)
 
-model = sc.fit(Classifier(), train, epochs=3 if "--small" in sys.argv else 15, lr=0.1).model  # or your own training
-result = sc.compress(model, train, holdout, test=test, target=0.5)
+model = prunus.fit(Classifier(), train, epochs=3 if "--small" in sys.argv else 15, lr=0.1).model  # or your own training
+result = prunus.compress(model, train, holdout, test=test, target=0.5)
 print(result)
 
-sc.save(result.model, result.plan, "small-classifier")
-loaded = sc.load("small-classifier", Classifier()).eval()
-print("accuracy of the loaded network on test images:", sc.evaluate(loaded, test).quality)
+prunus.save(result.model, result.plan, "small-classifier")
+loaded = prunus.load("small-classifier", Classifier()).eval()
+print("accuracy of the loaded network on test images:", prunus.evaluate(loaded, test).quality)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus
 
 SMALL = "--small" in sys.argv
 
@@ -60,9 +60,9 @@ def discs_and_squares(count, seed):
 
 torch.manual_seed(0)
 train, holdout, test = (discs_and_squares(256 if SMALL else 640, seed) for seed in range(3))
-model = sc.fit(UNet(), train, task="segmentation", epochs=4 if SMALL else 10, lr=0.1).model
+model = prunus.fit(UNet(), train, task="segmentation", epochs=4 if SMALL else 10, lr=0.1).model
 
-result = sc.compress(model, train, holdout, test=test, target=0.5, task="segmentation")
+result = prunus.compress(model, train, holdout, test=test, target=0.5, task="segmentation")
 print(result)
 
-sc.export(result.model, train[0][0][:1], "unet.onnx")  # checked by onnxruntime before the file is written
+prunus.export(result.model, train[0][0][:1], "unet.onnx")  # checked by onnxruntime before the file is written

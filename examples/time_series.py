@@ -27,7 +27,7 @@ import sys
 import torch
 from torch import nn
 
-import prunus as sc
+import prunus
 
 SMALL = "--small" in sys.argv
 
@@ -78,9 +78,9 @@ def signals(count, seed):
 
 torch.manual_seed(0)
 train, holdout, test = (signals(640 if SMALL else 2560, seed) for seed in range(3))
-model = sc.fit(SignalNet(), train, epochs=3 if SMALL else 10, lr=0.05).model
+model = prunus.fit(SignalNet(), train, epochs=3 if SMALL else 10, lr=0.05).model
 
-repaired = sc.compress(model, train, holdout, test=test, target=0.5)
+repaired = prunus.compress(model, train, holdout, test=test, target=0.5)
 print("repaired only:", repaired)
-retrained = sc.compress(model, train, holdout, test=test, target=0.5, epochs=1, rounds=1)
+retrained = prunus.compress(model, train, holdout, test=test, target=0.5, epochs=1, rounds=1)
 print("one epoch of training as well:", retrained)

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-import prunus as sc
+import prunus
 from prunus.zoo import data, models
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -50,11 +50,11 @@ model = timm.create_model(options.model, num_classes=len(images.classes))
 if options.weights:
     models.load_weights(model, options.weights)
 else:
-    model = sc.fit(model, train, holdout, epochs=4 if options.small else 12, lr=0.05).model
+    model = prunus.fit(model, train, holdout, epochs=4 if options.small else 12, lr=0.05).model
 
-graph = sc.trace(model, torch.zeros(1, 3, options.size, options.size))
+graph = prunus.trace(model, torch.zeros(1, 3, options.size, options.size))
 print(graph)  # what can be pruned; graph.frozen says what cannot, and why
 
-result = sc.compress(model, train, holdout, test=test, target=0.4)
+result = prunus.compress(model, train, holdout, test=test, target=0.4)
 print(result)
-sc.save(result.model, result.plan, "small-timm")
+prunus.save(result.model, result.plan, "small-timm")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import prunus as sc
+import prunus as pr
 
 Example = Any  # a tensor, a tuple of positional arguments or a dict of keyword arguments
 Keep = dict[str, list[int]]
@@ -59,7 +59,7 @@ def relative_error(got: list[Tensor], want: list[Tensor]) -> float:
     return worst
 
 
-def random_keep(graph: sc.ChannelGraph, seed: int, low: float = 0.25, high: float = 0.5) -> Keep:
+def random_keep(graph: pr.ChannelGraph, seed: int, low: float = 0.25, high: float = 0.5) -> Keep:
     """Kept channels that remove a share in [low, high] of every unit, the same number from each block.
 
     At least one channel goes from every block that has two, so nothing that can shrink stays as it is.
@@ -79,8 +79,8 @@ def random_keep(graph: sc.ChannelGraph, seed: int, low: float = 0.25, high: floa
 
 
 @contextmanager
-def masked(model: nn.Module, graph: sc.ChannelGraph, keep: Mapping[str, Sequence[int]]) -> Iterator[None]:
-    """The dropped channels set to zero where they enter each reader: the other way to say `sc.zeroed`."""
+def masked(model: nn.Module, graph: pr.ChannelGraph, keep: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """The dropped channels set to zero where they enter each reader: the other way to say `pr.zeroed`."""
     modules = dict(model.named_modules())
     handles = []
     try:

@@ -12,7 +12,7 @@ SOURCE = """
 import torch
 from torch import nn
 from torch.nn import functional as F
-import prunus as sc
+import prunus as pr
 from tests.tasks.nets import Tagger, UNet, Wrapped, squares, sums
 
 def unet(num_classes=3):
@@ -40,7 +40,7 @@ def error():
     def close(outputs, labels):
         return -(outputs.logits.squeeze(1) - labels).abs()
     loss = lambda outputs, labels: F.l1_loss(outputs.logits.squeeze(1), labels)
-    return sc.Task(name="sums", loss=loss, quality=sc.Quality(close, "minus error", "metres"))
+    return pr.Task(name="sums", loss=loss, quality=pr.Quality(close, "minus error", "metres"))
 """
 
 

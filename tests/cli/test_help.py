@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-import prunus as sc
+import prunus as pr
 from prunus.cli import build, prune
 from prunus.cli import network as demo
 from prunus.cli.reproduce import check
@@ -49,7 +49,7 @@ def test_there_are_sixteen_verbs_and_prune_has_ten_everyday_options() -> None:
 def test_the_version_is_that_of_the_project() -> None:
     written = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["version"]
     assert lines(prunus("--version")) == [f"prunus {written}"]
-    assert sc.__version__ == written
+    assert pr.__version__ == written
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

@@ -112,7 +112,7 @@ def test_the_shape_counts_too_and_nonsense_is_named(factory: str) -> None:
 SOURCE = """
 import torch
 from torch.nn import functional as F
-import prunus as sc
+import prunus as pr
 from tests.tasks.nets import UNet, squares
 
 def make_unet():
@@ -126,7 +126,7 @@ def make_task():
     def right(outputs, labels):
         return (outputs["out"].argmax(1) == labels).float().mean((1, 2))
     loss = lambda outputs, labels: F.cross_entropy(outputs["out"], labels)
-    return sc.Task(name="pixels", loss=loss, quality=sc.Quality(right, "pixel accuracy", "%"))
+    return pr.Task(name="pixels", loss=loss, quality=pr.Quality(right, "pixel accuracy", "%"))
 
 class Stream:
     def __iter__(self):

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
 from tests.proof import counted_macs
@@ -59,10 +59,10 @@ def test_as_json() -> None:
 
 
 def test_a_plan(tmp_path: Path) -> None:
-    graph = sc.trace(create("resnet20").eval(), EXAMPLE)
-    plan = sc.Plan.of(graph, {"layer1.0.conv1:out": range(4), "layer2.0.conv1:in": range(10)})
+    graph = pr.trace(create("resnet20").eval(), EXAMPLE)
+    plan = pr.Plan.of(graph, {"layer1.0.conv1:out": range(4), "layer2.0.conv1:in": range(10)})
     (tmp_path / "plan.json").write_text(plan.to_json())
-    left = counted_macs(sc.prune(graph, plan), EXAMPLE)
+    left = counted_macs(pr.prune(graph, plan), EXAMPLE)
     facts = json.loads(prunus("inspect", "resnet20", "--plan", tmp_path / "plan.json", "--json").stdout)
     assert facts["pruned"]["macs"] == left
     said = lines(prunus("inspect", "resnet20", "--plan", tmp_path / "plan.json", columns=200))
@@ -81,8 +81,8 @@ def test_what_stays_and_why() -> None:
 
 
 def test_a_plan_of_another_network(tmp_path: Path) -> None:
-    graph = sc.trace(create("resnet20").eval(), EXAMPLE)
-    (tmp_path / "plan.json").write_text(sc.Plan.of(graph, {}).to_json())
+    graph = pr.trace(create("resnet20").eval(), EXAMPLE)
+    (tmp_path / "plan.json").write_text(pr.Plan.of(graph, {}).to_json())
     result = prunus("inspect", "resnet8", "--plan", tmp_path / "plan.json")
     assert result.exit_code == 1 and "the plan is for another network" in result.stderr
 

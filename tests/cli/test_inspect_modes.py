@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_model
 from typer.testing import Result
 
-import prunus as sc
+import prunus as pr
 from prunus.cli.network import open_model, resolve
 from prunus.scoring.metrics import METRICS
 from prunus.scoring.score import score
@@ -50,7 +50,7 @@ def test_a_table_of_scores_and_files(tmp_path: Path) -> None:
 def test_scores_are_those_of_the_library(tmp_path: Path) -> None:
     lines(scored("gsd", "--option", "ridge=0.5", "--out", tmp_path))
     images = load("digits", size=32)
-    graph = sc.trace(open_model(resolve("lenet5"), images), torch.zeros(1, *images.shape))
+    graph = pr.trace(open_model(resolve("lenet5"), images), torch.zeros(1, *images.shape))
     wanted = score(graph, images.loader("train", 128, limit=100, seed=0), "gsd", ridge=0.5)
     found = load_scores(tmp_path)["gsd"]
     assert found.options == {"ridge": 0.5} and found.num_images == 100

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import prunus as sc
+import prunus as pr
 from prunus.cli.network import NamedModel, resolve
 from prunus.errors import FileError, ModelError
 from prunus.zoo.data import load
@@ -46,7 +46,7 @@ def network(*folders: str) -> torch.nn.Module:
     """The network of the last folder, each cut from the one before."""
     model = create("lenet5", num_classes=10)
     for folder in folders:
-        model = sc.load(folder, model)
+        model = pr.load(folder, model)
     return model.eval()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import prunus as sc
+import prunus as pr
 from prunus.cli import prune as verb
 from prunus.cli.network import NamedModel
 from prunus.cli.paper_mode import paper_lines
@@ -107,11 +107,11 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
     assert not any(line.startswith("not pruned, as in the paper") for line in said)
 
 
-def told(model: str, data: str, settings: sc.Settings, classes: int = 10) -> list[str]:
+def told(model: str, data: str, settings: pr.Settings, classes: int = 10) -> list[str]:
     """What is printed before a run of a network in the paper."""
     asked = {"model": model, "data": data, "batch_size": 128, "augment": True, "holdout": "train:0.1"}
     side = 64 if model == "resnet50" else 8
-    graph = sc.trace(create(model, classes), torch.zeros(1, 3, side, side), check=False)
+    graph = pr.trace(create(model, classes), torch.zeros(1, 3, side, side), check=False)
     return paper_lines(graph, settings, asked, NamedModel(model, model))
 
 
@@ -122,13 +122,13 @@ def differing(said: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("data", ["cifar100", "cifar10"])  # the recipe is for CIFAR-100
 def test_it_names_what_the_recipe_of_the_network_names(data: str) -> None:
-    settings = sc.Settings.paper(data, "preresnet164", exclude=("conv1:out", "*.shortcut:in"))
+    settings = pr.Settings.paper(data, "preresnet164", exclude=("conv1:out", "*.shortcut:in"))
     first = "The first block has no selection here: it reads the stem, which is no stream."
     assert differing(told("preresnet164", data, settings, 100)) == [first]
 
 
 def test_what_is_about_the_data_of_a_recipe_is_named_on_its_data_only() -> None:
-    settings = sc.Settings.paper("cifar10", "resnet50", exclude=("conv1:out", "*.downsample.0:in"))
+    settings = pr.Settings.paper("cifar10", "resnet50", exclude=("conv1:out", "*.downsample.0:in"))
     block = "ResBlock1_1 has no selection here: it reads the stem, which is no stream."
     assert differing(told("resnet50", "cifar10", settings)) == [block]
     recipe = load_recipe("resnet50-imagenet-a")
@@ -137,7 +137,7 @@ def test_what_is_about_the_data_of_a_recipe_is_named_on_its_data_only() -> None:
 
 def test_it_prints_the_sentences_of_the_recipe() -> None:
     """Beside those about the unpruned network and its layers, which are the user's own."""
-    said = told("resnet56", "cifar10", sc.Settings.paper())
+    said = told("resnet56", "cifar10", pr.Settings.paper())
     printed = {text.removeprefix("left open in the paper: ") for text in said if text.startswith("left open")}
     left = set(load_recipe("resnet56-cifar10-a").left_open) - printed
     assert len(printed) == 6 and {text.split(" ")[0] for text in left} == {"How", "The", "k"} and len(left) == 3

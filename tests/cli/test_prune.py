@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import prunus as sc
+import prunus as pr
 from prunus.cli import prune as verb
 from prunus.run import compress as compress_module
 from prunus.zoo.data import load
@@ -40,7 +40,7 @@ def quick(weights: Path, out: Path, *words: str) -> list[str | Path]:
 
 
 def macs(folder: Path) -> int:
-    return counted_macs(sc.load(folder, create("lenet5")).eval(), EXAMPLE)
+    return counted_macs(pr.load(folder, create("lenet5")).eval(), EXAMPLE)
 
 
 WHOLE = counted_macs(create("lenet5").eval(), EXAMPLE)
@@ -63,7 +63,7 @@ def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
     heard = lines(prunus("evaluate", "lenet5", "--data", "digits", "--pruned", out))
     found = re.fullmatch(r"accuracy  ([\d.]+)%", heard[1])
     assert found is not None
-    small, test = sc.load(out, create("lenet5")), load("digits", size=32).loader("test", 359)
+    small, test = pr.load(out, create("lenet5")), load("digits", size=32).loader("test", 359)
     assert_accuracy(summary["after"]["test"]["quality"], small, test)
     assert_accuracy(float(found[1]) / 100, small, test, printed=1e-4)  # `evaluate` orders memory in another way
     # The same again is done at once and says the same accuracy.
@@ -110,7 +110,7 @@ def test_goals(weights: Path, tmp_path: Path, words: list[str], most: float, lea
 
 def test_params_and_points(weights: Path, tmp_path: Path) -> None:
     lines(prunus(*quick(weights, tmp_path / "a", "--epochs", "0", "--params", "40K", "--only", "conv2:out")))
-    small = sc.load(tmp_path / "a", create("lenet5"))
+    small = pr.load(tmp_path / "a", create("lenet5"))
     left = sum(p.numel() for p in small.parameters() if p.dim() > 1)
     assert 35_000 <= left <= 40_000 + 300
     lines(prunus(*quick(weights, tmp_path / "b", "--epochs", "0", "--max-drop", "3")))

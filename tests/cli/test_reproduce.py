@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import prunus as sc
+import prunus as pr
 from prunus.studies.recipes import load_recipe, recipe_names
 from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
@@ -111,12 +111,12 @@ def test_a_table_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     words += ["--set", "rounds=1", "--set", "train.epochs=1", "--set", "num_images=100"]  # a test must be quick
     said = lines(prunus(*words, columns=400))
     folder = Path("runs/table1-smoke")
-    rows = sc.studies.read_study(folder / "table")["rows"]
+    rows = pr.studies.read_study(folder / "table")["rows"]
     assert {row["method"] for row in rows} == set(TABLE_1) and len(rows) == 7
     for row in rows:
         assert 29.0 < row["macs_removed"] < 60  # three tenths were asked for, and a LeNet's channels are few
     assert "  run: model vgg19 -> lenet5" in said and "  run: target 0.595 -> 0.3" in said
     assert any("The paper has no rows for lenet5 on digits." in line for line in said)
-    assert sc.load(folder / "vgg19-cifar100", create("lenet5"))
+    assert pr.load(folder / "vgg19-cifar100", create("lenet5"))
     again = lines(prunus(*words, columns=400))
     assert again[-4:] == said[-4:]

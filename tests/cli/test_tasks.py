@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 import torch
 
-import prunus as sc
+import prunus as pr
 from tests.cli.command_line import lines, prunus
 from tests.cli.task_files import own_module, photos, street
 from tests.tasks.nets import Wrapped, sums
@@ -172,7 +172,7 @@ def test_from_prune_to_bench(dimensions: int, tmp_path: Path, monkeypatch: pytes
     assert "R2" in Path("run/report.html").read_text()
 
     torch.manual_seed(0)
-    small = sc.load("run", Wrapped(dimensions)).eval()
+    small = pr.load("run", Wrapped(dimensions)).eval()
     (left, right), _ = sums(dimensions, seed=3)[0]
     with torch.no_grad():
         wanted = small(left, right)

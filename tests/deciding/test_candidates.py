@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import prunus as sc
+import prunus as pr
 from prunus.deciding.candidates import candidates, check_patterns
 from prunus.deciding.sensitivity import sensitivity
 from prunus.deciding.settings import RankSettings
@@ -30,10 +30,10 @@ def test_patterns_of_units_and_of_layers() -> None:
     assert set(candidates(graph, exclude=["*:out"], only=["down*"])) == {"down:in"}
     found = sensitivity(graph, scores, pairs, exclude=["conv1*", "group:out"], exact=True)
     assert set(found.tried) == {"down:in", "down:out", "point:out"}
-    residual = sc.trace(seeded(NETS["residual"].build), Mixed.example)
+    residual = pr.trace(seeded(NETS["residual"].build), Mixed.example)
     assert set(residual.units) - set(candidates(residual)) == {"fc:in"}  # the classifier's reading of the stream
     linear = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
-    assert candidates(sc.trace(linear, torch.zeros(1, 3, 2, 2)), only=["1*"])
+    assert candidates(pr.trace(linear, torch.zeros(1, 3, 2, 2)), only=["1*"])
 
 
 def test_a_string_is_one_pattern(tmp_path: Path) -> None:
@@ -42,14 +42,14 @@ def test_a_string_is_one_pattern(tmp_path: Path) -> None:
     result = run(tmp_path, only="wid*", target=0.05, epochs=0, rounds=1)
     cut = {name for name, lost in result.plan.removed().items() if lost}
     assert cut and all(fnmatch.fnmatch(name, "wid*") for name in cut)
-    graph = sc.trace(trained(), EXAMPLE)
-    scores = sc.score(graph, TRAIN, metric="l1")
-    assert set(sc.sensitivity(graph, scores, HOLDOUT, only="wide*").tried) == {"wide:in", "wide:out"}
-    assert set(sc.sensitivity(graph, scores, HOLDOUT, exclude="wide*").tried) == {"conv1:in", "conv1:out"}
+    graph = pr.trace(trained(), EXAMPLE)
+    scores = pr.score(graph, TRAIN, metric="l1")
+    assert set(pr.sensitivity(graph, scores, HOLDOUT, only="wide*").tried) == {"wide:in", "wide:out"}
+    assert set(pr.sensitivity(graph, scores, HOLDOUT, exclude="wide*").tried) == {"conv1:in", "conv1:out"}
 
 
 def test_patterns_that_match_something_are_accepted() -> None:
-    graph = sc.trace(trained(), EXAMPLE)
+    graph = pr.trace(trained(), EXAMPLE)
     check_patterns(graph, only=["wide*"])
     assert "fc" in graph.frozen
     check_patterns(graph, exclude=["fc"])  # a frozen layer may be excluded

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import COSTS, CostEntry, cost_function, table_cost
 from prunus.deciding.sensitivity import sensitivity
@@ -56,7 +56,7 @@ def test_steps_of_the_kernels_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # times by this clock are of no use to others
     monkeypatch.setattr(stopwatch, "time", CLOCK)
     monkeypatch.setattr("prunus.timing.layer_timing.processor_time", lambda device, threads: False)
-    graph = sc.trace(seeded(Stepped), EXAMPLE)
+    graph = pr.trace(seeded(Stepped), EXAMPLE)
     cost = cost_function(graph, "latency")
     (name,) = [n for n, u in graph.units.items() if [r.module for r in u.readers] == ["last"]]
     lost = [cost({}) - cost({name: list(range(n))}) for n in (16, 8, 4)]
@@ -95,17 +95,17 @@ def test_what_is_not_a_layer_counts_at_the_layers_that_write_it(streams: str) ->
 
 
 def test_a_cost_that_a_user_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def channel_count(graph: sc.ChannelGraph) -> object:
+    def channel_count(graph: pr.ChannelGraph) -> object:
         return lambda keep: float(sum(len(keep.get(name, range(unit.width))) for name, unit in graph.units.items()))
 
     monkeypatch.setattr(COSTS, "_registered", {})
     COSTS.register(CostEntry(name="channels", help="Number of channels that are kept", of=channel_count))  # type: ignore[arg-type]
     assert list(COSTS) == ["channels", "latency", "macs", "params"]
     check_settings(Settings(target=0.5, cost="channels"))
-    graph = sc.trace(nets.Residual().eval(), torch.zeros(1, 3, 8, 8))  # conv1:in 4, conv1:out 6, fc:in 4
+    graph = pr.trace(nets.Residual().eval(), torch.zeros(1, 3, 8, 8))  # conv1:in 4, conv1:out 6, fc:in 4
     scores = Scores("rising", {name: np.arange(unit.width, dtype=float) for name, unit in graph.units.items()})
     batch = [(torch.randn(6, 3, 8, 8), torch.zeros(6, dtype=torch.long))]
-    found = sc.sensitivity(graph, scores, batch, cost="channels", alpha=2, exact=True)
+    found = pr.sensitivity(graph, scores, batch, cost="channels", alpha=2, exact=True)
     assert found.cost == "channels"
     rows = {name: (row.channels, row.saved) for name, row in found.tried.items()}
     assert rows == {"conv1:in": (2, 2.0), "conv1:out": (2, 2.0)}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-import prunus as sc
+import prunus as pr
 from prunus.deciding.goal import Budget, Goal, parse_number
 from tests import nets
 
 
-def graph() -> sc.ChannelGraph:
-    return sc.trace(nets.Chain().eval(), torch.zeros(1, 3, 8, 8))
+def graph() -> pr.ChannelGraph:
+    return pr.trace(nets.Chain().eval(), torch.zeros(1, 3, 8, 8))
 
 
 def test_budgets() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import prunus as sc
+import prunus as pr
 from prunus.deciding.candidates import candidates, check_patterns
 from prunus.deciding.goal import Goal, parse_number
 from prunus.deciding.sensitivity import sensitivity
@@ -29,20 +29,20 @@ NAN, INF = float("nan"), float("inf")
 
 
 @cache
-def case() -> tuple[Any, sc.ChannelGraph, Scores, list[Any]]:
+def case() -> tuple[Any, pr.ChannelGraph, Scores, list[Any]]:
     return mixed(10)
 
 
 @cache
-def toy() -> tuple[sc.ChannelGraph, Scores]:
-    graph = sc.trace(trained(), torch.zeros(1, 3, 6, 6))
-    return graph, sc.score(graph, TRAIN, metric="l1")
+def toy() -> tuple[pr.ChannelGraph, Scores]:
+    graph = pr.trace(trained(), torch.zeros(1, 3, 6, 6))
+    return graph, pr.score(graph, TRAIN, metric="l1")
 
 
 @cache
-def small() -> sc.ChannelGraph:
+def small() -> pr.ChannelGraph:
     """a:out has 4 channels."""
-    return sc.trace(nets.Chain().eval(), torch.zeros(1, 3, 8, 8))
+    return pr.trace(nets.Chain().eval(), torch.zeros(1, 3, 8, 8))
 
 
 def measure(**how: Any) -> Any:
@@ -61,8 +61,8 @@ def flat(ratio: float = 0.1, values: Any = None, **how: Any) -> Any:
 
 
 def without_norms() -> Any:
-    plain = sc.trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), torch.zeros(1, 3, 8, 8))
-    scores, budget = sc.score(plain, metric="bn_scale"), Goal(target=0.4).budget(plain)
+    plain = pr.trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), torch.zeros(1, 3, 8, 8))
+    scores, budget = pr.score(plain, metric="bn_scale"), Goal(target=0.4).budget(plain)
     return SPLITS["global_ranking"].plan(SplitTask(plain, scores, budget, SplitSettings(), lambda _: pytest.fail("")))
 
 
@@ -70,17 +70,17 @@ def far(split: Callable[..., Any]) -> Any:
     return split(Cutter(case()[1], case()[2]), candidates(case()[1]), 0.001 * case()[1].macs)
 
 
-def resnet8() -> sc.ChannelGraph:
-    return sc.trace(create("resnet8"), torch.zeros(1, 3, 32, 32))
+def resnet8() -> pr.ChannelGraph:
+    return pr.trace(create("resnet8"), torch.zeros(1, 3, 32, 32))
 
 
-def linear() -> sc.ChannelGraph:
+def linear() -> pr.ChannelGraph:
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
-    return sc.trace(network, torch.zeros(1, 3, 2, 2))
+    return pr.trace(network, torch.zeros(1, 3, 2, 2))
 
 
-def single() -> sc.ChannelGraph:
-    return sc.trace(nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten()), torch.zeros(1, 3, 2, 2))
+def single() -> pr.ChannelGraph:
+    return pr.trace(nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten()), torch.zeros(1, 3, 2, 2))
 
 
 UNREACHED = r"removing 99\.9% of the macs is out of reach: with every unit at its floor"
@@ -136,7 +136,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
             rf"{o}: the pattern 'conv1:inn' matches no unit.*nearest names are conv1:in, ",
         )
         for o in ("only", "exclude")
-        for f in (lambda **how: run(target=0.1, **how), lambda **how: sc.sensitivity(*toy(), HOLDOUT, **how))
+        for f in (lambda **how: run(target=0.1, **how), lambda **how: pr.sensitivity(*toy(), HOLDOUT, **how))
     ),
     (lambda: run(target=0.1, only=3), "a string or several strings, got 3"),
     (lambda: check_patterns(resnet8(), only=["layer1"]), r"inside it, write 'layer1\.\*'"),

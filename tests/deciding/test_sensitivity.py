@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import cost_function
 from prunus.deciding.sensitivity import Sensitivity, sensitivity
@@ -68,7 +68,7 @@ def test_as_the_paper_writes_it(name: str, alpha: float) -> None:
     model = seeded(build)
     images = drawn(example, 60)
     pairs = batches(images, answered(model, images), 25)
-    graph = sc.trace(model, example)
+    graph = pr.trace(model, example)
     scores = random_scores(graph)
     assert sorted(candidates(graph)) == sorted(units)
 
@@ -101,20 +101,20 @@ def test_as_the_paper_writes_it(name: str, alpha: float) -> None:
     plan = decide(graph, scores, got)
     assert {n: count for n, count in plan.removed().items() if count} == {n: want.removed[n] for n in chosen}
     keep = {n: without_weakest(graph.units[n], scores.values[n], want.removed[n]) for n in chosen}
-    pruned = sc.prune(graph, sc.Plan.of(graph, keep))
-    assert relative_error(outputs(sc.prune(graph, plan), images), outputs(pruned, images)) < 1e-6
+    pruned = pr.prune(graph, pr.Plan.of(graph, keep))
+    assert relative_error(outputs(pr.prune(graph, plan), images), outputs(pruned, images)) < 1e-6
 
 
 def test_weights_as_cost() -> None:
     small = seeded(lambda: create("resnet8", num_classes=10))
     images = drawn(torch.zeros(1, 3, 32, 32), 20)
-    graph = sc.trace(small, images[:1])
+    graph = pr.trace(small, images[:1])
     scores = random_scores(graph)
     got = sensitivity(graph, scores, batches(images, answered(small, images), 20), cost="params", exact=True)
     assert got.cost == "params"
     for name, row in got.tried.items():
         keep = [i for i in range(row.width) if i not in scores.order(name)[: row.channels]]
-        pruned = sc.prune(graph, sc.Plan.of(graph, {name: keep}))
+        pruned = pr.prune(graph, pr.Plan.of(graph, {name: keep}))
         before, after = (sum(p.numel() for p in net.parameters() if p.dim() > 1) for net in (small, pruned))
         assert row.saved == before - after
 
@@ -132,14 +132,14 @@ def test_a_tensor_that_forward_creates() -> None:
             return self.fc(x.relu().mean((2, 3))) + torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4])
 
     model = seeded(Constant)
-    graph = sc.trace(model, Mixed.example)
+    graph = pr.trace(model, Mixed.example)
     scores = random_scores(graph)
     images = drawn(Mixed.example, 60)
     pairs = batches(images, answered(model, images), 25)
     found = sensitivity(graph, scores, pairs, measure="loss", alpha=1, exact=True)
     assert set(found.tried) == set(graph.units) == {"a:out", "b:out"}
     for name, row in found.tried.items():
-        with sc.zeroed(graph, {name: without_weakest(graph.units[name], scores.values[name], row.channels)}):
+        with pr.zeroed(graph, {name: without_weakest(graph.units[name], scores.values[name], row.channels)}):
             assert row.value == pytest.approx(-measured(model, pairs)[1], rel=1e-5)
 
 
@@ -181,7 +181,7 @@ def test_everything_is_left_as_found() -> None:
 
 def test_the_same_again_as_json_and_as_a_table() -> None:
     _, graph, scores, pairs = mixed(200)
-    units = sc.repair_each(graph, pairs, how="bn")
+    units = pr.repair_each(graph, pairs, how="bn")
     one, two = (sensitivity(graph, scores, pairs, seed=3, repair=units) for _ in range(2))
     assert one == two and one.repair == "bn"
     data = json.loads(json.dumps(to_data(one)))

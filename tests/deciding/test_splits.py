@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import cost_function
 from prunus.deciding.goal import Goal
@@ -36,14 +36,14 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 EXAMPLE = torch.zeros(1, 3, 8, 8)
 
 
-def network(name: str) -> tuple[nn.Module, Any, sc.ChannelGraph, Scores]:
+def network(name: str) -> tuple[nn.Module, Any, pr.ChannelGraph, Scores]:
     build, example = NETWORKS[name]
     model = seeded(build)
-    graph = sc.trace(model, example)
+    graph = pr.trace(model, example)
     return model, example, graph, random_scores(graph)
 
 
-def made(graph: sc.ChannelGraph, scores: Scores, *, alpha: float = 3, seed: int = 0, **room: Any) -> Sensitivity:
+def made(graph: pr.ChannelGraph, scores: Scores, *, alpha: float = 3, seed: int = 0, **room: Any) -> Sensitivity:
     """A sensitivity with drawn accuracies: what units are ranked by is not what is tested here."""
     cutter = Cutter(graph, scores, WidthLimits(**room))
     found = amounts(cutter, candidates(graph), alpha=alpha, cost=cost_function(graph, "macs"))
@@ -56,7 +56,7 @@ def made(graph: sc.ChannelGraph, scores: Scores, *, alpha: float = 3, seed: int 
     return Sensitivity("algorithm1", "accuracy", "macs", alpha, 0.9, 0.1, 0.9, 10, rows)
 
 
-def lost_by(plan: sc.Plan) -> dict[str, int]:
+def lost_by(plan: pr.Plan) -> dict[str, int]:
     return {name: count for name, count in plan.removed().items() if count}
 
 
@@ -69,7 +69,7 @@ def test_targets_are_met_within_half_a_per_cent(name: str, target: float) -> Non
     model, example, graph, scores = network(name)
     for k, seed in ((None, 0), (2, 1)):
         plan = decide(graph, scores, made(graph, scores, seed=seed), k, target)
-        removed = 1 - counted_macs(sc.prune(graph, plan), example) / counted_macs(model, example)
+        removed = 1 - counted_macs(pr.prune(graph, plan), example) / counted_macs(model, example)
         assert target <= removed <= target + 0.005
 
 
@@ -81,7 +81,7 @@ def test_targets_in_weights_and_in_a_user_provided_cost() -> None:
         return sum(p.numel() for n, p in network.named_parameters() if p.dim() > 1)
 
     plan = decide(graph, scores, found, target=0.4, cost="params")
-    assert 0.4 <= 1 - weights(sc.prune(graph, plan)) / weights(model) <= 0.405
+    assert 0.4 <= 1 - weights(pr.prune(graph, plan)) / weights(model) <= 0.405
 
     def inner(keep: Mapping[str, Any]) -> float:
         """Channels that are left in blocks, squared."""
@@ -104,14 +104,14 @@ def test_the_chosen_units_lose_in_proportion_and_others_join_only_where_they_mus
     assert counted_macs(at_floors(graph, scores, found.ranked()[: len(names) - 1]), example) > graph.macs / 2
 
 
-def at_floors(graph: sc.ChannelGraph, scores: Scores, names: Iterable[str]) -> nn.Module:
+def at_floors(graph: pr.ChannelGraph, scores: Scores, names: Iterable[str]) -> nn.Module:
     """The network when these units have lost all that they may."""
     keep = {}
     for name in names:
         unit = graph.units[name]
         least = unit.granule * math.ceil(max(2, math.ceil(unit.width / 10)) / unit.granule)
         keep[name] = without_weakest(unit, scores.values[name], unit.width - least)
-    return sc.prune(graph, sc.Plan.of(graph, keep))
+    return pr.prune(graph, pr.Plan.of(graph, keep))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -124,18 +124,18 @@ def test_out_of_reach_says_how_far_it_can_go(name: str) -> None:
     with pytest.raises(DecideError, match=complaint):
         decide(graph, scores, found, target=0.999)
     plan = decide(graph, scores, found, target=reach - 1e-9)
-    assert counted_macs(sc.prune(graph, plan), example) == counted_macs(smallest, example)
+    assert counted_macs(pr.prune(graph, plan), example) == counted_macs(smallest, example)
     with pytest.raises(DecideError, match="out of reach"):
         decide(graph, scores, found, target=reach + 1e-3)
 
 
 def test_a_target_of_the_original_network_in_a_later_round() -> None:
     model, example, graph, scores = network("resnet20")
-    first = sc.prune(graph, decide(graph, scores, made(graph, scores), target=0.3))
-    later = sc.trace(first, example)
+    first = pr.prune(graph, decide(graph, scores, made(graph, scores), target=0.3))
+    later = pr.trace(first, example)
     scores = random_scores(later, seed=1)
     plan = decide(later, scores, made(later, scores), target=0.5, whole=graph.macs)
-    assert 0.5 <= 1 - counted_macs(sc.prune(later, plan), example) / counted_macs(model, example) <= 0.505
+    assert 0.5 <= 1 - counted_macs(pr.prune(later, plan), example) / counted_macs(model, example) <= 0.505
 
 
 @pytest.mark.parametrize("round_to", [4, 8])
@@ -156,8 +156,8 @@ def test_floors_are_shares_of_the_original_widths() -> None:
     """A unit of 64 channels that has 10 left may go to 7, not to 2."""
     _, example, graph, scores = network("resnet20")
     names = [n for n in candidates(graph) if graph.units[n].width == 64]
-    small = sc.prune(graph, sc.Plan.of(graph, {n: list(range(10)) for n in names}))
-    later = sc.trace(small, example)
+    small = pr.prune(graph, pr.Plan.of(graph, {n: list(range(10)) for n in names}))
+    later = pr.trace(small, example)
     scores = random_scores(later)
     widths = {n: u.width for n, u in graph.units.items()}
     assert WidthLimits(1, widths).choices(later.units[names[0]]) == [0, 1, 2, 3]
@@ -186,25 +186,25 @@ def test_li_et_al_by_ratio() -> None:
         assert [row.channels for row in curve] == [width // 4, width // 2, 3 * width // 4]
         assert found.tried[name] == curve[1]
     plan = decide(graph, scores, found, target=removed)
-    assert removed <= 1 - counted_macs(sc.prune(graph, plan), example) / graph.macs <= removed + 0.005
+    assert removed <= 1 - counted_macs(pr.prune(graph, plan), example) / graph.macs <= removed + 0.005
     shares = {n: count / graph.units[n].width for n, count in lost_by(plan).items()}
     assert set(shares) == set(found.ranked()[:6])
     assert max(shares.values()) - min(shares.values()) <= 2 / 16 + 1e-9  # one channel of the narrowest, each way
     half = decide(graph, scores, found)
     assert lost_by(half) == {n: graph.units[n].width // 2 for n in found.ranked()[:6]}
     first = found.ranked()[0]
-    one = sc.prune(graph, sc.Plan.of(graph, {first: list(half.keep[first])}))
+    one = pr.prune(graph, pr.Plan.of(graph, {first: list(half.keep[first])}))
     assert found.curves[first][1].saved == graph.macs - counted_macs(one, example)
 
 
 # ------------------------------------------------------------------------------------------------------------- uniform
 
 
-def graph_of(model: nn.Module, size: int = 8) -> sc.ChannelGraph:
-    return sc.trace(model.eval(), torch.zeros(1, 3, size, size))
+def graph_of(model: nn.Module, size: int = 8) -> pr.ChannelGraph:
+    return pr.trace(model.eval(), torch.zeros(1, 3, size, size))
 
 
-def rising(graph: sc.ChannelGraph) -> Scores:
+def rising(graph: pr.ChannelGraph) -> Scores:
     """Channel i is worth i."""
     return Scores("rising", {name: np.arange(unit.width, dtype=float) for name, unit in graph.units.items()})
 
@@ -263,7 +263,7 @@ def chain_macs(a: int, b: int, c: int) -> int:
 def test_the_smallest_share_that_meets_the_goal(share_left: float) -> None:
     """Beside a search through all shares in steps of 1/1000, MACs counted by PyTorch's own counter."""
     model = seeded(chain)
-    graph = sc.trace(model, EXAMPLE)
+    graph = pr.trace(model, EXAMPLE)
     scores, names = random_scores(graph), list(graph.units)
     goal = share_left * counted_macs(model, EXAMPLE)
 
@@ -277,7 +277,7 @@ def test_the_smallest_share_that_meets_the_goal(share_left: float) -> None:
     plan = uniform_within(Cutter(graph, scores), names, goal)
     found = [plan.removed()[name] for name in names]
     assert all(0 <= most - got <= 1 for most, got in zip(removed, found, strict=True))  # a step may be given back
-    assert counted_macs(sc.prune(graph, plan), EXAMPLE) == macs(found) <= goal
+    assert counted_macs(pr.prune(graph, plan), EXAMPLE) == macs(found) <= goal
     for i in range(3):  # and no more can be given back
         less = [got - (i == j) for j, got in enumerate(found)]
         assert found[i] < removed[i] or less[i] < 0 or macs(less) > goal
@@ -296,7 +296,7 @@ def test_the_smallest_share_that_meets_the_goal(share_left: float) -> None:
 def test_channels_go_from_the_lowest_score_until_the_goal_is_met(share: float) -> None:
     """Beside a loop that removes them one by one."""
     model = seeded(chain)
-    graph = sc.trace(model, EXAMPLE)
+    graph = pr.trace(model, EXAMPLE)
     draw, names = np.random.default_rng(0), list(graph.units)
     scores = Scores("drawn", {name: draw.normal(size=graph.units[name].width) for name in names})
     goal = share * counted_macs(model, EXAMPLE)
@@ -309,16 +309,16 @@ def test_channels_go_from_the_lowest_score_until_the_goal_is_met(share: float) -
             kept[name].discard(channel)
     plan = global_ranking(Cutter(graph, scores), names, goal)
     assert {name: set(plan.keep[name]) for name in names} == kept
-    assert counted_macs(sc.prune(graph, plan), EXAMPLE) == chain_macs(*map(len, kept.values())) <= goal
+    assert counted_macs(pr.prune(graph, plan), EXAMPLE) == chain_macs(*map(len, kept.values())) <= goal
 
 
 def test_the_default_is_the_threshold_of_network_slimming() -> None:
     """|scale| of the batch norms over the whole network, one threshold; what is below it goes."""
     model: Any = seeded(chain)
-    graph = sc.trace(model, EXAMPLE)
+    graph = pr.trace(model, EXAMPLE)
     split = SPLITS["global_ranking"]
     assert split.metric == "bn_scale" and not split.ranks
-    budget, scores = Goal(target=0.4).budget(graph), sc.score(graph, metric="bn_scale")
+    budget, scores = Goal(target=0.4).budget(graph), pr.score(graph, metric="bn_scale")
     plan = split.plan(SplitTask(graph, scores, budget, SplitSettings(), lambda _: pytest.fail("ranks nothing")))
     scales = [model[place].weight.detach().abs().numpy() for place in (1, 4, 7)]
     gone = np.concatenate([np.delete(s, list(plan.keep[n])) for s, n in zip(scales, graph.units, strict=True)])
@@ -348,7 +348,7 @@ class Blocks(nn.Module):
         return x
 
 
-def blocks(seed: int) -> tuple[nn.Module, sc.ChannelGraph, Scores]:
+def blocks(seed: int) -> tuple[nn.Module, pr.ChannelGraph, Scores]:
     """Errors add up as channels go, each adding at least as much as the one before; in no order of channels."""
     draw = np.random.default_rng(seed)
     values = {}
@@ -356,7 +356,7 @@ def blocks(seed: int) -> tuple[nn.Module, sc.ChannelGraph, Scores]:
         added = np.sort(draw.exponential(size=width)) * draw.uniform(0.2, 5)
         values[name] = draw.permutation(np.cumsum(added))
     model = seeded(Blocks)
-    return model, sc.trace(model, torch.zeros(1, STREAM, 8, 8)), Scores("rebuilt", values, 1)
+    return model, pr.trace(model, torch.zeros(1, STREAM, 8, 8)), Scores("rebuilt", values, 1)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -370,7 +370,7 @@ def test_no_other_split_has_a_smaller_error(seed: int, share: float) -> None:
     gone = [plan.removed()[name] for name in NAMES]
     curves = [np.concatenate([[0.0], np.sort(scores.values[name])]) for name in NAMES]
     channels = int(np.ceil((1 - share) * sum(WIDTHS) - 1e-9))  # that must go: all cost the same
-    assert sum(gone) == channels and counted_macs(sc.prune(graph, plan), example) == whole - channels * EACH
+    assert sum(gone) == channels and counted_macs(pr.prune(graph, plan), example) == whole - channels * EACH
     splits = itertools.product(*(range(width - 1) for width in WIDTHS))  # two channels stay
     best = min(
         sum(curve[n] for curve, n in zip(curves, split, strict=True)) for split in splits if sum(split) == channels
@@ -406,9 +406,9 @@ def test_multiples_and_units_that_save_nothing() -> None:
 
 
 def test_a_split_that_a_user_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def every_other(task: SplitTask) -> sc.Plan:
+    def every_other(task: SplitTask) -> pr.Plan:
         widest = max(task.graph.units.values(), key=lambda unit: unit.width)
-        return sc.Plan.of(task.graph, task.graph.balance({widest.name: list(range(0, widest.width, 2))}))
+        return pr.Plan.of(task.graph, task.graph.balance({widest.name: list(range(0, widest.width, 2))}))
 
     monkeypatch.setattr(SPLITS, "_registered", {})
     entry = Split(

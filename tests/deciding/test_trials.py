@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import prunus as sc
+import prunus as pr
 from prunus.deciding import trials
 from prunus.deciding.sensitivity import Sensitivity, sensitivity
 from prunus.errors import DataError
@@ -35,13 +35,13 @@ from tests.proof import assert_accuracy
 
 
 def assert_rows(
-    found: Sensitivity, graph: sc.ChannelGraph, scores: Scores, pairs: list[Any], images: int, at_least: int
+    found: Sensitivity, graph: pr.ChannelGraph, scores: Scores, pairs: list[Any], images: int, at_least: int
 ) -> None:
     """Units that were tried on all images have the accuracy of the network with their weakest channels zeroed."""
     full = {name: row for name, row in found.tried.items() if row.num_images == images}
     assert len(full) >= at_least
     for name, row in full.items():
-        with sc.zeroed(graph, {name: without_weakest(graph.units[name], scores.values[name], row.channels)}):
+        with pr.zeroed(graph, {name: without_weakest(graph.units[name], scores.values[name], row.channels)}):
             assert_accuracy(row.accuracy, graph.model, pairs)
 
 
@@ -96,7 +96,7 @@ def test_by_loss(exact: bool) -> None:
     assert found.base_loss == pytest.approx(measured(model, pairs)[1], rel=1e-5)
     for name, row in found.tried.items():
         keep = without_weakest(graph.units[name], scores.values[name], row.channels)
-        with sc.zeroed(graph, {name: keep}):
+        with pr.zeroed(graph, {name: keep}):
             loss = measured(model, pairs)[1]
         if row.num_images == 60:
             assert row.value == pytest.approx(-loss, rel=1e-4) and row.loss == pytest.approx(loss, rel=1e-4)
@@ -119,7 +119,7 @@ def test_by_a_user_provided_measure() -> None:
     assert seen == [20] * (1 + len(found.tried))
     for name, row in found.tried.items():
         keep = without_weakest(graph.units[name], scores.values[name], row.channels)
-        with sc.zeroed(graph, {name: keep}), torch.no_grad():
+        with pr.zeroed(graph, {name: keep}), torch.no_grad():
             assert row.value == pytest.approx(small(model, pairs), rel=1e-5)
     assert found.ranked()[0] == max(found.tried, key=lambda n: found.tried[n].value)
 
@@ -133,7 +133,7 @@ def test_a_user_provided_repair_is_in_force_when_a_unit_is_tried(how: dict[str, 
 
     @contextmanager
     def turned(unit: str, kept: Sequence[int]) -> Iterator[None]:
-        with sc.zeroed(graph, {unit: kept}), torch.no_grad():  # puts the weights back
+        with pr.zeroed(graph, {unit: kept}), torch.no_grad():  # puts the weights back
             for reader in graph.units[unit].readers:
                 model.get_submodule(reader.module).weight.mul_(-1)
             yield
@@ -173,7 +173,7 @@ def test_batches_that_are_too_large_for_memory(monkeypatch: pytest.MonkeyPatch, 
 def test_several_inputs_and_dicts(name: str) -> None:
     model = seeded(NETS[name].build)
     images = drawn(NETS[name].example(), 130)
-    graph = sc.trace(model, NETS[name].example())
+    graph = pr.trace(model, NETS[name].example())
     scores, pairs = random_scores(graph), batches(images, answered(model, images), 40)
     exact = sensitivity(graph, scores, pairs, exact=True, alpha=1)
     raced = sensitivity(graph, scores, pairs, alpha=1, tolerance=0.0)
@@ -187,7 +187,7 @@ def test_a_race_over_images_of_two_sizes_and_an_empty_batch() -> None:
     model, graph, scores, _ = mixed(10)
     sizes = [drawn(torch.zeros(1, 3, size, size), 70, seed=size) for size in (8, 12)]
     pairs = [(images, torch.randn(70)) for images in sizes] + [(sizes[0][:0], torch.zeros(0))]
-    task = sc.Task(
+    task = pr.Task(
         loss=lambda out, y: (out[:, 0] - y).abs().mean(), quality=lambda out, y: -(out[:, 0] - y).abs(), name="near"
     )
     exact = sensitivity(graph, scores, pairs, task=task, exact=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import cost_function
 from prunus.deciding.widths import Amount, Cutter, WidthLimits, amounts, floor_of
@@ -16,14 +16,14 @@ from tests.deciding.toys import Mixed, random_scores, seeded
 CIFAR = torch.zeros(1, 3, 32, 32)
 
 
-def amounts_of(graph: sc.ChannelGraph, alpha: float, cost: str = "macs") -> dict[str, Amount]:
+def amounts_of(graph: pr.ChannelGraph, alpha: float, cost: str = "macs") -> dict[str, Amount]:
     cutter = Cutter(graph, random_scores(graph))
     return amounts(cutter, candidates(graph), alpha=alpha, cost=cost_function(graph, cost))
 
 
 def test_multiples_by_hand() -> None:
     """point:out has 20 channels. In eights it may go down to 16 or 8; nearest to what Eqn. 3 says."""
-    graph = sc.trace(seeded(Mixed), Mixed.example)
+    graph = pr.trace(seeded(Mixed), Mixed.example)
     unit = graph.units["point:out"]
     assert WidthLimits(8).choices(unit) == [0, 4, 12]
     assert [WidthLimits(8).nearest(unit, x) for x in (0.4, 1.9, 2.1, 7.9, 8.1, 30)] == [0, 0, 4, 4, 12, 12]
@@ -40,7 +40,7 @@ def test_multiples_by_hand() -> None:
 @pytest.mark.parametrize("network", ["mixed", "resnet8", "resnet56"])
 def test_all_units_lose_the_same_within_half_a_granule(network: str, alpha: float) -> None:
     build, example = (Mixed, Mixed.example) if network == "mixed" else (lambda: create(network), CIFAR)
-    graph = sc.trace(seeded(build), example)
+    graph = pr.trace(seeded(build), example)
     found = amounts_of(graph, alpha)
     aim = alpha * max(amount.floss for amount in found.values())
     free = [amount for amount in found.values() if not amount.stopped]
@@ -59,7 +59,7 @@ def test_resnet56_by_hand() -> None:
     """An inner channel of stage 1: a filter of conv1 and the slice of conv2, 2 x 16 x 9 x 32 x 32 MACs. An input of
     a block: the slice of conv1 alone. Stages 2 and 3 have twice the width on a quarter of the positions. Parameters do
     not know of positions: an inner channel of stage n saves 2 x 16n x 9 weights."""
-    graph = sc.trace(create("resnet56"), CIFAR)
+    graph = pr.trace(create("resnet56"), CIFAR)
     found = amounts_of(graph, 3)
     assert found["layer1.3.conv1:out"].floss == 2 * 16 * 9 * 1024 == 294_912
     assert found["layer1.3.conv1:in"].floss == 16 * 9 * 1024
@@ -88,7 +88,7 @@ class Inner(nn.Module):
 
 def test_what_costs_nothing_at_first_still_counts() -> None:
     """One channel saves nothing, half of them do: FLOSS is theirs. Where all are alike, it is Eqn. 2's."""
-    graph = sc.trace(seeded(Inner), Mixed.example)
+    graph = pr.trace(seeded(Inner), Mixed.example)
     cutter = Cutter(graph, random_scores(graph))
     (name,) = graph.units
     steps = amounts(cutter, [name], alpha=1, cost=lambda keep: 12.0 * -(-len(keep.get(name, range(24))) // 12))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-import prunus as sc
+import prunus as pr
 from prunus.scoring.scores import Scores
 from tests.nets import conv, pooled
 from tests.proof import Bounds, accuracy_bounds, call, counted_macs
@@ -39,11 +39,11 @@ class Mixed(nn.Module):
         return self.fc2(torch.relu(self.fc1(pooled(x))))
 
 
-def mixed(images: int = 60, *sizes: int, seed: int = 0) -> tuple[Any, sc.ChannelGraph, Scores, list[Batch]]:
+def mixed(images: int = 60, *sizes: int, seed: int = 0) -> tuple[Any, pr.ChannelGraph, Scores, list[Batch]]:
     """A `Mixed`, its graph, scores, and so many images in batches of these sizes."""
     model = seeded(Mixed, seed)
     inputs = drawn(Mixed.example, images, seed)
-    graph = sc.trace(model, Mixed.example)
+    graph = pr.trace(model, Mixed.example)
     return model, graph, random_scores(graph, seed), batches(inputs, answered(model, inputs), *(sizes or (25,)))
 
 
@@ -95,7 +95,7 @@ def batches(images: Any, labels: Tensor, *sizes: int) -> list[Batch]:
     return pairs
 
 
-def random_scores(graph: sc.ChannelGraph, seed: int = 0) -> Scores:
+def random_scores(graph: pr.ChannelGraph, seed: int = 0) -> Scores:
     """Some scores, no two alike."""
     draw = np.random.default_rng(seed)
     return Scores("drawn", {name: draw.permutation(unit.width) + 0.5 for name, unit in graph.units.items()})
@@ -113,7 +113,7 @@ def measured(model: nn.Module, pairs: list[Batch]) -> tuple[float, float]:
     return right / images, loss / images
 
 
-def without_weakest(unit: sc.Unit, values: Any, removed: int) -> list[int]:
+def without_weakest(unit: pr.Unit, values: Any, removed: int) -> list[int]:
     """The channels left when each of the unit's blocks has lost its share of the weakest ones."""
     gone: set[int] = set()
     for block in set(unit.blocks.tolist()):
@@ -135,7 +135,7 @@ class Literal:
 
 def algorithm_1(
     model: nn.Module,
-    graph: sc.ChannelGraph,
+    graph: pr.ChannelGraph,
     scores: Scores,
     names: list[str],
     pairs: list[Batch],
@@ -147,7 +147,7 @@ def algorithm_1(
 
     def smaller(name: str, removed: int) -> nn.Module:
         keep = without_weakest(graph.units[name], scores.values[name], removed)
-        return sc.prune(graph, sc.Plan.of(graph, {name: keep}))
+        return pr.prune(graph, pr.Plan.of(graph, {name: keep}))
 
     whole = counted_macs(model, example)
     granule = {name: graph.units[name].granule for name in names}

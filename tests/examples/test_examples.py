@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-import prunus as sc
+import prunus as pr
 from tests.networks import from_torchvision
 from tests.processes import python
 
@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     return run_example
 
 
-def check(result: sc.Compressed, target: float, learned: float, points: float) -> None:
+def check(result: pr.Compressed, target: float, learned: float, points: float) -> None:
     """The goal is met, the network had learned something, and at most `points` points of quality are lost."""
     summary = result.summary
     assert summary["removed"]["macs"] == pytest.approx(target, abs=0.01)
@@ -71,7 +71,7 @@ def test_timm_image_folder(run: Run) -> None:
     assert len(names["images"].classes) == 10 and len(list(Path("digits-folder").rglob("*.png"))) == 400
     fresh = names["timm"].create_model("test_resnet", num_classes=10)
     images = next(iter(names["test"]))[0]
-    loaded = sc.load("small-timm", fresh)
+    loaded = pr.load("small-timm", fresh)
     torch.testing.assert_close(outputs(loaded, images), outputs(names["result"].model, images))
 
 

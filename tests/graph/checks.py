@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from tests import proof
 
 IMAGE = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
@@ -23,22 +23,22 @@ KEPT: Widths = {"b:out": (6, 1)}  # the channels of `a` are all kept, those of `
 
 
 def pruned_exactly(
-    graph: sc.ChannelGraph, keep: Mapping[str, Sequence[int]], example: Any = IMAGE, tolerance: float = 1e-12
+    graph: pr.ChannelGraph, keep: Mapping[str, Sequence[int]], example: Any = IMAGE, tolerance: float = 1e-12
 ) -> nn.Module:
     """The network pruned to `keep`, which computes what the zeroed network computes."""
-    plan = sc.Plan.of(graph, keep)
-    small = sc.prune(graph, plan)
-    with sc.zeroed(graph, plan):
+    plan = pr.Plan.of(graph, keep)
+    small = pr.prune(graph, plan)
+    with pr.zeroed(graph, plan):
         zeroed = proof.outputs(graph.model, example)
     assert proof.relative_error(proof.outputs(small, example), zeroed) < tolerance
     return small
 
 
-def is_exact(model: nn.Module, example: Any, widths: Widths) -> sc.ChannelGraph:
+def is_exact(model: nn.Module, example: Any, widths: Widths) -> pr.ChannelGraph:
     """The units are these, and three random plans give what zeroing gives."""
     model = model.double().eval()
     before = proof.outputs(model, example)
-    graph = sc.trace(model, example)
+    graph = pr.trace(model, example)
     assert {name: (unit.width, unit.granule) for name, unit in graph.units.items()} == widths
     for seed in range(3):
         small = pruned_exactly(graph, proof.random_keep(graph, seed, 0.2, 0.8), example, 1e-10)

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 from torch import nn
 
-import prunus as sc
+import prunus as pr
 from prunus.zoo import models
 from tests import proof, zoo_nets
 from tests.graph.checks import pruned_exactly
@@ -42,7 +42,7 @@ def like(example: Any, dtype: torch.dtype) -> Any:
     return torch.randn(example.shape, dtype=dtype)
 
 
-def answer_of(unit: sc.Unit) -> Answer:
+def answer_of(unit: pr.Unit) -> Answer:
     return Answer(
         unit.width,
         tuple(reader.module for reader in unit.readers),
@@ -59,7 +59,7 @@ def unordered(answer: Answer) -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", ALL)
 def test_units_by_name(name: str) -> None:
     model, example = built(ALL[name])
-    units = sc.trace(model, example, streams="select").units
+    units = pr.trace(model, example, streams="select").units
     assert {key: unordered(answer_of(unit)) for key, unit in units.items()} == {
         key: unordered(answer) for key, answer in ALL[name].units.items()
     }
@@ -70,7 +70,7 @@ def test_units_by_name(name: str) -> None:
 def test_coupled_units(name: str) -> None:
     model, example = built(ALL[name])
     wanted = ALL[name].coupled if ALL[name].coupled is not None else tuple(ALL[name].units.values())
-    units = sc.trace(model, example, streams="coupled").units.values()
+    units = pr.trace(model, example, streams="coupled").units.values()
     assert sorted(unordered(answer_of(unit)) for unit in units) == sorted(unordered(answer) for answer in wanted)
 
 
@@ -78,9 +78,9 @@ def test_coupled_units(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_macs_and_params(name: str, mode: str) -> None:
     model, example = built(ALL[name])
-    graph = sc.trace(model, example, streams=mode)
+    graph = pr.trace(model, example, streams=mode)
     assert (graph.macs, graph.params) == (ALL[name].macs, ALL[name].params)
-    whole = graph.cost(sc.Plan.of(graph, {}))
+    whole = graph.cost(pr.Plan.of(graph, {}))
     assert (whole.macs, whole.params) == (ALL[name].macs, ALL[name].params)
     assert sum(layer.macs for layer in whole.layers.values()) == ALL[name].macs
 
@@ -88,7 +88,7 @@ def test_macs_and_params(name: str, mode: str) -> None:
 @pytest.mark.parametrize("name", FROZEN_NETS)
 def test_frozen_layers_are_named_with_a_reason(name: str) -> None:
     model, example = built(ALL[name])
-    frozen = sc.trace(model, example).frozen
+    frozen = pr.trace(model, example).frozen
     for layer in ALL[name].frozen:
         reasons = [reason for key, reason in frozen.items() if key.split(":")[0] == layer]
         assert reasons and all(len(reason) > 10 for reason in reasons), f"{layer} is not in {frozen}"
@@ -97,13 +97,13 @@ def test_frozen_layers_are_named_with_a_reason(name: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_costs_what_one_image_costs(mode: str) -> None:
     model, _ = built(NETS["residual"])
-    graph = sc.trace(model, torch.zeros(4, 3, 8, 8, dtype=torch.float64), streams=mode)
+    graph = pr.trace(model, torch.zeros(4, 3, 8, 8, dtype=torch.float64), streams=mode)
     assert graph.macs == NETS["residual"].macs
 
 
 def test_blocks_of_a_grouped_convolution() -> None:
     model, example = built(NETS["grouped"])
-    units = sc.trace(model, example).units
+    units = pr.trace(model, example).units
     assert units["a:out"].blocks.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert units["g:out"].blocks.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
@@ -111,43 +111,43 @@ def test_blocks_of_a_grouped_convolution() -> None:
 def test_blocks_of_a_shuffle() -> None:
     # Halves {0..3}, {4..7} interleave; the first group of `g` then reads 0 4 1 5, the second 2 6 3 7.
     model, example = built(NETS["shuffle"])
-    blocks = sc.trace(model, example).units["a:out"].blocks
+    blocks = pr.trace(model, example).units["a:out"].blocks
     sets = {frozenset(np.flatnonzero(blocks == block).tolist()) for block in set(blocks.tolist())}
     assert sets == {frozenset({0, 1}), frozenset({2, 3}), frozenset({4, 5}), frozenset({6, 7})}
 
 
 def test_positions_of_a_flattened_map() -> None:
     model, example = built(NETS["flattened"])
-    (reader,) = sc.trace(model, example).units["conv:out"].readers
+    (reader,) = pr.trace(model, example).units["conv:out"].readers
     wanted = np.arange(64).reshape(4, 16)  # channel c fills inputs 16 c .. 16 c + 15
     assert np.array_equal(np.sort(reader.inputs, axis=1)[np.argsort(reader.channels)], wanted)
 
 
 def test_filters_of_a_gated_half() -> None:
     model, example = built(NETS["glu"])
-    (writer,) = sc.trace(model, example).units["a:out"].writers
+    (writer,) = pr.trace(model, example).units["a:out"].writers
     pairs = {int(c): set(o.tolist()) for c, o in zip(writer.channels, writer.outputs, strict=True)}
     assert pairs == {0: {0, 4}, 1: {1, 5}, 2: {2, 6}, 3: {3, 7}}
 
 
 def test_inputs_of_two_depthwise_filters() -> None:
     model, example = built(NETS["depthwise"])
-    (reader,) = sc.trace(model, example).units["a:out"].readers
+    (reader,) = pr.trace(model, example).units["a:out"].readers
     pairs = {int(c): set(i.tolist()) for c, i in zip(reader.channels, reader.inputs, strict=True)}
     assert pairs == {0: {0, 1}, 1: {2, 3}, 2: {4, 5}, 3: {6, 7}}
 
 
 def test_readers_of_two_halves() -> None:
     model, example = built(NETS["halves"])
-    readers = {r.module: sorted(r.channels.tolist()) for r in sc.trace(model, example).units["a:out"].readers}
+    readers = {r.module: sorted(r.channels.tolist()) for r in pr.trace(model, example).units["a:out"].readers}
     assert readers == {"b": [0, 1, 2, 3], "c": [4, 5, 6, 7]}
 
 
 def test_a_stream_channel_without_readers_dies_everywhere() -> None:
     """conv1 keeps 0 1, fc keeps 1 2: channel 3 is read by nobody, so stem and conv2 lose their filter of it."""
     model, example = built(NETS["residual"])
-    graph = sc.trace(model, example, streams="select")
-    plan = sc.Plan.of(graph, {"conv1:in": [0, 1], "fc:in": [1, 2]})
+    graph = pr.trace(model, example, streams="select")
+    plan = pr.Plan.of(graph, {"conv1:in": [0, 1], "fc:in": [1, 2]})
     cost = graph.cost(plan)
     # stem 3x3x9x64, conv1 6x2x9x64, conv2 3x6x9x64, fc 2x5
     assert {name: layer.macs for name, layer in cost.layers.items()} == {
@@ -158,7 +158,7 @@ def test_a_stream_channel_without_readers_dies_everywhere() -> None:
     }
     assert cost.macs == 22474
     assert cost.params == 81 + 108 + 162 + 10
-    small = sc.prune(graph, plan)
+    small = pr.prune(graph, plan)
     assert isinstance(small, Residual)
     assert (small.stem.weight.shape[0], small.conv2.weight.shape[0], small.bn2.weight.shape[0]) == (3, 3, 3)
     assert torch.equal(small.stem.weight, model.get_parameter("stem.weight")[:3])
@@ -168,8 +168,8 @@ def test_a_stream_channel_without_readers_dies_everywhere() -> None:
 def test_selection_stands_before_norm_and_activation() -> None:
     """In a pre-activation block the selection comes first, so the norm shrinks with it."""
     model, example = built(NETS["pre_activation"])
-    graph = sc.trace(model, example, streams="select")
-    small = sc.prune(graph, sc.Plan.of(graph, {"conv1:in": [0, 3]}))
+    graph = pr.trace(model, example, streams="select")
+    small = pr.prune(graph, pr.Plan.of(graph, {"conv1:in": [0, 3]}))
     assert small.get_parameter("bn1.weight").tolist() == model.get_parameter("bn1.weight")[[0, 3]].tolist()
     assert small.get_parameter("conv1.weight").shape == (6, 2, 3, 3)
     assert small.get_parameter("stem.weight").shape[0] == 4
@@ -178,15 +178,15 @@ def test_selection_stands_before_norm_and_activation() -> None:
 
 def test_layer_scale_shrinks_with_its_channels() -> None:
     model, example = built(NETS["layer_scale"])
-    graph = sc.trace(model, example)
-    small = sc.prune(graph, sc.Plan.of(graph, {"a:out": [1, 3]}))
+    graph = pr.trace(model, example)
+    small = pr.prune(graph, pr.Plan.of(graph, {"a:out": [1, 3]}))
     assert small.get_parameter("gamma").flatten().tolist() == [-1.0, 0.25]
 
 
 def test_auxiliary_head_still_works_in_training() -> None:
     model, example = built(FROZEN_NETS["auxiliary_head"])
-    graph = sc.trace(model, example)
-    small = sc.prune(graph, sc.Plan.of(graph, {"b:out": [0, 2]})).train()
+    graph = pr.trace(model, example)
+    small = pr.prune(graph, pr.Plan.of(graph, {"b:out": [0, 2]})).train()
     logits, auxiliary = small(example)
     assert logits.shape == auxiliary.shape == (1, 5)
     expected = copy.deepcopy(model).train()(example)[1]
@@ -197,7 +197,7 @@ def test_auxiliary_head_still_works_in_training() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_pruned_is_zeroed(name: str, mode: str) -> None:
     model, example = built(ALL[name])
-    graph = sc.trace(model, example, streams=mode)
+    graph = pr.trace(model, example, streams=mode)
     whole = proof.outputs(model, example)
     trained = proof.train_step(copy.deepcopy(model), example)
     changed = 0.0
@@ -216,28 +216,28 @@ def test_pruned_is_zeroed(name: str, mode: str) -> None:
 # -- the paper's totals: parameters are weights of conv and linear layers
 
 
-def traced(name: str, pixels: int, **options: str) -> sc.ChannelGraph:
+def traced(name: str, pixels: int, **options: str) -> pr.ChannelGraph:
     with torch.device("cpu"):
         model = models.create(name).eval()
-    return sc.trace(model, torch.zeros(1, 3, pixels, pixels), **options)  # type: ignore[arg-type]
+    return pr.trace(model, torch.zeros(1, 3, pixels, pixels), **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def vgg16() -> sc.ChannelGraph:
+def vgg16() -> pr.ChannelGraph:
     return traced("vgg16_imagenet", 224)
 
 
-def test_vgg16(vgg16: sc.ChannelGraph) -> None:
+def test_vgg16(vgg16: pr.ChannelGraph) -> None:
     assert round(vgg16.params / 1e6, 2) == 138.34
     assert round(vgg16.macs / 1e9, 2) == 15.47
     assert len(vgg16.units) == 15  # 13 convolutions and two hidden linear layers
 
 
-def test_vgg16_as_pruned_in_the_supplement(vgg16: sc.ChannelGraph) -> None:
+def test_vgg16_as_pruned_in_the_supplement(vgg16: pr.ChannelGraph) -> None:
     """G-SD-B: widths worked back from the supplement's table; 5.2% of parameters and 69.7% of MACs removed."""
     widths = (11, 39, 60, 92, 112, 97, 191, 249, 233, 319, 512, 438, 512)
     convolutions = [name for name, layer in vgg16.layers.items() if layer.kind == "conv"]
-    plan = sc.Plan.of(vgg16, {f"{c}:out": range(width) for c, width in zip(convolutions, widths, strict=True)})
+    plan = pr.Plan.of(vgg16, {f"{c}:out": range(width) for c, width in zip(convolutions, widths, strict=True)})
     cost = vgg16.cost(plan)
     assert cost.params == 131_191_504
     assert round(cost.macs / 1e9, 3) == 4.689
@@ -274,6 +274,6 @@ def test_units_of_resnet56() -> None:
 
 
 def test_densenet_has_private_units_only() -> None:
-    graph = sc.trace(zoo_nets.create("torchvision:densenet121").eval(), torch.zeros(1, 3, 64, 64))
+    graph = pr.trace(zoo_nets.create("torchvision:densenet121").eval(), torch.zeros(1, 3, 64, 64))
     assert len(graph.units) == 120
     assert {unit.kind for unit in graph.units.values()} == {"private"}

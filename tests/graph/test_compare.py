@@ -12,7 +12,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.graph.compare import flattened, largest_difference, tensor_distance
 from tests.graph.checks import unchanged
 from tests.graph.odd_nets import Plain
@@ -133,7 +133,7 @@ def test_units_that_would_change_the_output_are_frozen(build: Any) -> None:
     torch.manual_seed(0)
     model = build().eval()
     with unchanged(model):
-        assert set(sc.trace(model, PICTURE).units) == {"a:out"}
+        assert set(pr.trace(model, PICTURE).units) == {"a:out"}
 
 
 def test_distances_are_relative_to_what_varies() -> None:

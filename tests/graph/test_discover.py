@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.fx
 
-import prunus as sc
+import prunus as pr
 from prunus.graph.discover import components
 from prunus.graph.grouping import Places
 from prunus.graph.traced import named_modules
@@ -65,7 +65,7 @@ def test_a_channel_is_alive_while_a_layer_reads_it(name: str, streams: Streams) 
     """Of a unit that keeps one channel per block, readers read these, and writers keep what some layer reads."""
     torch.manual_seed(0)
     case = NETS[name]
-    graph = sc.trace(case.build().eval(), case.example(), streams)
+    graph = pr.trace(case.build().eval(), case.example(), streams)
     for unit in graph.units.values():
         kept = [int(np.flatnonzero(unit.blocks == block)[0]) for block in range(unit.granule)]
         live = graph.liveness({unit.name: kept})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import prunus as sc
+import prunus as pr
 from tests import proof
 from tests.graph.checks import IMAGE, unchanged
 from tests.nets import Residual, TwoImages
@@ -30,52 +30,52 @@ def residual(seed: int = 0) -> Residual:
 )
 def test_files_remember_the_example(example: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    graph = sc.trace(TwoImages().eval(), example)
-    plan = sc.Plan.of(graph, {"a:out": [0, 3], "b:out": [1, 2, 5]})
-    small = sc.prune(graph, plan)
-    sc.save(small, plan, tmp_path / "deep" / "folder")
+    graph = pr.trace(TwoImages().eval(), example)
+    plan = pr.Plan.of(graph, {"a:out": [0, 3], "b:out": [1, 2, 5]})
+    small = pr.prune(graph, plan)
+    pr.save(small, plan, tmp_path / "deep" / "folder")
     assert sorted(path.name for path in (tmp_path / "deep" / "folder").iterdir()) == ["model.safetensors", "plan.json"]
     torch.manual_seed(1)
     fresh = TwoImages()
     with unchanged(fresh):
-        loaded = sc.load(tmp_path / "deep" / "folder", fresh)
+        loaded = pr.load(tmp_path / "deep" / "folder", fresh)
     assert isinstance(loaded, TwoImages)
     assert proof.same_state(loaded, small)
 
 
 def test_saving_again_replaces(tmp_path: Path) -> None:
-    graph = sc.trace(residual(), FLOAT)
+    graph = pr.trace(residual(), FLOAT)
     for kept in ([0, 1, 2], [5]):
-        plan = sc.Plan.of(graph, {"conv1:out": kept})
-        small = sc.prune(graph, plan)
-        sc.save(small, plan, tmp_path)
-    loaded = sc.load(tmp_path, residual(3))
+        plan = pr.Plan.of(graph, {"conv1:out": kept})
+        small = pr.prune(graph, plan)
+        pr.save(small, plan, tmp_path)
+    loaded = pr.load(tmp_path, residual(3))
     assert proof.same_state(loaded, small) and loaded.get_parameter("conv1.weight").shape[0] == 1
 
 
 def test_retrained_weights_are_what_is_loaded(tmp_path: Path) -> None:
-    graph = sc.trace(residual(), FLOAT)
-    plan = sc.Plan.of(graph, {"conv1:out": [0, 5], "conv1:in": [1]})
-    small = sc.prune(graph, plan)
+    graph = pr.trace(residual(), FLOAT)
+    plan = pr.Plan.of(graph, {"conv1:out": [0, 5], "conv1:in": [1]})
+    small = pr.prune(graph, plan)
     proof.train_step(small, torch.randn(4, 3, 8, 8))
-    sc.save(small, plan, tmp_path)
-    loaded = sc.load(tmp_path, residual(4))
+    pr.save(small, plan, tmp_path)
+    loaded = pr.load(tmp_path, residual(4))
     assert proof.same_state(loaded, small)
     assert not torch.equal(loaded.get_parameter("stem.weight"), graph.model.get_parameter("stem.weight"))
 
 
 @pytest.mark.parametrize("mode", ["select", "coupled"])
 def test_a_graph_that_is_proven_is_not_proven_again(mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = sc.trace(residual(), FLOAT, streams=mode)
-    plan = sc.Plan.of(graph, proof.random_keep(graph, 1))
-    small = sc.prune(graph, plan).train()
+    graph = pr.trace(residual(), FLOAT, streams=mode)
+    plan = pr.Plan.of(graph, proof.random_keep(graph, 1))
+    small = pr.prune(graph, plan).train()
     proof.train_step(small, FLOAT)
-    sc.save(small, plan, tmp_path)
-    plainly = sc.load(tmp_path, residual(2))
+    pr.save(small, plan, tmp_path)
+    plainly = pr.load(tmp_path, residual(2))
     runs: list[None] = []
     graph.model.register_forward_pre_hook(lambda module, args: runs.append(None))
     with unchanged(graph.model):
-        loaded = sc.load(tmp_path, graph.model, graph=graph)
+        loaded = pr.load(tmp_path, graph.model, graph=graph)
     assert not runs  # neither traced nor compared
     assert proof.same_state(loaded, plainly)
     assert torch.equal(proof.outputs(loaded.eval(), FLOAT)[0], proof.outputs(plainly.eval(), FLOAT)[0])

@@ -13,7 +13,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.graph.runner import GraphRunner
 from tests import proof
 from tests.graph.checks import IMAGE, pruned_exactly
@@ -69,35 +69,35 @@ KEEP = {"a:out": [1, 2, 6], "b:out": [0, 5], "hidden:out": [0, 4, 5, 9]}
 
 
 def test_they_are_pruned_like_pytorchs_layers(tmp_path: Path) -> None:
-    graph, twin = sc.trace(own(), IMAGE), sc.trace(usual(), IMAGE)
+    graph, twin = pr.trace(own(), IMAGE), pr.trace(usual(), IMAGE)
     assert {name: unit.width for name, unit in graph.units.items()} == {"a:out": 8, "b:out": 6, "hidden:out": 10}
     assert list(graph.units) == list(twin.units)
-    plan = sc.Plan.of(graph, KEEP)
-    small = sc.prune(graph, plan)
-    wanted = sc.prune(twin, sc.Plan.of(twin, KEEP))
+    plan = pr.Plan.of(graph, KEEP)
+    small = pr.prune(graph, plan)
+    wanted = pr.prune(twin, pr.Plan.of(twin, KEEP))
     assert proof.same_state(small, wanted)
     assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(wanted, IMAGE)) < 1e-12
-    with sc.zeroed(graph, KEEP):
+    with pr.zeroed(graph, KEEP):
         assert proof.relative_error(proof.outputs(graph.model, IMAGE), proof.outputs(wanted, IMAGE)) < 1e-12
     assert graph.cost(KEEP).macs == twin.cost(KEEP).macs == 64 * 9 * (3 * 3 + 3 * 2) + 2 * 4 + 4 * CLASSES
     assert (small.b.in_channels, small.b.out_channels, small.b.tall) == (3, 2, 6)
-    again = sc.trace(small, IMAGE)
-    second = sc.Plan.of(again, {"a:out": [0, 2]})
-    smaller = sc.prune(again, second)
-    sc.save(smaller, plan.then(second), tmp_path / "net")
-    assert proof.same_state(sc.load(tmp_path / "net", own()), smaller)
+    again = pr.trace(small, IMAGE)
+    second = pr.Plan.of(again, {"a:out": [0, 2]})
+    smaller = pr.prune(again, second)
+    pr.save(smaller, plan.then(second), tmp_path / "net")
+    assert proof.same_state(pr.load(tmp_path / "net", own()), smaller)
 
 
 def test_they_are_scored_like_pytorchs_layers() -> None:
-    graph, twin = sc.trace(own(), IMAGE), sc.trace(usual(), IMAGE)
+    graph, twin = pr.trace(own(), IMAGE), pr.trace(usual(), IMAGE)
     for metric in ("gsd", "l1", "fisher", "taylor", "reader_energy", "di"):
-        mine, its = (sc.score(g, batches(), metric) for g in (graph, twin))
+        mine, its = (pr.score(g, batches(), metric) for g in (graph, twin))
         for unit in twin.units:
             np.testing.assert_allclose(mine.values[unit], its.values[unit], rtol=1e-9)
 
 
 def test_sensitivity_runs_what_depends_on_them() -> None:
-    graph, twin = sc.trace(own(), IMAGE), sc.trace(usual(), IMAGE)
+    graph, twin = pr.trace(own(), IMAGE), pr.trace(usual(), IMAGE)
     for g in (graph, twin):
         runner = GraphRunner(g.analysis.traced)
         calls = [runner.calls_of({reader.module for reader in unit.readers}) for unit in g.units.values()]
@@ -207,7 +207,7 @@ def test_exact_or_frozen(name: str, streams: Any) -> None:
     torch.manual_seed(0)
     build, units = CASES[name]
     model = Around(build()).double().eval()
-    graph = sc.trace(model, IMAGE, streams)
+    graph = pr.trace(model, IMAGE, streams)
     assert set(graph.units) == units
     for seed in range(3):
         keep = proof.random_keep(graph, seed, 0.2, 0.8)

@@ -14,7 +14,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import PlanError, PrunusError
 from tests import proof
 from tests.graph.checks import IMAGE, pruned_exactly, unchanged
@@ -31,19 +31,19 @@ def test_a_corner(name: str, mode: str, tmp_path: Path) -> None:
         if isinstance(module, nn.modules.batchnorm._NormBase):
             randomised(module)
     whole = proof.outputs(model, IMAGE)
-    graph = sc.trace(model, IMAGE, streams=mode)
+    graph = pr.trace(model, IMAGE, streams=mode)
     for seed, share in ((0, 0.3), (1, 0.6), (2, 1.0)):
         keep = proof.random_keep(graph, seed, share, share)
         small = pruned_exactly(graph, keep)
         assert all(torch.equal(a, b) for a, b in zip(proof.outputs(model, IMAGE), whole, strict=True))
-    sc.save(small, sc.Plan.of(graph, keep), tmp_path)
-    assert proof.same_state(sc.load(tmp_path, copy.deepcopy(model)), small)
+    pr.save(small, pr.Plan.of(graph, keep), tmp_path)
+    assert proof.same_state(pr.load(tmp_path, copy.deepcopy(model)), small)
 
 
 def test_an_unbatched_image() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3)).double()
-    graph = sc.trace(model, IMAGE[0])
+    graph = pr.trace(model, IMAGE[0])
     assert graph.macs == 6 * 3 * 9 * 36 + 4 * 6 * 9 * 16
     pruned_exactly(graph, {"0:out": [0, 5]}, IMAGE[0])
 
@@ -57,17 +57,17 @@ def test_a_plain_squeeze_wants_two_channels() -> None:
     """squeeze() would take the channel axis away with the rest, so a cut to one channel is refused, and says where."""
     torch.manual_seed(0)
     model = Squeezed(nn.Identity()).double().eval()
-    graph = sc.trace(model, IMAGE)
+    graph = pr.trace(model, IMAGE)
     pruned_exactly(graph, {"b:out": [1, 4]})
     with pytest.raises(PlanError, match=r"squeeze.*keep two"):
-        sc.Plan.of(graph, {"b:out": [4]})
+        pr.Plan.of(graph, {"b:out": [4]})
 
 
 def test_a_large_batch_and_another_size_work_too() -> None:
     """A network traced on one shape runs on any other that the original runs on."""
     torch.manual_seed(0)
     model = CORNERS["both"]().double().eval()
-    graph = sc.trace(model, IMAGE[:1, :, :4, :4])
+    graph = pr.trace(model, IMAGE[:1, :, :4, :4])
     for image in (IMAGE, torch.randn(5, 3, 11, 7, dtype=torch.float64)):
         pruned_exactly(graph, proof.random_keep(graph, 0), image)
 
@@ -75,15 +75,15 @@ def test_a_large_batch_and_another_size_work_too() -> None:
 def test_no_warnings_of_our_own() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        graph = sc.trace(CORNERS["both"]().eval(), IMAGE.float())
-        sc.prune(graph, sc.Plan.of(graph, proof.random_keep(graph, 0)))
+        graph = pr.trace(CORNERS["both"]().eval(), IMAGE.float())
+        pr.prune(graph, pr.Plan.of(graph, proof.random_keep(graph, 0)))
 
 
 EXACT = 1e-12
 PICTURE = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def keeps(graph: sc.ChannelGraph) -> list[dict[str, list[int]]]:
+def keeps(graph: pr.ChannelGraph) -> list[dict[str, list[int]]]:
     """The last halves of all units, all but the first channel of each block, and unequal random cuts."""
     halves = {name: list(range(unit.width // 2, unit.width)) for name, unit in graph.units.items()}
     firsts = {}
@@ -100,21 +100,21 @@ def test_exact_or_refused_and_unchanged(name: str, mode: str) -> None:
     model = WRONG[name]().double().eval()
     graph = None
     with unchanged(model, ignoring="memory"), suppress(PrunusError):
-        graph = sc.trace(model, PICTURE, streams=mode)
+        graph = pr.trace(model, PICTURE, streams=mode)
     for keep in [] if graph is None else keeps(graph):
         small = None
         with unchanged(model, ignoring="memory"), suppress(PrunusError):
-            plan = sc.Plan.of(graph, graph.balance(keep))
-            small = sc.prune(graph, plan)
+            plan = pr.Plan.of(graph, graph.balance(keep))
+            small = pr.prune(graph, plan)
         if small is not None:
             assert_exact(graph, plan, small)
 
 
-def assert_exact(graph: sc.ChannelGraph, plan: sc.Plan, small: nn.Module) -> None:
+def assert_exact(graph: pr.ChannelGraph, plan: pr.Plan, small: nn.Module) -> None:
     """In eval and in training mode, on copies, because a network may remember what it has seen."""
     for training in (False, True):
         got = proof.outputs(copy.deepcopy(small).train(training), PICTURE)
-        with sc.zeroed(graph, plan):
+        with pr.zeroed(graph, plan):
             whole = copy.deepcopy(graph.model)
         assert proof.relative_error(got, proof.outputs(whole.train(training), PICTURE)) < EXACT
 
@@ -128,13 +128,13 @@ FROZEN = {
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_the_reason_is_said(name: str) -> None:
-    graph = sc.trace(WRONG[name]().double().eval(), PICTURE)
+    graph = pr.trace(WRONG[name]().double().eval(), PICTURE)
     assert any(FROZEN[name] in reason for reason in graph.frozen.values()), graph.frozen
 
 
 def test_layers_of_one_class_are_told_apart() -> None:
     """Only the layer with the flag keeps its inputs, whatever the other two have in common with it."""
-    graph = sc.trace(WRONG["flag outside repr"]().double().eval(), PICTURE)
+    graph = pr.trace(WRONG["flag outside repr"]().double().eval(), PICTURE)
     cost = graph.cost({"a:out": [0], "b:out": [1]})
     assert (cost.layers["b"].inputs, cost.layers["b"].outputs, cost.layers["c"].inputs) == (1, 1, WIDTH)
 
@@ -142,7 +142,7 @@ def test_layers_of_one_class_are_told_apart() -> None:
 @pytest.mark.parametrize("name", ["out_channels", "running_var", "width only in training", "rows by width"])
 def test_only_what_is_concerned_is_frozen(name: str) -> None:
     """What the rules do not see is found by running, unit by unit."""
-    graph = sc.trace(WRONG[name]().double().eval(), PICTURE)
+    graph = pr.trace(WRONG[name]().double().eval(), PICTURE)
     assert list(graph.units) == ["a:out"]
     assert "b" in graph.frozen
 
@@ -150,13 +150,13 @@ def test_only_what_is_concerned_is_frozen(name: str) -> None:
 def test_attributes_and_state_after_tracing() -> None:
     image = torch.randn(1, 3, 16, 16)
     remembers = Remembers().eval()
-    sc.trace(remembers, image)
+    pr.trace(remembers, image)
     assert remembers.last is None
     assert remembers.seen == []
     recurrent = Stateful().eval()
     first = copy.deepcopy(recurrent)(image)
-    graph = sc.trace(recurrent, image)
-    small = sc.prune(graph, sc.Plan.of(graph, {}))
+    graph = pr.trace(recurrent, image)
+    small = pr.prune(graph, pr.Plan.of(graph, {}))
     assert recurrent.state is None
     assert small.state is None
     assert torch.equal(recurrent(image), first)
@@ -170,9 +170,9 @@ def test_an_error_changes_nothing() -> None:
 
     model = Fails().train()
     with unchanged(model), pytest.raises(PrunusError, match="on purpose"):
-        sc.trace(model, PICTURE.float())
+        pr.trace(model, PICTURE.float())
 
 
 def test_a_plain_network_is_not_frozen() -> None:
     """The networks above are frozen for their oddities, and not for what they share."""
-    assert list(sc.trace(Plain().eval(), torch.randn(1, 3, 16, 16)).units) == ["a:out", "b:out"]
+    assert list(pr.trace(Plain().eval(), torch.randn(1, 3, 16, 16)).units) == ["a:out", "b:out"]

@@ -14,7 +14,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import PlanError
 from prunus.graph.proof import culprits
 from tests import proof
@@ -26,9 +26,9 @@ PICTURE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 HALF = {"a:out": list(range(8)), "b:out": list(range(4, 12))}
 
 
-def traced(model: nn.Module, image: Tensor = PICTURE) -> tuple[sc.ChannelGraph, sc.Plan]:
-    graph = sc.trace(model, image)
-    return graph, sc.Plan.of(graph, HALF)
+def traced(model: nn.Module, image: Tensor = PICTURE) -> tuple[pr.ChannelGraph, pr.Plan]:
+    graph = pr.trace(model, image)
+    return graph, pr.Plan.of(graph, HALF)
 
 
 def plain(dtype: torch.dtype = torch.float32) -> Plain:
@@ -42,8 +42,8 @@ def test_the_layer_and_the_unit_are_named() -> None:
     graph, plan = traced(model)
     model.b.register_forward_hook(lambda module, args, output: centred(output))
     with pytest.raises(PlanError, match=r"first at layer 'b'.*Keep all channels of 'b:out';"):
-        sc.prune(graph, plan)
-    alone = sc.prune(graph, sc.Plan.of(graph, {"a:out": HALF["a:out"]}))
+        pr.prune(graph, plan)
+    alone = pr.prune(graph, pr.Plan.of(graph, {"a:out": HALF["a:out"]}))
     assert alone.a.out_channels == 8
 
 
@@ -51,8 +51,8 @@ def test_without_the_check_a_wrong_network_is_returned() -> None:
     model = plain()
     graph, plan = traced(model)
     model.b.register_forward_hook(lambda module, args, output: centred(output))
-    small = sc.prune(graph, plan, check=False)
-    with sc.zeroed(graph, plan):
+    small = pr.prune(graph, plan, check=False)
+    with pr.zeroed(graph, plan):
         zeroed = proof.outputs(model, PICTURE)
     assert proof.relative_error(proof.outputs(small, PICTURE), zeroed) > 0.01
 
@@ -62,7 +62,7 @@ def test_a_network_that_fails_is_not_returned() -> None:
     graph, plan = traced(model)
     model.between = types.MethodType(lambda self, h: h * torch.ones(1, 16, 1, 1), model)
     with pytest.raises(PlanError, match=r"fails with RuntimeError.*'b:out'"):
-        sc.prune(graph, plan)
+        pr.prune(graph, plan)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -70,10 +70,10 @@ def test_a_small_mistake_is_found_in_any_precision(dtype: torch.dtype) -> None:
     """One part in a thousand, which bfloat16 itself cannot tell from rounding."""
     model = plain(dtype)
     graph, plan = traced(model, PICTURE.to(dtype))
-    sc.prune(graph, plan)
+    pr.prune(graph, plan)
     model.b.register_forward_hook(lambda module, args, output: output * (1 + output.shape[1] / 16000))
     with pytest.raises(PlanError, match="differ"):
-        sc.prune(graph, plan)
+        pr.prune(graph, plan)
 
 
 def test_zeros_as_example_hide_nothing() -> None:
@@ -84,7 +84,7 @@ def test_zeros_as_example_hide_nothing() -> None:
     graph, plan = traced(model, torch.zeros(1, 3, 16, 16))
     model.b.register_forward_hook(lambda module, args, output: centred(output))
     with pytest.raises(PlanError, match="differ"):
-        sc.prune(graph, plan)
+        pr.prune(graph, plan)
 
 
 def test_training_mode_is_checked_if_the_model_is_in_it() -> None:
@@ -92,19 +92,19 @@ def test_training_mode_is_checked_if_the_model_is_in_it() -> None:
     graph, plan = traced(model)
     model.b.register_forward_hook(lambda module, args, output: centred(output) if module.training else output)
     with pytest.raises(PlanError, match="in training mode"):
-        sc.prune(graph, plan)
-    sc.prune(sc.trace(model.eval(), PICTURE), sc.Plan.of(sc.trace(model, PICTURE), {}))
+        pr.prune(graph, plan)
+    pr.prune(pr.trace(model.eval(), PICTURE), pr.Plan.of(pr.trace(model, PICTURE), {}))
 
 
 def test_a_loaded_network_is_checked(tmp_path: Path) -> None:
     model = plain()
     graph, plan = traced(model)
-    sc.save(sc.prune(graph, plan), plan, tmp_path)
-    assert sc.load(tmp_path, plain()).b.out_channels == 8
+    pr.save(pr.prune(graph, plan), plan, tmp_path)
+    assert pr.load(tmp_path, plain()).b.out_channels == 8
     other = plain()
     other.b.register_forward_hook(lambda module, args, output: centred(output))
     with pytest.raises(PlanError):
-        sc.load(tmp_path, other)
+        pr.load(tmp_path, other)
 
 
 class Dropping(Plain):
@@ -123,7 +123,7 @@ class Dropping(Plain):
 def test_dropout(always: bool, training: bool) -> None:
     torch.manual_seed(0)
     graph, plan = traced(Dropping(always).train(training))
-    assert sc.prune(graph, plan).b.out_channels == 8
+    assert pr.prune(graph, plan).b.out_channels == 8
 
 
 class Magnifying(Plain):
@@ -139,7 +139,7 @@ class Magnifying(Plain):
 def test_a_network_that_magnifies_rounding(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     graph, plan = traced(Magnifying().to(dtype).eval(), PICTURE.to(dtype))
-    assert sc.prune(graph, plan).b.out_channels == 8
+    assert pr.prune(graph, plan).b.out_channels == 8
 
 
 class OfOneType(Plain):
@@ -160,7 +160,7 @@ class OfOneType(Plain):
 def test_a_network_that_needs_its_type(insists: bool) -> None:
     torch.manual_seed(0)
     graph, plan = traced(OfOneType(insists).eval())
-    assert sc.prune(graph, plan).b.out_channels == 8
+    assert pr.prune(graph, plan).b.out_channels == 8
 
 
 def test_state_of_the_pruned_network_is_that_of_the_original() -> None:
@@ -175,13 +175,13 @@ def test_state_of_the_pruned_network_is_that_of_the_original() -> None:
 
     model = Norms().train()
     graph, plan = traced(model)
-    small = sc.prune(graph, plan)
+    small = pr.prune(graph, plan)
     assert small.last is None
     assert small.n.num_batches_tracked.item() == 0
     assert torch.equal(small.n.running_mean, torch.zeros(8))
     assert not small.a._forward_hooks
     model(PICTURE)  # leaves a tensor with a history, of which copy.deepcopy would complain
-    assert sc.prune(graph, plan).last.requires_grad is False
+    assert pr.prune(graph, plan).last.requires_grad is False
 
 
 def test_a_network_that_cannot_be_copied() -> None:
@@ -192,7 +192,7 @@ def test_a_network_that_cannot_be_copied() -> None:
             super().__init__()
             self.lock = threading.Lock()
 
-    graph = sc.trace(Locked().eval(), PICTURE)
+    graph = pr.trace(Locked().eval(), PICTURE)
     assert not graph.units
     assert "cannot be copied" in graph.frozen["a"]
 
@@ -235,7 +235,7 @@ class Halves(nn.Module):
 
 def test_trial_plans_leave_an_output_to_every_layer() -> None:
     """Without the first half of the stream, one layer would have no output, which is no reason to freeze it."""
-    assert {name: unit.width for name, unit in sc.trace(Halves().eval(), PICTURE).units.items()} == {
+    assert {name: unit.width for name, unit in pr.trace(Halves().eval(), PICTURE).units.items()} == {
         "d:in": 16,
         "d:out": 4,
     }
@@ -259,5 +259,5 @@ def test_trace_without_the_check_by_running_only_follows_labels() -> None:
         torch.manual_seed(0)
         model = Sums().eval()
     example = torch.zeros(1, 3, 8, 8)
-    assert "a:out" in sc.trace(model, example, check=False).units
-    assert "a:out" not in sc.trace(model, example).units
+    assert "a:out" in pr.trace(model, example, check=False).units
+    assert "a:out" not in pr.trace(model, example).units

@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-import prunus as sc
+import prunus as pr
 from tests import proof
 from tests.graph.dags import BATCH, Dag, dags
 
@@ -45,15 +45,15 @@ def test_pruned_is_zeroed(net: Dag, mode: str, seed: int) -> None:
     note(f"streams={mode!r}, seed={seed}\n{net}")
     whole = proof.outputs(net, IMAGE)
     before = copy.deepcopy(net.state_dict())
-    graph = sc.trace(net, IMAGE, streams=mode)
+    graph = pr.trace(net, IMAGE, streams=mode)
     keep = proof.random_keep(graph, seed, 0.2, 0.7)
     note(f"keep {keep}")
-    plan = sc.Plan.of(graph, keep)
-    with sc.zeroed(graph, plan):
+    plan = pr.Plan.of(graph, keep)
+    with pr.zeroed(graph, plan):
         zeroed = proof.outputs(net, IMAGE)
     with proof.masked(net, graph, keep):
         exact(proof.outputs(net, IMAGE), zeroed, whole)
-    small = sc.prune(graph, plan)
+    small = pr.prune(graph, plan)
     exact(proof.outputs(small, IMAGE), zeroed, whole)
 
     cost = graph.cost(plan)
@@ -71,24 +71,24 @@ def weights_of(model: torch.nn.Module, layers: Iterable[str]) -> int:
     return sum({id(tensor): tensor.numel() for tensor in found}.values())
 
 
-def follow(net: Dag, small: torch.nn.Module, graph: sc.ChannelGraph, plan: sc.Plan, mode: str, seed: int) -> None:
+def follow(net: Dag, small: torch.nn.Module, graph: pr.ChannelGraph, plan: pr.Plan, mode: str, seed: int) -> None:
     """What can be done with a pruned network: prune it again, copy, save and load, train it."""
-    small_graph = sc.trace(small, IMAGE, streams=mode)
-    second = sc.Plan.of(small_graph, proof.random_keep(small_graph, seed + 1))
-    smaller = sc.prune(small_graph, second)
+    small_graph = pr.trace(small, IMAGE, streams=mode)
+    second = pr.Plan.of(small_graph, proof.random_keep(small_graph, seed + 1))
+    smaller = pr.prune(small_graph, second)
     want = proof.outputs(smaller, IMAGE)
-    with sc.zeroed(small_graph, second):
+    with pr.zeroed(small_graph, second):
         exact(want, proof.outputs(small, IMAGE), proof.outputs(smaller, IMAGE))
     composed = plan.then(second)
-    direct = sc.prune(graph, composed)
+    direct = pr.prune(graph, composed)
     assert proof.same_state(direct, smaller)
     exact(proof.outputs(direct, IMAGE), want, want)
-    assert sc.Plan.from_json(composed.to_json()).to_json() == composed.to_json()
+    assert pr.Plan.from_json(composed.to_json()).to_json() == composed.to_json()
 
     assert all(torch.equal(a, b) for a, b in zip(proof.outputs(copy.deepcopy(direct), IMAGE), want, strict=True))
     with tempfile.TemporaryDirectory() as folder:
-        sc.save(smaller, composed, Path(folder) / "net")
-        loaded = sc.load(Path(folder) / "net", copy.deepcopy(net))
+        pr.save(smaller, composed, Path(folder) / "net")
+        loaded = pr.load(Path(folder) / "net", copy.deepcopy(net))
     assert proof.same_state(loaded, smaller)
     assert all(torch.equal(a, b) for a, b in zip(proof.outputs(loaded, IMAGE), want, strict=True))
     assert small.state_dict().keys() <= net.state_dict().keys()
@@ -113,14 +113,14 @@ def test_the_other_way_with_streams_after_a_first_cut(net: Dag, seed: int) -> No
     """Selection layers of a first cut must not fool a second one that couples the stream."""
     net.eval()
     note(f"seed={seed}\n{net}")
-    first = sc.trace(net, IMAGE, streams="select")
-    small = sc.prune(first, sc.Plan.of(first, proof.random_keep(first, seed)))
-    graph = sc.trace(small, IMAGE, streams="coupled")
-    plan = sc.Plan.of(graph, proof.random_keep(graph, seed + 1))
+    first = pr.trace(net, IMAGE, streams="select")
+    small = pr.prune(first, pr.Plan.of(first, proof.random_keep(first, seed)))
+    graph = pr.trace(small, IMAGE, streams="coupled")
+    plan = pr.Plan.of(graph, proof.random_keep(graph, seed + 1))
     whole = proof.outputs(small, IMAGE)
-    with sc.zeroed(graph, plan):
+    with pr.zeroed(graph, plan):
         zeroed = proof.outputs(small, IMAGE)
-    exact(proof.outputs(sc.prune(graph, plan), IMAGE), zeroed, whole)
+    exact(proof.outputs(pr.prune(graph, plan), IMAGE), zeroed, whole)
 
 
 @settings(FUZZ, max_examples=max(EXAMPLES // 10, 1))
@@ -129,14 +129,14 @@ def test_one_unit_alone(net: Dag, seed: int) -> None:
     """Each unit on its own, cut to the bone: one channel a block."""
     net.eval()
     note(f"seed={seed}\n{net}")
-    graph = sc.trace(net, IMAGE)
+    graph = pr.trace(net, IMAGE)
     whole = proof.outputs(net, IMAGE)
     for name, kept in proof.random_keep(graph, seed, 1.0, 1.0).items():
         note(f"keep {name} {kept}")
-        plan = sc.Plan.of(graph, {name: kept})
-        with sc.zeroed(graph, plan):
+        plan = pr.Plan.of(graph, {name: kept})
+        with pr.zeroed(graph, plan):
             zeroed = proof.outputs(net, IMAGE)
-        exact(proof.outputs(sc.prune(graph, plan), IMAGE), zeroed, whole)
+        exact(proof.outputs(pr.prune(graph, plan), IMAGE), zeroed, whole)
         assert graph.cost(plan).macs < graph.macs or graph.units[name].width == graph.units[name].granule
 
 
@@ -149,13 +149,13 @@ def test_deceiving_networks(net: Dag, mode: str, seed: int) -> None:
     whole = proof.outputs(net, IMAGE)
     before = copy.deepcopy(net.state_dict())
     try:
-        graph = sc.trace(net, IMAGE, streams=mode)
-        plan = sc.Plan.of(graph, proof.random_keep(graph, seed, 0.2, 0.7))
-        small = sc.prune(graph, plan)
-    except sc.PrunusError as error:
+        graph = pr.trace(net, IMAGE, streams=mode)
+        plan = pr.Plan.of(graph, proof.random_keep(graph, seed, 0.2, 0.7))
+        small = pr.prune(graph, plan)
+    except pr.PrunusError as error:
         note(f"refused: {error}")
     else:
-        with sc.zeroed(graph, plan):
+        with pr.zeroed(graph, plan):
             zeroed = proof.outputs(net, IMAGE)
         exact(proof.outputs(small, IMAGE), zeroed, whole)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())

@@ -13,7 +13,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import TraceError
 from tests import proof
 from tests.graph.checks import FREE, HALVES, IMAGE, KEPT, Widths, is_exact, pruned_exactly, scripted
@@ -201,9 +201,9 @@ def test_a_compiled_part_is_scored() -> None:
         warnings.simplefilter("ignore")
         model = Wrapped(lambda part: torch.compile(part, backend="eager")).double().eval()
         proof.outputs(model, IMAGE)
-        graph = sc.trace(model, IMAGE)
+        graph = pr.trace(model, IMAGE)
         images = [(torch.randn_like(IMAGE), torch.tensor([0, 1])) for _ in range(5)]
-        found = sc.score(graph, images, "act_variance").values["a:out"]
+        found = pr.score(graph, images, "act_variance").values["a:out"]
     with torch.no_grad():
         wanted = model.bn(model.a(torch.cat([batch for batch, _ in images]))).var((0, 2, 3), correction=0)
     assert found.tolist() == pytest.approx(wanted.tolist(), rel=1e-9)
@@ -230,7 +230,7 @@ def test_what_is_not_recorded_is_refused() -> None:
     """torch.vmap hides the tensor, so its result would be a constant of the graph. The example does not show it."""
     model = Through(Function(torch.vmap(lambda x: x - x.mean(0, keepdim=True)))).double().eval()
     with pytest.raises(TraceError, match="do not compute what the model computes"):
-        sc.trace(model, IMAGE)
+        pr.trace(model, IMAGE)
 
 
 class Starred(Chain):
@@ -291,7 +291,7 @@ class Remembers(Chain):
 def test_attributes_that_forward_sets() -> None:
     torch.manual_seed(0)
     model = Remembers().double().eval()
-    graph = sc.trace(model, IMAGE)
+    graph = pr.trace(model, IMAGE)
     assert model.last is None and not model.hooked and not model.a._forward_hooks
     assert model.calls.item() == 0
     pruned_exactly(graph, {"a:out": [1, 3]})
@@ -456,7 +456,7 @@ def test_a_layer_called_several_times(name: str) -> None:
 
 
 def test_the_cost_counts_every_call() -> None:
-    graph = sc.trace(SharedHead().eval(), IMAGE.float())
+    graph = pr.trace(SharedHead().eval(), IMAGE.float())
     # p and h1, h2 at 8x8 positions, q and h1, h2 again at 4x4
     assert graph.macs == 9 * (3 * 8 * 64 + 8 * 8 * 16 + (8 * 7 + 7 * 4) * 80)
 
@@ -496,6 +496,6 @@ class Hesitant(Chain):
 
 
 def test_a_layer_that_training_might_call_freezes_what_it_could_read() -> None:
-    graph = sc.trace(Hesitant().eval(), IMAGE.float())
+    graph = pr.trace(Hesitant().eval(), IMAGE.float())
     assert list(graph.units) == ["b:out"]
     assert "late" in graph.frozen["a"]

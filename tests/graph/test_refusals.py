@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import FileError, PlanError, PrunusError, TraceError
 from tests import proof
 from tests.graph.checks import IMAGE, scripted, unchanged
@@ -47,13 +47,13 @@ class Undecided(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def graph() -> sc.ChannelGraph:
-    return sc.trace(residual(), FLOAT)
+def graph() -> pr.ChannelGraph:
+    return pr.trace(residual(), FLOAT)
 
 
 @pytest.fixture(scope="module")
-def grouped() -> sc.ChannelGraph:
-    return sc.trace(Grouped().eval(), FLOAT)
+def grouped() -> pr.ChannelGraph:
+    return pr.trace(Grouped().eval(), FLOAT)
 
 
 # -- plans
@@ -73,30 +73,30 @@ KEPT: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("kept", "complaint"), KEPT)
-def test_kept_channels_that_cannot_be(graph: sc.ChannelGraph, kept: Any, complaint: str) -> None:
+def test_kept_channels_that_cannot_be(graph: pr.ChannelGraph, kept: Any, complaint: str) -> None:
     with pytest.raises(PlanError, match=complaint):
-        sc.Plan.of(graph, {"conv1:out": kept})
+        pr.Plan.of(graph, {"conv1:out": kept})
 
 
-UNITS: list[tuple[Callable[[sc.ChannelGraph, sc.ChannelGraph], Any], str]] = [
-    (lambda graph, grouped: sc.Plan.of(graph, {"conv9:out": [0]}), r"no unit is called 'conv9:out'.*conv1:in"),
-    (lambda graph, grouped: sc.Plan.of(graph, {"fc:out": [0]}), "fc is frozen: it is an output"),
-    (lambda graph, grouped: sc.Plan.of(graph, {"conv1:in": []}), "conv1:in"),
-    (lambda graph, grouped: sc.Plan.of(graph, {"fc:in": []}), "fc:in"),
+UNITS: list[tuple[Callable[[pr.ChannelGraph, pr.ChannelGraph], Any], str]] = [
+    (lambda graph, grouped: pr.Plan.of(graph, {"conv9:out": [0]}), r"no unit is called 'conv9:out'.*conv1:in"),
+    (lambda graph, grouped: pr.Plan.of(graph, {"fc:out": [0]}), "fc is frozen: it is an output"),
+    (lambda graph, grouped: pr.Plan.of(graph, {"conv1:in": []}), "conv1:in"),
+    (lambda graph, grouped: pr.Plan.of(graph, {"fc:in": []}), "fc:in"),
     # Blocks 01 23 45 67 keep 2 2 1 1.
     (
-        lambda graph, grouped: sc.Plan.of(grouped, {"a:out": [0, 1, 2, 3, 4, 6]}),
+        lambda graph, grouped: pr.Plan.of(grouped, {"a:out": [0, 1, 2, 3, 4, 6]}),
         r"'a:out' has 4 blocks.*1 of channels 4, 5 are kept, but 2 of channels 0, 1\..*balance",
     ),
     (lambda graph, grouped: grouped.balance({"nobody:out": [0]}), "nobody:out"),
     (lambda graph, grouped: grouped.balance({"a:out": [0, 99]}), "99 is out of range"),
     (lambda graph, grouped: grouped.balance({"a:out": [-1]}), "-1 is out of range"),
     (
-        lambda graph, grouped: sc.Plan.of(graph, {"conv1:out": [0, 1, 2]}).then(sc.Plan.of(graph, {"conv1:out": [0]})),
+        lambda graph, grouped: pr.Plan.of(graph, {"conv1:out": [0, 1, 2]}).then(pr.Plan.of(graph, {"conv1:out": [0]})),
         r"leaves 3 channels in 'conv1:out'.* with 6",
     ),
     (
-        lambda graph, grouped: sc.Plan.of(graph, {}).then(sc.Plan.of(grouped, {"a:out": [0, 2, 4, 6]})),
+        lambda graph, grouped: pr.Plan.of(graph, {}).then(pr.Plan.of(grouped, {"a:out": [0, 2, 4, 6]})),
         "unit 'a:out' that the first plan does not have",
     ),
 ]
@@ -104,31 +104,31 @@ UNITS: list[tuple[Callable[[sc.ChannelGraph, sc.ChannelGraph], Any], str]] = [
 
 @pytest.mark.parametrize(("act", "complaint"), UNITS)
 def test_units_that_cannot_be(
-    graph: sc.ChannelGraph, grouped: sc.ChannelGraph, act: Callable[..., Any], complaint: str
+    graph: pr.ChannelGraph, grouped: pr.ChannelGraph, act: Callable[..., Any], complaint: str
 ) -> None:
     with pytest.raises(PlanError, match=complaint):
         act(graph, grouped)
 
 
-def test_one_filter_of_a_writer_is_enough(graph: sc.ChannelGraph) -> None:
+def test_one_filter_of_a_writer_is_enough(graph: pr.ChannelGraph) -> None:
     """Each stream reader keeps something, so stem and conv2 always keep a filter."""
-    assert graph.cost(sc.Plan.of(graph, {"conv1:in": [0], "fc:in": [0]})).layers["stem"].params == 27
+    assert graph.cost(pr.Plan.of(graph, {"conv1:in": [0], "fc:in": [0]})).layers["stem"].params == 27
 
 
-@pytest.mark.parametrize("act", [sc.prune, lambda g, p: sc.zeroed(g, p).__enter__(), lambda g, p: g.cost(p)])
-def test_a_plan_of_another_network_says_what_differs(act: Callable[..., Any], graph: sc.ChannelGraph) -> None:
-    other = sc.trace(Wider().eval(), FLOAT)
+@pytest.mark.parametrize("act", [pr.prune, lambda g, p: pr.zeroed(g, p).__enter__(), lambda g, p: g.cost(p)])
+def test_a_plan_of_another_network_says_what_differs(act: Callable[..., Any], graph: pr.ChannelGraph) -> None:
+    other = pr.trace(Wider().eval(), FLOAT)
     with pytest.raises(PlanError, match="another network: unit 'conv1:out' has 7 channels in the plan and 6 here"):
-        act(graph, sc.Plan.of(other, {"conv1:out": [0, 6]}))
-    coupled = sc.trace(residual(), FLOAT, streams="coupled")
+        act(graph, pr.Plan.of(other, {"conv1:out": [0, 6]}))
+    coupled = pr.trace(residual(), FLOAT, streams="coupled")
     with pytest.raises(PlanError, match="made with streams='coupled'"):
-        act(graph, sc.Plan.of(coupled, proof.random_keep(coupled, 0)))
+        act(graph, pr.Plan.of(coupled, proof.random_keep(coupled, 0)))
 
 
 @pytest.mark.parametrize("text", ["", "null", "{}", '{"format": "prunus-plan"}', "no json", '"prunus-plan"', "[]"])
 def test_plans_that_are_none(text: str) -> None:
     with pytest.raises(FileError):
-        sc.Plan.from_json(text)
+        pr.Plan.from_json(text)
 
 
 # -- networks and examples
@@ -166,12 +166,12 @@ TRACES: list[tuple[Callable[[], Any], Any, str]] = [
 @pytest.mark.parametrize(("build", "example", "complaint"), TRACES)
 def test_networks_that_cannot_be_traced(build: Callable[[], Any], example: Any, complaint: str) -> None:
     with pytest.raises(TraceError, match=complaint):
-        sc.trace(build(), example)
+        pr.trace(build(), example)
 
 
 def test_code_that_depends_on_values_is_named_by_its_line() -> None:
     with pytest.raises(TraceError) as caught:
-        sc.trace(Undecided(), FLOAT)
+        pr.trace(Undecided(), FLOAT)
     message = str(caught.value)
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "x.sum() > 0:  #" in text)
     assert "if x.sum() > 0" in message and str(line) in message and Path(__file__).name in message
@@ -179,7 +179,7 @@ def test_code_that_depends_on_values_is_named_by_its_line() -> None:
 
 def test_unknown_way_with_streams() -> None:
     with pytest.raises(PrunusError, match=r"select.*coupled"):
-        sc.trace(residual(), FLOAT, streams="sometimes")  # type: ignore[arg-type]
+        pr.trace(residual(), FLOAT, streams="sometimes")  # type: ignore[arg-type]
 
 
 # -- arguments in the wrong order or of the wrong kind
@@ -189,40 +189,40 @@ def test_unknown_way_with_streams() -> None:
     ("act", "error", "complaint"),
     [
         (
-            lambda graph, plan: sc.save(plan, graph.model, FOLDER),
+            lambda graph, plan: pr.save(plan, graph.model, FOLDER),
             PlanError,
             "got Plan and Residual",
         ),
         (
-            lambda graph, plan: sc.save(sc.prune(graph, plan), plan, 3),
+            lambda graph, plan: pr.save(pr.prune(graph, plan), plan, 3),
             FileError,
             "path of a folder, got int",
         ),
-        (lambda graph, plan: sc.load(graph.model, FOLDER), FileError, r"load\(folder, model\).*got Residual"),
-        (lambda graph, plan: sc.load(FOLDER, Residual), TraceError, "got the class Residual"),
-        (lambda graph, plan: sc.prune(plan, graph), PlanError, r"prune\(graph, plan\).*got Plan"),
+        (lambda graph, plan: pr.load(graph.model, FOLDER), FileError, r"load\(folder, model\).*got Residual"),
+        (lambda graph, plan: pr.load(FOLDER, Residual), TraceError, "got the class Residual"),
+        (lambda graph, plan: pr.prune(plan, graph), PlanError, r"prune\(graph, plan\).*got Plan"),
         (lambda graph, plan: graph.cost(FLOAT), PlanError, "expected a plan, got Tensor"),
-        (lambda graph, plan: sc.Plan.of(graph, [1]), PlanError, "expected a dict of unit -> kept channels, got list"),
+        (lambda graph, plan: pr.Plan.of(graph, [1]), PlanError, "expected a dict of unit -> kept channels, got list"),
         (
-            lambda graph, plan: sc.register_rule(nn.ReLU(), sc.rules.add),
+            lambda graph, plan: pr.register_rule(nn.ReLU(), pr.rules.add),
             TraceError,
             "pass the class ReLU, not",
         ),
-        (lambda graph, plan: sc.register_rule(nn.ReLU, "add"), TraceError, r"expected register_rule\(target, rule\)"),
+        (lambda graph, plan: pr.register_rule(nn.ReLU, "add"), TraceError, r"expected register_rule\(target, rule\)"),
     ],
 )
-def test_arguments(act: Callable[..., Any], error: type[Exception], complaint: str, graph: sc.ChannelGraph) -> None:
+def test_arguments(act: Callable[..., Any], error: type[Exception], complaint: str, graph: pr.ChannelGraph) -> None:
     with pytest.raises(error, match=complaint):
-        act(graph, sc.Plan.of(graph, {"conv1:out": [0, 1]}))
+        act(graph, pr.Plan.of(graph, {"conv1:out": [0, 1]}))
 
 
 # -- files
 
 
 @pytest.fixture
-def folder(tmp_path: Path, graph: sc.ChannelGraph) -> Path:
-    plan = sc.Plan.of(graph, proof.random_keep(graph, 0))
-    sc.save(sc.prune(graph, plan), plan, tmp_path / "small")
+def folder(tmp_path: Path, graph: pr.ChannelGraph) -> Path:
+    plan = pr.Plan.of(graph, proof.random_keep(graph, 0))
+    pr.save(pr.prune(graph, plan), plan, tmp_path / "small")
     return tmp_path / "small"
 
 
@@ -288,22 +288,22 @@ def test_a_damaged_folder(damage: str, folder: Path) -> None:
     act, complaint = DAMAGES[damage]
     act(folder)
     with unchanged(model), pytest.raises((FileError, PlanError), match=complaint) as caught:
-        sc.load(folder, model)
+        pr.load(folder, model)
     assert isinstance(caught.value, PlanError) or str(folder) in str(caught.value)
 
 
-def test_files_that_do_not_belong_together(folder: Path, graph: sc.ChannelGraph, tmp_path: Path) -> None:
-    plan = sc.Plan.of(graph, proof.random_keep(graph, 1))
-    sc.save(sc.prune(graph, plan), plan, tmp_path / "other")
+def test_files_that_do_not_belong_together(folder: Path, graph: pr.ChannelGraph, tmp_path: Path) -> None:
+    plan = pr.Plan.of(graph, proof.random_keep(graph, 1))
+    pr.save(pr.prune(graph, plan), plan, tmp_path / "other")
     kept = (folder / "model.safetensors").read_bytes()
     shutil.copy(tmp_path / "other" / "model.safetensors", folder / "model.safetensors")
     with pytest.raises(FileError, match="was saved with a plan that keeps other channels"):
-        sc.load(folder, residual())
+        pr.load(folder, residual())
     (folder / "model.safetensors").write_bytes(kept)
     with pytest.raises(PlanError, match="another network"):
-        sc.load(folder, Wider().eval())
+        pr.load(folder, Wider().eval())
     with pytest.raises(PlanError, match="the graph of this model, not of another"):
-        sc.load(folder, residual(), graph=graph)
+        pr.load(folder, residual(), graph=graph)
 
 
 def test_tensors_of_another_network(folder: Path) -> None:
@@ -315,19 +315,19 @@ def test_tensors_of_another_network(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     complaint = r"missing: bn2\.weight; extra: bn9\.weight; of another shape: fc\.bias \(7,\) instead of \(5,\)"
     with pytest.raises(FileError, match=complaint):
-        sc.load(folder, residual())
+        pr.load(folder, residual())
 
 
-def test_saving_where_a_file_is(graph: sc.ChannelGraph, tmp_path: Path) -> None:
-    plan = sc.Plan.of(graph, {})
+def test_saving_where_a_file_is(graph: pr.ChannelGraph, tmp_path: Path) -> None:
+    plan = pr.Plan.of(graph, {})
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(FileError, match="taken"):
-        sc.save(sc.prune(graph, plan), plan, tmp_path / "taken")
+        pr.save(pr.prune(graph, plan), plan, tmp_path / "taken")
     assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_a_failed_save_leaves_the_old_files(
-    folder: Path, graph: sc.ChannelGraph, monkeypatch: pytest.MonkeyPatch
+    folder: Path, graph: pr.ChannelGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -336,5 +336,5 @@ def test_a_failed_save_leaves_the_old_files(
 
     monkeypatch.setattr("prunus.graph.files.save_file", full)
     with pytest.raises(FileError, match="No space left"):
-        sc.save(graph.model, sc.Plan.of(graph, {}), folder)
+        pr.save(graph.model, pr.Plan.of(graph, {}), folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -17,7 +17,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.graph.rules import rulebook
 from tests.graph.checks import FREE, HALVES, IMAGE, KEPT, Widths, is_exact, pruned_exactly
 from tests.graph.dags import randomised
@@ -158,8 +158,8 @@ def test_a_rule(name: str) -> None:
 
 def test_a_pruned_group_norm_has_fewer_groups() -> None:
     torch.manual_seed(0)
-    graph = sc.trace(CASES["group norm"][0]().eval(), IMAGE.float())
-    small = sc.prune(graph, sc.Plan.of(graph, {"between.0:out": [0, 3]}))
+    graph = pr.trace(CASES["group norm"][0]().eval(), IMAGE.float())
+    small = pr.prune(graph, pr.Plan.of(graph, {"between.0:out": [0, 3]}))
     norm = small.between[1]  # type: ignore[index]
     assert (norm.num_groups, norm.num_channels, len(norm.weight)) == (2, 4, 4)
 
@@ -235,8 +235,8 @@ def test_readers_select_behind_a_norm_over_channels(norm: Any, last: bool) -> No
     """The norm needs all channels of the stream, but the layers that read it do not."""
     torch.manual_seed(0)
     graph = is_exact(NormedStream(norm(), last), IMAGE, {"c:in": (8, 1), "b:in": (8, 1), "b:out": (6, 1)})
-    plan = sc.Plan.of(graph, {"c:in": [0], "b:in": [1, 2]})
-    small = sc.prune(graph, plan)
+    plan = pr.Plan.of(graph, {"c:in": [0], "b:in": [1, 2]})
+    small = pr.prune(graph, plan)
     assert (small.a.out_channels, small.c.in_channels, small.c.out_channels) == (8, 1, 8)
     assert small.b.weight.shape[:2] == (6, 2)
 
@@ -292,10 +292,10 @@ def test_structured_outputs(kind: Any) -> None:
 
     torch.manual_seed(0)
     model = Answers().double().eval()
-    graph = sc.trace(model, IMAGE)
-    plan = sc.Plan.of(graph, {"a:out": [0, 2], "b:out": [1, 3, 5]})
-    small = sc.prune(graph, plan)
-    with sc.zeroed(graph, plan):
+    graph = pr.trace(model, IMAGE)
+    plan = pr.Plan.of(graph, {"a:out": [0, 2], "b:out": [1, 3, 5]})
+    small = pr.prune(graph, plan)
+    with pr.zeroed(graph, plan):
         want, got = model(IMAGE), small(IMAGE)
     assert type(got) is type(want)
     scores = [y["all"][0] if isinstance(y, dict) else y.scores for y in (got, want)]
@@ -335,10 +335,10 @@ def user_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_own_rule_frees_what_was_frozen(build: type[nn.Module], target: object) -> None:
     torch.manual_seed(0)
     model = build().double().eval()
-    before = sc.trace(model, IMAGE)
+    before = pr.trace(model, IMAGE)
     assert "a:out" not in before.units and "a" in before.frozen
-    sc.register_rule(target, sc.rules.elementwise)  # type: ignore[arg-type]
-    graph = sc.trace(model, IMAGE)
+    pr.register_rule(target, pr.rules.elementwise)  # type: ignore[arg-type]
+    graph = pr.trace(model, IMAGE)
     assert graph.units["a:out"].width == 8
     pruned_exactly(graph, {"a:out": [1, 4, 6]})
 
@@ -376,4 +376,4 @@ def test_the_pruned_network_equals_the_one_with_zeros(page: ModuleType) -> None:
 
 def test_every_rule_is_on_the_page() -> None:
     table = re.findall(r"^\| `(\w+)", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert sorted(set(table) - {"prunus"}) == sorted(sc.rules.__all__)
+    assert sorted(set(table) - {"prunus"}) == sorted(pr.rules.__all__)

@@ -13,7 +13,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.graph.runner import GraphRunner, InPlaceError, last_uses
 from tests.nets import conv, pooled
 
@@ -38,7 +38,7 @@ def made(build: Any = Net, seed: int = 0) -> nn.Module:
 
 def runner_of(model: nn.Module, example: Any = None) -> GraphRunner:
     example = torch.zeros(1, 3, 8, 8).double() if example is None else example
-    return GraphRunner(sc.trace(model, example).analysis.traced)
+    return GraphRunner(pr.trace(model, example).analysis.traced)
 
 
 def images(count: int = 3, seed: int = 1) -> Tensor:
@@ -122,8 +122,8 @@ def test_a_node_computed_by_a_given_function() -> None:
 def test_the_modules_of_another_model() -> None:
     """The same graph runs a pruned network; constants of the code belong to neither model."""
     model, x = made(), images()
-    graph = sc.trace(model, torch.zeros(1, 3, 8, 8).double())
-    pruned = sc.prune(graph, sc.Plan.of(graph, {"b:out": [0, 2, 5], "a:out": [1, 3]}))
+    graph = pr.trace(model, torch.zeros(1, 3, 8, 8).double())
+    pruned = pr.prune(graph, pr.Plan.of(graph, {"b:out": [0, 2, 5], "a:out": [1, 3]}))
     with torch.no_grad():
         pruned.scale.fill_(3.0)
     assert not hasattr(model, "_tensor_constant0") and not hasattr(pruned, "_tensor_constant0")

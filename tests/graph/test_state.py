@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import PrunusError
 from tests import proof
 from tests.graph.checks import IMAGE, unchanged
@@ -18,7 +18,7 @@ from tests.nets import NETS, PreActivation
 from tests.nets_frozen import FROZEN_NETS
 
 FLOAT = IMAGE.float()
-OTHER = sc.trace(NETS["chain"].build(), FLOAT)
+OTHER = pr.trace(NETS["chain"].build(), FLOAT)
 
 
 def prepared() -> nn.Module:
@@ -39,14 +39,14 @@ def prepared() -> nn.Module:
 def test_everything_leaves_the_model_as_it_was(mode: str) -> None:
     model = prepared()
     with unchanged(model):
-        graph = sc.trace(model, FLOAT, streams=mode)
+        graph = pr.trace(model, FLOAT, streams=mode)
     keep = proof.random_keep(graph, 0)
     with unchanged(model):
-        plan = sc.Plan.of(graph, keep)
+        plan = pr.Plan.of(graph, keep)
         graph.cost(plan)
         graph.balance(keep)
-        sc.prune(graph, plan)
-    with unchanged(model), sc.zeroed(graph, plan):
+        pr.prune(graph, plan)
+    with unchanged(model), pr.zeroed(graph, plan):
         pass
 
 
@@ -57,15 +57,15 @@ def test_the_example_is_left_alone() -> None:
             return super().forward(x)
 
     image = FLOAT.clone()
-    sc.trace(InPlace(), image)
+    pr.trace(InPlace(), image)
     assert torch.equal(image, FLOAT)
 
 
 def test_keep_is_left_alone() -> None:
-    graph = sc.trace(prepared(), FLOAT)
+    graph = pr.trace(prepared(), FLOAT)
     keep = {"conv1:out": [5, 0, 2]}
     before = copy.deepcopy(keep)
-    plan = sc.Plan.of(graph, keep)
+    plan = pr.Plan.of(graph, keep)
     graph.balance(keep)
     assert keep == before
     assert plan.keep["conv1:out"] == (0, 2, 5)
@@ -73,53 +73,53 @@ def test_keep_is_left_alone() -> None:
 
 def test_zeroed_puts_back_on_an_exception() -> None:
     model = prepared()
-    graph = sc.trace(model, FLOAT)
-    plan = sc.Plan.of(graph, proof.random_keep(graph, 0))
-    with unchanged(model), pytest.raises(ZeroDivisionError), sc.zeroed(graph, plan):
+    graph = pr.trace(model, FLOAT)
+    plan = pr.Plan.of(graph, proof.random_keep(graph, 0))
+    with unchanged(model), pytest.raises(ZeroDivisionError), pr.zeroed(graph, plan):
         assert not model.fc.weight.all()
         _ = 1 / 0
 
 
 def test_zeroed_within_zeroed() -> None:
     model = prepared().eval()
-    graph = sc.trace(model, FLOAT)
-    one = sc.Plan.of(graph, {"conv1:out": [0, 1]})
-    other = sc.Plan.of(graph, {"conv1:out": [1, 2], "fc:in": [3]})
-    both = sc.Plan.of(graph, {"conv1:out": [1], "fc:in": [3]})
+    graph = pr.trace(model, FLOAT)
+    one = pr.Plan.of(graph, {"conv1:out": [0, 1]})
+    other = pr.Plan.of(graph, {"conv1:out": [1, 2], "fc:in": [3]})
+    both = pr.Plan.of(graph, {"conv1:out": [1], "fc:in": [3]})
     with unchanged(model):
-        with sc.zeroed(graph, one):
+        with pr.zeroed(graph, one):
             first = proof.outputs(model, FLOAT)
-            with sc.zeroed(graph, other):
+            with pr.zeroed(graph, other):
                 inner = proof.outputs(model, FLOAT)
             assert torch.equal(proof.outputs(model, FLOAT)[0], first[0])
-        with sc.zeroed(graph, both):
+        with pr.zeroed(graph, both):
             assert torch.equal(proof.outputs(model, FLOAT)[0], inner[0])
 
 
 def test_zeroed_keeps_not_a_number() -> None:
     """Weights come back bit by bit, whatever they are."""
     model = prepared()
-    graph = sc.trace(model, FLOAT)
+    graph = pr.trace(model, FLOAT)
     with torch.no_grad():
         model.conv2.weight[0, 0, 0, 0] = float("nan")
         model.conv2.weight[0, 1, 0, 0] = -0.0
     before = model.conv2.weight.detach().numpy().tobytes()
-    with sc.zeroed(graph, sc.Plan.of(graph, {"conv1:out": [5]})):
+    with pr.zeroed(graph, pr.Plan.of(graph, {"conv1:out": [5]})):
         assert model.conv2.weight.isnan().sum() == 0
     assert model.conv2.weight.detach().numpy().tobytes() == before
 
 
 def bad_example(model: nn.Module) -> None:
-    sc.trace(model, torch.zeros(2, 7, 8, 8))
+    pr.trace(model, torch.zeros(2, 7, 8, 8))
 
 
 def bad_plan(model: nn.Module) -> None:
-    sc.prune(sc.trace(model, FLOAT), sc.Plan.of(OTHER, {"a:out": [0]}))
+    pr.prune(pr.trace(model, FLOAT), pr.Plan.of(OTHER, {"a:out": [0]}))
 
 
 def bad_zeroed(model: nn.Module) -> None:
-    graph = sc.trace(model, FLOAT)
-    with sc.zeroed(graph, {"conv1:out": [0, 77]}):
+    graph = pr.trace(model, FLOAT)
+    with pr.zeroed(graph, {"conv1:out": [0, 77]}):
         pass
 
 
@@ -132,8 +132,8 @@ def test_errors_change_nothing(act: Callable[[nn.Module], None]) -> None:
 
 def test_the_pruned_model_is_like_the_original_in_all_else() -> None:
     model = prepared()
-    graph = sc.trace(model, FLOAT)
-    small = sc.prune(graph, sc.Plan.of(graph, proof.random_keep(graph, 0)))
+    graph = pr.trace(model, FLOAT)
+    small = pr.prune(graph, pr.Plan.of(graph, proof.random_keep(graph, 0)))
     assert type(small) is type(model)
     assert {n: m.training for n, m in small.named_modules()} == {n: m.training for n, m in model.named_modules()}
     assert {n: p.requires_grad for n, p in small.named_parameters()} == {
@@ -148,16 +148,16 @@ def test_the_pruned_model_is_like_the_original_in_all_else() -> None:
 
 def test_no_plan_at_all_gives_a_copy() -> None:
     model = prepared()
-    graph = sc.trace(model, FLOAT)
-    small = sc.prune(graph, sc.Plan.of(graph, {}))
+    graph = pr.trace(model, FLOAT)
+    small = pr.prune(graph, pr.Plan.of(graph, {}))
     assert proof.same_state(small, model)
     assert torch.equal(proof.outputs(small.eval(), FLOAT)[0], proof.outputs(copy.deepcopy(model).eval(), FLOAT)[0])
 
 
 def test_memory_format_and_dtype_stay() -> None:
     model = prepared().to(memory_format=torch.channels_last).bfloat16()
-    graph = sc.trace(model, FLOAT.bfloat16())
-    small = sc.prune(graph, sc.Plan.of(graph, {"conv1:out": [0, 1, 2]}))
+    graph = pr.trace(model, FLOAT.bfloat16())
+    small = pr.prune(graph, pr.Plan.of(graph, {"conv1:out": [0, 1, 2]}))
     assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
     assert small.get_parameter("conv2.weight").is_contiguous(memory_format=torch.channels_last)
 
@@ -167,13 +167,13 @@ def test_tracing_twice_says_the_same(name: str) -> None:
     tiny = {**NETS, **FROZEN_NETS}[name]
     one, other = tiny.build(), tiny.build()  # other weights, the same structure
     example = tiny.example()
-    first, second = sc.trace(one, example), sc.trace(other, example)
-    plan = sc.Plan.of(first, proof.random_keep(first, 0))
-    assert sc.Plan.of(second, proof.random_keep(second, 0)).to_json() == plan.to_json()
+    first, second = pr.trace(one, example), pr.trace(other, example)
+    plan = pr.Plan.of(first, proof.random_keep(first, 0))
+    assert pr.Plan.of(second, proof.random_keep(second, 0)).to_json() == plan.to_json()
     assert first.frozen == second.frozen
-    small = sc.prune(second, plan)
+    small = pr.prune(second, plan)
     assert {n: p.shape for n, p in small.named_parameters()} == {
-        n: p.shape for n, p in sc.prune(first, plan).named_parameters()
+        n: p.shape for n, p in pr.prune(first, plan).named_parameters()
     }
 
 
@@ -193,7 +193,7 @@ class Normalised(nn.Module):
 def test_weights_that_change_when_they_are_looked_at_are_not() -> None:
     model = Normalised().train()
     with unchanged(model):
-        graph = sc.trace(model, FLOAT)
+        graph = pr.trace(model, FLOAT)
     assert graph.params == 3 * 8 * 9 + 8 * 8 * 9 + 8 * 8  # computed weights are no shared ones
 
 
@@ -215,11 +215,11 @@ class Listening(nn.Module):
 def test_hooks_that_write_to_the_model_and_hooks_of_the_model_itself() -> None:
     model = Listening().double().eval()
     image = IMAGE
-    graph = sc.trace(model, image)
+    graph = pr.trace(model, image)
     assert model.seen == [] and set(graph.units) == {"a:out", "b:out"}
-    plan = sc.Plan.of(graph, {"a:out": [1, 2, 6], "b:out": [0, 5]})
-    small = sc.prune(graph, plan)
+    plan = pr.Plan.of(graph, {"a:out": [1, 2, 6], "b:out": [0, 5]})
+    small = pr.prune(graph, plan)
     assert model.seen == []
-    with sc.zeroed(graph, plan):
+    with pr.zeroed(graph, plan):
         wanted = proof.outputs(model, image)
     assert proof.relative_error(proof.outputs(small, image), wanted) < 1e-12

@@ -12,7 +12,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.graph.selection import select
 from prunus.graph.surgery import copy_sharing
 from tests import proof
@@ -151,17 +151,17 @@ KEEP = {"a:out": [1, 2, 6], "b:out": [0, 3, 4, 7, 8, 11], "c:out": [0, 5]}
 
 def test_outputs_go_and_inputs_are_filled_with_zeros() -> None:
     model = built()
-    graph = sc.trace(model, IMAGE)
+    graph = pr.trace(model, IMAGE)
     assert {name: (unit.width, unit.granule) for name, unit in graph.units.items()} == {
         "a:out": (8, 1),
         "b:out": (12, 2),
         "c:out": (6, 1),
     }
     assert graph.frozen == {"fc": "it is an output of the network"}
-    small = sc.prune(graph, sc.Plan.of(graph, KEEP))
+    small = pr.prune(graph, pr.Plan.of(graph, KEEP))
     with proof.masked(model, graph, KEEP):
         masked = proof.outputs(model, IMAGE)
-    with sc.zeroed(graph, KEEP):
+    with pr.zeroed(graph, KEEP):
         zeroed = proof.outputs(model, IMAGE)
     assert proof.relative_error(zeroed, masked) < 1e-12
     assert proof.relative_error(proof.outputs(small, IMAGE), masked) < 1e-12
@@ -179,21 +179,21 @@ def test_outputs_go_and_inputs_are_filled_with_zeros() -> None:
 
 def test_rounds_compose_and_are_saved(tmp_path: Path) -> None:
     model = built()
-    graph = sc.trace(model, IMAGE)
-    plan = sc.Plan.of(graph, KEEP)
-    small = sc.prune(graph, plan)
-    again = sc.trace(small, IMAGE)
+    graph = pr.trace(model, IMAGE)
+    plan = pr.Plan.of(graph, KEEP)
+    small = pr.prune(graph, plan)
+    again = pr.trace(small, IMAGE)
     assert {name: unit.width for name, unit in again.units.items()} == {"a:out": 3, "b:out": 6, "c:out": 2}
-    second = sc.Plan.of(again, {"a:out": [0, 2], "b:out": [1, 2, 4, 5], "c:out": [1]})
-    smaller = sc.prune(again, second)
+    second = pr.Plan.of(again, {"a:out": [0, 2], "b:out": [1, 2, 4, 5], "c:out": [1]})
+    smaller = pr.prune(again, second)
     both = plan.then(second)
     kept = {"a:out": [1, 6], "b:out": [3, 4, 8, 11], "c:out": [5]}
     assert {name: list(both.keep[name]) for name in kept} == kept
     with proof.masked(model, graph, kept):
         masked = proof.outputs(model, IMAGE)
     assert proof.relative_error(proof.outputs(smaller, IMAGE), masked) < 1e-12
-    sc.save(smaller, both, tmp_path / "net")
-    loaded = sc.load(tmp_path / "net", built())
+    pr.save(smaller, both, tmp_path / "net")
+    loaded = pr.load(tmp_path / "net", built())
     assert proof.relative_error(proof.outputs(loaded, IMAGE), masked) < 1e-12
     assert proof.train_step(copy.deepcopy(smaller), IMAGE) == {name for name, _ in model.named_parameters()}
 
@@ -201,23 +201,23 @@ def test_rounds_compose_and_are_saved(tmp_path: Path) -> None:
 def test_streams_are_cut_if_they_are_coupled() -> None:
     """In select mode a stream is read whole, because a layer that keeps all inputs gains nothing by selecting."""
     model = built(Stream)
-    assert list(sc.trace(model, IMAGE).units) == ["b:out", "d:out"]
-    graph = sc.trace(model, IMAGE, streams="coupled")
+    assert list(pr.trace(model, IMAGE).units) == ["b:out", "d:out"]
+    graph = pr.trace(model, IMAGE, streams="coupled")
     keep = {"a:out": [0, 3, 4], "b:out": [1, 5], "d:out": [2]}
     assert set(keep) == set(graph.units)
     with proof.masked(model, graph, keep):
         masked = proof.outputs(model, IMAGE)
-    small = sc.prune(graph, sc.Plan.of(graph, keep))
+    small = pr.prune(graph, pr.Plan.of(graph, keep))
     assert proof.relative_error(proof.outputs(small, IMAGE), masked) < 1e-12
     assert (small.a.out_channels, small.c.out_channels, small.d.in_channels) == (3, 3, 8)
 
 
 def test_without_a_batch_dimension() -> None:
     model = nn.Sequential(StandardConv(3, 8), nn.ReLU(), StandardConv(8, 4), nn.ReLU(), nn.Conv2d(4, 2, 1))
-    graph = sc.trace(model.double().eval(), IMAGE[0])
+    graph = pr.trace(model.double().eval(), IMAGE[0])
     keep = {"0:out": [0, 5], "2:out": [3]}
-    small = sc.prune(graph, sc.Plan.of(graph, keep))
-    with sc.zeroed(graph, keep):
+    small = pr.prune(graph, pr.Plan.of(graph, keep))
+    with pr.zeroed(graph, keep):
         zeroed = proof.outputs(model, IMAGE[0])
     assert proof.relative_error(proof.outputs(small, IMAGE[0]), zeroed) < 1e-12
     assert small[0].out_channels == 2
@@ -243,9 +243,9 @@ def test_what_cannot_be_filled_is_frozen(keyword: bool) -> None:
     model = Called(keyword).double().eval()
     if keyword:
         model.b.forward = lambda input: StandardConv.forward(model.b, input)
-    assert set(sc.trace(model, IMAGE).frozen) >= {"a", "b"}
+    assert set(pr.trace(model, IMAGE).frozen) >= {"a", "b"}
 
 
 def test_export() -> None:
-    graph = sc.trace(built().float(), IMAGE.float())
-    assert onnx_error(sc.prune(graph, sc.Plan.of(graph, KEEP)), IMAGE.float(), dynamo=True) < 1e-5
+    graph = pr.trace(built().float(), IMAGE.float())
+    assert onnx_error(pr.prune(graph, pr.Plan.of(graph, KEEP)), IMAGE.float(), dynamo=True) < 1e-5

@@ -7,7 +7,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.graph.trials import constants_varied, modes_of, trials_for
 from tests.graph.checks import unchanged
 from tests.graph.odd_nets import WIDTH, Plain, centred
@@ -72,18 +72,18 @@ def test_no_mode_is_wrong(kind: type[nn.Module], training: bool) -> None:
     torch.manual_seed(0)
     model = kind().double().train(training)
     with unchanged(model):
-        graph = sc.trace(model, PICTURE)
-    plan = sc.Plan.of(graph, {name: list(range(unit.width // 3, unit.width)) for name, unit in graph.units.items()})
-    small = sc.prune(graph, plan)
+        graph = pr.trace(model, PICTURE)
+    plan = pr.Plan.of(graph, {name: list(range(unit.width // 3, unit.width)) for name, unit in graph.units.items()})
+    small = pr.prune(graph, plan)
     for mode in (True, False):
-        with sc.zeroed(graph, plan):
+        with pr.zeroed(graph, plan):
             want = model.train(mode)(PICTURE)
         torch.testing.assert_close(small.train(mode)(PICTURE), want, rtol=1e-9, atol=1e-9)
 
 
 def test_the_reason_names_the_mode() -> None:
     torch.manual_seed(0)
-    graph = sc.trace(WithGradients().double().eval(), PICTURE)
+    graph = pr.trace(WithGradients().double().eval(), PICTURE)
     assert graph.frozen["b"].startswith("with fewer channels the network computes something else with gradients: ")
 
 
@@ -114,9 +114,9 @@ def test_weights_that_forward_writes_are_restored(training: bool) -> None:
     torch.manual_seed(0)
     model = MovingAverage().double().train(training)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    graph = sc.trace(model, PICTURE)
+    graph = pr.trace(model, PICTURE)
     keep = {name: list(range(1, unit.width)) for name, unit in graph.units.items()}
-    small = sc.prune(graph, sc.Plan.of(graph, keep))
+    small = pr.prune(graph, pr.Plan.of(graph, keep))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(small.c.bias, before["c.bias"]) and torch.equal(small.slow.bias, before["slow.bias"])
 

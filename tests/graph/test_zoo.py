@@ -11,7 +11,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from benchmarks.zoo import EXACT, coverage
 from tests import proof, zoo_nets
 from tests.exporting import onnx_error
@@ -50,12 +50,12 @@ def test_a_dozen_of_the_zoo(name: str, tmp_path: Path) -> None:
     model, image = network(name)
     whole = proof.outputs(model, image)
     for mode in ("select", "coupled"):
-        graph = sc.trace(model, image, streams=mode)
+        graph = pr.trace(model, image, streams=mode)
         keep = proof.random_keep(graph, seed=2)
-        plan = sc.Plan.of(graph, keep)
-        with sc.zeroed(graph, plan):
+        plan = pr.Plan.of(graph, keep)
+        with pr.zeroed(graph, plan):
             zeroed = proof.outputs(model, image)
-        small = sc.prune(graph, plan)
+        small = pr.prune(graph, plan)
         want = proof.outputs(small, image)
         assert proof.relative_error(want, zeroed) <= 1e-12
         assert proof.relative_error(zeroed, whole) > 0.01
@@ -63,8 +63,8 @@ def test_a_dozen_of_the_zoo(name: str, tmp_path: Path) -> None:
         assert graph.cost(plan).macs < 0.9 * graph.macs
     assert graph.macs * len(image) == proof.counted_macs(model, image)
 
-    sc.save(small, plan, tmp_path)
-    loaded = sc.load(tmp_path, copy.deepcopy(model))
+    pr.save(small, plan, tmp_path)
+    loaded = pr.load(tmp_path, copy.deepcopy(model))
     assert proof.same_state(loaded, small)
     assert torch.equal(proof.outputs(loaded, image)[0], want[0])
     assert proof.train_step(small, image) == set(dict(small.named_parameters()))
@@ -73,15 +73,15 @@ def test_a_dozen_of_the_zoo(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_dozen_export_to_onnx(name: str) -> None:
     model, image = network(name, torch.float32)
-    graph = sc.trace(model, image, streams="select")
-    small = sc.prune(graph, sc.Plan.of(graph, proof.random_keep(graph, seed=4)))
+    graph = pr.trace(model, image, streams="select")
+    small = pr.prune(graph, pr.Plan.of(graph, proof.random_keep(graph, seed=4)))
     assert onnx_error(small, image[:1], dynamo=False) <= 1e-4
 
 
 def test_the_new_exporter_too() -> None:
     model, image = network("torchvision:resnet18", torch.float32)
-    graph = sc.trace(model, image, streams="select")
-    small = sc.prune(graph, sc.Plan.of(graph, proof.random_keep(graph, seed=5)))
+    graph = pr.trace(model, image, streams="select")
+    small = pr.prune(graph, pr.Plan.of(graph, proof.random_keep(graph, seed=5)))
     assert onnx_error(small, image[:1], dynamo=True) <= 1e-4
 
 
@@ -118,11 +118,11 @@ def test_half_of_what_can_go_is_pruned_exactly(name: str, streams: str) -> None:
         warnings.simplefilter("ignore")  # the libraries' own, about themselves
         model, image = zoo_nets.prepared(name)
         whole = proof.outputs(model, image)
-        graph = sc.trace(model, image, streams=streams)
+        graph = pr.trace(model, image, streams=streams)
         keep = proof.random_keep(graph, seed=5, low=0.5, high=0.5)
-        plan = sc.Plan.of(graph, keep)
-        small = sc.prune(graph, plan)
-        with sc.zeroed(graph, plan):
+        plan = pr.Plan.of(graph, keep)
+        small = pr.prune(graph, plan)
+        with pr.zeroed(graph, plan):
             zeroed = proof.outputs(model, image)
         exact = EXACT[zoo_nets.entry(name).dtype]
         assert proof.relative_error(proof.outputs(small, image), zeroed) <= exact

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import prunus as sc
+import prunus as pr
 from prunus import studies
 from prunus.errors import ScoreError
 from prunus.plots.style import metric_name
@@ -18,13 +18,13 @@ from tests.run.toys import HOLDOUT, TRAIN, trained
 
 def test_averages_are_over_the_strongest() -> None:
     model = trained()
-    graph = sc.trace(model, EXAMPLE)
+    graph = pr.trace(model, EXAMPLE)
     found = studies.channels_shown(graph, TRAIN, HOLDOUT, [3, 1], layer="conv1", top=5, skip=1, num_images=None)
     images, labels = (torch.cat(parts) for parts in zip(*HOLDOUT, strict=True))
     second = [int(torch.nonzero(labels == c)[1, 0]) for c in (3, 1)]
     maps = entering(model, "conv2", images[second]).numpy()  # [2, 24, 6, 6]
     norms = model.conv1.weight.detach().abs().sum((1, 2, 3)).numpy()  # type: ignore[union-attr,operator]
-    by_hand = {"l1": norms, "gsd": sc.score(graph, TRAIN, metric="gsd").values["conv1:out"]}
+    by_hand = {"l1": norms, "gsd": pr.score(graph, TRAIN, metric="gsd").values["conv1:out"]}
     assert list(found.averages) == ["l1", "bn_scale", "fpgm", "di", "gsd"]
     for metric, values in by_hand.items():
         best = np.argsort(values)[::-1][:5]
@@ -41,10 +41,10 @@ def test_averages_are_over_the_strongest() -> None:
 
 
 def test_metrics_of_the_averages_may_have_options() -> None:
-    graph = sc.trace(trained(), EXAMPLE)
+    graph = pr.trace(trained(), EXAMPLE)
     words: dict[str, Any] = {"layer": "conv1", "top": 3, "num_images": None}
     found = studies.channels_shown(graph, TRAIN, HOLDOUT, [0], by="gsd:ridge=0", metrics=("gsd:ridge=9", "l1"), **words)
-    scores = sc.score(graph, TRAIN, metric="gsd", ridge=9).values["conv1:out"]
+    scores = pr.score(graph, TRAIN, metric="gsd", ridge=9).values["conv1:out"]
     assert found.strongest["gsd:ridge=9"] == tuple(np.argsort(scores)[::-1][:3])
     assert metric_name("gsd:ridge=9") == "G-SD, ridge=9" and metric_name("act_variance") == "act variance"
     with pytest.raises(ScoreError, match="no option 'rigde'"):

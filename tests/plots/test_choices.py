@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import DataError, ScoreError
 from prunus.plots.choices import (
     Normalisation,
@@ -29,18 +29,18 @@ EXAMPLE = torch.zeros(1, 3, 6, 6)
 
 
 def test_which_unit_is_meant() -> None:
-    graph = sc.trace(trained(), EXAMPLE)
+    graph = pr.trace(trained(), EXAMPLE)
     assert find_unit(graph, "conv1:out") == find_unit(graph, "conv1") == "conv1:out"
     assert find_unit(graph, "conv2") == "conv1:out"  # conv2 writes to the stream: what it reads
     assert find_unit(graph) == "wide:out"  # the second private one
-    assert find_unit(sc.trace(create("lenet5"), torch.zeros(1, 1, 32, 32))) == "conv2:out"
+    assert find_unit(pr.trace(create("lenet5"), torch.zeros(1, 1, 32, 32))) == "conv2:out"
     with pytest.raises(ScoreError, match="'wide_out': did you mean wide:out"):
         find_unit(graph, "wide_out")
 
 
 @pytest.mark.parametrize(("asked", "used"), [(2100, 2100), (50, 50), (None, 2000)])
 def test_metrics_of_maps_use_as_many_images_as_were_asked_for(asked: int | None, used: int) -> None:
-    graph = sc.trace(trained(), EXAMPLE)
+    graph = pr.trace(trained(), EXAMPLE)
     found = scores_of_unit(graph, "wide:out", bright_corners(11, 200, seed=0), ["di", "gsd"], asked, seed=0)
     assert found["di"].num_images == used and found["gsd"].num_images == (2200 if asked is None else asked)
 
@@ -82,7 +82,7 @@ def entering(model: nn.Module, layer: str, images: Tensor) -> Tensor:
 
 def test_maps_are_what_enters_the_readers() -> None:
     model, images = trained(), HOLDOUT[0][0][:5]
-    graph = sc.trace(model, images[:1])
+    graph = pr.trace(model, images[:1])
     found = feature_maps(graph, images, {"conv1:out": [7, 2, 23], "wide:in": [0, 5], "wide:out": [3, 11]})
     assert torch.equal(found["conv1:out"], entering(model, "conv2", images)[:, [7, 2, 23]])
     assert torch.equal(found["wide:in"], entering(model, "wide", images)[:, [0, 5]])
@@ -93,7 +93,7 @@ def test_maps_are_what_enters_the_readers() -> None:
 
 def test_the_model_is_as_it_was_also_after_an_error() -> None:
     model, images = trained(), HOLDOUT[0][0][:2]
-    graph = sc.trace(model, images[:1])
+    graph = pr.trace(model, images[:1])
     model.train()
     model.bn1.eval()  # type: ignore[operator,union-attr]
     modes = [m.training for m in model.modules()]
@@ -110,7 +110,7 @@ def test_the_model_is_as_it_was_also_after_an_error() -> None:
 
 @pytest.mark.parametrize(("wanted", "words"), [({"conv9": [0]}, "conv9"), ({"conv1:out": [24]}, "0 to 23")])
 def test_what_is_not_there(wanted: dict[str, list[int]], words: str) -> None:
-    graph = sc.trace(trained(), HOLDOUT[0][0][:1])
+    graph = pr.trace(trained(), HOLDOUT[0][0][:1])
     with pytest.raises(ScoreError, match=words):
         feature_maps(graph, HOLDOUT[0][0][:1], wanted)
 

@@ -9,7 +9,7 @@ import pytest
 import scipy.linalg
 import torch
 
-import prunus as sc
+import prunus as pr
 from prunus import studies
 from prunus.errors import ScoreError
 from prunus.plots.separation import discriminant_axes, nearest_to_own_class, principal_axes
@@ -83,12 +83,12 @@ def test_nearest_to_the_own_class() -> None:
 def test_separation_shows_the_maps_and_their_projections() -> None:
     model = trained()
     found = studies.separation(
-        sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1, 2, 3], layer="conv1", each=2, points=20, num_images=None
+        pr.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1, 2, 3], layer="conv1", each=2, points=20, num_images=None
     )
     images, labels = (torch.cat(parts) for parts in zip(*HOLDOUT, strict=True))
     places = [torch.nonzero(labels == c)[:20, 0] for c in range(4)]
     maps = entering(model, "conv2", images)  # [N, 24, 6, 6]
-    values = sc.score(sc.trace(model, EXAMPLE), TRAIN, metric="gsd").values["conv1:out"]
+    values = pr.score(pr.trace(model, EXAMPLE), TRAIN, metric="gsd").values["conv1:out"]
     loud = [c for c in np.argsort(values) if maps[torch.cat([p[:2] for p in places]), c].unique().numel() > 1]
     assert (found.weak.channel, found.strong.channel) == (loud[0], loud[-1])
     assert found.silent == tuple(sorted(set(range(24)) - set(loud)))
@@ -103,9 +103,9 @@ def test_separation_shows_the_maps_and_their_projections() -> None:
         assert set(seen.projections) == {"PCA", "LDA"}
     assert np.array_equal(found.labels, np.repeat(np.arange(4), 10))
     given = studies.separation(
-        sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1], layer="conv1", weak=7, strong=7, each=1, points=4
+        pr.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1], layer="conv1", weak=7, strong=7, each=1, points=4
     )
     assert given.weak.channel == given.strong.channel == 7
     assert set(given.weak.projections) == {"PCA"}  # two classes have one discriminant only
     with pytest.raises(ScoreError, match="0 to 23, but not 24"):
-        studies.separation(sc.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1], layer="conv1", weak=24)
+        studies.separation(pr.trace(model, EXAMPLE), TRAIN, HOLDOUT, [0, 1], layer="conv1", weak=24)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import DataError, PlanError, RunError, ScoreError
 from tests.repairing.toys import READERS, half_of, pictures, seeded, traced
 
@@ -50,13 +50,13 @@ def test_repair(number: int) -> None:
     images, options, error, complaint = REFUSALS[number]
     graph = traced(seeded(READERS["plain"]))
     with pytest.raises(error, match=complaint):
-        sc.repair(graph, half_of(graph, "0:out"), images, **options)
+        pr.repair(graph, half_of(graph, "0:out"), images, **options)
 
 
 def test_plans_of_other_networks() -> None:
     graph, other = traced(seeded(READERS["plain"])), traced(seeded(READERS["linear"]))
     with pytest.raises(PlanError, match="another network"):
-        sc.repair(graph, half_of(other, "0:out"), SOME)
+        pr.repair(graph, half_of(other, "0:out"), SOME)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_plans_of_other_networks() -> None:
 )
 def test_repair_each(images: Tensor, options: dict[str, Any], error: type[Exception], complaint: str) -> None:
     with pytest.raises(error, match=complaint):
-        sc.repair_each(traced(seeded(READERS["plain"])), images, **options)
+        pr.repair_each(traced(seeded(READERS["plain"])), images, **options)

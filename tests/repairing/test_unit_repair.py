@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-import prunus as sc
+import prunus as pr
 from prunus.repairing.least_squares import RIDGES
 from prunus.util.batches import call
 from tests.nets import NETS
@@ -31,13 +31,13 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
 def test_every_unit_comes_out_as_the_whole_repair_gives_it(name: str) -> None:
     """`repair(layers="cut")` prunes, runs both networks and solves; here one pass served all units."""
     model = seeded(BUILDS[name])
-    graph = sc.trace(model, pictures(1))
+    graph = pr.trace(model, pictures(1))
     images, fresh = pictures(70), pictures(9, seed=1)
-    units = sc.repair_each(graph, images)
+    units = pr.repair_each(graph, images)
     for unit in graph.units.values():
         kept = part_of_each_block(unit, slice(None, None, 2))
-        plan = sc.Plan.of(graph, {unit.name: kept})
-        want, cut = sc.repair(graph, plan, images, layers="cut")(fresh), sc.prune(graph, plan)(fresh)
+        plan = pr.Plan.of(graph, {unit.name: kept})
+        want, cut = pr.repair(graph, plan, images, layers="cut")(fresh), pr.prune(graph, plan)(fresh)
         with units(unit.name, kept):
             got = model(fresh)
         assert torch.allclose(got, want, rtol=1e-7, atol=1e-9)
@@ -47,7 +47,7 @@ def test_every_unit_comes_out_as_the_whole_repair_gives_it(name: str) -> None:
 @torch.no_grad()
 def test_one_reader_beside_lstsq_and_a_naive_choice_of_the_ridge() -> None:
     model, images = chain(), pictures(12, side=6)
-    graph = sc.trace(model, images[:1])
+    graph = pr.trace(model, images[:1])
     inner = F.relu(model[0](images))
     x = F.unfold(inner[:, KEEP], 3).transpose(1, 2).numpy()  # [images, positions, 27]
     y = model[2](inner).flatten(2).transpose(1, 2).numpy()
@@ -60,7 +60,7 @@ def test_one_reader_beside_lstsq_and_a_naive_choice_of_the_ridge() -> None:
         errors.append(((gap**2).mean(0) / y[out].reshape(-1, 4).var(0)).mean())
     want = naive(x.reshape(-1, 27), y.reshape(-1, 4), start, RIDGES[int(np.argmin(errors))], True)
     mean = model[3].running_mean.clone()
-    with sc.repair_each(graph, images)("0:out", KEEP):
+    with pr.repair_each(graph, images)("0:out", KEEP):
         np.testing.assert_allclose(model[2].weight[:, KEEP].flatten(1), want[:, :27], rtol=1e-6, atol=1e-9)
         assert not model[2].weight[:, [1, 3, 4]].any()
         np.testing.assert_allclose(model[3].running_mean, mean.numpy() - want[:, 27], rtol=1e-6)
@@ -69,11 +69,11 @@ def test_one_reader_beside_lstsq_and_a_naive_choice_of_the_ridge() -> None:
 @torch.no_grad()
 def test_the_norm_after_a_reader_gets_the_statistics_of_the_cut() -> None:
     model, images = chain(), pictures(10, side=6)
-    graph = sc.trace(model, images[:1])
+    graph = pr.trace(model, images[:1])
     inner = F.relu(model[0](images))
     whole, cut = (model[2](inner * mask.view(1, 6, 1, 1)) for mask in (torch.ones(6), mask_of(KEEP, 6)))
     mean, var = model[3].running_mean.clone(), model[3].running_var.clone()
-    with sc.repair_each(graph, images, how="bn")("0:out", KEEP):
+    with pr.repair_each(graph, images, how="bn")("0:out", KEEP):
         assert torch.allclose(model[3].running_mean, mean + cut.mean((0, 2, 3)) - whole.mean((0, 2, 3)))
         ratio = cut.var((0, 2, 3), correction=0) / whole.var((0, 2, 3), correction=0)
         assert torch.allclose(model[3].running_var, var * ratio)
@@ -90,8 +90,8 @@ def test_everything_is_put_back_on_errors_too() -> None:
     model = seeded(READERS["two readers in a row"])
     model.train()
     before, state = state_of(model), torch.random.get_rng_state()
-    graph = sc.trace(model, pictures(1))
-    units = sc.repair_each(graph, pictures(20))
+    graph = pr.trace(model, pictures(1))
+    units = pr.repair_each(graph, pictures(20))
     with pytest.raises(ZeroDivisionError), units("0:out", [0, 1, 2]):
         assert not same_tensors(state_of(model), before)
         raise ZeroDivisionError
@@ -105,30 +105,30 @@ def test_every_kind_of_network_can_be_asked(name: str) -> None:
     """Its cut units come nearer to the original than before repair, in the mean over all units (random weights)."""
     model = seeded(NETS[name].build)
     example = tree_map(lambda v: v.double() if v.is_floating_point() else v, NETS[name].example())
-    graph = sc.trace(model, example)
+    graph = pr.trace(model, example)
     draw = torch.Generator().manual_seed(0)
     images = tree_map(lambda v: torch.randn(60, *v.shape[1:], dtype=v.dtype, generator=draw), example)
-    units = sc.repair_each(graph, [(images, None)])
+    units = pr.repair_each(graph, [(images, None)])
     want, errors = call(model, images), []
     for unit in graph.units.values():
         kept = part_of_each_block(unit, slice(None, None, 2))
-        with sc.zeroed(graph, {unit.name: kept}):
+        with pr.zeroed(graph, {unit.name: kept}):
             cut = call(model, images)
         with units(unit.name, kept):
             mended = call(model, images)
         errors.append([float((got - want).square().mean()) for got in (cut, mended)])
     means = np.mean(errors, axis=0)
     assert means[1] < 0.9 * means[0]
-    scores = sc.score(graph, units, "rebuilt")
+    scores = pr.score(graph, units, "rebuilt")
     for name, values in scores.values.items():
         assert len(values) == graph.units[name].width and np.isfinite(values).all() and (values >= 0).all()
     assert len(scores.values) > len(graph.units) / 2  # not those whose readers are transposed or called twice
 
 
 def test_too_few_images_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    graph = sc.trace(seeded(READERS["plain"]), pictures(1))
+    graph = pr.trace(seeded(READERS["plain"]), pictures(1))
     with caplog.at_level(logging.WARNING):
-        sc.repair_each(graph, pictures(2))
+        pr.repair_each(graph, pictures(2))
     # 8 channels x 9 taps, two rows for each of the 72 weights, 16 rows an image
     assert "2 images are too few for 1 of the layers: 2 has 72 weights per filter" in caplog.text
     assert "needs at least 9 images. A larger ridge is used there." in caplog.text

@@ -13,7 +13,7 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix
 
-import prunus as sc
+import prunus as pr
 from prunus.report.compare import DATA, PAGE, Side, compare, finished, render
 from tests.report.runs import Page, batches, charts, read
 
@@ -84,7 +84,7 @@ def test_the_front_by_hand(another: Callable[..., Path]) -> None:
 def test_page_and_data(another: Callable[..., Path], tmp_path: Path) -> None:
     first = another("first")
     second = another("second <b>", costing(0.5, 0.6), lambda words: words["settings"].update(metric="l1", target=0.5))
-    compared = sc.compare([first, second], out=tmp_path / "both")
+    compared = pr.compare([first, second], out=tmp_path / "both")
     assert "2 runs" in repr(compared) and "second" in repr(compared)
     page, data = (tmp_path / "both" / PAGE).read_text(encoding="utf-8"), read(tmp_path / "both" / DATA)
     text = Page(page).text

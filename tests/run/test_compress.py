@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import DataError, DecideError
 from prunus.run.compress import compress
 from prunus.run.context import doubts
@@ -42,10 +42,10 @@ def test_the_main_job(tmp_path: Path) -> None:
     assert 0.6 - STEP <= left / MACS <= 0.6
     assert len(result.rounds) == 2 and result.rounds[0].macs > result.rounds[1].macs == left
     assert result.rounds[0].macs <= 0.8 * MACS
-    again = sc.load(tmp_path / "run", fresh())
+    again = pr.load(tmp_path / "run", fresh())
     with torch.no_grad():
         assert torch.equal(again.eval()(TEST[0][0]), result.model(TEST[0][0]))
-    assert sc.Plan.load(tmp_path / "run" / "plan.json") == result.plan
+    assert pr.Plan.load(tmp_path / "run" / "plan.json") == result.plan
 
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["before"]["macs"] == MACS and summary["before"]["params"] == PARAMS

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -53,32 +53,32 @@ def made(dims: int) -> nn.Module:
 def test_compress_and_load(dims: int, how: dict[str, object], tmp_path: object) -> None:
     untrained = made(dims)
     before = copy.deepcopy(untrained.state_dict())
-    model = sc.fit(untrained, batches(dims, 8, 0), epochs=3, lr=0.05).model
+    model = pr.fit(untrained, batches(dims, 8, 0), epochs=3, lr=0.05).model
     assert all(torch.equal(before[name], tensor) for name, tensor in untrained.state_dict().items())
-    assert sc.evaluate(model, batches(dims, 4, 1)).quality > 0.8
+    assert pr.evaluate(model, batches(dims, 4, 1)).quality > 0.8
     assert all(tensor.is_contiguous() for tensor in model.state_dict().values())
-    result = sc.compress(model, batches(dims, 8, 0), batches(dims, 4, 1), target=0.4, folder=str(tmp_path), **how)
+    result = pr.compress(model, batches(dims, 8, 0), batches(dims, 4, 1), target=0.4, folder=str(tmp_path), **how)
     assert result.summary["removed"]["macs"] >= 0.35
     images = batches(dims, 1, 2)[0][0]
-    loaded = sc.load(str(tmp_path), made(dims))
+    loaded = pr.load(str(tmp_path), made(dims))
     assert torch.equal(loaded.eval()(images), result.model.eval()(images))
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_every_metric_repair_and_the_law(dims: int) -> None:
     model, images = made(dims).eval(), batches(dims, 4, 0)
-    graph = sc.trace(model, images[0][0][:1])
-    scores = sc.score(graph, images, metric="all")
-    assert set(scores) == set(sc.METRICS)
-    plan = sc.uniform(graph, scores["gsd_reader"], ratio=0.5)
-    small = sc.prune(graph, plan)
-    with sc.zeroed(graph, plan):
+    graph = pr.trace(model, images[0][0][:1])
+    scores = pr.score(graph, images, metric="all")
+    assert set(scores) == set(pr.METRICS)
+    plan = pr.uniform(graph, scores["gsd_reader"], ratio=0.5)
+    small = pr.prune(graph, plan)
+    with pr.zeroed(graph, plan):
         expected = model(images[0][0])
     assert torch.allclose(small(images[0][0]), expected, atol=1e-5)
     for how in ("solve", "bn", "none"):
-        repaired = sc.repair(graph, plan, images, how=how)
+        repaired = pr.repair(graph, plan, images, how=how)
         assert repaired(images[0][0]).shape == (16, 2)
-    assert sc.sensitivity(graph, scores["gsd_reader"], images).tried
+    assert pr.sensitivity(graph, scores["gsd_reader"], images).tried
 
 
 def test_two_dimensional_weights_train_in_channels_last() -> None:
@@ -115,10 +115,10 @@ def test_networks_with_several_inputs_need_no_example(named: bool, tmp_path: obj
             for x, labels in batches(2, count, seed)
         ]
 
-    model = sc.fit(Pair(named), pairs(8, 0), epochs=2, lr=0.05, progress=False).model
-    result = sc.compress(model, pairs(8, 0), pairs(4, 1), target=0.3, epochs=0, folder=str(tmp_path), progress=False)
+    model = pr.fit(Pair(named), pairs(8, 0), epochs=2, lr=0.05, progress=False).model
+    result = pr.compress(model, pairs(8, 0), pairs(4, 1), target=0.3, epochs=0, folder=str(tmp_path), progress=False)
     assert result.summary["removed"]["macs"] >= 0.25
     image = batches(2, 1, 2)[0][0]
-    answers = [net.eval()(image, image.mean(2)) for net in (result.model, sc.load(str(tmp_path), Pair(named)))]
+    answers = [net.eval()(image, image.mean(2)) for net in (result.model, pr.load(str(tmp_path), Pair(named)))]
     one, other = (answer["logits"] if named else answer for answer in answers)
     assert torch.equal(one, other)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import FileError, RunError
 from prunus.run import context as run_context
 from prunus.run import folder as folder_module
@@ -65,7 +65,7 @@ def test_a_finished_run_is_not_done_again(
         monkeypatch.setattr(module, name, never)
     result = run(tmp_path)
     assert contents(tmp_path) == finished
-    assert same_state(result.model, sc.load(tmp_path, fresh())) and len(result.rounds) == 2
+    assert same_state(result.model, pr.load(tmp_path, fresh())) and len(result.rounds) == 2
 
 
 STEPS = ["base.json", "round-02/scores", "round-02/sensitivity.json", "round-02/step-plan.json", "round-02/model"]

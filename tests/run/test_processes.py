@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
-import prunus as sc
+import prunus as pr
 from prunus.graph.plan import Plan
 from prunus.scoring.scores import Scores, load_scores
 from prunus.train.fit import fit
@@ -25,7 +25,7 @@ from tests.run.two_processes import CASES, TABLE, WEIGHTS, prune
 
 def test_two_processes_plan_as_one_does(tmp_path: Path) -> None:
     save_model(trained(), str(tmp_path / WEIGHTS))
-    table(sc.trace(trained(), TRAIN[0][0][:1])).save(tmp_path / TABLE)
+    table(pr.trace(trained(), TRAIN[0][0][:1])).save(tmp_path / TABLE)
     torchrun("tests.run.two_processes", tmp_path)
     both = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert both[0] == both[1] and set(both[0]) == {*CASES, "speed"}
@@ -93,7 +93,7 @@ def test_the_whole_command_in_two_processes(tmp_path: Path) -> None:
     assert before["test"]["num_images"] == after["test"]["num_images"] == images.count("test")
     assert before["test"]["quality"] > 0.9 and after["test"]["quality"] >= before["test"]["quality"] - 0.01
     example = torch.zeros(1, 1, 32, 32)
-    small = sc.load(out, create("lenet5")).eval()
+    small = pr.load(out, create("lenet5")).eval()
     assert counted_macs(small, example) == after["macs"] <= 0.505 * counted_macs(create("lenet5").eval(), example)
     assert_accuracy(after["test"]["quality"], small, images.loader("test", 256))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import prunus as sc
+import prunus as pr
 from prunus.util import progress
 from tests.run.toys import HOLDOUT, TRAIN, trained
 
@@ -34,31 +34,31 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     return found
 
 
-def graph() -> sc.ChannelGraph:
-    return sc.trace(trained(), next(iter(TRAIN))[0][:1])
+def graph() -> pr.ChannelGraph:
+    return pr.trace(trained(), next(iter(TRAIN))[0][:1])
 
 
 def score(**words: Any) -> None:
-    sc.score(graph(), TRAIN, **words)
+    pr.score(graph(), TRAIN, **words)
 
 
 def sensitivity(**words: Any) -> None:
     found = graph()
-    sc.sensitivity(found, sc.score(found, None, "l1", progress=False), HOLDOUT, exact=True, **words)
+    pr.sensitivity(found, pr.score(found, None, "l1", progress=False), HOLDOUT, exact=True, **words)
 
 
 def repair(**words: Any) -> None:
     found = graph()
-    plan = sc.uniform(found, sc.score(found, None, "l1", progress=False), ratio=0.3)
-    sc.repair(found, plan, next(iter(TRAIN))[0], **words)
+    plan = pr.uniform(found, pr.score(found, None, "l1", progress=False), ratio=0.3)
+    pr.repair(found, plan, next(iter(TRAIN))[0], **words)
 
 
 def fit(**words: Any) -> None:
-    sc.fit(trained(), TRAIN, epochs=2, **words)
+    pr.fit(trained(), TRAIN, epochs=2, **words)
 
 
 def compress(**words: Any) -> None:
-    sc.compress(trained(), TRAIN, HOLDOUT, target=0.2, rounds=1, epochs=1, **words)
+    pr.compress(trained(), TRAIN, HOLDOUT, target=0.2, rounds=1, epochs=1, **words)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_false_turns_it_off(work: Callable[..., None], heard: Heard) -> None:
 
 def test_a_fit_of_the_users_own_is_part_of_the_run(heard: Heard) -> None:
     def own(model: Any, train: Any, holdout: Any) -> Any:
-        return sc.fit(model, train, holdout, epochs=1).model
+        return pr.fit(model, train, holdout, epochs=1).model
 
-    sc.compress(trained(), TRAIN, HOLDOUT, target=0.2, rounds=1, fit=own)
+    pr.compress(trained(), TRAIN, HOLDOUT, target=0.2, rounds=1, fit=own)
     assert heard.phases["train"][0] == heard.phases["train"][1] and heard.closed == 1

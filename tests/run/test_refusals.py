@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import prunus as sc
+import prunus as pr
 from tests.run.toys import HOLDOUT, MACS, QUICK, TRAIN, run, trained
 
 IMAGES, LABELS = HOLDOUT[0]
@@ -92,8 +92,8 @@ def test_it_is_said_before_anything_is_done(tmp_path: Path, changes: dict[str, A
         pytest.skip("fp16 needs a GPU, and here is one")
     goal = {} if {"target", "params", "macs", "ratio", "max_drop", "speedup"} & changes.keys() else {"target": 0.5}
     arguments = {"model": trained(), "train": TRAIN, "holdout": HOLDOUT, **QUICK, **goal, **changes}
-    with pytest.raises(sc.PrunusError, match=complaint):
-        sc.compress(**arguments, folder=tmp_path / "run")
+    with pytest.raises(pr.PrunusError, match=complaint):
+        pr.compress(**arguments, folder=tmp_path / "run")
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -104,7 +104,7 @@ def test_it_is_said_before_anything_is_done(tmp_path: Path, changes: dict[str, A
         ({"holdout": [(IMAGES, LABELS + 10)]}, "the model has 4 classes"),
         ({"holdout": []}, "gave no images"),
         ({"evaluate": lambda model, loader: 0.5}, "must return a prunus.Evaluation.*returned float"),
-        ({"evaluate": lambda model, loader: sc.Evaluation(NAN, 1.0, 120)}, "the evaluation returned NaN"),
+        ({"evaluate": lambda model, loader: pr.Evaluation(NAN, 1.0, 120)}, "the evaluation returned NaN"),
         ({"measure": lambda model, holdout: NAN}, "your measure returned NaN for the whole network"),
         ({"measure": lambda model, holdout: "good"}, "your measure must return a number, but returned str"),
         ({"fit": lambda *_: None}, "must return the retrained network, but returned None; .*`return model`"),
@@ -114,63 +114,63 @@ def test_it_is_said_before_anything_is_done(tmp_path: Path, changes: dict[str, A
 )
 def test_what_a_run_meets_on_its_way(changes: dict[str, Any], complaint: str) -> None:
     arguments = {"train": TRAIN, "holdout": HOLDOUT, **QUICK, "epochs": 0, "target": 0.3, **changes}
-    with pytest.raises(sc.PrunusError, match=complaint):
-        sc.compress(trained(), **arguments)
+    with pytest.raises(pr.PrunusError, match=complaint):
+        pr.compress(trained(), **arguments)
 
 
 def test_the_reach_that_is_named_is_the_networks() -> None:
     """At the floors: stem 2x3x9x36 (its other outputs die), conv1 and conv2 2x3x9x36, wide 2x2x9x16, fc 32x4."""
     reach = 1 - (1944 + 2 * 1944 + 576 + 128) / MACS
-    with pytest.raises(sc.DecideError, match=rf"\b{100 * reach:.1f}% can be removed"):
+    with pytest.raises(pr.DecideError, match=rf"\b{100 * reach:.1f}% can be removed"):
         run(target=0.99)
 
 
 def test_other_functions() -> None:
     model, example = trained(), TRAIN[0][0][:1]
-    graph = sc.trace(model, example)
-    scores = sc.score(graph, None, "l1")
-    assert isinstance(scores, sc.Scores)
-    plan = sc.uniform(graph, scores, 0.3)
+    graph = pr.trace(model, example)
+    scores = pr.score(graph, None, "l1")
+    assert isinstance(scores, pr.Scores)
+    plan = pr.uniform(graph, scores, 0.3)
     for words, call in {
-        "expected the graph that prunus.trace": lambda: sc.score(model, TRAIN),
-        "expected the graph that prunus.trace.* got Small": lambda: sc.repair(model, plan, TRAIN),
-        "expected a plan, got NoneType": lambda: sc.prune(graph, None),
-        "expected a dict of unit -> kept channels, got list": lambda: sc.Plan.of(graph, [1]),
-        "positions must be a whole number": lambda: sc.repair(graph, plan, TRAIN, positions=1.5),
-        "epochs must be at least 1, got '1'": lambda: sc.fit(model, TRAIN, epochs="1"),
-        "models must be a dict of name -> network, got list": lambda: sc.bench([model], example),
-        "expected a torch.nn.Module, got NoneType": lambda: sc.fold_batch_norm(None, example),
-        "expected register_rule": lambda: sc.register_rule(5, sc.rules.elementwise),
-        "expected register_rule.target, rule.": lambda: sc.register_rule(nn.SiLU, "elementwise"),
-        "pass the class SiLU, not an instance": lambda: sc.register_rule(nn.SiLU(), sc.rules.elementwise),
-        "a metric must be an entry of its registry, got int": lambda: sc.METRICS.register(5),
-        "below 1, got '0.3'": lambda: sc.uniform(graph, scores, "0.3"),
-        "got dict; several metrics give a dict": lambda: sc.uniform(graph, {"l1": scores}, 0.3),
-        "unit 'stem.*' is not in both": lambda: sc.uniform(graph, scores, 0.3, units="stem*"),
-        "expected the scores that prunus.score returns, got list": lambda: sc.sensitivity(graph, HOLDOUT, scores),
-        "expected what prunus.sensitivity returns, got NoneType": lambda: sc.decide(graph, scores, None),
-        "images must be a tensor or batches, got Plan": lambda: sc.repair(graph, plan, plan),
-        "model must be a torch.nn.Module, got ChannelGraph": lambda: sc.fit(graph, TRAIN, epochs=1),
-        "teacher must be a torch.nn.Module, got str": lambda: sc.fit(model, TRAIN, epochs=1, teacher="resnet"),
-        "with the path of a folder, got NoneType": lambda: sc.save(sc.prune(graph, plan), plan, None),
-        r"evaluate.model, loader. with a torch.nn.Module, got list": lambda: sc.evaluate(HOLDOUT, model),
-        "loader must be batches of .* got NoneType": lambda: sc.evaluate(model, None),
-        "expected a torch.nn.Module, got Small": lambda: sc.export(type(model), example, "x.onnx"),
-        "with the path of a file, got NoneType": lambda: sc.export(model, example, None),
-        "there is no engine called 'eagerr'": lambda: sc.bench({"a": model}, example, engines="eagerr"),
-        r"batch sizes >= 1; got 1 models, 20, 0, .0,.": lambda: sc.bench({"a": model}, example, (0,)),
-        r"several numbers, as in .8,.": lambda: sc.latency({"a": model}, example, batch_sizes=8),
-        "threads must be at least 1, got -1": lambda: sc.latency({"a": model}, example, threads=-1),
+        "expected the graph that prunus.trace": lambda: pr.score(model, TRAIN),
+        "expected the graph that prunus.trace.* got Small": lambda: pr.repair(model, plan, TRAIN),
+        "expected a plan, got NoneType": lambda: pr.prune(graph, None),
+        "expected a dict of unit -> kept channels, got list": lambda: pr.Plan.of(graph, [1]),
+        "positions must be a whole number": lambda: pr.repair(graph, plan, TRAIN, positions=1.5),
+        "epochs must be at least 1, got '1'": lambda: pr.fit(model, TRAIN, epochs="1"),
+        "models must be a dict of name -> network, got list": lambda: pr.bench([model], example),
+        "expected a torch.nn.Module, got NoneType": lambda: pr.fold_batch_norm(None, example),
+        "expected register_rule": lambda: pr.register_rule(5, pr.rules.elementwise),
+        "expected register_rule.target, rule.": lambda: pr.register_rule(nn.SiLU, "elementwise"),
+        "pass the class SiLU, not an instance": lambda: pr.register_rule(nn.SiLU(), pr.rules.elementwise),
+        "a metric must be an entry of its registry, got int": lambda: pr.METRICS.register(5),
+        "below 1, got '0.3'": lambda: pr.uniform(graph, scores, "0.3"),
+        "got dict; several metrics give a dict": lambda: pr.uniform(graph, {"l1": scores}, 0.3),
+        "unit 'stem.*' is not in both": lambda: pr.uniform(graph, scores, 0.3, units="stem*"),
+        "expected the scores that prunus.score returns, got list": lambda: pr.sensitivity(graph, HOLDOUT, scores),
+        "expected what prunus.sensitivity returns, got NoneType": lambda: pr.decide(graph, scores, None),
+        "images must be a tensor or batches, got Plan": lambda: pr.repair(graph, plan, plan),
+        "model must be a torch.nn.Module, got ChannelGraph": lambda: pr.fit(graph, TRAIN, epochs=1),
+        "teacher must be a torch.nn.Module, got str": lambda: pr.fit(model, TRAIN, epochs=1, teacher="resnet"),
+        "with the path of a folder, got NoneType": lambda: pr.save(pr.prune(graph, plan), plan, None),
+        r"evaluate.model, loader. with a torch.nn.Module, got list": lambda: pr.evaluate(HOLDOUT, model),
+        "loader must be batches of .* got NoneType": lambda: pr.evaluate(model, None),
+        "expected a torch.nn.Module, got Small": lambda: pr.export(type(model), example, "x.onnx"),
+        "with the path of a file, got NoneType": lambda: pr.export(model, example, None),
+        "there is no engine called 'eagerr'": lambda: pr.bench({"a": model}, example, engines="eagerr"),
+        r"batch sizes >= 1; got 1 models, 20, 0, .0,.": lambda: pr.bench({"a": model}, example, (0,)),
+        r"several numbers, as in .8,.": lambda: pr.latency({"a": model}, example, batch_sizes=8),
+        "threads must be at least 1, got -1": lambda: pr.latency({"a": model}, example, threads=-1),
         "expected a plan, got int": lambda: plan.then(5),
-        r"of shape ..1, 3, 6, 6.,.: NotImplementedError": lambda: sc.trace(model, example.numpy()),
+        r"of shape ..1, 3, 6, 6.,.: NotImplementedError": lambda: pr.trace(model, example.numpy()),
     }.items():
-        with pytest.raises(sc.PrunusError, match=words):
+        with pytest.raises(pr.PrunusError, match=words):
             call()  # type: ignore[no-untyped-call]
 
 
 def test_a_single_image_for_a_batch_norm() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 6), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4))
     with pytest.raises(
-        sc.RunError, match=r"epoch 1, step 1: a batch norm cannot be trained on a single image .*drop_last"
+        pr.RunError, match=r"epoch 1, step 1: a batch norm cannot be trained on a single image .*drop_last"
     ):
-        sc.fit(model, [(torch.randn(1, 3, 6, 6), torch.tensor([1]))], epochs=1)
+        pr.fit(model, [(torch.randn(1, 3, 6, 6), torch.tensor([1]))], epochs=1)

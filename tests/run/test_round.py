@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import FileError
 from prunus.graph.plan import Plan
 from prunus.plots.run_pictures import load_pictures
@@ -72,22 +72,22 @@ def images(count: int = 64) -> list[Any]:
 def test_without_retraining_all_rounds_are_repaired_from_the_original_at_once(tmp_path: Path) -> None:
     result = run(tmp_path, **SOLVE)
     assert len(result.rounds) == 2
-    graph = sc.trace(trained(), EXAMPLE)
+    graph = pr.trace(trained(), EXAMPLE)
     for number in (1, 2):
         plan = Plan.load(tmp_path / f"round-{number:02d}" / "plan.json")
-        want = sc.repair(graph, plan, images())
-        assert same_tensors(state_of(sc.load(tmp_path / f"round-{number:02d}", trained())), state_of(want))
+        want = pr.repair(graph, plan, images())
+        assert same_tensors(state_of(pr.load(tmp_path / f"round-{number:02d}", trained())), state_of(want))
     # The other way, from round to round, is another network.
-    first = sc.trace(sc.load(tmp_path / "round-01", trained()), EXAMPLE)
+    first = pr.trace(pr.load(tmp_path / "round-01", trained()), EXAMPLE)
     step = Plan.load(tmp_path / "round-02" / "step-plan.json")
-    assert not same_tensors(state_of(result.model), state_of(sc.repair(first, step, images())))
+    assert not same_tensors(state_of(result.model), state_of(pr.repair(first, step, images())))
 
 
 def test_a_run_tells_what_the_repair_brought_back(tmp_path: Path) -> None:
     result = run(tmp_path, **{**SOLVE, "target": 0.5, "rounds": None})
     (outcome,) = result.rounds
-    graph = sc.trace(trained(), EXAMPLE)
-    cut = sc.evaluate(sc.prune(graph, result.plan), HOLDOUT)
+    graph = pr.trace(trained(), EXAMPLE)
+    cut = pr.evaluate(pr.prune(graph, result.plan), HOLDOUT)
     assert outcome.cut is not None and outcome.cut.quality == pytest.approx(cut.quality)
     assert outcome.layer_errors and all(after <= before for before, after in outcome.layer_errors.values())
     written = json.loads((tmp_path / "round-01" / "round.json").read_text())
@@ -98,9 +98,9 @@ def test_a_run_tells_what_the_repair_brought_back(tmp_path: Path) -> None:
 
 
 def test_compress_repairs_and_does_not_train_by_default(tmp_path: Path) -> None:
-    result = sc.compress(trained(), TRAIN, HOLDOUT, target=0.4, folder=tmp_path)
+    result = pr.compress(trained(), TRAIN, HOLDOUT, target=0.4, folder=tmp_path)
     assert (result.summary["settings"]["repair"], result.summary["settings"]["epochs"]) == ("solve", 0)
-    want = sc.repair(sc.trace(trained(), EXAMPLE), result.plan, TRAIN)
+    want = pr.repair(pr.trace(trained(), EXAMPLE), result.plan, TRAIN)
     assert same_tensors(state_of(result.model), state_of(want))
 
 
@@ -114,9 +114,9 @@ def test_a_retrained_network_is_what_the_next_repair_aims_at(tmp_path: Path) -> 
         return model
 
     result = run(tmp_path, fit=moved, **SOLVE)
-    first = sc.trace(sc.load(tmp_path / "round-01", trained()), EXAMPLE)
+    first = pr.trace(pr.load(tmp_path / "round-01", trained()), EXAMPLE)
     step = Plan.load(tmp_path / "round-02" / "step-plan.json")
-    assert same_tensors(state_of(result.model), state_of(moved(sc.repair(first, step, images()))))
+    assert same_tensors(state_of(result.model), state_of(moved(pr.repair(first, step, images()))))
 
 
 def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
     run(tmp_path, rounds=1, target=0.4, exact=True, **SOLVE)
-    graph = sc.trace(trained(), EXAMPLE)
-    scores = sc.score(graph, sc.repair_each(graph, images()), metric="rebuilt")
+    graph = pr.trace(trained(), EXAMPLE)
+    scores = pr.score(graph, pr.repair_each(graph, images()), metric="rebuilt")
     found = json.loads((tmp_path / "round-01" / "sensitivity.json").read_text())
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["settings"]["metric"], summary["settings"]["trials"], found["repair"]) == (
@@ -150,10 +150,10 @@ def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
     )
     for name, row in found["tried"].items():
         kept = sorted(scores.order(name)[row["channels"] :].tolist())
-        model = sc.repair(graph, Plan.of(graph, {name: kept}), images(), layers="cut")
+        model = pr.repair(graph, Plan.of(graph, {name: kept}), images(), layers="cut")
         # Solved from one large Gram matrix there, and from the unit's own here: weights agree to about 1e-5.
         assert_accuracy(row["accuracy"], model, HOLDOUT, rounding=1e-4)
-        assert row["loss"] == pytest.approx(sc.evaluate(model, HOLDOUT).loss, rel=1e-4)
+        assert row["loss"] == pytest.approx(pr.evaluate(model, HOLDOUT).loss, rel=1e-4)
     assert found["base_accuracy"] * CLASSES > 2
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import DecideError
 from prunus.run.settings import Settings, check_settings, fill_defaults
 from tests.run.toys import EXAMPLE, trained
@@ -26,7 +26,7 @@ from tests.run.toys import EXAMPLE, trained
 )
 def test_the_split_and_the_metric_suit_the_repair(given: dict[str, Any], split: str, metric: str) -> None:
     settings = Settings(target=0.3, **given)
-    filled = fill_defaults(settings, sc.trace(trained(), EXAMPLE))
+    filled = fill_defaults(settings, pr.trace(trained(), EXAMPLE))
     assert (filled.split, filled.metric) == (split, metric)
     assert (filled.repair, filled.epochs) == (given.get("repair", "solve"), given.get("epochs", 0))
 
@@ -47,7 +47,7 @@ def test_nothing_but_epochs_starts_a_retraining() -> None:
 
 
 def test_what_is_left_open_depends_on_the_case() -> None:
-    graph = sc.trace(trained(), EXAMPLE)
+    graph = pr.trace(trained(), EXAMPLE)
     for words, metric, trials, count in (
         ({"repair": "none"}, "gsd_reader", None, None),
         ({"repair": "solve", "epochs": 0}, "rebuilt", "repaired", 2000),
@@ -68,7 +68,7 @@ def test_what_is_left_open_depends_on_the_case() -> None:
 )
 def test_what_is_asked_of_a_ranking_gets_one(asked: dict[str, Any]) -> None:
     """Where a solve alone would take the split of least error, which ranks nothing; elsewhere it is refused."""
-    graph = sc.trace(trained(), EXAMPLE)
+    graph = pr.trace(trained(), EXAMPLE)
     open_ = Settings(target=0.4, repair="solve", epochs=0)
     assert [fill_defaults(s, graph).split for s in (open_, replace(open_, **asked))] == ["least_error", "algorithm1"]
     for way, words in (('split "uniform"', {"target": 0.4, "split": "uniform"}), ("a ratio", {"ratio": 0.3})):
@@ -78,7 +78,7 @@ def test_what_is_asked_of_a_ranking_gets_one(asked: dict[str, Any]) -> None:
 
 
 def test_the_unpruned_network_teaches_a_retraining_unless_told_not_to() -> None:
-    graph = sc.trace(trained(), EXAMPLE)
+    graph = pr.trace(trained(), EXAMPLE)
     for given, expected in (
         ({"epochs": 1}, True),
         ({"last_epochs": 1}, True),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-import prunus as sc
+import prunus as pr
 from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import table_cost
 from prunus.deciding.goal import Budget
@@ -37,7 +37,7 @@ OVERHEAD = 500 * TICK  # of a whole network, which the table does not know
 QUICK: dict[str, Any] = {"repair": "solve", "epochs": 0, "engine": "eager", "batch": 8, "threads": 1}
 
 
-def table(graph: sc.ChannelGraph, machine: str | None = None) -> LatencyTable:
+def table(graph: pr.ChannelGraph, machine: str | None = None) -> LatencyTable:
     """Layers that take TICK for each pair of an input and an output, timed at all even widths."""
     here, instructions = machine_of(torch.device("cpu"))
     how = MeasuredWith("eager", "1", "2", machine or here, instructions, 1, 8)
@@ -132,8 +132,8 @@ def test_rounds_go_even_parts_of_the_way_and_the_last_one_is_timed(stopwatch: St
     done = run(tmp_path / "run", speedup=1.4, rounds=2, **QUICK)
     assert len(done.rounds) == 2 and done.summary["time"]["measured"]["ratio"] >= 1.4
     assert not (tmp_path / "run" / "round-01" / "speed.json").exists()
-    half = sc.Plan.load(tmp_path / "run" / "round-01" / "plan.json")
-    graph = sc.trace(trained(), TRAIN[0][0][:1])
+    half = pr.Plan.load(tmp_path / "run" / "round-01" / "plan.json")
+    graph = pr.trace(trained(), TRAIN[0][0][:1])
     spent = table(graph).predict(graph, half) / table(graph).whole
     assert (1 + 1 / 1.4) / 2 - 0.05 < spent <= (1 + 1 / 1.4) / 2  # half of the way; a step of widths is up to 4%
 
@@ -158,7 +158,7 @@ def test_out_of_reach_names_the_fastest_before_anything_long(stopwatch: Stopwatc
 
 
 def test_a_table_of_another_machine_is_used_and_the_speed_not_measured(stopwatch: Stopwatch, tmp_path: Path) -> None:
-    graph = sc.trace(trained(), TRAIN[0][0][:1])
+    graph = pr.trace(trained(), TRAIN[0][0][:1])
     table(graph, "a small board").save(tmp_path / "table.json")
     words = {"repair": "solve", "epochs": 0, "latency_table": str(tmp_path / "table.json")}
     done = run(speedup=1.5, **words)
@@ -182,15 +182,15 @@ def test_depthwise_layers_with_times_that_were_measured(tmp_path: Path, monkeypa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     layers = [nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Conv2d(16, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
-    graph = sc.trace(model, torch.zeros(1, 3, 16, 16))
+    graph = pr.trace(model, torch.zeros(1, 3, 16, 16))
     times = latency_table(graph, "onnxruntime", batch=2, threads=1, progress=False)
     assert graph.layers["2"].depthwise and len(times.layers["2"].inputs) > 4 and times.layers["2"].outputs == (16,)
     cost, names = table_cost(graph, times), candidates(graph)
-    left = (lowest_cost(graph, names, cost) + times.predict(graph, sc.Plan.of(graph, {}))) / 2
+    left = (lowest_cost(graph, names, cost) + times.predict(graph, pr.Plan.of(graph, {}))) / 2
     errors = {name: np.arange(1.0, unit.width + 1) for name, unit in graph.units.items()}
     cutter = Cutter(graph, Scores("order", errors, 0), WidthLimits(known=times.widths(graph)))
     plan = least_error(cutter, names, left, cost)
     assert any(plan.removed().values()) and times.predict(graph, plan) <= left
-    small = sc.prune(graph, plan)
+    small = pr.prune(graph, plan)
     assert small[0].out_channels == small[2].groups == small[4].in_channels
     assert pairs(small) < pairs(model)

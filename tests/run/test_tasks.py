@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus as pr
 from prunus.report.run_page import write_report
 from prunus.tasks.partial_forward import PartialForward
 from tests.tasks.nets import Answer, Tagger, UNet, Wrapped, squares, sums, tags
@@ -18,9 +18,9 @@ from tests.tasks.nets import Answer, Tagger, UNet, Wrapped, squares, sums, tags
 SEGMENTED = {"target": 0.3, "task": "segmentation", "epochs": 1, "lr": 0.05, "progress": False}
 
 
-def trained(model: nn.Module, batches: list, task: str | sc.Task, epochs: int = 4) -> nn.Module:
+def trained(model: nn.Module, batches: list, task: str | pr.Task, epochs: int = 4) -> nn.Module:
     torch.manual_seed(0)
-    return sc.fit(model, batches, task=task, epochs=epochs, lr=0.1, progress=False).model.eval()
+    return pr.fit(model, batches, task=task, epochs=epochs, lr=0.1, progress=False).model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def iou(model: nn.Module, batches: list) -> float:
 def test_a_u_net_with_an_auxiliary_head(unet: nn.Module, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     held, test = squares(seed=1), squares(seed=2)
     with caplog.at_level(logging.WARNING):
-        result = sc.compress(unet, squares(), held, test=test, folder=tmp_path / "run", **SEGMENTED)
+        result = pr.compress(unet, squares(), held, test=test, folder=tmp_path / "run", **SEGMENTED)
     assert "guessing" not in caplog.text
     assert iou(unet, test) > 0.4  # it has learned something
     with torch.no_grad():
@@ -53,38 +53,38 @@ def test_a_u_net_with_an_auxiliary_head(unet: nn.Module, tmp_path: Path, caplog:
     assert table
     said = page + repr(result) + " ".join(result.summary["notes"])
     assert "ccuracy" not in said and "mistake" not in said and "mean IoU" in said
-    again = sc.compress(unet, squares(), held, test=test, folder=tmp_path / "run", **SEGMENTED)
+    again = pr.compress(unet, squares(), held, test=test, folder=tmp_path / "run", **SEGMENTED)
     assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), result.model.parameters(), strict=True))
-    small = sc.load(tmp_path / "run", UNet(aux=True)).eval()
+    small = pr.load(tmp_path / "run", UNet(aux=True)).eval()
     x = squares(seed=2)[0][0]
     assert torch.equal(small(x)["out"], result.model.eval()(x)["out"])
-    exported = sc.export(small, x[:1], tmp_path / "small.onnx")
+    exported = pr.export(small, x[:1], tmp_path / "small.onnx")
     assert exported.path.exists()
 
 
 def test_masks_of_another_size_are_refused_with_reason(unet: nn.Module) -> None:
     wrong = [(x, y.float()) for x, y in squares()]
-    with pytest.raises(sc.DataError, match="must be class indices"):
-        sc.compress(unet, squares(), wrong, **SEGMENTED)
+    with pytest.raises(pr.DataError, match="must be class indices"):
+        pr.compress(unet, squares(), wrong, **SEGMENTED)
 
 
 def test_units_are_ranked_by_mean_iou_on_all_images(unet: nn.Module) -> None:
-    graph, held = sc.trace(unet, torch.zeros(1, 1, 12, 12)), squares(seed=1)
-    scores = sc.score(graph, metric="l1")
-    found = sc.sensitivity(graph, scores, held, task="segmentation", progress=False)
+    graph, held = pr.trace(unet, torch.zeros(1, 1, 12, 12)), squares(seed=1)
+    scores = pr.score(graph, metric="l1")
+    found = pr.sensitivity(graph, scores, held, task="segmentation", progress=False)
     assert (found.measure, found.unit) == ("mean IoU", "%")
     with torch.no_grad():
         assert found.base_value == pytest.approx(iou(unet, held), abs=1e-3)
         for name, row in found.tried.items():
             keep = sorted(scores.values[name].argsort()[row.channels :].tolist())
-            with sc.zeroed(graph, {name: keep}):
+            with pr.zeroed(graph, {name: keep}):
                 assert row.value == pytest.approx(iou(unet, held), abs=1e-3)
             assert row.num_images == 48
 
 
 def test_several_labels_per_image(tmp_path: Path) -> None:
     model = trained(Tagger(), tags(), "multilabel")
-    result = sc.compress(
+    result = pr.compress(
         model, tags(), tags(seed=1), target=0.3, task="multilabel", epochs=1, lr=0.05, distill=True, progress=False
     )
     assert result.summary["quality"]["name"] == "mean F1"
@@ -97,7 +97,7 @@ def test_two_inputs_of_any_dimension_and_a_dataclass(dimensions: int, tmp_path: 
     model = trained(Wrapped(dimensions), sums(dimensions), "regression", 8)
     example = tuple(x[:1] for x in sums(dimensions)[0][0])
     how = {"example": example, "target": 0.3, "task": "regression", "repair": "solve", "epochs": 0, "progress": False}
-    result = sc.compress(model, sums(dimensions), sums(dimensions, seed=1), folder=tmp_path / "run", **how)
+    result = pr.compress(model, sums(dimensions), sums(dimensions, seed=1), folder=tmp_path / "run", **how)
     assert result.summary["quality"] == {"name": "R2", "unit": ""}
     before = result.summary["before"]["holdout"]["quality"]
     labels = torch.cat([y for _, y in sums(dimensions, seed=1)])
@@ -107,78 +107,78 @@ def test_two_inputs_of_any_dimension_and_a_dataclass(dimensions: int, tmp_path: 
     assert before == pytest.approx(float(1 - torch.cat(errors).sum() / spread), abs=1e-4)
     assert result.summary["after"]["holdout"]["quality"] > before - 0.2
     assert result.summary["settings"]["metric"] == "rebuilt"
-    small = sc.load(tmp_path / "run", Wrapped(dimensions)).eval()
+    small = pr.load(tmp_path / "run", Wrapped(dimensions)).eval()
     inputs = sums(dimensions, seed=1)[0][0]
     assert isinstance(small(*inputs), Answer)
     assert torch.equal(small(*inputs).logits, result.model.eval()(*inputs).logits)
     write_report(tmp_path / "run")
-    sc.export(small, example, tmp_path / "small.onnx")
+    pr.export(small, example, tmp_path / "small.onnx")
 
 
 def test_a_task_of_ones_own_races_and_retrains() -> None:
     def count_error(outputs: Answer, labels: torch.Tensor) -> torch.Tensor:
         return -(outputs.logits[:, 0] - labels).abs()
 
-    task = sc.Task(
+    task = pr.Task(
         name="counting",
         inputs=lambda batch: ((batch["left"], batch["right"]), batch["count"]),
         loss=lambda outputs, labels: F.l1_loss(outputs.logits[:, 0], labels),
-        quality=sc.Quality(count_error, "minus error", "people"),
+        quality=pr.Quality(count_error, "minus error", "people"),
     )
     batches = [{"left": a, "right": b, "count": y} for (a, b), y in sums(images=160)]
     model = trained(Wrapped(), batches, task)
-    graph = sc.trace(model, (torch.zeros(1, 1, 6, 6), torch.zeros(1, 1, 6, 6)))
-    scores = sc.score(graph, batches, metric="reader_energy", task=task)
-    exact = sc.sensitivity(graph, scores, batches, task=task, exact=True, k=1, progress=False)
-    raced = sc.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
+    graph = pr.trace(model, (torch.zeros(1, 1, 6, 6), torch.zeros(1, 1, 6, 6)))
+    scores = pr.score(graph, batches, metric="reader_energy", task=task)
+    exact = pr.sensitivity(graph, scores, batches, task=task, exact=True, k=1, progress=False)
+    raced = pr.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
     assert raced.ranked()[0] == exact.ranked()[0]
     assert raced.base_value == pytest.approx(exact.base_value, abs=1e-6)
-    with pytest.raises(sc.ScoreError, match="no classes"):
-        sc.score(graph, batches, metric="gsd", task=task)
+    with pytest.raises(pr.ScoreError, match="no classes"):
+        pr.score(graph, batches, metric="gsd", task=task)
     example = graph.example
     how = {"task": task, "epochs": 1, "lr": 0.01, "distill": True, "progress": False}
-    result = sc.compress(model, batches, batches, example=example, target=0.2, **how)
+    result = pr.compress(model, batches, batches, example=example, target=0.2, **how)
     assert result.summary["settings"]["task"] == "counting"
     assert "minus error" in repr(result) and "people" in repr(result)
 
 
 def test_a_race_of_batches_in_parts_is_that_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = sc.Task(
+    task = pr.Task(
         loss=lambda out, y: F.mse_loss(out.logits[:, 0], y), quality=lambda out, y: -((out.logits[:, 0] - y) ** 2)
     )
     batches = sums(images=40)
-    graph = sc.trace(Wrapped().eval(), (torch.zeros(1, 1, 6, 6), torch.zeros(1, 1, 6, 6)))
-    scores = sc.score(graph, batches, metric="l1", task=task)
-    whole = sc.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
+    graph = pr.trace(Wrapped().eval(), (torch.zeros(1, 1, 6, 6), torch.zeros(1, 1, 6, 6)))
+    scores = pr.score(graph, batches, metric="l1", task=task)
+    whole = pr.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
     for images in (1, 3):
         monkeypatch.setattr(PartialForward, "at_once", property(lambda _: images, lambda *_: None), raising=False)  # noqa: B023
-        parts = sc.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
+        parts = pr.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
         assert parts.ranked() == whole.ranked()
         for name, tried in whole.tried.items():
             assert parts.tried[name].value == pytest.approx(tried.value, rel=1e-5)
 
 
 def test_images_alone_are_enough_to_score_and_repair(unet: nn.Module) -> None:
-    graph, images = sc.trace(unet, torch.zeros(1, 1, 12, 12)), squares(labels=False)
+    graph, images = pr.trace(unet, torch.zeros(1, 1, 12, 12)), squares(labels=False)
     labelled = squares()
     for metric in ("reader_energy", "act_variance", "rebuilt"):
-        mine = sc.score(graph, images, metric=metric, seed=0)
-        its = sc.score(graph, labelled, metric=metric, seed=0, task="segmentation")
+        mine = pr.score(graph, images, metric=metric, seed=0)
+        its = pr.score(graph, labelled, metric=metric, seed=0, task="segmentation")
         for name, values in mine.values.items():
             assert values == pytest.approx(its.values[name], rel=1e-6)
-    plan = sc.uniform(graph, sc.score(graph, images, metric="reader_energy", num_images=20, seed=0), ratio=0.25)
-    sc.repair(graph, plan, images)
+    plan = pr.uniform(graph, pr.score(graph, images, metric="reader_energy", num_images=20, seed=0), ratio=0.25)
+    pr.repair(graph, plan, images)
 
 
 def test_a_function_of_ones_own_decides_without_labels(unet: nn.Module) -> None:
     """Batches of images alone: the user's own evaluation is all that is asked."""
     images, seen = squares(labels=False), []
 
-    def likeness(model: nn.Module, batches: list) -> sc.Evaluation:
+    def likeness(model: nn.Module, batches: list) -> pr.Evaluation:
         seen.append(len(batches))
         with torch.no_grad():
             apart = sum(F.mse_loss(model(x)["out"], unet(x)["out"]).item() for x in batches)
-        return sc.Evaluation(-18.4 - apart, apart, 48)
+        return pr.Evaluation(-18.4 - apart, apart, 48)
 
     how = {
         "target": 0.3,
@@ -188,5 +188,5 @@ def test_a_function_of_ones_own_decides_without_labels(unet: nn.Module) -> None:
         "epochs": 0,
         "split": "algorithm1",
     }
-    result = sc.compress(unet, images, images, evaluate=likeness, progress=False, **how)
+    result = pr.compress(unet, images, images, evaluate=likeness, progress=False, **how)
     assert len(seen) > 2 and result.summary["before"]["holdout"]["quality"] == pytest.approx(-18.4)

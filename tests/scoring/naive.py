@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 
 Array = npt.NDArray[np.float64]
 Batches = Sequence[tuple[Tensor, Tensor]]
@@ -120,7 +120,7 @@ def inputs_of(model: nn.Module, layers: Sequence[str], batches: Batches) -> dict
     return {name: torch.cat(parts).double().numpy() for name, parts in kept.items()}
 
 
-def channel_values(model: nn.Module, reader: sc.Reader, stored: Array) -> list[Array]:
+def channel_values(model: nn.Module, reader: pr.Reader, stored: Array) -> list[Array]:
     """For each channel that a reader reads: its activations [N, positions]."""
     last = isinstance(model.get_submodule(reader.module), nn.Linear)
     channels_first = np.moveaxis(stored, -1, 1) if last else stored
@@ -131,7 +131,7 @@ def labels_of(batches: Batches) -> Array:
     return torch.cat([labels for _, labels in batches]).numpy()
 
 
-def reader_squares(model: nn.Module, reader: sc.Reader) -> list[float]:
+def reader_squares(model: nn.Module, reader: pr.Reader) -> list[float]:
     """For each channel that a reader reads: the squared norm of the weights it meets, by unit impulses.
 
     A layer without bias is linear: its answer to e_j at one pixel holds exactly the weights for input j.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import prunus as sc
+import prunus as pr
 from prunus.scoring.collect import collect
 from tests import nets
 from tests.scoring import naive
@@ -129,8 +129,8 @@ def test_every_pixel_is_a_sample_of_its_class() -> None:
     model, batches = UNet().eval(), squares()
     for _, y in batches:
         y[:, 0] = 255  # ignored
-    graph = sc.trace(model, torch.zeros(1, 1, 12, 12))
-    found = sc.score(graph, batches, metric="gsd", task="segmentation")
+    graph = pr.trace(model, torch.zeros(1, 1, 12, 12))
+    found = pr.score(graph, batches, metric="gsd", task="segmentation")
     x, y = entering(model, "head", batches), torch.cat([y for _, y in batches]).numpy()
     for channel in range(3):
         values = x[:, channel].numpy().astype(np.float64)
@@ -141,8 +141,8 @@ def test_every_pixel_is_a_sample_of_its_class() -> None:
 def test_a_position_of_a_smaller_map_stands_for_all_pixels_of_its_area() -> None:
     torch.manual_seed(1)
     model, batches = UNet(aux=True).eval(), squares()
-    graph = sc.trace(model, torch.zeros(1, 1, 12, 12))
-    found = sc.collect(graph, batches, task="segmentation")
+    graph = pr.trace(model, torch.zeros(1, 1, 12, 12))
+    found = pr.collect(graph, batches, task="segmentation")
     taps = [tap for tap in found.units["middle.0:out"] if tap.readers[0].module == "aux"]
     x, y = entering(model, "aux", batches), torch.cat([y for _, y in batches]).numpy()
     large = x.repeat_interleave(2, 2).repeat_interleave(2, 3).numpy().astype(np.float64)  # [N, C, 12, 12]
@@ -158,27 +158,27 @@ def test_each_label_is_a_problem_of_its_own() -> None:
     torch.manual_seed(2)
     net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 3, 6), nn.Flatten()).eval()
     batches = tags()
-    graph = sc.trace(net, torch.zeros(1, 1, 8, 8))
-    found = sc.score(graph, batches, metric="gsd", task="multilabel")
+    graph = pr.trace(net, torch.zeros(1, 1, 8, 8))
+    found = pr.score(graph, batches, metric="gsd", task="multilabel")
     x = entering(net, "2", batches).numpy().astype(np.float64)
     y = torch.cat([y for _, y in batches]).numpy()
     for channel in range(6):
         values = x[:, channel]
         parts = [_divergence(values[y[:, i] == 1].ravel(), values[y[:, i] == 0].ravel(), 0.05) for i in range(3)]
         assert found.values["0:out"][channel] == pytest.approx(np.mean(parts), rel=1e-6)
-    energy = sc.score(graph, batches, metric="act_variance", task="multilabel")
+    energy = pr.score(graph, batches, metric="act_variance", task="multilabel")
     assert energy.values["0:out"] == pytest.approx(x.transpose(1, 0, 2, 3).reshape(6, -1).var(1), rel=1e-6)
 
 
 def test_numbers_are_binned_if_asked() -> None:
     torch.manual_seed(3)
     batches = sums()
-    graph = sc.trace(Wrapped().eval(), tuple(x[:1] for x in batches[0][0]))
-    with pytest.raises(sc.ScoreError, match=r"regression\(bins"):
-        sc.score(graph, batches, metric="gsd", task="regression")
+    graph = pr.trace(Wrapped().eval(), tuple(x[:1] for x in batches[0][0]))
+    with pytest.raises(pr.ScoreError, match=r"regression\(bins"):
+        pr.score(graph, batches, metric="gsd", task="regression")
     numbers = torch.cat([y for _, y in batches])
     border = float(numbers.median())
-    found = sc.collect(graph, batches, task=sc.regression(bins=[border]))
+    found = pr.collect(graph, batches, task=pr.regression(bins=[border]))
     assert found.classes == (0, 1)
     tap = found.units["one:out"][0]
     assert tap.moments.num_images.tolist() == [int((numbers <= border).sum()), int((numbers > border).sum())]

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus as pr
 from prunus.scoring.gradients import DECAY, divide
 from tests.scoring.toys import CLASSES, batches, settled
 from tests.tasks.nets import Wrapped, sums
@@ -32,9 +32,9 @@ def test_dcp_is_the_gradient_of_the_loss_at_the_end_of_the_stage() -> None:
     model = settled(four_layers())
     data = batches()
     images, labels = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
-    graph = sc.trace(model, images[:1])
+    graph = pr.trace(model, images[:1])
     assert divide(graph) == [["a"], ["b"], ["c"], ["d", "fc"]]
-    found = sc.score(graph, data, "dcp").values
+    found = pr.score(graph, data, "dcp").values
     for name, after in (("a", "b"), ("b", "c"), ("c", "d")):
         names = [n for n, _ in model.named_children()]
         start, end = names.index(name), names.index(after)
@@ -66,8 +66,8 @@ def test_taylor_follows_the_loss_of_the_task() -> None:
     torch.manual_seed(4)
     batches = sums()[:1]
     model = Wrapped().eval()
-    graph = sc.trace(model, tuple(x[:1] for x in batches[0][0]))
-    found = sc.score(graph, batches, metric="taylor", task="regression")
+    graph = pr.trace(model, tuple(x[:1] for x in batches[0][0]))
+    found = pr.score(graph, batches, metric="taylor", task="regression")
     inputs, labels = batches[0]
     loss = (model(*inputs).logits[:, 0] - labels).square().mean()
     (gradient,) = torch.autograd.grad(loss, [model.one.weight])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus as pr
 from prunus.scoring.importance import infinite_feature_selection
 from tests.scoring.toys import CLASSES, Shortcut, batches, entering, settled
 
@@ -51,8 +51,8 @@ def test_infinite_feature_selection() -> None:
 def test_nisp_multiplies_importance_with_absolute_weights_from_the_classifier_back() -> None:
     model = settled(Shortcut(), (2, 8, 8))
     images = batches(shape=(2, 8, 8))
-    graph = sc.trace(model, images[0][0][:1])
-    found = sc.score(graph, images, "nisp").values
+    graph = pr.trace(model, images[0][0][:1])
+    found = pr.score(graph, images, "nisp").values
     final = naive_inf_fs(entering(model, "fc", images).numpy())  # [3 x 2 x 2]
     # average pooling: each of four pixels gets a quarter
     after = np.kron(final.reshape(3, 2, 2), np.full((1, 2, 2), 0.25)).ravel()  # [3 x 4 x 4]
@@ -105,7 +105,7 @@ def back_through_pooling(importance: np.ndarray, side: int) -> np.ndarray:
 def test_importance_passes_batch_norm_max_pooling_and_the_sum_at_a_shortcut() -> None:
     model = settled(Deep(), (2, 9, 9))
     images = batches(shape=(2, 9, 9))
-    found = sc.score(sc.trace(model, images[0][0][:1]), images, "nisp").values
+    found = pr.score(pr.trace(model, images[0][0][:1]), images, "nisp").values
     final = naive_inf_fs(entering(model, "fc", images).numpy())  # [3]
     after = np.repeat(final / 16, 16).reshape(3, 4, 4)  # the mean: each of 16 pixels gets a sixteenth
     inner = back_through_convolution(after, model.second)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import ScoreError
 from prunus.scoring.score import score
 from prunus.scoring.settings import GIB
@@ -62,27 +62,27 @@ def test_maps_of_a_network_keep_their_height() -> None:
     """HRank through a whole network: conv maps, pooled features and a flattened map of 2 x 2 pixels."""
     model = settled(Shortcut(), (2, 8, 8))
     images = batches(shape=(2, 8, 8), images=10)
-    graph = sc.trace(model, images[0][0][:1])
-    found = sc.score(graph, images, "hrank", num_map_images=None).values
+    graph = pr.trace(model, images[0][0][:1])
+    found = pr.score(graph, images, "hrank", num_map_images=None).values
     ranks = np.linalg.matrix_rank(entering(model, "second", images).float().numpy())
     np.testing.assert_allclose(found["first:out"], ranks.mean(0))
-    alone = sc.score(graph, [some for some, _ in images], "hrank", num_map_images=None).values  # without labels
+    alone = pr.score(graph, [some for some, _ in images], "hrank", num_map_images=None).values  # without labels
     np.testing.assert_array_equal(alone["first:out"], found["first:out"])
     one_class = [(some, torch.zeros(len(some), dtype=torch.int64)) for some, _ in images]
     np.testing.assert_allclose(
-        sc.score(graph, one_class, "hrank", num_map_images=None).values["first:out"], ranks.mean(0)
+        pr.score(graph, one_class, "hrank", num_map_images=None).values["first:out"], ranks.mean(0)
     )
     with pytest.raises(ScoreError, match="two classes"):
-        sc.score(graph, one_class, ["hrank", "mmd"])
+        pr.score(graph, one_class, ["hrank", "mmd"])
     with pytest.raises(ScoreError, match=r"maps of two images need more than .* raise memory_gib"):
-        sc.score(graph, images, "hrank", memory_gib=1e-9)
+        pr.score(graph, images, "hrank", memory_gib=1e-9)
 
 
 def test_metrics_of_maps_without_classes_serve_every_task() -> None:
     torch.manual_seed(4)
     model, batches = UNet().eval(), squares()
-    graph = sc.trace(model, batches[0][0][:1])
-    found = sc.score(graph, batches, ["hrank", "chip"], task="segmentation", num_map_images=None)
+    graph = pr.trace(model, batches[0][0][:1])
+    found = pr.score(graph, batches, ["hrank", "chip"], task="segmentation", num_map_images=None)
     maps, name = entering(model, "head", batches).numpy(), "up.0:out"
     # one of 48 images may be on the border of a rank on another processor
     assert found["hrank"].values[name] == pytest.approx(np.linalg.matrix_rank(maps).mean(0), abs=1.01 / len(maps))
@@ -90,5 +90,5 @@ def test_metrics_of_maps_without_classes_serve_every_task() -> None:
     first = np.delete(rows, 0, axis=1)
     lost = [np.linalg.norm(a, "nuc") - np.linalg.norm(b, "nuc") for a, b in zip(rows, first, strict=True)]
     assert found["chip"].values[name][0] == pytest.approx(np.mean(lost), rel=1e-5)
-    with pytest.raises(sc.ScoreError, match="mmd: only for classification"):
-        sc.score(graph, batches, ["hrank", "mmd"], task="segmentation")
+    with pytest.raises(pr.ScoreError, match="mmd: only for classification"):
+        pr.score(graph, batches, ["hrank", "mmd"], task="segmentation")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus as pr
 from prunus.scoring.output_weights import OutputWeights, ProbeImages
 from prunus.scoring.rows import rows_of_weight
 
@@ -41,7 +41,7 @@ def test_weights_are_those_of_all_outputs_by_their_spread_and_activations_in_pla
     found = []
     for inplace in (False, True):
         model = TwoOutputs(inplace).double().requires_grad_(not inplace)
-        graph = sc.trace(model, images(1))
+        graph = pr.trace(model, images(1))
         found.append(matrix(ProbeImages(graph, images(5)), "second"))
         assert all(p.grad is None for p in model.parameters()) and not model.second._forward_hooks
     np.testing.assert_allclose(found[0], found[1])
@@ -74,7 +74,7 @@ def test_an_output_without_a_gradient_does_not_take_the_scale_of_another() -> No
     found = []
     for first in (True, False):
         model = WithoutGradient(first).double()
-        found.append(matrix(ProbeImages(sc.trace(model, images(1)), images(5)), "second"))
+        found.append(matrix(ProbeImages(pr.trace(model, images(1)), images(5)), "second"))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-9)
 
 
@@ -102,7 +102,7 @@ def test_gradients_whose_squares_float32_cannot_hold() -> None:
             for parameter in model[0].parameters():
                 parameter.mul_(scale)
             model[1].weight.div_(scale)
-        probe = ProbeImages(sc.trace(model, images(1).float()), images(5).float())
+        probe = ProbeImages(pr.trace(model, images(1).float()), images(5).float())
         found.append(matrix(probe, "0").numpy() * scale * scale)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
 
@@ -110,7 +110,7 @@ def test_gradients_whose_squares_float32_cannot_hold() -> None:
 @torch.no_grad()
 def test_changes_are_relative_to_each_output_and_the_layer_is_restored() -> None:
     model = TwoOutputs(True).double()
-    probe = ProbeImages(sc.trace(model, images(1)), images(20))
+    probe = ProbeImages(pr.trace(model, images(1)), images(20))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rows = rows_of_weight(model.second)
     none = torch.zeros(1, 3, dtype=torch.float64)
@@ -133,7 +133,7 @@ def test_only_what_comes_after_a_change_runs_again() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(True), nn.Conv2d(4, 4, 3), nn.ReLU(True), nn.Conv2d(4, 3, 1))
     model.double().eval()
-    probe, before = ProbeImages(sc.trace(model, images(1)), images(20)), model(images(20))
+    probe, before = ProbeImages(pr.trace(model, images(1)), images(20)), model(images(20))
 
     def changed(name: str) -> float:
         layer = model.get_submodule(name)
@@ -161,7 +161,7 @@ def test_a_network_in_training_mode_is_probed_as_in_use_and_left_as_it_was() -> 
     found = []
     for training in (False, True):
         model.train(training)
-        probe = ProbeImages(sc.trace(model, images(1)), images(20))
+        probe = ProbeImages(pr.trace(model, images(1)), images(20))
         before, numbers = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
         rows = 0.5 * rows_of_weight(model[4])
         found.append(probe.change({"4": (rows, torch.zeros(1, 3, dtype=torch.float64))}))

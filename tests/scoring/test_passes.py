@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-import prunus as sc
+import prunus as pr
 from prunus.scoring.collect import collect
 from prunus.scoring.passes import Sample, quotas, sampled
 from prunus.scoring.score import score
@@ -138,7 +138,7 @@ def boxed(sizes: tuple[int, ...]) -> list[tuple[Tensor, list[dict[str, Tensor]]]
 
 
 def test_a_list_with_the_labels_of_each_image_is_sampled_with_its_images() -> None:
-    task = sc.Task(loss=lambda outputs, labels: outputs.mean(), quality=lambda outputs, labels: outputs)
+    task = pr.Task(loss=lambda outputs, labels: outputs.mean(), quality=lambda outputs, labels: outputs)
     seen = []
     for images, labels in sampled(boxed((2, 5, 3)), 6, seed=0, task=task):
         assert len(images) == len(labels)
@@ -151,7 +151,7 @@ def test_a_list_with_the_labels_of_each_image_is_sampled_with_its_images() -> No
 def test_batches_whose_labels_cannot_be_divided_stay_whole() -> None:
     """As YOLO's: the boxes of all images in one tensor, and the image that each belongs to in another."""
     batches = [{"images": torch.zeros(4, 1, 2, 2), "boxes": torch.zeros(7, 4), "of": torch.zeros(7)} for _ in range(2)]
-    task = sc.Task(inputs=lambda b: (b["images"], b), loss=lambda o, y: o.mean(), quality=lambda o, y: o)
+    task = pr.Task(inputs=lambda b: (b["images"], b), loss=lambda o, y: o.mean(), quality=lambda o, y: o)
     found = list(sampled(batches, 4, seed=0, task=task))
     assert found and all(batch["images"].shape[0] == 4 and len(batch["boxes"]) == 7 for batch in found)
 
@@ -159,7 +159,7 @@ def test_batches_whose_labels_cannot_be_divided_stay_whole() -> None:
 METRICS = ["gsd", "di", "fisher"]  # one for each kind of pass
 
 
-def prepared() -> sc.ChannelGraph:
+def prepared() -> pr.ChannelGraph:
     graph = graph_of(nets.Residual)
     model = graph.model.train()
     model.get_submodule("bn1").eval()

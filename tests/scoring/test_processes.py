@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import prunus as sc
+import prunus as pr
 from prunus.scoring.metrics import METRICS as REGISTRY
 from prunus.scoring.score import score
 from tests import nets
@@ -26,7 +26,7 @@ WORKER = """
 import json, sys
 import torch
 from torch import distributed as dist
-import prunus as sc
+import prunus as pr
 from prunus.errors import PrunusError
 from prunus.scoring.score import score
 from tests import nets
@@ -36,7 +36,7 @@ from tests.tasks.nets import UNet, squares
 rank, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-graph = sc.trace(settled(nets.Residual()), torch.zeros(1, 3, 8, 8, dtype=torch.float64))
+graph = pr.trace(settled(nets.Residual()), torch.zeros(1, 3, 8, 8, dtype=torch.float64))
 mine = batches(32, 4)[rank::2]
 broken = [(x.clone(), y) for x, y in mine]
 if rank == 1:
@@ -52,7 +52,7 @@ def error(loader, metric):
 
 found = score(graph, mine, METRICS)
 torch.manual_seed(0)
-dense = sc.trace(UNet().eval(), torch.zeros(1, 1, 12, 12))
+dense = pr.trace(UNet().eval(), torch.zeros(1, 1, 12, 12))
 pixels = squares(64)[rank::2]
 if rank == 0:
     for _, labels in pixels:
@@ -107,7 +107,7 @@ def test_two_processes_equal_one(answers: list[dict[str, Any]]) -> None:
 
 def test_classes_of_pixels_that_one_process_alone_has_seen(answers: list[dict[str, Any]]) -> None:
     torch.manual_seed(0)
-    graph, pixels = sc.trace(UNet().eval(), torch.zeros(1, 1, 12, 12)), squares(64)
+    graph, pixels = pr.trace(UNet().eval(), torch.zeros(1, 1, 12, 12)), squares(64)
     for _, labels in pixels[::2]:
         labels.clamp_(max=1)
     for unit, wanted in score(graph, pixels, "gsd", task="segmentation").values.items():

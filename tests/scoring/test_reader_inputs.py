@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus as pr
 from prunus.scoring import reader_inputs
 from prunus.scoring.gram_sums import GramSums, KeptRows
 from prunus.scoring.metrics import METRICS
@@ -33,7 +33,7 @@ def labelled(images: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
 @torch.no_grad()
 def test_sums_are_those_of_all_patches_whatever_the_batches() -> None:
     model, images = network(), pictures(130)  # three chunks of at most 64
-    graph = sc.trace(model, images[:1])
+    graph = pr.trace(model, images[:1])
     x = F.unfold(F.relu(model[0](images)), 3).transpose(1, 2)  # [130, 4, 36]
     held = torch.arange(130) % 5 == 4
     for size in (130, 50):
@@ -50,7 +50,7 @@ def test_sums_are_those_of_all_patches_whatever_the_batches() -> None:
 def test_rows_are_kept_until_there_are_as_many_as_inputs() -> None:
     """The linear layer has 20 inputs and gets one row per image."""
     model = network()
-    graph = sc.trace(model, pictures(1))
+    graph = pr.trace(model, pictures(1))
     few, many = (collect_reader_inputs(graph, pictures(count)).layers["5"] for count in (19, 20))
     assert isinstance(few.whole, KeptRows) and isinstance(many.whole, GramSums)
     want = np.cov(model[:5](pictures(19)).numpy().T, bias=True)
@@ -61,7 +61,7 @@ def test_rows_are_kept_until_there_are_as_many_as_inputs() -> None:
 def test_few_large_images_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of 6 x 6 pixels fit here; what is gathered does not depend on it."""
     model, images, sizes = network(), pictures(30), []
-    graph = sc.trace(model, images[:1])
+    graph = pr.trace(model, images[:1])
     want = collect_reader_inputs(graph, images).layers["2"]
     monkeypatch.setattr(reader_inputs, "PIXELS", 2 * 3 * 6 * 6 + 1)
     with model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0]))):
@@ -73,21 +73,21 @@ def test_few_large_images_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_loader_and_a_repair_of_each_unit_give_the_same_scores() -> None:
     model, images = network(), pictures(90)
-    graph = sc.trace(model, images[:1])
-    units = sc.repair_each(graph, images)
-    by_loader = sc.score(graph, labelled(images, 32), "rebuilt")
-    by_units = sc.score(graph, units, "rebuilt")
+    graph = pr.trace(model, images[:1])
+    units = pr.repair_each(graph, images)
+    by_loader = pr.score(graph, labelled(images, 32), "rebuilt")
+    by_units = pr.score(graph, units, "rebuilt")
     assert by_units.num_images == by_loader.num_images == 90 and list(by_units.values) == list(graph.units)
-    by_tensor = sc.score(graph, images, "rebuilt")
+    by_tensor = pr.score(graph, images, "rebuilt")
     for unit, values in by_units.values.items():
         assert np.array_equal(values, by_loader.values[unit]) and np.array_equal(values, by_tensor.values[unit])
 
 
 def test_scores_add_up_and_a_sample_is_taken() -> None:
     assert METRICS["rebuilt"].adds_up and [n for n, metric in METRICS.items() if metric.adds_up] == ["rebuilt"]
-    graph = sc.trace(network(), pictures(1))
-    assert sc.score(graph, labelled(pictures(90), 30), "rebuilt", num_map_images=40, seed=0).num_images == 40
-    assert sc.score(graph, labelled(pictures(90), 30), "rebuilt", num_images=30, seed=0).num_images == 30
+    graph = pr.trace(network(), pictures(1))
+    assert pr.score(graph, labelled(pictures(90), 30), "rebuilt", num_map_images=40, seed=0).num_images == 40
+    assert pr.score(graph, labelled(pictures(90), 30), "rebuilt", num_images=30, seed=0).num_images == 30
 
 
 def test_the_callers_images_are_left_alone() -> None:
@@ -95,5 +95,5 @@ def test_the_callers_images_are_left_alone() -> None:
     model = nn.Sequential(nn.ReLU(inplace=True), *network())
     images = pictures(30)
     before = images.clone()
-    collect_reader_inputs(sc.trace(model, pictures(1)), images)
+    collect_reader_inputs(pr.trace(model, pictures(1)), images)
     assert torch.equal(images, before)

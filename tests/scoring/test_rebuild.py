@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus as pr
 from prunus.scoring import reader_inputs
 from prunus.scoring.evidence import Contributions
 from prunus.scoring.metrics import METRICS, rebuild
@@ -38,8 +38,8 @@ def test_thinet_removes_what_changes_the_next_output_least() -> None:
     while len(gone) < len(parts):
         left = [c for c in range(len(parts)) if c not in gone]
         gone.append(min(left, key=lambda c: float((parts[[*gone, c]].sum(0) ** 2).sum())))
-    graph = sc.trace(model, images[:1])
-    found = sc.score(graph, sc.repair_each(graph, images), "thinet")
+    graph = pr.trace(model, images[:1])
+    found = pr.score(graph, pr.repair_each(graph, images), "thinet")
     assert list(found.order("0:out")) == gone
     assert found.num_images == 40
 
@@ -62,8 +62,8 @@ def test_cp_scores_by_the_penalty_that_a_channel_survives() -> None:
     positions = 40 * 4  # 2 x 2 output positions of each image, sums over outputs
     parts = parts / np.sqrt(positions)
     norms = model[2].weight.detach().double().transpose(0, 1).flatten(1).norm(dim=1).numpy()
-    graph = sc.trace(model, images[:1])
-    scores = sc.score(graph, sc.repair_each(graph, images), "cp").values["0:out"]
+    graph = pr.trace(model, images[:1])
+    scores = pr.score(graph, pr.repair_each(graph, images), "cp").values["0:out"]
     assert (scores > 0).all() and len(set(scores)) == len(scores)
     order = np.sort(scores)
     for low, high in itertools.pairwise(order):
@@ -88,10 +88,10 @@ def test_a_channel_that_does_nothing_goes_first_by_both() -> None:
     model = chain()
     with torch.no_grad():
         model[2].weight[:, 3] = 0
-    graph = sc.trace(model, pictures(1))
-    seen = sc.repair_each(graph, pictures(20))
+    graph = pr.trace(model, pictures(1))
+    seen = pr.repair_each(graph, pictures(20))
     for name in ("thinet", "cp"):
-        assert sc.score(graph, seen, name).order("0:out")[0] == 3
+        assert pr.score(graph, seen, name).order("0:out")[0] == 3
 
 
 def problem(blocks: int, size: int, outputs: int, others: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -259,8 +259,8 @@ def test_channels_go_in_the_order_in_which_re_solved_readers_miss_them_least() -
         if len(left) == 3:
             scale = naive.change(solved(left)) / error(left)
     assert naive.ridge() > RIDGE  # few rows: the covariance is shrunk
-    graph = sc.trace(naive.model, naive.images[:1])
-    scores = sc.score(graph, sc.repair_each(graph, naive.images), "rebuilt")
+    graph = pr.trace(naive.model, naive.images[:1])
+    scores = pr.score(graph, pr.repair_each(graph, naive.images), "rebuilt")
     np.testing.assert_allclose(scores.values["0:out"], want * scale, rtol=1e-6)
     assert scores.num_images == 40
 
@@ -273,8 +273,8 @@ def test_a_channel_that_another_one_can_stand_for_goes_first(groups: int) -> Non
     with torch.no_grad():
         for parameter in model[0].parameters():  # half of the filters is 0.5 times the other half
             parameter[4:] = 0.5 * parameter[:4]
-    graph = sc.trace(model, pictures(1, side=8))
-    order = sc.score(graph, sc.repair_each(graph, pictures(40, side=8)), "rebuilt").order("0:out")
+    graph = pr.trace(model, pictures(1, side=8))
+    order = pr.score(graph, pr.repair_each(graph, pictures(40, side=8)), "rebuilt").order("0:out")
     assert len(order) == 8
     if groups == 1:
         assert {int(c) % 4 for c in order[:4]} == {0, 1, 2, 3}  # one of each pair before any pair is gone
@@ -294,8 +294,8 @@ def test_the_inputs_of_a_very_wide_reader_are_taken_as_unrelated(monkeypatch: py
     cut.reshape(4, 6, 9)[:, order[:3]] = 0
     want = np.zeros(6)
     want[order] = alone[order].cumsum() * naive.change(cut) / alone[order][:3].sum()
-    graph = sc.trace(naive.model, naive.images[:1])
-    got = sc.score(graph, sc.repair_each(graph, naive.images), "rebuilt").values["0:out"]
+    graph = pr.trace(naive.model, naive.images[:1])
+    got = pr.score(graph, pr.repair_each(graph, naive.images), "rebuilt").values["0:out"]
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
@@ -305,8 +305,8 @@ def test_a_classifier_that_has_seen_few_images_is_not_cut_for_nothing(caplog: py
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 4)).double()
     images = torch.randn(20, 30, dtype=torch.float64)
-    graph = sc.trace(model, images[:1])
-    values = np.sort(sc.score(graph, sc.repair_each(graph, images), "rebuilt").values["0:out"])
+    graph = pr.trace(model, images[:1])
+    values = np.sort(pr.score(graph, pr.repair_each(graph, images), "rebuilt").values["0:out"])
     assert values[9] > 0.1 * values[29]  # without shrinkage 14 features would go for nearly nothing
     assert "20 images are few" in caplog.text and "1 (16 rows for 30 inputs)" in caplog.text
 
@@ -316,12 +316,12 @@ def test_the_log_names_the_layers_whose_errors_are_uncertain_and_no_others(caplo
     """16 of 20 images are no probe images: 144 rows for the convolution of 12 inputs, 16 for the classifier of 20."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 12, 1), nn.Conv2d(12, 20, 1), nn.AvgPool2d(3), nn.Flatten(), nn.Linear(20, 4))
-    graph = sc.trace(model, torch.zeros(1, 3, 3, 3))
-    sc.score(graph, sc.repair_each(graph, torch.randn(20, 3, 3, 3)), "rebuilt")
+    graph = pr.trace(model, torch.zeros(1, 3, 3, 3))
+    pr.score(graph, pr.repair_each(graph, torch.randn(20, 3, 3, 3)), "rebuilt")
     weak = [record.getMessage() for record in caplog.records if "uncertain" in record.getMessage()]
     assert len(weak) == 1 and weak[0].endswith("covariance: 4 (16 rows for 20 inputs)")
     caplog.clear()
-    sc.score(graph, sc.repair_each(graph, torch.randn(25, 3, 3, 3)), "rebuilt")  # 20 rows for 20 inputs
+    pr.score(graph, pr.repair_each(graph, torch.randn(25, 3, 3, 3)), "rebuilt")  # 20 rows for 20 inputs
     assert "uncertain" not in caplog.text
 
 
@@ -354,15 +354,15 @@ def test_scores_do_not_depend_on_the_unit_of_the_activations(width: int, scale: 
     """Also in float32: 60 channels are 540 inputs."""
     found = []
     for factor in (1.0, scale):
-        graph = sc.trace(small_network(nn.Conv2d, factor, width), drawn(1))
-        found.append(sc.score(graph, [drawn(40)], "rebuilt").values["0:out"])
+        graph = pr.trace(small_network(nn.Conv2d, factor, width), drawn(1))
+        found.append(pr.score(graph, [drawn(40)], "rebuilt").values["0:out"])
     np.testing.assert_allclose(found[0], found[1], rtol=2e-2)
     assert (found[0] > 0).all()
 
 
 def test_units_that_cannot_be_scored_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    graph = sc.trace(small_network(Scaled), drawn(1))
-    found = sc.score(graph, [drawn(40)], "rebuilt")
+    graph = pr.trace(small_network(Scaled), drawn(1))
+    found = pr.score(graph, [drawn(40)], "rebuilt")
     assert list(found.values) == ["2:out"]  # the linear layer reads it
     assert "no scores for 0:out, which stay as they are" in caplog.text
 
@@ -370,12 +370,12 @@ def test_units_that_cannot_be_scored_are_named(caplog: pytest.LogCaptureFixture)
 def test_networks_in_bfloat16_are_scored_and_repaired() -> None:
     model = small_network(nn.Conv2d).bfloat16()
     images = drawn(40).bfloat16()
-    graph = sc.trace(model, images[:1])
-    assert set(sc.score(graph, [images], "rebuilt").values) == {"0:out", "2:out"}
-    plan = sc.Plan.of(graph, {"0:out": [0, 2, 4]})
+    graph = pr.trace(model, images[:1])
+    assert set(pr.score(graph, [images], "rebuilt").values) == {"0:out", "2:out"}
+    plan = pr.Plan.of(graph, {"0:out": [0, 2, 4]})
     with torch.no_grad():
         before, cut, solved = (
-            m(images).float() for m in (model, sc.prune(graph, plan), sc.repair(graph, plan, images))
+            m(images).float() for m in (model, pr.prune(graph, plan), pr.repair(graph, plan, images))
         )
     assert float((solved - before).norm()) < 0.8 * float((cut - before).norm())
 
@@ -387,7 +387,7 @@ def test_four_images_are_probed_although_none_is_held_out() -> None:
     with torch.no_grad():
         model[5].weight.zero_()
     for count in (4, 40):
-        scores = sc.score(sc.trace(model, drawn(1)), [drawn(count)], "rebuilt")
+        scores = pr.score(pr.trace(model, drawn(1)), [drawn(count)], "rebuilt")
         assert scores.values["0:out"].max() < 1e-6
 
 
@@ -413,8 +413,8 @@ def test_code_that_depends_on_sizes_is_probed_unless_it_takes_one_batch_size(
 ) -> None:
     plain = small_network(nn.Conv2d)
     model = kind(*plain).eval()
-    found = sc.score(sc.trace(model, drawn(1)), [drawn(64)], "rebuilt").values["0:out"]
-    want = sc.score(sc.trace(plain, drawn(1)), [drawn(64)], "rebuilt").values["0:out"]
+    found = pr.score(pr.trace(model, drawn(1)), [drawn(64)], "rebuilt").values["0:out"]
+    want = pr.score(pr.trace(plain, drawn(1)), [drawn(64)], "rebuilt").values["0:out"]
     assert ("the network's code depends on the batch size" in caplog.text) == warned
     assert np.allclose(found, want, rtol=1e-4) != warned
 
@@ -435,5 +435,5 @@ def test_outputs_in_a_dataclass_are_probed_as_tensors_are() -> None:
     found = []
     for kind in (nn.Sequential, Answering):
         model = kind(*small_network(nn.Conv2d)).eval()
-        found.append(sc.score(sc.trace(model, drawn(1)), [drawn(40)], "rebuilt").values["0:out"])
+        found.append(pr.score(pr.trace(model, drawn(1)), [drawn(40)], "rebuilt").values["0:out"])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

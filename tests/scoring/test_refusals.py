@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import DataError, PrunusError, ScoreError
 from prunus.scoring.choice import choose_metrics
 from prunus.scoring.metrics.rebuild import Elimination
@@ -18,7 +18,7 @@ from tests import nets
 from tests.scoring.toys import batches, chain, graph_of, pictures
 
 
-def hooks(graph: sc.ChannelGraph) -> int:
+def hooks(graph: pr.ChannelGraph) -> int:
     return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in graph.model.modules())
 
 
@@ -101,8 +101,8 @@ def test_metrics_of_classes_say_that_labels_are_missing(metric: str, num_images:
 
 
 def test_sources_without_images() -> None:
-    graph, other = (sc.trace(chain(), pictures(1)) for _ in range(2))
-    units = sc.repair_each(graph, pictures(30))
+    graph, other = (pr.trace(chain(), pictures(1)) for _ in range(2))
+    units = pr.repair_each(graph, pictures(30))
     for loader, metric, words in (
         (None, "gsd_reader", "gsd_reader cannot be computed without images"),
         (None, "rebuilt", "rebuilt cannot be computed without images"),
@@ -149,11 +149,11 @@ def test_images_that_are_not_finite_are_named(value: float) -> None:
     images[1, 0, 0, 0] = images[3, 2, 5, 5] = value
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))
     loader = [(torch.zeros(4, 3, 6, 6), labels), (images, labels)]
-    graph = sc.trace(model, images[:1])
+    graph = pr.trace(model, images[:1])
     for use in (
-        lambda: sc.evaluate(model, loader),
-        lambda: sc.score(graph, loader, metric="gsd"),
-        lambda: sc.fit(model, loader, epochs=1),
+        lambda: pr.evaluate(model, loader),
+        lambda: pr.score(graph, loader, metric="gsd"),
+        lambda: pr.fit(model, loader, epochs=1),
     ):
         with pytest.raises(DataError, match="batch 1: 2 of 4 images have values that are NaN or infinite"):
             use()
@@ -197,7 +197,7 @@ class Scaled(nn.Conv2d):
 
 def test_no_unit_that_can_be_scored_by_its_readers() -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), Scaled(6, 4, 3)).double().eval()
-    graph = sc.trace(model, pictures(1))
+    graph = pr.trace(model, pictures(1))
     with pytest.raises(ScoreError, match=r"no unit can be scored by its readers.*use a metric of activations"):
         score(graph, [pictures(40)], "rebuilt")
 

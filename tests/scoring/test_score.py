@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import ScoreError
 from prunus.scoring.collect import collect
 from prunus.scoring.evidence import Channels
@@ -34,7 +34,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.fixture(scope="module", params=list(NETS))
-def scored(request: pytest.FixtureRequest) -> tuple[sc.ChannelGraph, dict[str, Any], dict[str, np.ndarray]]:
+def scored(request: pytest.FixtureRequest) -> tuple[pr.ChannelGraph, dict[str, Any], dict[str, np.ndarray]]:
     graph = graph_of(NETS[request.param])
     modules = sorted({r.module for u in graph.units.values() for r in u.readers})
     stored = naive.inputs_of(graph.model, modules, batches())
@@ -42,7 +42,7 @@ def scored(request: pytest.FixtureRequest) -> tuple[sc.ChannelGraph, dict[str, A
 
 
 def best_over_readers(
-    graph: sc.ChannelGraph, stored: dict[str, np.ndarray], unit: sc.Unit, value: Callable[[sc.Reader, int, Any], float]
+    graph: pr.ChannelGraph, stored: dict[str, np.ndarray], unit: pr.Unit, value: Callable[[pr.Reader, int, Any], float]
 ) -> np.ndarray:
     """max over the unit's readers of value(reader, row, activations [N, d]). No two of these nets' readers share."""
     best = np.full(unit.width, -np.inf)
@@ -68,10 +68,10 @@ def test_reader_metrics(scored: Any) -> None:
     labels = naive.labels_of(batches())
     for unit in graph.units.values():
 
-        def energy(reader: sc.Reader, i: int, values: Any) -> float:
+        def energy(reader: pr.Reader, i: int, values: Any) -> float:
             return naive.mean_square(values) * naive.reader_squares(graph.model, reader)[i]
 
-        def weighed(reader: sc.Reader, i: int, values: Any) -> float:
+        def weighed(reader: pr.Reader, i: int, values: Any) -> float:
             return (naive.gsd(values, labels) + 1) * naive.reader_squares(graph.model, reader)[i] ** 0.5
 
         for name, value in (("reader_energy", energy), ("gsd_reader", weighed)):
@@ -92,12 +92,12 @@ def test_fisher_is_the_squared_gradient_of_a_gate(scored: Any) -> None:
         np.testing.assert_allclose(found["fisher"].values[unit.name], total / 60, rtol=1e-6, atol=1e-18)
 
 
-def gated(graph: sc.ChannelGraph, unit: sc.Unit, gate: Tensor, images: Tensor) -> Tensor:
+def gated(graph: pr.ChannelGraph, unit: pr.Unit, gate: Tensor, images: Tensor) -> Tensor:
     handles = []
     for reader in unit.readers:
         layer = graph.model.get_submodule(reader.module)
 
-        def hook(module: nn.Module, args: Any, reader: sc.Reader = reader) -> Any:
+        def hook(module: nn.Module, args: Any, reader: pr.Reader = reader) -> Any:
             x = args[0]
             axis = x.ndim - 1 if isinstance(module, nn.Linear) else 1
             factor = torch.ones(x.shape[axis], dtype=x.dtype)
@@ -144,12 +144,12 @@ def test_taylor_is_the_sum_of_weight_times_gradient(scored: Any) -> None:
         np.testing.assert_allclose(found["taylor"].values[unit.name], wanted, rtol=1e-6, atol=1e-20)
 
 
-def filter_rows(graph: sc.ChannelGraph, unit: sc.Unit, weight_of: Callable[[str], Tensor]) -> list[list[np.ndarray]]:
+def filter_rows(graph: pr.ChannelGraph, unit: pr.Unit, weight_of: Callable[[str], Tensor]) -> list[list[np.ndarray]]:
     """For each channel the weights of its filters: of writers, or of readers if the unit is a stream."""
     rows: list[list[np.ndarray]] = [[] for _ in range(unit.width)]
     for place in unit.writers if unit.kind == "private" else unit.readers:
         layer, weight = graph.model.get_submodule(place.module), weight_of(place.module).numpy()
-        is_writer = isinstance(place, sc.Writer)
+        is_writer = isinstance(place, pr.Writer)
         numbers = place.outputs if is_writer else place.inputs
         by_row = is_writer != isinstance(layer, nn.ConvTranspose2d)
         groups = getattr(layer, "groups", 1)
@@ -269,8 +269,8 @@ def test_with_a_ridge_of_zero_a_dead_channel_is_the_lowest() -> None:
 
 def test_what_a_task_cannot_score_is_left_out_of_all(caplog: pytest.LogCaptureFixture) -> None:
     batches = sums()
-    graph = sc.trace(Wrapped().eval(), tuple(x[:1] for x in batches[0][0]))
-    found = sc.score(graph, batches, "all", task="regression", seed=0)
+    graph = pr.trace(Wrapped().eval(), tuple(x[:1] for x in batches[0][0]))
+    found = pr.score(graph, batches, "all", task="regression", seed=0)
     assert {"l1", "reader_energy", "rebuilt", "taylor"} <= set(found)
     assert not {"gsd", "gsd_reader", "di", "mmd"} & set(found)
     assert "gsd" in caplog.text

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.scoring.collect import collect
 from tests import nets
 from tests.scoring import naive
@@ -117,9 +117,9 @@ def test_tokens_in_front_of_a_gelu() -> None:
 
 def test_a_channel_selection_runs_first() -> None:
     graph, images = graph_of(nets.Residual), batches()
-    plan = sc.Plan.of(graph, {"conv1:in": [0, 2], "conv1:out": [1, 3, 4]})
-    small = sc.prune(graph, plan)
-    pruned = sc.trace(small, graph.example)
+    plan = pr.Plan.of(graph, {"conv1:in": [0, 2], "conv1:out": [1, 3, 4]})
+    small = pr.prune(graph, plan)
+    pruned = pr.trace(small, graph.example)
     whole = collect(graph, images).units["conv1:in"][0].moments
     (part,) = collect(pruned, images).units["conv1:in"]
     assert pruned.units["conv1:in"].width == 2

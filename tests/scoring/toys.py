@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus as pr
 
 CLASSES = 5
 
@@ -100,9 +100,9 @@ def entering(model: nn.Module, layer: str, batches: list[tuple[Tensor, Tensor]])
     return torch.cat(seen)
 
 
-def graph_of(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> sc.ChannelGraph:
+def graph_of(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> pr.ChannelGraph:
     """A settled network, traced with images of 8 x 8 pixels."""
-    return sc.trace(settled(build(), dtype=dtype), torch.zeros(1, 3, 8, 8, dtype=dtype))
+    return pr.trace(settled(build(), dtype=dtype), torch.zeros(1, 3, 8, 8, dtype=dtype))
 
 
 def pictures(count: int, side: int = 6) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.zoo.models import config, create
 
 BORDER = 1e-4  # of the largest output: between classes nearer than that, the rounding of float32 may decide
@@ -36,11 +36,11 @@ def network(name: str) -> tuple[nn.Module, Tensor]:
 def there(name: str, folder: Path, ratio: float = 0.3) -> dict[str, Any]:
     """Prune, repair and save; the outputs on images go into the folder too."""
     model, images = network(name)
-    graph = sc.trace(model, images[:1])
-    plan = sc.uniform(graph, sc.score(graph, [], metric="l2"), ratio)
+    graph = pr.trace(model, images[:1])
+    plan = pr.uniform(graph, pr.score(graph, [], metric="l2"), ratio)
     how = "solve" if max(layer.inputs for layer in graph.layers.values()) <= WIDEST else "bn"
-    small = sc.repair(graph, plan, images, how=how).eval()  # type: ignore[arg-type]
-    sc.save(small, plan, folder / name)
+    small = pr.repair(graph, plan, images, how=how).eval()  # type: ignore[arg-type]
+    pr.save(small, plan, folder / name)
     torch.manual_seed(1)
     others = torch.randn_like(images)
     with torch.no_grad():
@@ -53,8 +53,8 @@ def back(name: str, folder: Path) -> dict[str, Any]:
     """Load what `there` saved, export it, and compare the outputs of PyTorch and onnxruntime with the saved ones."""
     answers = load_file(folder / name / "answers.safetensors")
     images, said = answers["images"], answers["outputs"]
-    small = sc.load(folder / name, create(name)).eval()
-    sc.export(small, images[:1], folder / f"{name}.onnx")
+    small = pr.load(folder / name, create(name)).eval()
+    pr.export(small, images[:1], folder / f"{name}.onnx")
     session = onnxruntime.InferenceSession(folder / f"{name}.onnx", providers=["CPUExecutionProvider"])
     outputs = {
         "loaded": small(images),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import DataError, FileError, ModelError, PrunusError
 from prunus.ship.export import export
 from prunus.zoo.models import create
@@ -74,7 +74,7 @@ def test_safetensors_with_the_plan_come_back_as_a_model(tmp_path: Path) -> None:
     model, plan = pruned()
     done = export(model, EXAMPLE, tmp_path / "small", plan=plan)
     assert (done.format, done.path) == ("safetensors", tmp_path / "small")
-    again = sc.load(tmp_path / "small", network())
+    again = pr.load(tmp_path / "small", network())
     with torch.no_grad():
         assert torch.equal(again.eval()(pictures(2)), model.eval()(pictures(2)))
     with pytest.raises(ModelError, match="folded"):
@@ -160,17 +160,17 @@ def test_there_and_back_in_a_new_process(tmp_path: Path) -> None:
 def test_a_plan_and_weights_that_do_not_belong_together(tmp_path: Path) -> None:
     """A plan with the same number of other channels has the same shapes, and would be silently wrong."""
     model, plan = pruned()
-    sc.save(model, plan, tmp_path / "a")
-    graph = sc.trace(network(), torch.zeros(1, 3, 8, 8))
-    other = sc.Plan.of(graph, {"conv1:out": [0, 2, 3, 6], "conv1:in": [0, 1, 4, 5]})
-    sc.save(sc.prune(graph, other), other, tmp_path / "b")
+    pr.save(model, plan, tmp_path / "a")
+    graph = pr.trace(network(), torch.zeros(1, 3, 8, 8))
+    other = pr.Plan.of(graph, {"conv1:out": [0, 2, 3, 6], "conv1:in": [0, 1, 4, 5]})
+    pr.save(pr.prune(graph, other), other, tmp_path / "b")
     (tmp_path / "a" / "plan.json").replace(tmp_path / "b" / "plan.json")
     with pytest.raises(FileError, match="keeps other channels"):
-        sc.load(tmp_path / "b", network())
-    narrow = sc.Plan.of(graph, {"conv1:out": [0, 2], "conv1:in": [0, 1, 4, 5]})
+        pr.load(tmp_path / "b", network())
+    narrow = pr.Plan.of(graph, {"conv1:out": [0, 2], "conv1:in": [0, 1, 4, 5]})
     (tmp_path / "b" / "plan.json").write_text(narrow.to_json())
     with pytest.raises(FileError, match="does not belong"):
-        sc.load(tmp_path / "b", network())
-    sc.save(model, plan, tmp_path / "c")
+        pr.load(tmp_path / "b", network())
+    pr.save(model, plan, tmp_path / "c")
     with pytest.raises(PrunusError, match="does not run on the example"):
-        sc.load(tmp_path / "c", create("lenet5"))
+        pr.load(tmp_path / "c", create("lenet5"))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-import prunus as sc
+import prunus as pr
 from prunus.util.batches import call
 from tests.networks import from_torchvision
 
@@ -52,12 +52,12 @@ def smaller(make: Callable[[], nn.Module], example: Any, folder: Path, repair: A
     Streams are coupled: libraries that build layers anew, as YOLO does to fold batch norms, would lose a selection.
     """
     model = make().eval()
-    graph = sc.trace(model, example, streams="coupled")
-    plan = sc.uniform(graph, sc.score(graph, None, "l1"), RATIO, units=list(graph.units))
+    graph = pr.trace(model, example, streams="coupled")
+    plan = pr.uniform(graph, pr.score(graph, None, "l1"), RATIO, units=list(graph.units))
     assert graph.cost(plan).macs < 0.65 * graph.macs
-    small = sc.repair(graph, plan, [(example,)], how=repair).eval()
-    sc.save(small, plan, folder)
-    loaded = sc.load(folder, make()).eval()
+    small = pr.repair(graph, plan, [(example,)], how=repair).eval()
+    pr.save(small, plan, folder)
+    loaded = pr.load(folder, make()).eval()
     assert_same(outputs(loaded, example), outputs(small, example))
     parameters = [sum(p.numel() for p in each.parameters()) for each in (model, loaded)]
     assert parameters[1] < 0.75 * parameters[0]
@@ -105,7 +105,7 @@ def test_yolo_in_the_trainer_of_ultralytics(tmp_path: Path, monkeypatch: pytest.
     images, _ = drawn(8, 64)
     small = smaller(make, images, tmp_path / "small", repair="solve")
     before = {name: p.detach().clone() for name, p in small.named_parameters()}
-    written = sc.export(small, images[:1], tmp_path / "small.onnx", dynamic_batch=False)  # it looks at the batch's size
+    written = pr.export(small, images[:1], tmp_path / "small.onnx", dynamic_batch=False)  # it looks at the batch's size
     assert written.error < 1e-3
 
     class Trainer(train.DetectionTrainer):  # type: ignore[misc, name-defined]
@@ -147,7 +147,7 @@ def test_yolo_in_the_trainer_of_ultralytics(tmp_path: Path, monkeypatch: pytest.
     assert len(losses) == 2 and losses[1] < losses[0]
     state = small.state_dict()
     torch.save(state, tmp_path / "trained.pt")
-    again = sc.load(tmp_path / "small", make())
+    again = pr.load(tmp_path / "small", make())
     again.load_state_dict(torch.load(tmp_path / "trained.pt", weights_only=True))
     assert_same(outputs(again, images), outputs(small, images))
 
@@ -198,7 +198,7 @@ def test_a_unet_of_segmentation_models(tmp_path: Path) -> None:
     small = smaller(make, images, tmp_path / "small", repair="solve")
     dice = smp.losses.DiceLoss("multiclass")
     trained(small, lambda model: dice(model(images), masks) + F.cross_entropy(model(images), masks))
-    assert sc.export(small.eval(), images[:1], tmp_path / "small.onnx").error < 1e-3
+    assert pr.export(small.eval(), images[:1], tmp_path / "small.onnx").error < 1e-3
 
 
 def test_a_unet_of_monai(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_unet_of_monai(tmp_path: Path) -> None:
     small = smaller(make, volumes, tmp_path / "small", repair="solve")
     loss = losses.DiceCELoss(to_onehot_y=True, softmax=True)
     trained(small, lambda model: loss(model(volumes), labels), rate=1e-2)
-    assert sc.export(small.eval(), volumes[:1], tmp_path / "small.onnx").error < 1e-3
+    assert pr.export(small.eval(), volumes[:1], tmp_path / "small.onnx").error < 1e-3
 
 
 def test_convnext_of_hugging_face_in_its_trainer(tmp_path: Path) -> None:
@@ -247,6 +247,6 @@ def test_convnext_of_hugging_face_in_its_trainer(tmp_path: Path) -> None:
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 8 and losses[-1] < losses[0]
-    again = sc.load(tmp_path / "small", make())
+    again = pr.load(tmp_path / "small", make())
     again.load_state_dict(small.state_dict())
     assert_same(outputs(again, {"pixel_values": images}), outputs(small, {"pixel_values": images}))

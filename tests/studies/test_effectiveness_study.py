@@ -13,7 +13,7 @@ import scipy.stats
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import DecideError, RunError, ScoreError
 from prunus.scoring.metrics import METRICS
 from prunus.scoring.passes import sampled
@@ -31,7 +31,7 @@ ROUNDED = 1e-5  # accuracies of a study are points, rounded to three places
 
 
 def compared(folder: Path, **words: Any) -> list[dict[str, Any]]:
-    return sc.studies.effectiveness(
+    return pr.studies.effectiveness(
         trained(), TRAIN, TEST, folder, **{"metrics": ["l1", "gsd"], "ratios": (0.25, 0.5), **words}
     )
 
@@ -90,20 +90,20 @@ def test_rank_correlation_between_metrics(tmp_path: Path) -> None:
     title, *lines = (tmp_path / "correlations.csv").read_text().splitlines()
     assert title == "network,metric,l1,l2,random"
     found = {line.split(",")[1]: [float(word) for word in line.split(",")[2:]] for line in lines}
-    graph = sc.trace(trained(), TEST[0][0][:1])
+    graph = pr.trace(trained(), TEST[0][0][:1])
     inner = [name for name, unit in graph.units.items() if unit.kind == "private"]
-    l1, l2 = (sc.score(graph, None, name).values for name in ("l1", "l2"))
+    l1, l2 = (pr.score(graph, None, name).values for name in ("l1", "l2"))
     wanted = sum(float(scipy.stats.spearmanr(l1[u], l2[u]).statistic) for u in inner) / len(inner)
     assert found["l1"][1] == found["l2"][0] == pytest.approx(wanted, abs=1e-4)
     assert [found[name][place] for place, name in enumerate(("l1", "l2", "random"))] == [1.0] * 3
 
 
 def test_pruned_for_speed_and_zeroed_agree(tmp_path: Path) -> None:
-    graph = sc.trace(trained(), TEST[0][0][:1])
-    plan = sc.uniform(graph, sc.score(graph, None, "l2"), 0.4)
-    quick = accuracy_of(sc.prune(graph, plan), graph, in_memory(TEST))
-    with sc.zeroed(graph, plan):
-        slow = sc.evaluate(graph.model, TEST)
+    graph = pr.trace(trained(), TEST[0][0][:1])
+    plan = pr.uniform(graph, pr.score(graph, None, "l2"), 0.4)
+    quick = accuracy_of(pr.prune(graph, plan), graph, in_memory(TEST))
+    with pr.zeroed(graph, plan):
+        slow = pr.evaluate(graph.model, TEST)
         assert_accuracy(quick.quality, graph.model, TEST)
     assert quick.num_images == slow.num_images and quick.loss == pytest.approx(slow.loss, rel=1e-5)
 
@@ -181,7 +181,7 @@ def test_one_pass_serves_all_moment_metrics_and_ratios(tmp_path: Path) -> None:
     five = ["gsd", "fdr", "act_variance", "gsd:ridge=0.5", "reader_energy"]
     for names, ratios in ((five, (0.1, 0.2, 0.3)), (["gsd"], (0.1,))):
         train, folder = Counted(TRAIN), tmp_path / str(len(names))
-        sc.studies.effectiveness(
+        pr.studies.effectiveness(
             trained(), train, TEST, folder, metrics=names, ratios=ratios, example=TEST[0][0][:1], progress=False
         )
         counts.append(train.passes)
@@ -191,8 +191,8 @@ def test_one_pass_serves_all_moment_metrics_and_ratios(tmp_path: Path) -> None:
 def test_the_help_names_all_metrics_that_read_few_images() -> None:
     help = {field.name: about.help for field, about in options_of(EffectivenessSettings)}["num_map_images"]
     named = {name for name in METRICS if name in help.replace(",", " ").replace(")", " ").replace("(", " ").split()}
-    graph = sc.trace(trained(), TEST[0][0][:1])
-    found = sc.score(graph, TRAIN, "all", num_map_images=40, num_images=96, seed=0)
+    graph = pr.trace(trained(), TEST[0][0][:1])
+    found = pr.score(graph, TRAIN, "all", num_map_images=40, num_images=96, seed=0)
     assert named == {name for name, scores in found.items() if scores.num_images == 40}
 
 
@@ -206,12 +206,12 @@ def test_repaired_and_retrained_beside_the_cut(tmp_path: Path) -> None:
     words: dict[str, Any] = {"repair": "solve", "num_repair_images": 64, "epochs": 1, "preset": "cosine", "lr": 0.01}
     rows = compared(tmp_path, metrics=["l1"], ratios=(0.5,), **words)
     assert rows[0]["repaired"] == rows[0]["accuracy"]  # nothing was cut, and nothing is mended
-    graph = sc.trace(trained(), TEST[0][0][:1])
+    graph = pr.trace(trained(), TEST[0][0][:1])
     inner = [name for name, unit in graph.units.items() if unit.kind == "private"]
-    plan = sc.uniform(graph, sc.score(graph, None, "l1"), 0.5, units=inner)
-    mended = sc.repair(graph, plan, [images for images, _ in sampled(TRAIN, 64, 0)], how="solve", seed=0)
+    plan = pr.uniform(graph, pr.score(graph, None, "l1"), 0.5, units=inner)
+    mended = pr.repair(graph, plan, [images for images, _ in sampled(TRAIN, 64, 0)], how="solve", seed=0)
     assert_accuracy(rows[1]["repaired"] / 100, mended, TEST, printed=ROUNDED)
-    taught = sc.fit(mended, TRAIN, preset="cosine", epochs=1, lr=0.01, seed=0, device="cpu").model.eval()
+    taught = pr.fit(mended, TRAIN, preset="cosine", epochs=1, lr=0.01, seed=0, device="cpu").model.eval()
     assert_accuracy(rows[1]["retrained"] / 100, taught, TEST, printed=ROUNDED)
     assert not (tmp_path / "checkpoints").exists() or not list((tmp_path / "checkpoints").iterdir())
     assert "repaired" in (tmp_path / "accuracy.svg").read_text()

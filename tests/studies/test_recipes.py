@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import prunus as sc
+import prunus as pr
 from prunus.cli.options import settings_typed
 from prunus.cli.reproduce import check
 from prunus.deciding.candidates import candidates
@@ -97,7 +97,7 @@ def test_the_papers_numbers(name: str) -> None:
 @pytest.mark.parametrize(("name", "side"), [("resnet50-imagenet-b", 64), ("resnet164-cifar100", 32)])
 def test_only_the_units_that_the_paper_prunes_take_part(name: str, side: int) -> None:
     recipe = load_recipe(name)
-    graph = sc.trace(create(recipe.run["model"]).eval(), torch.zeros(1, 3, side, side), check=False)
+    graph = pr.trace(create(recipe.run["model"]).eval(), torch.zeros(1, 3, side, side), check=False)
     found = candidates(graph, recipe.run["exclude"])
     assert len(found) == UNITS[recipe.run["model"]]
     assert not [unit for unit in found if "shortcut" in unit or "downsample" in unit]
@@ -108,7 +108,7 @@ def test_exclusions_at_the_smoke_budget_match_its_small_network(name: str) -> No
     run = at_budget(load_recipe(name), "smoke")[0].run
     channels = {} if run["model"] == "lenet5" else {"in_channels": 1}
     side = run.get("size", 32)
-    graph = sc.trace(create(run["model"], **channels).eval(), torch.zeros(1, 1, side, side), check=False)
+    graph = pr.trace(create(run["model"], **channels).eval(), torch.zeros(1, 1, side, side), check=False)
     assert candidates(graph, run.get("exclude", ()))  # an error for a pattern that matches nothing
 
 
@@ -204,7 +204,7 @@ def test_di_has_more_images_than_pixels_or_the_recipe_says_so(name: str, budget:
 
 def test_the_wheel_has_every_file_that_is_no_code() -> None:
     """What lies in the package beside Python files is named in pyproject.toml, or an installed prunus lacks it."""
-    package = Path(sc.__file__).parent
+    package = Path(pr.__file__).parent
     project = tomllib.loads((package.parent.parent / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["prunus"]
     packed = {path for pattern in patterns for path in package.glob(pattern)}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import DecideError, RunError, ScoreError
 from prunus.plots.settings import SeparationSettings
 from prunus.studies import read_study
@@ -27,7 +27,7 @@ ROUNDED = 1e-5  # accuracies of a study are points, rounded to three places
 
 
 def compared(folder: Path, **words: Any) -> list[dict[str, Any]]:
-    return sc.studies.sensitivity(trained(), TRAIN, HOLDOUT, folder, **{"test": TEST, **QUICK, **words})
+    return pr.studies.sensitivity(trained(), TRAIN, HOLDOUT, folder, **{"test": TEST, **QUICK, **words})
 
 
 def macs(model: nn.Module) -> int:
@@ -48,7 +48,7 @@ def test_both_arms_have_all_points_and_one_start(study: tuple[Path, list[dict[st
     assert [(row["method"], row["iteration"]) for row in rows] == [(m, i) for m in ("flops", "ratio") for i in range(3)]
     flops, ratio = rows[:3], rows[3:]
     assert {**flops[0], "method": ""} == {**ratio[0], "method": ""}
-    start = sc.load(folder / "start", trained())
+    start = pr.load(folder / "start", trained())
     assert flops[0]["macs_removed"] == pytest.approx(1 - macs(start) / macs(trained()), abs=1e-6)
     assert flops[0]["macs_removed"] == pytest.approx(0.2, abs=0.02)
     assert_accuracy(flops[0]["test"] / 100, start, TEST, printed=ROUNDED)
@@ -64,9 +64,9 @@ def test_both_arms_have_all_points_and_one_start(study: tuple[Path, list[dict[st
 
 def test_figures_are_those_of_the_networks_in_the_folder(study: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, rows = study
-    start = sc.load(folder / "start", trained())
+    start = pr.load(folder / "start", trained())
     for method, last in (("flops", rows[2]), ("ratio", rows[5])):
-        network = sc.load(folder / method, start)
+        network = pr.load(folder / method, start)
         assert last["macs_removed"] == pytest.approx(1 - macs(network) / macs(trained()), abs=1e-6)
         assert_accuracy(last["test"] / 100, network, TEST, printed=ROUNDED)
         assert_accuracy(last["holdout"] / 100, network, HOLDOUT, printed=ROUNDED)
@@ -112,10 +112,10 @@ def test_a_finished_run_can_be_the_start(study: tuple[Path, list[dict[str, Any]]
 
 
 def test_the_start_is_the_nearest_uniform_ratio() -> None:
-    graph = sc.trace(trained(), TEST[0][0][:1])
+    graph = pr.trace(trained(), TEST[0][0][:1])
     inner = [name for name, unit in graph.units.items() if unit.kind == "private"]
     ratio = ratio_for(graph, inner, 0.4)
-    assert graph.cost(sc.uniform(graph, sc.score(graph, None, "l2"), ratio, units=inner)).macs == pytest.approx(
+    assert graph.cost(pr.uniform(graph, pr.score(graph, None, "l2"), ratio, units=inner)).macs == pytest.approx(
         0.6 * graph.macs, rel=0.05
     )
     with pytest.raises(DecideError, match=r"no uniform ratio of the inner units removes 99\.0%"):

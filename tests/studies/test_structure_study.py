@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import PlanError
 from prunus.studies.recipes import load_recipe
 from prunus.studies.structure_study import plan_of_widths, structure
@@ -75,11 +75,11 @@ def agrees(number: float, word: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def vgg16() -> sc.ChannelGraph:
-    return sc.trace(models.create("vgg16_imagenet").eval(), models.example("vgg16_imagenet"))
+def vgg16() -> pr.ChannelGraph:
+    return pr.trace(models.create("vgg16_imagenet").eval(), models.example("vgg16_imagenet"))
 
 
-def test_vgg16_as_in_the_supplement(vgg16: sc.ChannelGraph) -> None:
+def test_vgg16_as_in_the_supplement(vgg16: pr.ChannelGraph) -> None:
     rows = structure(vgg16, plan_of_widths(vgg16, [int(width) for width in WIDTHS.split(",")]))
     for row, line in zip(rows, VGG16.strip().splitlines(), strict=True):
         params, macs, params_left, params_gone, macs_left, macs_gone = line.split()
@@ -94,7 +94,7 @@ def test_vgg16_as_in_the_supplement(vgg16: sc.ChannelGraph) -> None:
 
 
 def test_resnet50_by_block_as_in_the_supplement() -> None:
-    graph = sc.trace(models.create("resnet50").eval(), models.example("resnet50"), check=False)
+    graph = pr.trace(models.create("resnet50").eval(), models.example("resnet50"), check=False)
     pairs = (pair.split("=") for pair in load_recipe("structure-resnet50-imagenet-b").run["widths"].split(","))
     rows = structure(graph, plan_of_widths(graph, {unit: int(width) for unit, width in pairs}), "block")
     for row, line in zip(rows, RESNET50.strip().splitlines(), strict=True):
@@ -112,7 +112,7 @@ def test_resnet50_by_block_as_in_the_supplement() -> None:
     assert [row["layers"] for row in rows[:3]] == [1, 4, 3]  # a block with a shortcut has four
 
 
-def test_widths_that_cannot_be(vgg16: sc.ChannelGraph) -> None:
+def test_widths_that_cannot_be(vgg16: pr.ChannelGraph) -> None:
     with pytest.raises(PlanError, match="20 widths for 15 units"):
         plan_of_widths(vgg16, [1] * 20)
     with pytest.raises(PlanError, match="there is no unit called 'nothing'"):
@@ -127,7 +127,7 @@ def test_the_command_on_a_run(lenet_run: Path, tmp_path: Path) -> None:
     run = lenet_run
     said = lines(prunus("study", "structure", run, "--out", tmp_path / "study", columns=200))
     summary = json.loads((run / "summary.json").read_text())
-    study = sc.studies.read_study(tmp_path / "study")
+    study = pr.studies.read_study(tmp_path / "study")
     *layers, total = study["rows"]
     assert {row["part"]: [row["macs"], row["macs_pruned"]] for row in layers} == {
         name: layer["macs"] for name, layer in summary["layers"].items()
@@ -141,7 +141,7 @@ def test_the_command_on_a_run(lenet_run: Path, tmp_path: Path) -> None:
 def test_the_command_with_widths(tmp_path: Path) -> None:
     words = ["--out", tmp_path / "study", "--by", "block"]
     lines(prunus("study", "structure", "resnet8", "--widths", "layer1.0.conv1:out=4", *words))
-    rows = {row["part"]: row for row in sc.studies.read_study(tmp_path / "study")["rows"]}
+    rows = {row["part"]: row for row in pr.studies.read_study(tmp_path / "study")["rows"]}
     # 16 -> 16 -> 16 channels, 3x3 kernels: 4,608 weights; with 4 in the middle a quarter of them.
     assert rows["layer1.0"]["params"] == 2 * 16 * 16 * 9 and rows["layer1.0"]["params_pruned"] == 2 * 16 * 4 * 9
     assert rows["layer1.0"]["macs_removed"] == 75.0 and rows["layer2.0"]["macs_removed"] == 0.0
@@ -153,7 +153,7 @@ def test_the_command_with_widths(tmp_path: Path) -> None:
 
 def test_a_layer_outside_of_blocks_stands_alone() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 5, 1))
-    graph = sc.trace(model, torch.zeros(1, 3, 8, 8))
+    graph = pr.trace(model, torch.zeros(1, 3, 8, 8))
     rows = structure(graph, plan_of_widths(graph, [2]), "block")
     # 6x6 positions; 3*2*9 weights and then 2*5.
     assert [(row["part"], row["params_pruned"], row["macs_pruned"]) for row in rows] == [

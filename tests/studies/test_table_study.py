@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import FileError, RunError
 from prunus.plots.style import PAGE, figure
 from prunus.studies.table_study import COLUMNS, as_csv, label, short, table
@@ -41,7 +41,7 @@ def as_if(run: Path, folder: Path, model: str, data: str, **after: Any) -> Path:
 
 def test_a_run_stands_at_its_place_by_macs_removed(run: Path, tmp_path: Path) -> None:
     folder = as_if(run, tmp_path / "mine", "resnet56", "cifar10")
-    found = sc.studies.table([folder])
+    found = pr.studies.table([folder])
     assert [row["method"] for row in found.rows] == [
         *("L1", "GAL", "NISP", "G-SD-A", "DCP", "mine", "FPGM", "TAS", "KSE", "G-SD-B")  # 49.6, 49.8, 51.1, 52.6 ...
     ]
@@ -73,11 +73,11 @@ def test_a_network_from_a_file_or_a_folder_goes_by_its_name(run: Path, tmp_path:
     config = json.loads((folder / "config.json").read_text())
     config["start"] = {"network": "resnet56", "earlier": []}
     (folder / "config.json").write_text(json.dumps(config))
-    rows = sc.studies.table([folder]).rows
+    rows = pr.studies.table([folder]).rows
     assert len(rows) == 10 and {row["network"] for row in rows} == {"ResNet-56"}
     config["start"]["earlier"] = ["first"]  # it was pruned before, so its shares are not of the whole network
     (folder / "config.json").write_text(json.dumps(config))
-    assert [row["network"] for row in sc.studies.table([folder]).rows] == [typed]
+    assert [row["network"] for row in pr.studies.table([folder]).rows] == [typed]
 
 
 def test_where_the_paper_has_no_rows_the_run_stands_alone(run: Path) -> None:
@@ -144,7 +144,7 @@ def test_formats(run: Path, tmp_path: Path) -> None:
 def test_a_folder_with_a_picture(run: Path, tmp_path: Path) -> None:
     folder = as_if(run, tmp_path / "mine", "resnet56", "cifar10")
     lines(prunus("study", "table", folder, "--out", tmp_path / "study"))
-    study = sc.studies.read_study(tmp_path / "study")
+    study = pr.studies.read_study(tmp_path / "study")
     assert study["study"] == "table" and study["rows"] == list(table([folder]).rows)
     (picture,) = study["pictures"]
     drawn = (tmp_path / "study" / picture["file"]).read_text()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import ScoreError
 from prunus.scoring.evidence import Maps
 from prunus.scoring.maps import GIB
@@ -43,11 +43,11 @@ def batches(count: int = 5) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.fixture
-def graph() -> sc.ChannelGraph:
-    return sc.trace(network(), torch.zeros(1, 1, 16, 16))
+def graph() -> pr.ChannelGraph:
+    return pr.trace(network(), torch.zeros(1, 1, 16, 16))
 
 
-def test_metrics_may_have_options(graph: sc.ChannelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_may_have_options(graph: pr.ChannelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
     original = METRICS["gsd"].score
 
@@ -64,7 +64,7 @@ def test_metrics_may_have_options(graph: sc.ChannelGraph, monkeypatch: pytest.Mo
             timing(graph, batches(), metrics=(metric,))
 
 
-def test_every_layer_and_metric_has_a_row(graph: sc.ChannelGraph) -> None:
+def test_every_layer_and_metric_has_a_row(graph: pr.ChannelGraph) -> None:
     found = timing(graph, batches(), metrics=("gsd", "di", "mmd", "reader_energy", "l1", "random"), num_images=30)
     assert [(row["layer"], row["metric"]) for row in found.rows] == [
         (unit, metric)
@@ -102,7 +102,7 @@ def test_the_explicit_inverse_is_di() -> None:
     assert di_by_inverse(maps, 2).numpy() == pytest.approx(METRICS["di"].score(maps).numpy()[:2], rel=1e-6)
 
 
-def test_an_inverse_that_does_not_fit_is_left_out(graph: sc.ChannelGraph) -> None:
+def test_an_inverse_that_does_not_fit_is_left_out(graph: pr.ChannelGraph) -> None:
     memory = inverse_bytes(25) / GIB  # enough for the second unit's maps of 5x5 pixels, not for 7x7
     found = timing(graph, batches(), metrics=("gsd", "di"), num_images=12, memory_gib=memory)
     assert [r["layer"] for r in found.rows if r["metric"] == INVERSE] == ["3:out"]
@@ -112,14 +112,14 @@ def test_an_inverse_that_does_not_fit_is_left_out(graph: sc.ChannelGraph) -> Non
     assert {row["metric"] for row in found.rows} == {"di"}
 
 
-def test_maps_of_later_layers_take_longer(graph: sc.ChannelGraph) -> None:
+def test_maps_of_later_layers_take_longer(graph: pr.ChannelGraph) -> None:
     before = len(graph.model._forward_pre_hooks)
     seconds = map_seconds(graph, batches())
     assert 0 < seconds["0:out"] < seconds["3:out"]
     assert len(graph.model._forward_pre_hooks) == before
 
 
-def test_metrics_that_have_no_time_of_a_layer(graph: sc.ChannelGraph) -> None:
+def test_metrics_that_have_no_time_of_a_layer(graph: pr.ChannelGraph) -> None:
     with pytest.raises(ScoreError, match="taylor needs a pass through the whole network"):
         timing(graph, batches(), metrics=("taylor",))
     with pytest.raises(ScoreError, match=r"there is no metric called 'unheard'\. Available: abs_snr"):
@@ -129,7 +129,7 @@ def test_metrics_that_have_no_time_of_a_layer(graph: sc.ChannelGraph) -> None:
 
 
 @pytest.mark.timing
-def test_processor_time_leaves_out_waiting(graph: sc.ChannelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processor_time_leaves_out_waiting(graph: pr.ChannelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = lambda: time.sleep(0.03)
     assert median_seconds(wait, "cpu") < median_seconds(wait, "wall") / 2
     found = timing(graph, batches(), metrics=("gsd",), num_images=12, clock="cpu")
@@ -137,7 +137,7 @@ def test_processor_time_leaves_out_waiting(graph: sc.ChannelGraph, monkeypatch: 
 
 
 def test_what_is_finished_is_not_timed_again(
-    graph: sc.ChannelGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph: pr.ChannelGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = StudyFolder(tmp_path / "study", "timing", {"num_images": 12})
     folder.start()

@@ -1,4 +1,4 @@
-"""What is not computed again makes no difference: staged evaluation against the model itself under `sc.zeroed`."""
+"""What is not computed again makes no difference: staged evaluation against the model itself under `pr.zeroed`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-import prunus as sc
+import prunus as pr
 from prunus.tasks import partial_forward as staged_module
 from prunus.tasks.partial_forward import PartialForward
 from prunus.zoo.models import create
@@ -206,7 +206,7 @@ def test_every_unit_on_batches_of_other_sizes_than_the_example(name: str) -> Non
     model = seeded(build).double()
     example = drawn(example, 1) if isinstance(example, tuple | dict) else example.double()
     example = tree_map(lambda x: x.double(), example)
-    graph = sc.trace(model, example)
+    graph = pr.trace(model, example)
     assert graph.units, "nothing to test"
     before = copy.deepcopy(model.state_dict())
     inplace = [getattr(module, "inplace", None) for module in model.modules()]
@@ -221,7 +221,7 @@ def test_every_unit_on_batches_of_other_sizes_than_the_example(name: str) -> Non
         for _ in range(2):  # nothing that is kept may have been overwritten in the first turn
             for unit, kept in keep.items():
                 got = staged.without(unit, kept)
-                with sc.zeroed(graph, {unit: kept}):
+                with pr.zeroed(graph, {unit: kept}):
                     want = logits(call(model, copy.deepcopy(given)))
                 torch.testing.assert_close(got, want, msg=lambda m: f"{name}, {unit}: {m}")  # noqa: B023
         assert all(map(torch.equal, tree_leaves(images), tree_leaves(given)))
@@ -232,7 +232,7 @@ def test_every_unit_on_batches_of_other_sizes_than_the_example(name: str) -> Non
 @torch.no_grad()
 def test_nothing_in_front_of_a_change_runs_again() -> None:
     model = seeded(lambda: create("resnet20", num_classes=10))
-    graph = sc.trace(model, torch.zeros(1, 3, 32, 32))
+    graph = pr.trace(model, torch.zeros(1, 3, 32, 32))
     images = drawn(torch.zeros(1, 3, 32, 32), 2)
     calls: list[str] = []
     for name, module in model.named_modules():
@@ -264,13 +264,13 @@ def test_a_batch_size_that_the_model_spells_out() -> None:
             return self.fc(pooled(self.b(x)))
 
     model = seeded(Fixed)
-    graph = sc.trace(model, torch.zeros(1, 3, 8, 8))
+    graph = pr.trace(model, torch.zeros(1, 3, 8, 8))
     images = drawn(torch.zeros(1, 3, 8, 8), 5)
     model.rows = 5  # type: ignore[assignment]
     staged = PartialForward(graph)
     assert not staged.agrees(images)
     torch.testing.assert_close(staged.whole(images), model(images))
-    with sc.zeroed(graph, {"b:out": [0, 2]}):
+    with pr.zeroed(graph, {"b:out": [0, 2]}):
         want = model(images)
     torch.testing.assert_close(staged.without("b:out", [0, 2]), want)
 
@@ -278,7 +278,7 @@ def test_a_batch_size_that_the_model_spells_out() -> None:
 @torch.no_grad()
 def test_only_what_is_needed_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chain: what enters b (4 channels of 8x8) and what enters fc (6 values), 4 bytes each."""
-    graph = sc.trace(seeded(NETS["chain"].build), torch.zeros(2, 3, 8, 8))
+    graph = pr.trace(seeded(NETS["chain"].build), torch.zeros(2, 3, 8, 8))
     monkeypatch.setattr(staged_module, "KEPT_BYTES", 10_000)
     staged = PartialForward(graph)
     assert staged.at_once == 10_000 // (4 * 64 * 4 + 6 * 4) == 9
@@ -298,12 +298,12 @@ def test_an_overwritten_value_that_shows_only_in_a_later_batch() -> None:
         return x + y
 
     model = seeded(lambda: Block(clamp))
-    graph = sc.trace(model, torch.zeros(1, 3, 8, 8))
+    graph = pr.trace(model, torch.zeros(1, 3, 8, 8))
     small = drawn(torch.zeros(1, 3, 8, 8), 4) * 0.1
     staged = PartialForward(graph)
     assert not staged.agrees(small)
     large = small * 1000
     torch.testing.assert_close(staged.whole(large), model(large.clone()))
-    with sc.zeroed(graph, {"conv1:out": [1, 4]}):
+    with pr.zeroed(graph, {"conv1:out": [1, 4]}):
         want = model(large.clone())
     torch.testing.assert_close(staged.without("conv1:out", [1, 4]), want)

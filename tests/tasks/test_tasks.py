@@ -12,7 +12,7 @@ from sklearn.metrics import f1_score, jaccard_score, r2_score
 from torch import Tensor
 from torch.nn import functional as F
 
-import prunus as sc
+import prunus as pr
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import evaluate_by_class
 from prunus.util.batches import main_output, unpack_any
@@ -35,7 +35,7 @@ def test_mean_iou_is_a_ratio_of_sums_over_all_pixels() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(9, 4, 6, 5), torch.randint(0, 3, (9, 6, 5))  # class 3 is only ever predicted
     labels[torch.rand(labels.shape) < 0.2] = 255
-    found = sc.evaluate(Answers(), batches(logits, labels), task="segmentation")
+    found = pr.evaluate(Answers(), batches(logits, labels), task="segmentation")
     counted = (labels != 255).numpy()
     there, got = labels.numpy()[counted], logits.argmax(1).numpy()[counted]
     assert found.quality == pytest.approx(jaccard_score(there, got, average="macro", labels=range(4)))
@@ -49,22 +49,22 @@ def test_classes_that_are_nowhere_do_not_count() -> None:
     logits[:, 1] = 1.0  # predicts class 1 everywhere
     labels = torch.ones(9, 2, dtype=torch.long)
     labels[0, 0] = 2
-    found = sc.evaluate(Answers(), batches(logits, labels), task="segmentation")
+    found = pr.evaluate(Answers(), batches(logits, labels), task="segmentation")
     assert found.quality == pytest.approx((17 / 18 + 0) / 2)
 
 
 def test_logits_of_a_lower_resolution_are_interpolated() -> None:
     logits, labels = torch.randn(9, 2, 4, 4), torch.randint(0, 2, (9, 8, 8))
     large = F.interpolate(logits, scale_factor=2, mode="bilinear")
-    small, whole = (sc.evaluate(Answers(), batches(x, labels), task="segmentation") for x in (logits, large))
+    small, whole = (pr.evaluate(Answers(), batches(x, labels), task="segmentation") for x in (logits, large))
     assert small == whole
 
 
 def test_another_ignore_index() -> None:
     logits, labels = torch.randn(9, 2, 4), torch.randint(-1, 2, (9, 4))
-    with pytest.raises(sc.DataError, match="pixels labelled -1 to 1"):
-        sc.evaluate(Answers(), batches(logits, labels), task="segmentation")
-    found = sc.evaluate(Answers(), batches(logits, labels), task=sc.segmentation(ignore_index=-1))
+    with pytest.raises(pr.DataError, match="pixels labelled -1 to 1"):
+        pr.evaluate(Answers(), batches(logits, labels), task="segmentation")
+    found = pr.evaluate(Answers(), batches(logits, labels), task=pr.segmentation(ignore_index=-1))
     counted = labels >= 0
     want = jaccard_score(labels[counted].numpy(), logits.argmax(1)[counted].numpy(), average="macro")
     assert found.quality == pytest.approx(want)
@@ -73,7 +73,7 @@ def test_another_ignore_index() -> None:
 def test_a_class_that_is_ignored_does_not_count_in_the_mean() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(9, 3, 6, 5), torch.randint(0, 3, (9, 6, 5))
-    task = sc.segmentation(ignore_index=0)
+    task = pr.segmentation(ignore_index=0)
     counted = labels != 0  # 0 is predicted, though it never counts
     there, got = labels[counted].numpy(), logits.argmax(1)[counted].numpy()
     each = jaccard_score(there, got, average=None, labels=[1, 2])
@@ -86,7 +86,7 @@ def test_a_class_that_is_ignored_does_not_count_in_the_mean() -> None:
 def test_f1_is_the_mean_over_labels() -> None:
     torch.manual_seed(1)
     logits, labels = torch.randn(9, 6), torch.randint(0, 2, (9, 6))
-    found = sc.evaluate(Answers(), batches(logits, labels), task="multilabel")
+    found = pr.evaluate(Answers(), batches(logits, labels), task="multilabel")
     assert found.quality == pytest.approx(f1_score(labels.numpy(), (logits > 0).numpy(), average="macro"))
     assert found.loss == pytest.approx(F.binary_cross_entropy_with_logits(logits, labels.float()).item(), rel=1e-5)
 
@@ -95,19 +95,19 @@ def test_r2_over_all_images() -> None:
     torch.manual_seed(2)
     outputs = torch.randn(9, 1)
     labels = outputs[:, 0] + 0.3 * torch.randn(9) + 100
-    found = sc.evaluate(Answers(lambda x: x + 100), batches(outputs, labels), task="regression")
+    found = pr.evaluate(Answers(lambda x: x + 100), batches(outputs, labels), task="regression")
     assert found.quality == pytest.approx(r2_score(labels.numpy(), outputs.numpy() + 100), rel=1e-4)
 
 
 def test_a_task_of_ones_own_in_a_few_lines() -> None:
-    task = sc.Task(
+    task = pr.Task(
         inputs=lambda batch: (batch["photo"], batch["people"]),
         loss=lambda outputs, labels: F.l1_loss(outputs["count"], labels),
-        quality=sc.Quality(lambda outputs, labels: -(outputs["count"] - labels).abs(), "minus count error", "people"),
+        quality=pr.Quality(lambda outputs, labels: -(outputs["count"] - labels).abs(), "minus count error", "people"),
     )
     numbers, wrong = torch.arange(9.0), torch.tensor([0, 0, 1, 0, 2, 0, 0, 0, 3.0])
     parts = [{"photo": n + w, "people": n} for n, w in batches(numbers, wrong)]
-    found = sc.evaluate(Answers(lambda x: {"count": x}), parts, task=task)
+    found = pr.evaluate(Answers(lambda x: {"count": x}), parts, task=task)
     assert found.quality == pytest.approx(-6 / 9)
     assert found.loss == pytest.approx(6 / 9)
 
@@ -122,15 +122,15 @@ def test_auxiliary_outputs_do_not_count(wrap: Any, task: str) -> None:
     outputs = torch.randn(9, 3, 4) if task == "segmentation" else torch.randn(9, 3)
     shapes = {"classification": (9,), "multilabel": (9, 3), "segmentation": (9, 4)}
     parts = batches(outputs, torch.randint(0, 2, shapes[task]))
-    assert sc.evaluate(Answers(wrap), parts, task=task) == sc.evaluate(Answers(), parts, task=task)
+    assert pr.evaluate(Answers(wrap), parts, task=task) == pr.evaluate(Answers(), parts, task=task)
 
 
 def test_classification_by_the_task_is_that_of_evaluate() -> None:
     torch.manual_seed(3)
     logits, labels = torch.randn(9, 10), torch.randint(0, 10, (9,))
-    plain = sc.evaluate(Answers(), batches(logits, labels))
-    own = sc.Task(loss=sc.TASKS["classification"].loss, quality=sc.TASKS["classification"].quality)
-    again = sc.evaluate(Answers(), batches(logits, labels), task=own)
+    plain = pr.evaluate(Answers(), batches(logits, labels))
+    own = pr.Task(loss=pr.TASKS["classification"].loss, quality=pr.TASKS["classification"].quality)
+    again = pr.evaluate(Answers(), batches(logits, labels), task=own)
     assert again.quality == plain.quality == (logits.argmax(1) == labels).double().mean().item()
     assert again.loss == pytest.approx(plain.loss, rel=1e-6)
 
@@ -139,7 +139,7 @@ def test_distillation_of_dense_logits_is_a_mean_over_pixels() -> None:
     student, teacher = torch.randn(2, 3, 4, 5, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
     p, q = (np.exp(x.numpy() / 2) / np.exp(x.numpy() / 2).sum(1, keepdims=True) for x in (teacher, student))
     want = 4 * (p * np.log(p / q)).sum(1).mean()
-    distil = sc.TASKS["segmentation"].distil
+    distil = pr.TASKS["segmentation"].distil
     assert distil is not None and distil(student, teacher, 2.0).item() == pytest.approx(want)
 
 
@@ -147,7 +147,7 @@ def test_distillation_of_labels_is_a_binary_divergence() -> None:
     student, teacher = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
     p, q = (1 / (1 + np.exp(-x.numpy() / 3)) for x in (teacher, student))
     want = 9 * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean()
-    distil = sc.TASKS["multilabel"].distil
+    distil = pr.TASKS["multilabel"].distil
     assert distil is not None and distil(student, teacher, 3.0).item() == pytest.approx(want)
 
 
@@ -155,28 +155,28 @@ def test_batches_of_images_alone() -> None:
     images = torch.randn(2, 3)
     for batch in (images, [images], {"pixel_values": images}):
         assert unpack_any(batch, 0)[1] is None
-    with pytest.raises(sc.DataError, match="batch 0 has no labels"):
-        sc.evaluate(Answers(), [images], task="segmentation")
+    with pytest.raises(pr.DataError, match="batch 0 has no labels"):
+        pr.evaluate(Answers(), [images], task="segmentation")
 
 
 def test_wrong_tasks_are_explained() -> None:
-    with pytest.raises(sc.RunError, match="segmentation"):
+    with pytest.raises(pr.RunError, match="segmentation"):
         task_of("segmentaton")
-    with pytest.raises(sc.RunError, match=r"a prunus\.Task, got int"):
+    with pytest.raises(pr.RunError, match=r"a prunus\.Task, got int"):
         task_of(3)
-    with pytest.raises(sc.RunError, match="no module named"):
+    with pytest.raises(pr.RunError, match="no module named"):
         task_of("no_such_module:make_task")
-    with pytest.raises(sc.DataError, match=r"must be class indices \[images, pixels\]"):
-        sc.evaluate(Answers(), [(torch.randn(2, 3, 4), torch.zeros(2, 4))], task="segmentation")
-    with pytest.raises(sc.ModelError, match="must return a tensor"):
+    with pytest.raises(pr.DataError, match=r"must be class indices \[images, pixels\]"):
+        pr.evaluate(Answers(), [(torch.randn(2, 3, 4), torch.zeros(2, 4))], task="segmentation")
+    with pytest.raises(pr.ModelError, match="must return a tensor"):
         main_output({"boxes": [1]})
-    with pytest.raises(sc.DataError, match="some labels are NaN or infinite"):
-        sc.evaluate(Answers(), [(torch.ones(3), torch.tensor([1.0, float("nan"), 2.0]))], task="regression")
+    with pytest.raises(pr.DataError, match="some labels are NaN or infinite"):
+        pr.evaluate(Answers(), [(torch.ones(3), torch.tensor([1.0, float("nan"), 2.0]))], task="regression")
 
 
 def test_labels_of_any_structure_count_one_value_for_each_image() -> None:
     """A list with the boxes of each image, whose numbers differ: the images are counted by the network's inputs."""
-    task = sc.Task(
+    task = pr.Task(
         loss=lambda outputs, labels: outputs.mean(),
         quality=lambda outputs, labels: torch.tensor([float(len(image["boxes"])) for image in labels]),
     )
@@ -184,7 +184,7 @@ def test_labels_of_any_structure_count_one_value_for_each_image() -> None:
         (torch.full((len(boxes), 1), value), [{"boxes": torch.zeros(n, 4)} for n in boxes])
         for value, boxes in ((1.0, (1, 2, 3)), (5.0, (4,)))
     ]
-    found = sc.evaluate(Answers(), parts, task=task)
+    found = pr.evaluate(Answers(), parts, task=task)
     assert (found.quality, found.loss, found.num_images) == (10 / 4, (3 * 1.0 + 5.0) / 4, 4)
 
 
@@ -196,8 +196,8 @@ MEAN_QUALITY = lambda outputs, labels: -(outputs - labels).abs()
     [
         ({"quality": lambda x, y: (x - y).mean()[None]}, r"one value for each image, \[5\], and gave the shape \[1\]"),
         ({"quality": lambda x, y: (x - y).repeat(2)}, r"one value for each image, \[5\], and gave the shape \[10\]"),
-        ({"quality": sc.Quality(lambda x, y: [1, 2], value=sum)}, "must return a tensor of sums.* got list"),
-        ({"quality": sc.Quality(lambda x, y: x, value=sum)}, r"got the shape \[3\]; the first batch gave .* \[5\]"),
+        ({"quality": pr.Quality(lambda x, y: [1, 2], value=sum)}, "must return a tensor of sums.* got list"),
+        ({"quality": pr.Quality(lambda x, y: x, value=sum)}, r"got the shape \[3\]; the first batch gave .* \[5\]"),
         ({"quality": lambda x, y: x.fill_(float("inf"))}, "is inf, and decisions cannot be based on it"),
         ({"loss": lambda x, y: (x - y).square()}, r"loss= .* must return the mean .* it gave the shape \[5\]"),
         ({"loss": lambda x, y: 1.0}, "loss= .* must return the mean of the batch.* it gave float"),
@@ -205,12 +205,12 @@ MEAN_QUALITY = lambda outputs, labels: -(outputs - labels).abs()
     ],
 )
 def test_functions_of_a_task_that_return_something_else_are_explained(how: dict[str, Any], said: str) -> None:
-    task = sc.Task(**{"loss": F.mse_loss, "quality": MEAN_QUALITY, **how})
-    with pytest.raises(sc.RunError, match=said):
-        sc.evaluate(Answers(), batches(torch.arange(9.0), torch.zeros(9)), task=task)
+    task = pr.Task(**{"loss": F.mse_loss, "quality": MEAN_QUALITY, **how})
+    with pytest.raises(pr.RunError, match=said):
+        pr.evaluate(Answers(), batches(torch.arange(9.0), torch.zeros(9)), task=task)
 
 
 @pytest.mark.parametrize("bins", [[], [0.5, 0.2], [1.0, 1.0], [float("nan")]])
 def test_bins_must_ascend(bins: list[float]) -> None:
-    with pytest.raises(sc.RunError, match="bins= must be ascending borders"):
-        sc.regression(bins=bins)
+    with pytest.raises(pr.RunError, match="bins= must be ascending borders"):
+        pr.regression(bins=bins)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import FileError, RunError
 from prunus.timing.latency_table import (
     LatencyTable,
@@ -39,12 +39,12 @@ class Small(nn.Module):
         return self.fc((x + self.two(self.norm(self.one(x)).relu())).mean((2, 3)))
 
 
-def small_graph(streams: str = "select") -> sc.ChannelGraph:
+def small_graph(streams: str = "select") -> pr.ChannelGraph:
     torch.manual_seed(0)
-    return sc.trace(Small().eval(), torch.zeros(1, 3, 6, 6), streams)  # type: ignore[arg-type]
+    return pr.trace(Small().eval(), torch.zeros(1, 3, 6, 6), streams)  # type: ignore[arg-type]
 
 
-def made_up(graph: sc.ChannelGraph, remainder: float) -> LatencyTable:
+def made_up(graph: pr.ChannelGraph, remainder: float) -> LatencyTable:
     """A layer takes inputs x outputs seconds, and selecting takes half a second."""
 
     kinds = kinds_of(graph)
@@ -63,7 +63,7 @@ def made_up(graph: sc.ChannelGraph, remainder: float) -> LatencyTable:
     return LatencyTable(SETTING, whole, remainder, layers)
 
 
-def units(graph: sc.ChannelGraph) -> tuple[str, str]:
+def units(graph: pr.ChannelGraph) -> tuple[str, str]:
     """The unit between the convolutions, and what the first of them selects."""
     inner = next(n for n, u in graph.units.items() if [r.module for r in u.readers] == ["two"])
     read = next(n for n, u in graph.units.items() if [r.module for r in u.readers] == ["one"])
@@ -146,7 +146,7 @@ def test_a_table_of_another_network_is_refused() -> None:
     ):
         with pytest.raises(RunError, match=message):
             replace(table, layers=layers).check(graph)
-    smaller = sc.trace(sc.prune(graph, sc.Plan.of(graph, {units(graph)[0]: [0, 1, 2, 3]})), graph.example)
+    smaller = pr.trace(pr.prune(graph, pr.Plan.of(graph, {units(graph)[0]: [0, 1, 2, 3]})), graph.example)
     table.check(smaller)  # a later round of the same network
     assert table.by_layer(smaller)["two"] == 16
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import FileError, RunError
 from prunus.timing import latency, layer_blocks
 from prunus.timing import layer_timing as measure
@@ -69,7 +69,7 @@ class TwoPaced(nn.Sequential):
 
 
 def test_layers_that_look_alike_are_timed_apart(cache: Path, clock: Clock) -> None:
-    graph = sc.trace(seeded(TwoPaced), torch.zeros(1, 8, 4, 4))
+    graph = pr.trace(seeded(TwoPaced), torch.zeros(1, 8, 4, 4))
     table = latency_table(graph, batch=2, threads=1)
     assert table.seconds("0", 8, 8) == pytest.approx(16e-5, rel=1e-3)
     assert table.seconds("2", 8, 8) == pytest.approx(16e-4, rel=1e-3)
@@ -145,7 +145,7 @@ class Slower(nn.Sequential):
 
 
 def test_layers_are_scaled_to_their_time_inside_the_network(cache: Path, clock: Clock) -> None:
-    graph = sc.trace(seeded(Slower), torch.zeros(1, 8, 4, 4))
+    graph = pr.trace(seeded(Slower), torch.zeros(1, 8, 4, 4))
     table = latency_table(graph, batch=2, threads=1)
     assert table.seconds("0", 8, 8) == pytest.approx(2 * 16e-5, rel=1e-2)  # 2 images, 8 outputs, 1e-5 s each, twice
     assert table.whole == pytest.approx(2 * 36e-5 + 1e-3, rel=1e-2) and table.remainder == pytest.approx(1e-3, rel=1e-2)
@@ -166,7 +166,7 @@ def test_the_smaller_network_has_half_of_the_inner_channels() -> None:
     graph = small_graph()
     assert half_of_channels(graph) == {units(graph)[0]: (0, 1, 2, 3)}
     for name, halves in (("grouped", (4, 4, 2)), ("shuffle", (4, 4, 2))):  # of 8, 12 and 5; of 8, 8 and 5
-        graph = sc.trace(seeded(NETS[name].build), NETS[name].example())
+        graph = pr.trace(seeded(NETS[name].build), NETS[name].example())
         kept = half_of_channels(graph)
         assert tuple(len(kept[unit]) for unit in ("a:out", "g:out", "b:out")) == halves
         for unit in graph.units.values():  # the same number of each block
@@ -185,13 +185,13 @@ class WithoutLayers(nn.Module):
 
 
 def test_a_network_without_layers_is_all_remainder(cache: Path) -> None:
-    graph = sc.trace(seeded(WithoutLayers), torch.zeros(1, 3, 6, 6))
+    graph = pr.trace(seeded(WithoutLayers), torch.zeros(1, 3, 6, 6))
     table = latency_table(graph, batch=2, threads=1)
     assert table.remainder == table.whole == table.predict(graph) > 0
 
 
 def test_both_ways_of_streams_have_smaller_networks_of_their_own(cache: Path) -> None:
-    graphs = [sc.trace(seeded(OnlyAStream), torch.zeros(1, 3, 6, 6), way) for way in ("select", "coupled")]
+    graphs = [pr.trace(seeded(OnlyAStream), torch.zeros(1, 3, 6, 6), way) for way in ("select", "coupled")]
     kinds = {measure._network_kind(graph, measure.find_grids(graph)) for graph in graphs}
     assert len(kinds) == 2
 
@@ -210,7 +210,7 @@ class OnlyAStream(nn.Module):
 @pytest.mark.parametrize("name", ["grouped", "depthwise", "transposed", "flattened", "sound", "volume"])
 def test_every_kind_of_layer_as_a_graph(name: str) -> None:
     """The small ONNX graphs run, and a block has the output channels that it should have."""
-    graph = sc.trace(seeded(NETS[name].build), NETS[name].example())
+    graph = pr.trace(seeded(NETS[name].build), NETS[name].example())
     for block in find_blocks(graph):
         inputs, outputs = block.widths
         content, shape = layer_blocks.onnx_graph(block, Run("block", inputs, outputs), 2)

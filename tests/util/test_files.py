@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import zeros
 
-import prunus as sc
+import prunus as pr
 from prunus.errors import FileError, RunError
 from prunus.util.files import (
     PRUNED,
@@ -29,12 +29,12 @@ from tests.run.toys import TRAIN, trained
 
 @pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
 def test_the_umask_decides_for_all_files_of_a_network(tmp_path: Path, umask: int, mode: int) -> None:
-    graph = sc.trace(trained(), zeros(1, 3, 6, 6))
-    plan = sc.Plan.of(graph, {"conv1:out": range(8)})
+    graph = pr.trace(trained(), zeros(1, 3, 6, 6))
+    plan = pr.Plan.of(graph, {"conv1:out": range(8)})
     before = os.umask(umask)
     try:
-        sc.save(sc.prune(graph, plan), plan, tmp_path / "small")
-        sc.export(trained(), zeros(1, 3, 6, 6), tmp_path / "whole.safetensors")
+        pr.save(pr.prune(graph, plan), plan, tmp_path / "small")
+        pr.export(trained(), zeros(1, 3, 6, 6), tmp_path / "whole.safetensors")
     finally:
         os.umask(before)
     files = [*(tmp_path / "small").iterdir(), tmp_path / "whole.safetensors"]
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Pa
             return super().__iter__()
 
     with pytest.raises(FileError, match=r"nothing can be written to .*file"):
-        sc.fit(trained(), Watched(TRAIN), epochs=1, checkpoint_dir=tmp_path / "file", progress=False)
+        pr.fit(trained(), Watched(TRAIN), epochs=1, checkpoint_dir=tmp_path / "file", progress=False)
     assert not read
 
 
