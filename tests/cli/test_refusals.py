@@ -59,7 +59,7 @@ WITHOUT_TORCH = {
     "inspect lenet5 --data digits": "--data belongs to --scores or --sensitivity: give that too, or leave --data out",
     "inspect lenet5 --latency --k 2": "--k belongs to --sensitivity",
     "inspect lenet5 --scores l1 --data digits --engine eager": "--engine belongs to --latency",
-    "inspect lenet5 --scores l1 --latency": "one look at a time: give --scores or --latency, not both",
+    "inspect lenet5 --scores l1 --latency": "give only one of --scores and --latency",
     "inspect --latency": "--latency needs a network",
     "inspect lenet5 --scores l1 --data digits --classes 3": "--classes is for a network without a data set",
     "inspect lenet5 --scores l1": "lenet5 needs images",

@@ -38,10 +38,10 @@ PARTS = {"train": "for training", "holdout": "held out", "test": "for testing"}
 
 @dataclass(frozen=True)
 class SpeedOptions(LayerTimeOptions):
-    """The engine whose fastest speed-up is told."""
+    """The engine whose fastest speed-up is printed."""
 
     engine: str | None = option(
-        None, f"Also tell the fastest --speedup in this engine: {', '.join(ENGINES)}", valid=ENGINES.check
+        None, f"Also print the fastest --speedup in this engine: {', '.join(ENGINES)}", valid=ENGINES.check
     )
 
 
@@ -63,7 +63,7 @@ def command(
     Without --data, only the network is checked; a run's own data set is known. Exit code 1: something looks wrong.
 
     With --engine the layers are timed there, which may take minutes (once; times are kept), and the fastest --speedup
-    that `prune` can reach is told.
+    that `prune` can reach is printed.
 
     Examples:
 

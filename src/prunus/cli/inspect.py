@@ -116,7 +116,7 @@ def command(
     """
     modes = [name for name, on in {"scores": scores, "sensitivity": sensitivity, "latency": latency}.items() if on]
     if len(modes) > 1:
-        raise ModelError(f"one look at a time: give --{modes[0]} or --{modes[1]}, not both")
+        raise ModelError(f"give only one of --{modes[0]} and --{modes[1]}")
     mode = modes[0] if modes else None
     refuse_other_modes(context, mode)
     if model is None:

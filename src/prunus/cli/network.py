@@ -181,11 +181,11 @@ def open_graph(
     import torch
 
     from prunus.graph.channel_graph import trace
-    from prunus.util.batches import labels_to
+    from prunus.util.batches import to_device
 
     home = torch.device(device)
     network = open_model(named, data, seed=seed).to(home)
-    return trace(network, labels_to(data.example(), home), streams)  # type: ignore[arg-type]
+    return trace(network, to_device(data.example(), home), streams)  # type: ignore[arg-type]
 
 
 def _channels(named: NamedModel, channels: int) -> dict[str, int]:

@@ -87,7 +87,7 @@ def paper_cost_line(graph: ChannelGraph, images: AnyData, settings: Settings) ->
     from prunus.run.checkup import measure_speed
     from prunus.run.paper import paper_cost
     from prunus.tasks import task_of
-    from prunus.util.batches import device_of, labels_to
+    from prunus.util.batches import device_of, to_device
 
     train, held_out = _images_in(images, "train"), _images_in(images, "holdout")
     if not train or not held_out:
@@ -96,7 +96,7 @@ def paper_cost_line(graph: ChannelGraph, images: AnyData, settings: Settings) ->
     some = images.example()
     if not isinstance(images, UserData):
         some, _ = images.loader("train", 64, limit=64).images_at(range(min(64, train)))
-    speed = measure_speed(graph.model, labels_to(some, device_of(graph.model)), task_of(settings.task))
+    speed = measure_speed(graph.model, to_device(some, device_of(graph.model)), task_of(settings.task))
     return str(paper_cost(graph, settings, speed, train, held_out))
 
 

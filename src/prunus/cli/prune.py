@@ -193,7 +193,7 @@ def _prune(asked: dict[str, Any], named: NamedModel, place: FolderOptions) -> No
     from prunus.report.run_page import write_report
     from prunus.run.compress import compress
     from prunus.run.folder import RunFolder
-    from prunus.util.batches import device_of, labels_to
+    from prunus.util.batches import device_of, to_device
     from prunus.util.processes import leave, rank_and_world
 
     folder = place.out
@@ -214,11 +214,11 @@ def _prune(asked: dict[str, Any], named: NamedModel, place: FolderOptions) -> No
     if world == 1:
         network = network.to(device.pick())
     if asked["paper"] and rank == 0:
-        graph = trace(network, labels_to(images.example(), device_of(network)), settings.streams)
+        graph = trace(network, to_device(images.example(), device_of(network)), settings.streams)
         lines = paper_lines(graph, settings, asked, named, user_data=isinstance(images, UserData))
         say("\n".join([*lines, paper_cost_line(graph, images, settings), ""]))
     parts = _parts(images, options, settings.seed, rank, world)
-    parts["example"] = labels_to(parts["example"], device_of(network))
+    parts["example"] = to_device(parts["example"], device_of(network))
     about: dict[str, Any] = {"command": asked, "command_line": again}
     if named.name != asked["model"]:  # a run's folder or NAME=WEIGHTS: what it starts from
         about["start"] = {"network": named.name, "earlier": [str(earlier) for earlier in named.folders]}

@@ -77,7 +77,7 @@ class Goal:
             return Budget("macs", (1 - self.target) * graph.macs, graph.macs)
         if self.speedup is not None:
             if table is None:
-                raise DecideError("a speed-up needs a table of the layers' times; see prunus.timing.latency_table")
+                raise DecideError("a speed-up needs a table of the layers' times: see prunus.timing.layer_timing")
             whole = table.predict(graph, {})
             return Budget("latency", whole / self.speedup, whole, table)
         for name in ("macs", "params"):

@@ -69,7 +69,7 @@ class RankSettings(Seeded):
     )
     round_to: int = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
     alpha: float = option(
-        3.0, "Pruning rate of Eqn. 3, 2 to 4 in the paper; solved if rounds is given", group="Layers", above=0
+        3.0, "Pruning rate of Eqn. 3, 2 to 4 in the paper; solved if --rounds is given", group="Layers", above=0
     )
     k: int | None = option(None, "Units pruned in each round; a third of them by default", group="Layers", least=1)
     task: str | Task | None = task_option()

@@ -27,7 +27,7 @@ from prunus.scoring.passes import divisible, length_of
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import QualitySums, image_values, mean_loss, outputs_for, unpack_for
 from prunus.tasks.partial_forward import Cut, PartialForward
-from prunus.util.batches import Batches, call, count_images, device_of, labels_to, move
+from prunus.util.batches import Batches, call, count_images, device_of, move, to_device
 from prunus.util.processes import add_up
 from prunus.util.progress import Progress
 from prunus.util.state import evaluating, generators_kept
@@ -100,7 +100,7 @@ class _Runner:
 
     def to_device(self, pair: Pair) -> Pair:
         """The pair where the network is."""
-        return move(pair[0], self._device), labels_to(pair[1], self._device)
+        return move(pair[0], self._device), to_device(pair[1], self._device)
 
     def run(self, which: Sequence[int], pair: Pair, number: int, step: Step) -> Iterator[tuple[int, Any, Any, int]]:
         """(trial, outputs, labels, number of images), part by part: the whole network, -1, then each trial."""

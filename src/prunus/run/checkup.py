@@ -28,7 +28,7 @@ from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.timing.latency import timed
 from prunus.timing.layer_timing import latency_table
 from prunus.train.rate_test import SHARES, steps_per_try
-from prunus.util.batches import Batches, call, device_of, labels_to, move, order_channels_last
+from prunus.util.batches import Batches, call, device_of, move, order_channels_last, to_device
 from prunus.util.state import evaluating, generators_kept
 from prunus.zoo.data import ImageData, Part
 from prunus.zoo.images import FileImages
@@ -146,7 +146,7 @@ def checkup(
     """
     started = time.perf_counter()
     device, chosen = device_of(model), task_of(task)
-    graph = trace(model, labels_to(example, device), streams)
+    graph = trace(model, to_device(example, device), streams)
     parts: dict[str, int] = {}
     problems: list[str] = []
     notes: list[str] = []
@@ -159,7 +159,7 @@ def checkup(
         images = tree_map(
             lambda x: torch.randn(LOOKED_AT, *x.shape[1:], generator=draw) if isinstance(x, Tensor) else x, example
         )
-    images = labels_to(images, device)
+    images = to_device(images, device)
     odd_pixels: list[str] = []
     if data is not None:
         parts = {part: data.count(part) for part in ("train", "holdout", "test") if data.count(part)}
@@ -329,7 +329,7 @@ def quality_problems(
         evaluation = evaluate(model, held_out, task=task)
     except DataError as error:
         return None, [str(error)], []
-    problems = doubts(evaluation, model, labels_to(example, device_of(model)), task)
+    problems = doubts(evaluation, model, to_device(example, device_of(model)), task)
     few = f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points"
     return evaluation, problems, [few] if task.chance is not None and count < FEW_IMAGES else []
 

@@ -287,6 +287,6 @@ def _summary(
 
 def _checked_summary(record: dict[str, Any]) -> dict[str, Any]:
     if record.get("format") != FORMAT:
-        raise ValueError(f'"format" is {record.get("format")!r}, not {FORMAT!r}; it has been replaced')
+        raise ValueError(f'expected "format": {FORMAT!r}, got {record.get("format")!r}')
     from_data(Summary, {key: value for key, value in record.items() if key not in ("format", "version")})
     return record

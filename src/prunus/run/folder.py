@@ -108,9 +108,7 @@ class ResumableFolder:
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file."""
-        return read_object(
-            self.path / name, f"; the {self.holds.rpartition(' ')[2]} in {self.path} cannot continue without it"
-        )
+        return read_object(self.path / name, f"; the {self.noun} in {self.path} cannot continue without it")
 
     def parse(self, name: str, build: Callable[[dict[str, Any]], Built]) -> Built:
         """An object built from a JSON file; unexpected content is an error that names the file."""

@@ -272,7 +272,7 @@ def notes(
         lost = quality.size(before.quality - after.quality)
         said.append(f"The held-out {quality.name} is {lost} lower than before pruning.")
         if solve_only:
-            said.append("The network was repaired and not retrained. A few epochs (--epochs 3) may recover more.")
+            said.append("The network was repaired and not retrained. A few epochs (epochs=3) may recover more.")
     return said
 
 

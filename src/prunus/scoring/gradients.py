@@ -19,7 +19,7 @@ from prunus.scoring.passes import sampled, walk
 from prunus.scoring.taps import channels_first, reading_taps
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import mean_loss
-from prunus.util.batches import Batches, device_of, labels_to, logits_of
+from prunus.util.batches import Batches, device_of, logits_of, to_device
 from prunus.util.processes import add_up, all_or_none, check_even
 from prunus.util.progress import Progress
 from prunus.util.state import nothing_compiled
@@ -89,7 +89,7 @@ class _Effects:
         """Run backward, and add this batch to the sums."""
         views, self._views = self._views, []
         # Summed over the batch, so that every image has its own gradient.
-        loss = mean_loss(self._task, outputs, labels_to(labels, device_of(self._graph.model))) * self._count
+        loss = mean_loss(self._task, outputs, to_device(labels, device_of(self._graph.model))) * self._count
         wanted = [*(view for _, view, _ in views), *self.weights.values()]
         with torch.no_grad():
             flows: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)

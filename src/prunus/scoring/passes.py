@@ -26,8 +26,8 @@ from prunus.util.batches import (
     check_batches,
     count_images,
     device_of,
-    labels_to,
     move,
+    to_device,
     unpack_any,
 )
 from prunus.util.processes import processes
@@ -86,7 +86,7 @@ def walk(
             outputs = call(model, images)
             if labels is not None and (labelled or task.label_kind == "classes"):
                 outputs = outputs_for(task, outputs, labels, index)
-            after(index, labels_to(labels, torch.device("cpu")), outputs)
+            after(index, to_device(labels, torch.device("cpu")), outputs)
             images_seen += count
             if progress is not None:
                 progress(index + 1, total)

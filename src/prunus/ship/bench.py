@@ -23,14 +23,13 @@ from prunus.timing.latency import (
     check_example,
     check_turns,
     latency,
-    placed,
     prepare,
     ready_to_time,
     repeated,
     speedup,
 )
 from prunus.timing.onnx_export import OnnxFile
-from prunus.util.batches import call, device_of
+from prunus.util.batches import call, device_of, to_device
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import evaluating
 from prunus.util.text import short_table
@@ -56,7 +55,7 @@ def profile(model: nn.Module, example: Any, batch: int) -> ModelProfile:
     except TraceError:
         macs = None
     selections = sum(selection_of(module) is not None for module in model.modules())
-    images = placed(repeated(example, batch), device_of(model))
+    images = to_device(repeated(example, batch), device_of(model))
     with evaluating(model), torch.no_grad():
         call(model, images)
         with _layers_timed(model) as spent:

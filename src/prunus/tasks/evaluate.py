@@ -21,8 +21,8 @@ from prunus.util.batches import (
     check_batches,
     count_images,
     device_of,
-    labels_to,
     move,
+    to_device,
     unpack,
     unpack_any,
 )
@@ -260,7 +260,7 @@ def each_answer(model: nn.Module, loader: Batches, task: Task, see: See, progres
         for index, batch in enumerate(loader):
             images, labels = unpack_for(task, batch, index)
             outputs = outputs_for(task, call(model, move(images, home)), labels, index)
-            see(outputs, labels_to(labels, home), count_images(images))
+            see(outputs, to_device(labels, home), count_images(images))
             if progress is not None:
                 progress(index + 1, total)
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from prunus.errors import DataError, RunError
 from prunus.timing.engines import ENGINES, PreparedModel
+from prunus.util.batches import to_device
 from prunus.util.progress import Progress
 from prunus.util.state import evaluating
 
@@ -31,7 +32,7 @@ class Timing:
     median: float
     quartiles: tuple[float, float]
     rounds: int
-    seconds: tuple[float, ...] = ()  # of each round; those of two models are pairs, see `prunus.timing.latency`
+    seconds: tuple[float, ...] = ()  # of each round; those of two models are pairs, see `speedup`
 
     @property
     def spread(self) -> float:
@@ -80,7 +81,7 @@ def latency(
             prepared[name] = model if isinstance(model, PreparedModel) else PreparedModel(model, torch.device("cpu"))
         for done, size in enumerate(batch_sizes):
             batch = repeated(example, size)
-            runs = [partial(model.run, placed(batch, model.device)) for model in prepared.values()]
+            runs = [partial(model.run, to_device(batch, model.device)) for model in prepared.values()]
             devices = [model.device for model in prepared.values()]
             seconds = take_turns(runs, devices, warmup=warmup, rounds=rounds, cpu_time=cpu_time)
             for name, values in zip(prepared, seconds, strict=True):
@@ -121,7 +122,7 @@ def prepare(model: nn.Module, engine: str, example: Any, batch_sizes: Sequence[i
     """The model ready to run in an engine at these batch sizes. Call it inside `ready_to_time`."""
     prepared = ENGINES.find(engine).prepare(model, example, torch.get_num_threads())
     for size in batch_sizes:
-        prepared.specialize(placed(repeated(example, size), prepared.device))
+        prepared.specialize(to_device(repeated(example, size), prepared.device))
     return prepared
 
 
@@ -134,11 +135,6 @@ def repeated(example: Any, size: int) -> Any:
         return value.repeat(-(-size // len(value)), *[1] * (value.dim() - 1))[:size].contiguous()
 
     return tree_map(stretch, example)
-
-
-def placed(batch: Any, device: torch.device) -> Any:
-    """The batch on a device."""
-    return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, batch)
 
 
 def check_example(example: Any) -> None:

@@ -27,10 +27,10 @@ from prunus.graph.plan import Plan
 from prunus.graph.traced import MIXING
 from prunus.graph.units import Indices, Unit
 from prunus.timing.engines import ENGINES, Engine
-from prunus.timing.latency import placed, prepare, processor_time, ready_to_time, repeated, take_turns
+from prunus.timing.latency import prepare, processor_time, ready_to_time, repeated, take_turns
 from prunus.timing.latency_table import LatencyTable, LayerTimes, MeasuredWith, TimingCache, Timings, widths_to_time
 from prunus.timing.layer_blocks import Block, Run, Sum, find_blocks, is_shared, layer_sum, open_run, selection_sum
-from prunus.util.batches import device_of
+from prunus.util.batches import device_of, to_device
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import generators_kept
 
@@ -341,7 +341,7 @@ def _measure(
 
 def _whole_run(model: nn.Module, graph: ChannelGraph, engine: Engine, batch: int) -> Call:
     prepared = prepare(model, engine.name, graph.example, [batch])
-    return partial(prepared.run, placed(repeated(graph.example, batch), prepared.device))
+    return partial(prepared.run, to_device(repeated(graph.example, batch), prepared.device))
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from prunus.errors import DataError, FileError, ModelError
 from prunus.graph.runner import copied
 from prunus.graph.traced import Example, as_call
 from prunus.timing.engines import require
-from prunus.util.batches import call, device_of
+from prunus.util.batches import call, device_of, to_device
 from prunus.util.state import evaluating, generators_kept
 
 TOLERANCE = 1e-3  # share of the largest output: other kernels add in another order
@@ -71,9 +71,8 @@ def compare(model: nn.Module, exported: Callable[[Any], Any], batches: list[Any]
     """
 
     def outputs(batch: Any) -> list[Any]:
-        home = device_of(model)
-        placed = tree_map(lambda v: v.to(home) if isinstance(v, Tensor) else v, batch)
-        return [o.cpu() if isinstance(o, Tensor) else o for o in tree_flatten(call(model, placed))[0]]
+        answers = call(model, to_device(batch, device_of(model)))
+        return [o.cpu() if isinstance(o, Tensor) else o for o in tree_flatten(answers)[0]]
 
     error = max(relative_error(outputs(batch), tree_flatten(exported(batch))[0]) for batch in batches)
     if not error <= TOLERANCE:

@@ -36,7 +36,7 @@ from prunus.train.setup import (
 )
 from prunus.train.sparsity import SoftFilters
 from prunus.train.trackers import epoch_figures, tracking
-from prunus.util.batches import Batches, call, count_images, labels_to, move
+from prunus.util.batches import Batches, call, count_images, move, to_device
 from prunus.util.files import check_writable
 from prunus.util.options import check, plain, replaced
 from prunus.util.processes import accelerating
@@ -230,7 +230,7 @@ def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
     meter = Meter(device, run.task.measured)
     for step, batch in enumerate(islice(run.batches, run.steps)):
         images, labels_here = unpack_for(run.task, batch, step)
-        images, labels = move(images, device, run.settings.channels_last), labels_to(labels_here, device)
+        images, labels = move(images, device, run.settings.channels_last), to_device(labels_here, device)
         images, targets = mixed(images, labels, run.settings.mixup)
         rate = run.schedule.lr_at(epoch + (step + 0.5) / run.steps)
         for group in run.sgd.param_groups:

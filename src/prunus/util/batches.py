@@ -105,9 +105,9 @@ def count_images(images: Any) -> int:
     raise DataError(f"the inputs of the network must hold a tensor [N, ...], got {type(images).__name__}")
 
 
-def labels_to(labels: Any, device: torch.device) -> Any:
-    """Labels of any structure with their tensors on `device`."""
-    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, labels)
+def to_device(values: Any, device: torch.device) -> Any:
+    """Inputs or labels of any structure with their tensors on `device`."""
+    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, values)
 
 
 def check_range(labels: Tensor, logits: Tensor, index: int) -> None:
