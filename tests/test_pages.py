@@ -32,7 +32,7 @@ def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(METRICS, "_own", {})  # a page registers one
+    monkeypatch.setattr(METRICS, "_registered", {})  # a page registers one
     torch.manual_seed(0)
     code = code_of(page)
     exec(compile(code, str(page), "exec"), {"__name__": page.stem})
