@@ -50,7 +50,7 @@ class ScoreOptions:
     part: str = option("train", "Images to score on: train, holdout or test", choices=PARTS)
     batch_size: int = option(128, "Images per batch", least=1)
     show: int = option(3, "Number of channels shown at each end of a unit", least=0)
-    seed: int = option(0, "Seed of samples, held-out images and the metric random", least=0)
+    seed: int = option(0, "Seed of samples, order and augmentation", least=0)
     option: tuple[str, ...] = option((), "Option of the metric, as in ridge=0.5. Can be repeated")
 
 
@@ -59,7 +59,7 @@ class RankOptions:
     """How channels are scored and repaired before units are ranked."""
 
     metric: str | None = metric_option(None, "Metric that scores channels; as in `prunus prune` by default")
-    num_images: int | None = option(None, "Number of images to score on; all by default", least=1)
+    num_images: int | None = option(None, "Number of images to score on, a stratified sample; all by default", least=1)
     repair: str = option("none", f"Rank each unit after its own repair: {', '.join(REPAIRS)}", choices=REPAIRS)
     num_repair_images: int = option(250, "Unlabelled training images for that repair", least=1)
     limit: int | None = option(None, "Use at most this number of held-out images", least=1)

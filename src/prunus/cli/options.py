@@ -71,6 +71,7 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
     arguments: list[inspect.Parameter] = []
     others: list[inspect.Parameter] = []
     spread: dict[str, tuple[int, inspect.Parameter]] = {}
+    declared: dict[str, tuple[str, Any]] = {}  # option -> its help and default, the same in all classes
     modes: dict[str, OnlyWith] = {}
     for parameter in inspect.signature(verb).parameters.values():
         hint, marks = hints[parameter.name], getattr(hints[parameter.name], "__metadata__", ())
@@ -92,6 +93,9 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
             group = modes[field.name].panel if field.name in modes else about.group
             place = -1 if about.everyday else GROUPS.index(group) if group in GROUPS else len(GROUPS)
             made = _parameter(kind, field, about, EVERYDAY if about.everyday else group or None)
+            meaning = about.help, default_of(field)
+            if declared.setdefault(field.name, meaning) != meaning:  # one option would silently hide the other
+                raise TypeError(f"{kind.__name__}.{field.name}: {meaning}, but also {declared[field.name]}")
             spread[field.name] = place, made
 
     @functools.wraps(verb)
