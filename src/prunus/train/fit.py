@@ -43,6 +43,10 @@ from prunus.util.processes import accelerating
 from prunus.util.progress import Show, shown
 from prunus.util.state import generators_kept, reseed
 
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_REPORTS = 0.5
+
 
 class DivergedError(RunError):
     """The training loss is no longer finite."""
@@ -74,58 +78,6 @@ def steps_of_epochs(show: Show, phase: str = "train") -> Callable[[StepReport], 
     return report
 
 
-class Meter:
-    """Sums on the device. Reading them makes the CPU wait for an accelerator, so they are read only now and then."""
-
-    def __init__(self, device: torch.device, quality: Quality) -> None:
-        self._quality = quality
-        kind = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
-        self._sums = torch.zeros(2, dtype=kind, device=device)  # loss, quality
-        self.num_images = 0
-        self._start = time.perf_counter()
-
-    @property
-    def measures(self) -> bool:
-        """Whether the quality is measured during training: only per cent that are means over images."""
-        return self._quality.is_mean and self._quality.unit == "%"
-
-    def add(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
-        """Count one step of `count` images: mean loss (0-d), outputs and labels."""
-        quality = torch.zeros_like(loss)
-        if self.measures:
-            with torch.no_grad():
-                quality = image_values(self._quality, outputs, labels, count).sum()
-        self._sums += torch.stack((loss.detach() * count, quality))
-        self.num_images += count
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start of the epoch."""
-        return time.perf_counter() - self._start
-
-    def totals(self) -> Tensor:
-        """[loss sum, quality sum, images] of this process, to be summed over processes."""
-        return torch.cat((self._sums, self._sums.new_tensor([self.num_images])))
-
-    def means(self, where: str) -> tuple[float, float | None]:
-        """(loss, quality) so far; DivergedError if the loss is not finite."""
-        loss, quality = self._sums.tolist()
-        return checked(loss / self.num_images, where), quality / self.num_images if self.measures else None
-
-
-def checked(loss: float, where: str) -> float:
-    """`loss`; DivergedError if the training has diverged."""
-    if not abs(loss) < float("inf"):  # NaN compares false as well
-        raise DivergedError(
-            f"the training loss became {loss} in {where}: the run has diverged. A lower learning rate or a warm-up "
-            "usually helps. Check the images for NaN, and try without mixed precision"
-        )
-    return loss
-
-
-logger = logging.getLogger(__name__)
-
-SECONDS_BETWEEN_REPORTS = 0.5
 Evaluate = Callable[[nn.Module, Batches], Evaluation]
 OnStep = Callable[[StepReport], None]
 OnEpoch = Callable[[Epoch], None]
@@ -221,6 +173,55 @@ def fit(
     if best is not None:
         best.restore()
     return Fitted(returned_like(run, model), tuple(history), None if best is None else best.number)
+
+
+class Meter:
+    """Sums on the device. Reading them makes the CPU wait for an accelerator, so they are read only now and then."""
+
+    def __init__(self, device: torch.device, quality: Quality) -> None:
+        self._quality = quality
+        kind = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
+        self._sums = torch.zeros(2, dtype=kind, device=device)  # loss, quality
+        self.num_images = 0
+        self._start = time.perf_counter()
+
+    @property
+    def measures(self) -> bool:
+        """Whether the quality is measured during training: only per cent that are means over images."""
+        return self._quality.is_mean and self._quality.unit == "%"
+
+    def add(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
+        """Count one step of `count` images: mean loss (0-d), outputs and labels."""
+        quality = torch.zeros_like(loss)
+        if self.measures:
+            with torch.no_grad():
+                quality = image_values(self._quality, outputs, labels, count).sum()
+        self._sums += torch.stack((loss.detach() * count, quality))
+        self.num_images += count
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of the epoch."""
+        return time.perf_counter() - self._start
+
+    def totals(self) -> Tensor:
+        """[loss sum, quality sum, images] of this process, to be summed over processes."""
+        return torch.cat((self._sums, self._sums.new_tensor([self.num_images])))
+
+    def means(self, where: str) -> tuple[float, float | None]:
+        """(loss, quality) so far; DivergedError if the loss is not finite."""
+        loss, quality = self._sums.tolist()
+        return checked(loss / self.num_images, where), quality / self.num_images if self.measures else None
+
+
+def checked(loss: float, where: str) -> float:
+    """`loss`; DivergedError if the training has diverged."""
+    if not abs(loss) < float("inf"):  # NaN compares false as well
+        raise DivergedError(
+            f"the training loss became {loss} in {where}: the run has diverged. A lower learning rate or a warm-up "
+            "usually helps. Check the images for NaN, and try without mixed precision"
+        )
+    return loss
 
 
 def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
