@@ -41,7 +41,7 @@ def check(result: pr.Compressed, target: float, learned: float, points: float) -
     """The goal is met, the network had learned something, and at most `points` points of quality are lost."""
     summary = result.summary
     assert summary["removed"]["macs"] == pytest.approx(target, abs=0.01)
-    before, after = (summary[when]["test"]["top1"] for when in ("before", "after"))
+    before, after = (summary[when]["test"]["quality"] for when in ("before", "after"))
     assert before > learned
     assert after > before - points / 100
 
@@ -96,7 +96,7 @@ def test_detector_backbone(run: Run) -> None:
             hits += sum(
                 int(target[y, x]) == int(digit) for (y, x), digit in zip(one["cells"], one["digits"], strict=True)
             )
-    assert names["result"].summary["after"]["test"]["top1"] == pytest.approx(2 * hits / (seen + there), abs=0.01)
+    assert names["result"].summary["after"]["test"]["quality"] == pytest.approx(2 * hits / (seen + there), abs=0.01)
 
 
 def test_time_series(run: Run) -> None:
@@ -148,7 +148,7 @@ def test_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed.count("Compressed CifarResNet") == 1  # one process prints
     summary = json.loads(Path("cluster/run/summary.json").read_text())
     assert summary["removed"]["macs"] == pytest.approx(0.5, abs=0.01)
-    assert summary["after"]["test"]["top1"] > 0.6
+    assert summary["after"]["test"]["quality"] > 0.6
 
 
 def test_every_example_is_tested_and_listed() -> None:

@@ -41,9 +41,9 @@ def test_unknown_and_impossible_settings_are_refused() -> None:
     [
         "train.settings",
         "run.settings",
-        "score.metrics",
-        "repair.repair",
-        "decide.settings",
+        "scoring.metrics",
+        "repairing.repair",
+        "deciding.settings",
         "tasks.quality",
         "timing.engines",
     ],
