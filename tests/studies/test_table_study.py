@@ -15,7 +15,7 @@ import pytest
 import prunus as pr
 from prunus.errors import FileError, RunError
 from prunus.plots.style import PAGE, figure
-from prunus.studies.table_study import COLUMNS, as_csv, label, short, table
+from prunus.studies.table_study import COLUMNS, label, rows_as_csv, short, table
 from tests.cli.command_line import lines, prunus
 
 
@@ -125,7 +125,7 @@ def test_formats(run: Path, tmp_path: Path) -> None:
     folder = as_if(run, tmp_path / "mine", "preresnet164", "cifar100")
     said = prunus("study", "table", folder, "--format", "csv")
     read = list(csv.DictReader(io.StringIO(said.stdout)))
-    assert said.stdout == as_csv(table([folder]).rows)
+    assert said.stdout == rows_as_csv(table([folder]).rows)
     assert [row["method"] for row in read] == ["LCCN", "SLIM", "mine", "DI", "G-SD"]
     assert read[0]["params"] == "" and list(read[0]) == list(COLUMNS)
     told = json.loads("\n".join(lines(prunus("study", "table", folder, "--format", "json"))))

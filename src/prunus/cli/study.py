@@ -386,12 +386,12 @@ def results_table(
         prunus study table --model resnet56 --data cifar10 --format markdown
     """
     from prunus.studies.folder import Provenance, StudyFolder
-    from prunus.studies.table_study import OWN, as_cells, as_csv, as_json, as_markdown, write_table
+    from prunus.studies.table_study import OWN, as_cells, as_json, as_markdown, rows_as_csv, write_table
     from prunus.studies.table_study import table as study
 
     result = study(runs or (), model=model, data=data)
     if form == "csv":
-        console.print(as_csv(result.rows), end="", soft_wrap=True)
+        console.print(rows_as_csv(result.rows), end="", soft_wrap=True)
     elif form == "json":
         say(as_json(result))
     elif form == "markdown":

@@ -7,6 +7,7 @@ asked for, after a repair and after retraining. The study makes no decisions, so
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 import time
@@ -43,7 +44,7 @@ from prunus.studies.folder import (
     wait_until,
 )
 from prunus.studies.settings import EffectivenessSettings
-from prunus.tasks import Task, task_of
+from prunus.tasks import task_of
 from prunus.tasks.evaluate import Evaluation, inputs_alone
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.train.checkpoint import digest
@@ -55,36 +56,12 @@ from prunus.util.options import plain, replaced
 from prunus.util.progress import PhaseProgress, phases, shown
 
 STAGES = {"accuracy": "as cut", "repaired": "repaired", "retrained": "retrained"}
+SPREADS = {"accuracy": "spread", "repaired": "repaired_spread", "retrained": "retrained_spread"}
 AS_CUT = ("accuracy", "top5", "loss", "test_images")
 MEASURED = (*AS_CUT, "repaired", "retrained")
+TITLE = "Which metric picks the channels that can be removed?"
 
-
-def columns(text: QualityText) -> dict[str, str]:
-    """Column -> its title."""
-    unit = f" ({text.unit})" if text.unit else ""
-    return {
-        "ratio": "fraction of channels removed",
-        "images": "number of images scored on",
-        "macs_removed": "fraction of MACs removed",
-        "params_removed": "fraction of weights removed",
-        as_cut(text): f"{text.name} as cut{unit}",
-        "spread": "standard deviation over seeds",
-        "top5": "top-5 (%)",
-        "repaired": f"{text.name} repaired{unit}",
-        "repaired_spread": "standard deviation",
-        "retrained": f"{text.name} retrained{unit}",
-        "retrained_spread": "standard deviation",
-    }
-
-
-def as_cut(text: QualityText) -> str:
-    """The column of the quality as cut."""
-    return "accuracy" if text == ACCURACY else "quality"
-
-
-def written(rows: Sequence[StudyRow], text: QualityText) -> list[StudyRow]:
-    """The rows as they are written: what is no accuracy is not called so."""
-    return [{as_cut(text) if key == "accuracy" else key: value for key, value in row.items()} for row in rows]
+RetrainOn = Batches | Callable[[int], Batches]  # batches, or a function of the seed that returns them
 
 
 def averaged(single: Sequence[StudyRow]) -> list[StudyRow]:
@@ -100,15 +77,11 @@ def averaged(single: Sequence[StudyRow]) -> list[StudyRow]:
         for stage in (stage for stage in STAGES if stage in first):
             values = [each[stage] for each in rows]
             row[stage] = round(mean(values), 4)
-            row[_spread(stage)] = round(stdev(values), 4) if len(values) > 1 else None
+            row[SPREADS[stage]] = round(stdev(values), 4) if len(values) > 1 else None
         row["top5"] = None if first["top5"] is None else round(mean(each["top5"] for each in rows), 4)
         row["loss"] = round(mean(each["loss"] for each in rows), 6)
         means.append(row)
     return means
-
-
-def _spread(stage: str) -> str:
-    return "spread" if stage == "accuracy" else f"{stage}_spread"
 
 
 def sentences(rows: Sequence[StudyRow], single: Sequence[StudyRow], text: QualityText) -> list[str]:
@@ -131,11 +104,6 @@ def sentences(rows: Sequence[StudyRow], single: Sequence[StudyRow], text: Qualit
     return notes
 
 
-# Every network is cut by every metric, at every ratio and with every seed; each cut is measured once and stored.
-
-RetrainOn = Batches | Callable[[int], Batches]  # batches, or a function of the seed that returns them
-
-
 @dataclass(frozen=True)
 class UniformCut:
     """One row of the study: a network cut by a metric at a ratio, with a seed."""
@@ -153,7 +121,10 @@ class UniformCut:
 
 @dataclass
 class MetricComparison:
-    """The study while it runs."""
+    """The study while it runs: each network is cut by each metric, at each ratio and with each seed.
+
+    Each cut is measured once and stored.
+    """
 
     folder: StudyFolder
     settings: EffectivenessSettings
@@ -168,57 +139,37 @@ class MetricComparison:
     scores: dict[Path, dict[str, Scores]] = field(default_factory=dict)
     samples: dict[int, list[Any]] = field(default_factory=dict)  # seed -> images for the repair
 
-    @property
-    def task(self) -> Task:
-        """What the networks are for."""
-        return task_of(self.settings.task)
-
     def cuts(self) -> list[UniformCut]:
         """All rows of the study, including ratio 0, the unpruned network."""
-        ratios = sorted({0.0, *self.settings.ratios})
-        return [
-            UniformCut(network, metric, ratio, seed)
-            for network in self.graphs
-            for seed in self.settings.seeds
-            for metric in self.metrics
-            for ratio in ratios
-        ]
+        each = itertools.product(self.graphs, self.settings.seeds, self.metrics, sorted({0.0, *self.settings.ratios}))
+        return [UniformCut(network, metric, ratio, seed) for network, seed, metric, ratio in each]
 
-    def finished_rows(self) -> list[StudyRow]:
-        """The rows that are in the folder."""
-        return [row for row in map(self._finished, self.cuts()) if row is not None]
-
-    def run(self, rank: int, world: int) -> None:
-        """Compute this process's share of the missing rows, and wait for the other processes."""
-        cuts = self.cuts()
+    def run(self, rank: int, world: int) -> list[StudyRow]:
+        """Compute this process's share of the missing rows, wait for the other processes, and return all rows."""
+        cuts, row_of = self.cuts(), self.folder.row
         for cut in cuts:
-            row = self._finished(cut)
-            if row is not None:
+            if (row := row_of(cut.key)) is not None:
                 self.measured[self._same_measurement(cut, row["plan"])] = row
                 self.measured_as_cut[cut.network, row["plan"]] = {key: row[key] for key in AS_CUT}
         # Passes and rows are assigned by their position among all of them, not among the missing ones: a process that
         # starts late would count differently, and some rows would belong to no process.
         for path in list(dict.fromkeys(map(self._scores_path, cuts)))[rank::world]:
-            waiting = [cut for cut in cuts if self._scores_path(cut) == path and self._finished(cut) is None]
+            waiting = [cut for cut in cuts if self._scores_path(cut) == path and row_of(cut.key) is None]
             if waiting and not (path / "scores.json").exists():
                 self._score(waiting[0])
-        mine = [cut for cut in cuts[rank::world] if self._finished(cut) is None]
+        mine = [cut for cut in cuts[rank::world] if row_of(cut.key) is None]
         for number, cut in enumerate(mine):
             self.folder.keep(cut.key, self._row(cut, number, len(mine)))
-        wait_until(lambda: all(self._finished(cut) is not None for cut in cuts))
-
-    def _finished(self, cut: UniformCut) -> StudyRow | None:
-        return self.folder.row(cut.key)
+        wait_until(lambda: all(row_of(cut.key) is not None for cut in cuts))
+        return [row for cut in cuts if (row := row_of(cut.key)) is not None]
 
     def _score(self, first: UniformCut) -> None:
         """One pass over the images for all metrics that share it."""
-        group = [one for one in self.metrics if one.shares == first.metric.shares]
-        phase = f"score {first.network}, {first.metric.shares}"
-        settings = self.settings
+        settings, phase = self.settings, f"score {first.network}, {first.metric.shares}"
         scores = score(
             self.graphs[first.network],
             self.train,
-            group,
+            [one for one in self.metrics if one.shares == first.metric.shares],
             settings.num_images,
             num_map_images=settings.num_map_images,
             memory_gib=settings.memory_gib,
@@ -229,12 +180,10 @@ class MetricComparison:
         save_scores(scores, self._scores_path(first))
 
     def _scores_path(self, cut: UniformCut) -> Path:
-        shares = cut.metric.shares
         # A pass over all images is the same for all seeds.
         seedless = self.settings.num_images is None and not cut.metric.is_sampled
-        seed = self.settings.seed if seedless else cut.seed
-        name = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in f"{cut.network}-{shares}-{seed}")
-        return self.folder.path / "scores" / name
+        name = f"{cut.network}-{cut.metric.shares}-{self.settings.seed if seedless else cut.seed}"
+        return self.folder.path / "scores" / "".join(c if c.isalnum() or c in "-_.=" else "-" for c in name)
 
     def _scores_of(self, cut: UniformCut) -> Scores:
         path = self._scores_path(cut)
@@ -243,22 +192,29 @@ class MetricComparison:
             self.scores[path] = load_scores(path)
         return self.scores[path][cut.metric.name]
 
-    def scores_of_all(self, network: str) -> dict[str, Scores]:
-        """Scores of the pruned units by every metric, from the first sample; metrics without a file are left out."""
-        names = units_to_prune(self.graphs[network], self.settings.units)
+    def correlations(self, network: str) -> Table:
+        """metric -> metric -> Spearman's rank correlation of their scores, averaged over the pruned units of both.
+
+        Scores are those of the first sample; metrics without a file are left out.
+        """
+        units = units_to_prune(self.graphs[network], self.settings.units)
         cuts = [UniformCut(network, metric, 0.0, self.settings.seed) for metric in self.metrics]
         there = [cut for cut in cuts if (self._scores_path(cut) / "scores.json").exists()]
         every = {cut.metric.name: self._scores_of(cut) for cut in there}
-        return {name: each.of_units([n for n in names if n in each.values]) for name, each in every.items()}
+        pruned = {name: each.of_units([u for u in units if u in each.values]) for name, each in every.items()}
+        return {a: {b: round(rank_correlation(x, y), 4) for b, y in pruned.items()} for a, x in pruned.items()}
 
     def _row(self, cut: UniformCut, number: int, total: int) -> StudyRow:
         started = time.perf_counter()
         graph, scores = self.graphs[cut.network], self._scores_of(cut)
         plan = uniform(graph, scores, cut.ratio, units=units_to_prune(graph, self.settings.units))
-        cost, name = graph.cost(plan), _digest(plan)
+        cost, name = (
+            graph.cost(plan),
+            _digest(json.dumps(sorted((unit, list(kept)) for unit, kept in plan.keep.items()))),
+        )
         same = self._same_measurement(cut, name)
         if same not in self.measured:
-            self.measured[same] = self._measure(cut, plan, number, total)
+            self.measured[same] = self._measure(cut, plan, name, number, total)
         measured = self.measured[same]
         return {
             "network": cut.network,
@@ -273,10 +229,10 @@ class MetricComparison:
             "seconds": round(time.perf_counter() - started, 2),
         }
 
-    def _measure(self, cut: UniformCut, plan: Plan, number: int, total: int) -> StudyRow:
+    def _measure(self, cut: UniformCut, plan: Plan, name: str, number: int, total: int) -> StudyRow:
         """Accuracy, or the task's quality, as cut and, if asked for, repaired and retrained."""
-        graph, settings = self.graphs[cut.network], self.settings
-        factor = QualityText.of(self.task).factor
+        graph, settings, task = self.graphs[cut.network], self.settings, task_of(self.settings.task)
+        factor = QualityText.of(task).factor
         note = f"row {number + 1} of {total}: {cut.network}, {cut.metric.name}, {cut.ratio:.0%} removed"
 
         def say(done: int, of: int | None) -> None:
@@ -284,24 +240,24 @@ class MetricComparison:
                 self.progress("evaluate", number * of + done, total * of, note)
 
         def measured(model: nn.Module) -> Evaluation:
-            return accuracy_of(model, graph, self.test, self.task, say)
+            return accuracy_of(model, graph, self.test, task, say)
 
-        model, key = pruned_or_same(graph, plan), (cut.network, _digest(plan))
-        if key not in self.measured_as_cut:  # once for all seeds that remove the same channels
+        model = pruned_or_same(graph, plan)
+        if (cut.network, name) not in self.measured_as_cut:  # once for all seeds that remove the same channels
             result = measured(model)
-            self.measured_as_cut[key] = {
+            self.measured_as_cut[cut.network, name] = {
                 "accuracy": round(factor * result.quality, 4),
                 "top5": None if result.top5 is None else round(100 * result.top5, 4),
                 "loss": round(result.loss, 6),
                 "test_images": result.num_images,
             }
-        row = dict(self.measured_as_cut[key])
+        row = dict(self.measured_as_cut[cut.network, name])
         if settings.repair != "none" and model is graph.model:  # nothing is removed, so there is nothing to repair
             row["repaired"] = row["accuracy"]
         elif settings.repair != "none":
             if cut.seed not in self.samples:
-                some = sampled(self.train, settings.num_repair_images, cut.seed, self.task)
-                self.samples[cut.seed] = inputs_alone(self.task, some)
+                some = sampled(self.train, settings.num_repair_images, cut.seed, task)
+                self.samples[cut.seed] = inputs_alone(task, some)
             model = repair(graph, plan, self.samples[cut.seed], how=settings.repair, seed=cut.seed)
             row["repaired"] = round(factor * measured(model).quality, 4)
         if settings.epochs:
@@ -313,7 +269,7 @@ class MetricComparison:
                 preset=preset_of(settings.preset, epochs=settings.epochs, lr=settings.lr),
                 device=device_of(model),
                 seed=cut.seed,
-                task=self.task,
+                task=task,
                 checkpoint_dir=checkpoint,
                 progress=lambda news: self.progress(
                     phase, (news.epoch - 1) * news.steps + news.step, news.epochs * news.steps, ""
@@ -337,20 +293,14 @@ def units_to_prune(graph: ChannelGraph, which: Literal["inner", "all"]) -> list[
     return names
 
 
-def _digest(what: Plan | str) -> str:
-    text = what if isinstance(what, str) else json.dumps(sorted((name, list(kept)) for name, kept in what.keep.items()))
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# -- how alike the scores of two metrics are
+# -- pictures
 
 FILE = "correlations.csv"
 Table = dict[str, dict[str, float]]
-
-
-def correlation_table(scores: Mapping[str, Scores]) -> Table:
-    """metric -> metric -> Spearman's rank correlation of their scores, averaged over the units that both have."""
-    return {a: {b: round(rank_correlation(x, y), 4) for b, y in scores.items()} for a, x in scores.items()}
 
 
 def write_correlations(tables: Mapping[str, Table], folder: Path) -> list[dict[str, str]]:
@@ -396,7 +346,7 @@ def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, text: QualityText
                 some = [row for row in rows if (row["network"], row["metric"]) == (network, metric)]
                 some.sort(key=lambda row: float(row["ratio"]))
                 places, values = [100 * row["ratio"] for row in some], [row[stage] for row in some]
-                spread = [row[_spread(stage)] for row in some]
+                spread = [row[SPREADS[stage]] for row in some]
                 bars: Mapping[str, Any] = {} if None in spread else {"yerr": spread, "capsize": 2, "elinewidth": 0.8}
                 axes[i, j].errorbar(places, values, label=metric, **line(metrics.index(metric)), **bars)
             with styled():
@@ -411,9 +361,6 @@ def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, text: QualityText
         "caption": f"{text.title} after each metric has removed the same fraction of every unit. Error bars are "
         "standard deviations over seeds, if there are several.",
     }
-
-
-TITLE = "Which metric picks the channels that can be removed?"
 
 
 def effectiveness(
@@ -464,12 +411,27 @@ def effectiveness(
         graphs = {name: trace(model, example, chosen.streams) for name, model in named.items()}
         measure_on = in_memory(test, task)
         comparison = MetricComparison(place, chosen, compared, graphs, train, retrain_on or train, measure_on, report)
-        comparison.run(rank, world)
-        single = comparison.finished_rows()
+        single = comparison.run(rank, world)
         rows = averaged(single)
         if rank == 0:
-            alike = {network: correlation_table(comparison.scores_of_all(network)) for network in graphs}
+            alike = {network: comparison.correlations(network) for network in graphs}
             text = QualityText.of(task)
+            as_cut = "accuracy" if text == ACCURACY else "quality"  # what is no accuracy is not called so
+            named_rows = [{as_cut if key == "accuracy" else key: value for key, value in row.items()} for row in rows]
+            unit = f" ({text.unit})" if text.unit else ""
+            columns = {
+                "ratio": "fraction of channels removed",
+                "images": "number of images scored on",
+                "macs_removed": "fraction of MACs removed",
+                "params_removed": "fraction of weights removed",
+                as_cut: f"{text.name} as cut{unit}",
+                "spread": "standard deviation over seeds",
+                "top5": "top-5 (%)",
+                "repaired": f"{text.name} repaired{unit}",
+                "repaired_spread": "standard deviation",
+                "retrained": f"{text.name} retrained{unit}",
+                "retrained_spread": "standard deviation",
+            }
             pictures = [draw_effectiveness(rows, place.path, text), *write_correlations(alike, place.path)]
-            place.finish(TITLE, written(rows, text), pictures, sentences(rows, single, text), columns=columns(text))
+            place.finish(TITLE, named_rows, pictures, sentences(rows, single, text), columns=columns)
     return rows

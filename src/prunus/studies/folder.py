@@ -15,7 +15,7 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,11 +155,8 @@ class StudyFolder(ResumableFolder):
                 raise RunError(f"all rows of a study must have the same keys; row {number} differs in {odd}")
         started = read_object(self.path / CONFIG)
         if rank_and_world()[0] == 0:
-            text = io.StringIO()
-            writer = csv.DictWriter(text, keys, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-            write_atomically(self.path / TABLE, text.getvalue().encode())
+            table = as_csv(keys, [[row[key] for key in keys] for row in rows])
+            write_atomically(self.path / TABLE, table.encode())
             result = {
                 "study": self.name,
                 "title": title,
@@ -173,6 +170,13 @@ class StudyFolder(ResumableFolder):
             }
             self.write(STUDY, result)
         return self.path
+
+
+def as_csv(headings: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """CSV text; None is an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([headings, *rows])
+    return text.getvalue()
 
 
 def read_study(folder: str | Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,47 +40,9 @@ from prunus.util.options import replaced
 from prunus.util.progress import PhaseProgress, phases, shown
 
 METHODS = {"flops": "FLOP-normalised (Algorithm 1)", "ratio": "Li et al."}
-
-
-def columns(text: QualityText) -> dict[str, str]:
-    """Column -> its title."""
-    unit = f" ({text.unit})" if text.unit else ""
-    return {
-        "macs_removed": "fraction of MACs removed",
-        "params_removed": "fraction of weights removed",
-        "units": "units pruned",
-        "channels": "channels removed",
-        "cut": f"held-out {text.name} before retraining{unit}",
-        "holdout": f"held-out {text.name}{unit}",
-        "test": f"test {text.name}{unit}",
-        "alpha": "alpha of Eqn. 3, solved",
-    }
-
-
-def sentences(rows: Sequence[StudyRow], base: StudyRow, text: QualityText) -> list[str]:
-    """Notes on the quality of both arms at the start and at the end."""
-    part = "test" if base["test"] is not None else "holdout"
-    name = "test" if part == "test" else "held-out"
-    first = rows[0]
-    notes = [
-        f"Unpruned: {text.scaled(base[part])} {name} {text.name}. Both start at {text.scaled(first[part])} with "
-        f"{first['macs_removed']:.1%} of the MACs removed."
-    ]
-    curves = {method: [row for row in rows if row["method"] == method] for method in METHODS}
-    for method, title in METHODS.items():
-        last = curves[method][-1]
-        notes.append(
-            f"{title}: {text.scaled(last[part])} with {last['macs_removed']:.1%} removed after {last['iteration']} "
-            "iterations."
-        )
-    pairs = list(zip(curves["flops"][1:], curves["ratio"][1:], strict=False))  # one arm may have fewer iterations
-    ahead, behind = sum(a[part] > b[part] for a, b in pairs), sum(a[part] < b[part] for a, b in pairs)
-    notes.append(f"{METHODS['flops']} is ahead in {ahead} and behind in {behind} of {len(pairs)} iterations.")
-    return notes
-
-
+SPLITS = {"flops": "algorithm1", "ratio": "ratio"}
+TITLE = "FLOP-normalised sensitivity analysis compared with that of Li et al."
 STEP = 0.005  # between the uniform ratios that are tried for the start
-ARMS = {"flops": "algorithm1", "ratio": "ratio"}  # arm -> split
 TOLERANCE = 0.02  # fraction of the network's MACs by which the start may differ from the wanted share
 
 
@@ -96,67 +59,65 @@ class SensitivityArms:
     def base(self, rank: int) -> StudyRow:
         """Accuracy of the unpruned network."""
         if rank == 0 and self.place.row("base") is None:
-            self.place.keep("base", self._scored(self.graph.model))
+            self.place.keep("base", self._measured(self.graph.model))
         wait_until(lambda: self.place.row("base") is not None)
         return self.place.row("base") or {}
 
-    def start(self, share: float, rank: int) -> nn.Module:
-        """The network without `share` of its MACs: the same ratio of every inner unit, retrained like the arms."""
-        folder = self.place.path / "start"
-        inner = units_to_prune(self.graph, "inner")
+    def start(self, rank: int) -> nn.Module:
+        """The network of a finished run, or without a share of its MACs: equal ratios of inner units, retrained."""
+        share, folder, model = self.settings.start, self.place.path / "start", self.graph.model
+        if not isinstance(share, float | int):
+            return load(share, model)
         if rank == 0:
-            ratio = ratio_for(self.graph, inner, share)
+            inner = units_to_prune(self.graph, "inner")
             unranked = {name: getattr(Settings(), name) for name in RANKING}  # a ratio ranks no units
-            self._compress("start", self.graph.model, ratio=ratio, only=tuple(inner), last_epochs=None, **unranked)
+            ratio = ratio_for(self.graph, inner, share)
+            self._compress("start", model, ratio=ratio, only=tuple(inner), last_epochs=None, **unranked)
         wait_until((folder / SUMMARY).exists)
-        return load(folder, self.graph.model)
+        return load(folder, model)
 
     def run_arm(self, method: str, first: nn.Module) -> None:
         """All iterations of one method. Writes their rows."""
         if self.place.row(method) is not None:
             return
-        begin = trace(first, self.graph.example, self.settings.streams)
+        begin, wanted = trace(first, self.graph.example, self.settings.streams), self.settings.iterations
         target = 1 - (1 - self.settings.end) * self.graph.macs / begin.macs
         if not 0 < target < 1:
             removed = 1 - begin.macs / self.graph.macs
             raise DecideError(f"the start has already lost {removed:.1%} of the MACs; end must be above that")
-        result = self._compress(method, first, target=target, rounds=self.settings.iterations, split=ARMS[method])
-        start = self._scored(first)
-        unpruned = {"units": 0, "channels": 0, "cut": start["holdout"], **start, "alpha": None}
-        self._keep(method, 0, begin.macs, begin.params, unpruned)
-        rounds = result.rounds[: self.settings.iterations]
-        for number, outcome in enumerate(rounds, start=1):
-            network, _ = RunFolder(self.place.path / method).load_model(first, number)
-            lost = {"units": len(outcome.chosen), "channels": sum(outcome.chosen.values())}
-            measured: StudyRow = {"cut": self._shown(outcome.pruned), "holdout": self._shown(outcome.after)}
-            measured |= {"test": self._test(network), "alpha": outcome.alpha if method == "flops" else None}
-            self._keep(method, number, outcome.macs, outcome.params, {**lost, **measured})
-        self.place.keep(method, {"iterations": len(rounds)})  # fewer than asked for if no channels are left to remove
+        result = self._compress(method, first, target=target, rounds=wanted, split=SPLITS[method])
 
-    def finished(self) -> bool:
-        """Whether both arms are finished."""
-        return all(self.place.row(method) is not None for method in METHODS)
+        def keep(number: int, macs: int, params: int, figures: StudyRow) -> None:
+            gone = {
+                "macs_removed": round(1 - macs / self.graph.macs, 6),
+                "params_removed": round(1 - params / self.graph.params, 6),
+            }
+            self.place.keep(f"{method},{number}", {"method": method, "iteration": number, **gone, **figures})
+
+        start = self._measured(first)
+        keep(0, begin.macs, begin.params, {"units": 0, "channels": 0, "cut": start["holdout"], **start, "alpha": None})
+        for number, outcome in enumerate(result.rounds[:wanted], start=1):
+            network, _ = RunFolder(self.place.path / method).load_model(first, number)
+            figures = {
+                "units": len(outcome.chosen),
+                "channels": sum(outcome.chosen.values()),
+                "cut": self._shown(outcome.pruned),
+                "holdout": self._shown(outcome.after),
+                "test": self._measured(network, ("test",))["test"],
+                "alpha": outcome.alpha if method == "flops" else None,
+            }
+            keep(number, outcome.macs, outcome.params, figures)
+        # Fewer iterations than asked for if no channels are left to remove.
+        self.place.keep(method, {"iterations": len(result.rounds[:wanted])})
 
     def rows(self) -> list[StudyRow]:
-        """All rows, one method after the other."""
-        counts = {method: (self.place.row(method) or {}).get("iterations", 0) for method in METHODS}
+        """All rows, one method after the other, when both arms are finished."""
+        wait_until(lambda: all(self.place.row(method) is not None for method in METHODS))
+        counts = {method: (self.place.row(method) or {})["iterations"] for method in METHODS}
         rows = [self.place.row(f"{method},{n}") for method in METHODS for n in range(counts[method] + 1)]
         return [row for row in rows if row is not None]
 
-    def _keep(self, method: str, number: int, macs: int, params: int, figures: StudyRow) -> None:
-        row = {
-            "method": method,
-            "iteration": number,
-            "macs_removed": round(1 - macs / self.graph.macs, 6),
-            "params_removed": round(1 - params / self.graph.params, 6),
-            **figures,
-        }
-        self.place.keep(f"{method},{number}", row)
-
     def _compress(self, name: str, model: nn.Module, **goal: Any) -> Compressed:
-        def tell(phase: str, done: int, total: int, note: str) -> None:
-            self.progress(f"{name}, {phase}", done, total, note)
-
         return compress(
             model,
             self.images.train,
@@ -165,21 +126,15 @@ class SensitivityArms:
             example=self.graph.example,
             settings=self.settings.run_settings(),
             folder=self.place.path / name,
-            progress=tell,
+            progress=lambda phase, done, total, note: self.progress(f"{name}, {phase}", done, total, note),
             **goal,
         )
 
-    def _scored(self, model: nn.Module) -> StudyRow:
-        return {"holdout": self._measured(model, self.images.holdout), "test": self._test(model)}
-
-    def _test(self, model: nn.Module) -> float | None:
-        return None if self.images.test is None else self._measured(model, self.images.test)
-
-    def _measured(self, model: nn.Module, images: Batches) -> float:
-        user_provided = self.settings.evaluate
-        return self._shown(
-            user_provided(model, images) if user_provided else evaluate(model, images, task=self.settings.task)
-        )
+    def _measured(self, model: nn.Module, parts: Sequence[str] = ("holdout", "test")) -> StudyRow:
+        """Quality on each part of the images; None without such images."""
+        measure = self.settings.evaluate or partial(evaluate, task=self.settings.task)
+        loaders = {part: getattr(self.images, part) for part in parts}
+        return {part: None if each is None else self._shown(measure(model, each)) for part, each in loaders.items()}
 
     def _shown(self, result: Evaluation) -> float:
         """Accuracy in per cent, or the quality of another task in its unit."""
@@ -198,6 +153,27 @@ def ratio_for(graph: ChannelGraph, units: list[str], share: float) -> float:
             f"{removed[best]:.1%}. Use that as the start, or the folder of a finished run"
         )
     return best
+
+
+def sentences(rows: Sequence[StudyRow], base: StudyRow, text: QualityText) -> list[str]:
+    """Notes on the quality of both arms at the start and at the end."""
+    part, name = ("test", "test") if base["test"] is not None else ("holdout", "held-out")
+    first = rows[0]
+    notes = [
+        f"Unpruned: {text.scaled(base[part])} {name} {text.name}. Both start at {text.scaled(first[part])} with "
+        f"{first['macs_removed']:.1%} of the MACs removed."
+    ]
+    curves = {method: [row for row in rows if row["method"] == method] for method in METHODS}
+    for method, title in METHODS.items():
+        last = curves[method][-1]
+        notes.append(
+            f"{title}: {text.scaled(last[part])} with {last['macs_removed']:.1%} removed after {last['iteration']} "
+            "iterations."
+        )
+    pairs = list(zip(curves["flops"][1:], curves["ratio"][1:], strict=False))  # one arm may have fewer iterations
+    ahead, behind = sum(a[part] > b[part] for a, b in pairs), sum(a[part] < b[part] for a, b in pairs)
+    notes.append(f"{METHODS['flops']} is ahead in {ahead} and behind in {behind} of {len(pairs)} iterations.")
+    return notes
 
 
 def draw_sensitivity(
@@ -225,9 +201,6 @@ def draw_sensitivity(
         "caption": "Iterations of pruning and retraining from the same network, with the same metric, epochs and MACs "
         "removed in each iteration. Held-out images decide what is removed; test images are only for this report.",
     }
-
-
-TITLE = "FLOP-normalised sensitivity analysis compared with that of Li et al."
 
 
 def sensitivity(
@@ -272,14 +245,23 @@ def sensitivity(
             place.start(vars(images))
         wait_until((place.path / CONFIG).exists)
         study = SensitivityArms(place, graph, chosen, images, report)
-        base = study.base(rank)
-        first = study.start(chosen.start, rank) if isinstance(chosen.start, float | int) else load(chosen.start, model)
+        base, first = study.base(rank), study.start(rank)
         for method in list(METHODS)[rank::world]:
             study.run_arm(method, first)
-        wait_until(study.finished)
         rows = study.rows()
         if rank == 0:
             text = chosen.quality
+            unit = f" ({text.unit})" if text.unit else ""
+            columns = {
+                "macs_removed": "fraction of MACs removed",
+                "params_removed": "fraction of weights removed",
+                "units": "units pruned",
+                "channels": "channels removed",
+                "cut": f"held-out {text.name} before retraining{unit}",
+                "holdout": f"held-out {text.name}{unit}",
+                "test": f"test {text.name}{unit}",
+                "alpha": "alpha of Eqn. 3, solved",
+            }
             pictures = [draw_sensitivity(rows, base, place.path, text)]
-            place.finish(TITLE, rows, pictures, sentences(rows, base, text), columns=columns(text))
+            place.finish(TITLE, rows, pictures, sentences(rows, base, text), columns=columns)
     return rows

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunus.errors import RunError
 from prunus.plots.style import COLOURS, INK, PAGE, figure, save, styled
 from prunus.run.folder import CONFIG, SUMMARY, RunFolder
-from prunus.studies.folder import StudyFolder, StudyRow
-from prunus.studies.recipes import STATUS, PublishedGroup, PublishedRow, group_of, published
+from prunus.studies.folder import StudyFolder, StudyRow, as_csv
+from prunus.studies.recipes import STATUS, PublishedGroup, group_of, published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,11 +62,23 @@ def table(runs: Sequence[str | Path] = (), *, model: str | None = None, data: st
             raise RunError(
                 f"the paper has no rows for {model or 'any network'} on {data or 'any data'}; it has {known}"
             )
-        return ResultsTable(tuple(_published_row(g, result) for g in groups for result in g.rows), _notes(groups))
+        return ResultsTable(tuple(row for group in groups for row in _published_rows(group)), _notes(groups))
     own: dict[tuple[str, str], list[StudyRow]] = {}
     notes: list[str] = []
-    for folder in runs:
-        name, on, row, note = _own_row(Path(folder), model, data)
+    for folder in map(Path, runs):
+        run = RunFolder(folder)
+        if not run.has(SUMMARY):
+            again = f"Continue it with `prunus prune --resume {folder}`"
+            raise RunError(f"{folder} holds no finished run: {SUMMARY} is missing. {again}")
+        config = run.read(CONFIG)
+        asked, start = config.get("command") or {}, config.get("start") or {}  # the command may name a file or folder
+        # What was cut from a pruned network is not comparable with the paper's rows of the whole one.
+        named = None if start.get("earlier") else start.get("network")
+        name, on = model or named or asked.get("model"), data or asked.get("data")
+        if name is None or on is None:
+            raise RunError(f"{folder} does not record its network and data set: pass --model and --data")
+        on = str(on).partition(":")[0]
+        row, note = run.parse(SUMMARY, partial(_own_row, folder.name, name, on))
         own.setdefault((name, on), []).append(row)
         notes.append(note)
     rows, known_groups = [], []
@@ -77,82 +88,54 @@ def table(runs: Sequence[str | Path] = (), *, model: str | None = None, data: st
             notes.append(f"The paper has no rows for {name} on {on}.")
         else:
             known_groups.append(group)
-            mine = [*(_published_row(group, result) for result in group.rows), *mine]
+            mine = [*_published_rows(group), *mine]
         rows += sorted(mine, key=lambda row: row["macs_removed"])
     return ResultsTable(tuple(rows), (*notes, *_notes(known_groups)))
 
 
-def _published_row(group: PublishedGroup, result: PublishedRow) -> StudyRow:
-    row = {"network": group.network, "data": group.data, **asdict(result), "source": STATUS}
-    return {key: row[key] for key in COLUMNS}
+def _published_rows(group: PublishedGroup) -> list[StudyRow]:
+    rows = [{"network": group.network, "data": group.data, **asdict(row), "source": STATUS} for row in group.rows]
+    return [{key: row[key] for key in COLUMNS} for row in rows]
 
 
-def _own_row(folder: Path, model: str | None, data: str | None) -> tuple[str, str, StudyRow, str]:
-    """The name of the network and of the data set, the row, and a note on the images that measured the accuracy."""
-    run = RunFolder(folder)
-    if not run.has(SUMMARY):
-        raise RunError(
-            f"{folder} holds no finished run: {SUMMARY} is missing. Continue it with `prunus prune --resume {folder}`"
-        )
-    config = run.read(CONFIG)
-    asked = config.get("command") or {}
-    start = config.get("start") or {}  # where the command names a file or a folder
-    # What was cut from a pruned network is not comparable with the paper's rows of the whole one.
-    named = None if start.get("earlier") else start.get("network")
-    name, on = model or named or asked.get("model"), data or asked.get("data")
-    if name is None or on is None:
-        raise RunError(f"{folder} does not record its network and data set: pass --model and --data")
-    on = str(on).partition(":")[0]
-    row, note = run.parse(SUMMARY, lambda summary: _row(folder, name, on, summary))
-    return name, on, row, note
-
-
-def _row(folder: Path, name: str, data: str, summary: dict[str, Any]) -> tuple[StudyRow, str]:
-    before, after = summary["before"], summary["after"]
+def _own_row(method: str, name: str, data: str, summary: dict[str, Any]) -> tuple[StudyRow, str]:
+    """The row of a run, and a note on the images that measured its accuracy."""
+    before, after, group = summary["before"], summary["after"], group_of(name, data)
     part = "test" if after["test"] is not None else "holdout"
-    group = group_of(name, data)
     row: StudyRow = {
         "network": name if group is None else group.network,
         "data": data,
-        "method": folder.name,
+        "method": method,
         "by": f"prunus, {summary['settings']['metric']}",
         "source": OWN,
     }
-    for key, old, new in (
-        ("top1", before[part]["quality"], after[part]["quality"]),
-        ("top5", before[part]["details"].get("top5"), after[part]["details"].get("top5")),
-    ):
+    for key in ("top1", "top5"):
+        old, new = (
+            side[part]["quality"] if key == "top1" else side[part]["details"].get(key) for side in (before, after)
+        )
         known = old is not None and new is not None
-        values = (old, new, old - new) if known else (None, None, None)
-        names = (f"base_{key}", key, f"{key}_drop")
-        row |= {n: None if value is None else round(100 * value, 2) for n, value in zip(names, values, strict=True)}
+        for column, value in ((f"base_{key}", old), (key, new), (f"{key}_drop", old - new if known else None)):
+            row[column] = round(100 * value, 2) if known else None
     for key in ("macs", "params"):
         row |= {key: after[key], f"{key}_removed": round(100 * (1 - after[key] / before[key]), 1)}
     images = f"{after[part]['num_images']:,}"
-    note = (
-        f"{folder.name}: accuracy on {images} test images, which no decision used."
-        if part == "test"
-        else f"{folder.name}: accuracy on the {images} held-out images that decisions used; there are no test images."
-    )
-    return {key: row[key] for key in COLUMNS}, note
+    kind = f"the {images} held-out images that decisions used; there are no test images"
+    note = f"{images} test images, which no decision used" if part == "test" else kind
+    return {key: row[key] for key in COLUMNS}, f"{method}: accuracy on {note}."
 
 
 def _notes(groups: Sequence[PublishedGroup]) -> tuple[str, ...]:
     """The published notes on these groups: the first one always, the others by table and network."""
     everywhere, *others = published().notes
-    starts = {f"Table {group.table[0]}, {group.network}," for group in groups}
+    starts = tuple(f"Table {group.table[0]}, {group.network}," for group in groups)
     if not groups:
         return ()
-    return (f"{everywhere} Source: {published().source}.", *(n for n in others if n.startswith(tuple(starts))))
+    return (f"{everywhere} Source: {published().source}.", *(note for note in others if note.startswith(starts)))
 
 
-def as_csv(rows: Sequence[StudyRow]) -> str:
+def rows_as_csv(rows: Sequence[StudyRow]) -> str:
     """All columns; cells are empty if nothing was reported."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return as_csv(list(COLUMNS), [row.values() for row in rows])
 
 
 def as_json(results: ResultsTable) -> str:
@@ -212,34 +195,31 @@ def draw_table(results: ResultsTable, folder: Path) -> list[dict[str, str]]:
     pictures = []
     for network, data in dict.fromkeys((row["network"], row["data"]) for row in results.rows):
         rows = [row for row in results.rows if (row["network"], row["data"]) == (network, data)]
-        key = "top1" if all(row["top1"] is not None for row in rows) else "top5"
-        rows = [row for row in rows if row[f"{key}_drop"] is not None]
-        if rows:
-            pictures.append(_draw(rows, key, f"{network} on {data}", folder))
+        key, name = ("top1", "top-1") if all(row["top1"] is not None for row in rows) else ("top5", "top-5")
+        points = [(row, (row["macs_removed"], -row[f"{key}_drop"])) for row in rows if row[f"{key}_drop"] is not None]
+        if not points:
+            continue
+        title = f"{network} on {data}"
+        fig, axes = figure(PAGE, 3.4)
+        with styled():
+            axes.axhline(0, color=INK, linewidth=0.8)
+            for row, point in points:
+                marker, colour = ("o", PUBLISHED) if row["source"] == STATUS else ("D", OWN_RUN)
+                if row["source"] == STATUS and row["method"].startswith("G-SD"):
+                    marker, colour = "s", PAPER
+                axes.plot(*point, marker, color=colour, markersize=6)
+            axes.set(xlabel="MACs removed (%)", ylabel=f"change of {name} accuracy (points)")
+            axes.set_title(f"{title}: published results (squares: G-SD, circles: others) and runs (diamonds)")
+            axes.margins(x=0.12, y=0.15)
+            label(fig, axes, [(row["method"], point) for row, point in points])
+        plain = "".join(c if c.isalnum() else "-" for c in f"{network}-{data}".lower())
+        picture = {
+            "file": save(fig, folder, f"table-{plain}"),
+            "alt": f"Change of {name} accuracy against MACs removed, {title}: {len(points)} methods and runs",
+            "caption": f"{title}. Above 0: better than before pruning.",
+        }
+        pictures.append(picture)
     return pictures
-
-
-def _draw(rows: Sequence[StudyRow], key: str, title: str, folder: Path) -> dict[str, str]:
-    """key: top1 or top5."""
-    name = {"top1": "top-1", "top5": "top-5"}[key]
-    fig, axes = figure(PAGE, 3.4)
-    with styled():
-        axes.axhline(0, color=INK, linewidth=0.8)
-        for row in rows:
-            marker, colour = ("o", PUBLISHED) if row["source"] == STATUS else ("D", OWN_RUN)
-            if row["source"] == STATUS and row["method"].startswith("G-SD"):
-                marker, colour = "s", PAPER
-            axes.plot(row["macs_removed"], -row[f"{key}_drop"], marker, color=colour, markersize=6)
-        axes.set(xlabel="MACs removed (%)", ylabel=f"change of {name} accuracy (points)")
-        axes.set_title(f"{title}: published results (squares: G-SD, circles: others) and runs (diamonds)")
-        axes.margins(x=0.12, y=0.15)
-        label(fig, axes, [(row["method"], (row["macs_removed"], -row[f"{key}_drop"])) for row in rows])
-    plain = "".join(c if c.isalnum() else "-" for c in title.replace(" on ", "-").lower())
-    return {
-        "file": save(fig, folder, f"table-{plain}"),
-        "alt": f"Change of {name} accuracy against MACs removed, {title}: {len(rows)} methods and runs",
-        "caption": f"{title}. Above 0: better than before pruning.",
-    }
 
 
 def label(fig: Figure, axes: Axes, names: Sequence[tuple[str, tuple[float, float]]]) -> list[Annotation]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
@@ -26,42 +26,42 @@ from prunus.scoring.passes import Sample
 from prunus.scoring.settings import GIB
 from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.studies.settings import TimingSettings
+from prunus.timing.latency import timed
 from prunus.util.batches import Batches, device_of, move, unpack
 from prunus.util.options import replaced
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import evaluating, generators_kept
 from prunus.util.text import count
 
-CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 REPEATS, ENOUGH_SECONDS = 5, 1.0  # a measurement is the median of 5 runs, or of those that fit in one second
 
 
 def map_seconds(graph: ChannelGraph, batches: Batches, clock: str = "wall") -> dict[str, float]:
     """unit -> seconds from the start of a forward pass until its last reader is reached, over all batches."""
-    seconds = dict.fromkeys(graph.units, 0.0)
-    home = device_of(graph.model)
+    seconds, home = dict.fromkeys(graph.units, 0.0), device_of(graph.model)
+    read_clock = time.process_time if clock == "cpu" else time.perf_counter
 
     def now() -> float:
         if home.type == "cuda":
             torch.cuda.synchronize(home)
-        return CLOCKS[clock]()
+        return read_clock()
 
     with evaluating(graph.model), generators_kept(), torch.inference_mode(False), torch.no_grad():
         for index, batch in enumerate(batches):
             images, labels = unpack(batch, index)
-            if len(labels):
-                runner = GraphRunner(graph.traced_for(images := move(images, home)))
-                free = last_uses(runner.nodes)
-                calls = {name: runner.calls_of({r.module for r in unit.readers}) for name, unit in graph.units.items()}
-                readers = {node for nodes in calls.values() for node in nodes}
-                reached: dict[fx.Node, float] = {}
-                values = runner.bind(images, copy=True)
-                start = now()
-                for node in runner.steps(values, free=free):
-                    if node in readers:
-                        reached[node] = now() - start
-                for name, nodes in calls.items():
-                    seconds[name] += max(reached[node] for node in nodes)
+            if not len(labels):
+                continue
+            runner = GraphRunner(graph.traced_for(images := move(images, home)))
+            free = last_uses(runner.nodes)
+            calls = {name: runner.calls_of({r.module for r in unit.readers}) for name, unit in graph.units.items()}
+            reached = dict.fromkeys((node for nodes in calls.values() for node in nodes), 0.0)
+            values = runner.bind(images, copy=True)
+            start = now()
+            for node in runner.steps(values, free=free):
+                if node in reached:
+                    reached[node] = now() - start
+            for name, nodes in calls.items():
+                seconds[name] += max(reached[node] for node in nodes)
     return seconds
 
 
@@ -69,9 +69,7 @@ def median_seconds(work: Callable[[], Any], clock: str) -> float:
     """Median time of a few runs. Work that takes long runs once."""
     times: list[float] = []
     while not times or (len(times) < REPEATS and sum(times) < ENOUGH_SECONDS):
-        start = CLOCKS[clock]()
-        work()
-        times.append(CLOCKS[clock]() - start)
+        times.append(timed(work, torch.device("cpu"), cpu_time=clock == "cpu"))
     return statistics.median(times)
 
 
@@ -134,10 +132,9 @@ def inverse_bytes(pixels: int) -> int:
 
 def timing_notes(rows: Sequence[StudyRow], clock: str) -> tuple[str, ...]:
     """How the times were measured, how much faster G-SD is than DI, and which inverses did not fit."""
-    first = rows[0]
-    threads = torch.get_num_threads()
+    first, threads = rows[0], count(torch.get_num_threads(), "thread")
     notes = [
-        f"{first['images']} images of {first['classes']} classes, {count(threads, 'thread')}, "
+        f"{first['images']} images of {first['classes']} classes, {threads}, "
         f"{'wall time' if clock == 'wall' else 'processor time of the process'}; the paper used 3,000 images of "
         "ILSVRC-2012, wall time, and feature maps from a GPU.",
         "Feature maps are the tensors that enter the layers that read a unit, after pooling if there is any.",
@@ -147,13 +144,13 @@ def timing_notes(rows: Sequence[StudyRow], clock: str) -> tuple[str, ...]:
         notes.append(
             "di: Cholesky of the smaller of the Gram matrix (images) and the scatter (pixels), channels in chunks."
         )
-    gsd = by_metric["gsd"]
+    gsd = {layer: row["seconds"] for layer, row in by_metric["gsd"].items()}
     for name, title in (("di", "prunus's DI"), (INVERSE, "DI with an explicit inverse")):
-        timed = [
-            (r["seconds"], layer) for layer, r in by_metric[name].items() if layer in gsd and r["seconds"] is not None
-        ]
-        if timed:
-            most, layer = max((seconds / gsd[layer]["seconds"], layer) for seconds, layer in timed)
+        others = {
+            layer: r["seconds"] for layer, r in by_metric[name].items() if layer in gsd and r["seconds"] is not None
+        }
+        if others:
+            most, layer = max((seconds / gsd[layer], layer) for layer, seconds in others.items())
             notes.append(f"G-SD is up to {most:,.0f} times as fast as {title} ({layer}), feature maps not included.")
     inverses = by_metric[INVERSE].values()
     measured = [row for row in inverses if row["seconds"] is not None]
@@ -244,43 +241,41 @@ def _row(
     graph: ChannelGraph, unit: str, parts: Sequence[MapsAt], name: str, forward: float, settings: TimingSettings
 ) -> StudyRow:
     """One row of the table; `seconds` is None where a matrix does not fit in memory."""
-    maps = [part.maps for part in parts]
-    images, _, pixels = maps[0].maps.shape  # type: ignore[union-attr]
-    width = graph.units[unit].width
-    timed = min(width, settings.inverse_channels) if name == INVERSE else width
-    work = list(layer_work(graph, unit, parts, name, timed))
+    maps, width = parts[0].maps, graph.units[unit].width
+    images, _, pixels = maps.maps.shape  # type: ignore[union-attr]
+    timed_channels = min(width, settings.inverse_channels) if name == INVERSE else width
+    work = list(layer_work(graph, unit, parts, name, timed_channels))
     seconds = None
     if None not in work:
-        seconds = sum(median_seconds(one, settings.clock) for one in work if one is not None) * width / timed
-    needs_maps = name == INVERSE or metric_of(name).needs in ("moments", "maps")
-    before = forward if needs_maps else 0.0
-    row = {
+        seconds = sum(median_seconds(one, settings.clock) for one in work if one is not None) * width / timed_channels
+    before = forward if name == INVERSE or metric_of(name).needs in ("moments", "maps") else 0.0
+    return {
         "layer": unit,
         "metric": name,
         "channels": width,
         "pixels": pixels,
         "images": images,
-        "classes": int(maps[0].labels.max()) + 1,
+        "classes": int(maps.labels.max()) + 1,
         "seconds": seconds,
         "maps_seconds": before,
         "total_seconds": None if seconds is None else seconds + before,
-        "timed_channels": timed,
+        "timed_channels": timed_channels,
     }
-    return {key: row[key] for key in COLUMNS}
 
 
-LABELS = {
-    "gsd": "G-SD",
-    "di": "DI (Cholesky, Gram or scatter)",
-    INVERSE: "DI (explicit inverse)",
-    "mmd": "MMD",
+LABELS = {"gsd": "G-SD", "di": "DI (Cholesky, Gram or scatter)", INVERSE: "DI (explicit inverse)", "mmd": "MMD"}
+PICTURES = {  # key of the rows -> file, what the title says of the maps, caption
+    "seconds": (
+        "timing",
+        "not included",
+        "Time to score all channels of each unit. The feature maps are in memory.",
+    ),
+    "total_seconds": (
+        "timing-maps-included",
+        "included",
+        "The same, with the forward passes that compute the feature maps.",
+    ),
 }
-MAPS_GIVEN = "Time to score all channels of each unit. The feature maps are in memory."
-MAPS_INCLUDED = "The same, with the forward passes that compute the feature maps."
-PICTURES = (  # key of the rows, file, what the title says of the maps, caption
-    ("seconds", "timing", "not included", MAPS_GIVEN),
-    ("total_seconds", "timing-maps-included", "included", MAPS_INCLUDED),
-)
 
 
 def draw_timing(times: LayerTimes, network: str, size: str, folder: Path) -> list[dict[str, str]]:
@@ -293,7 +288,7 @@ def draw_timing(times: LayerTimes, network: str, size: str, folder: Path) -> lis
         how.append(f"explicit inverse: {timed} timed, multiplied by the number of channels")
     measured = f"{times.rows[0]['images']} images of {size}, CPU, {count(times.threads, 'thread')}"
     pictures = []
-    for key, name, included, caption in PICTURES:
+    for key, (name, included, caption) in PICTURES.items():
         title = f"{network}: time to score, feature maps {included}"
         fig, axes = figure(PAGE, 4.1)
         with styled():
