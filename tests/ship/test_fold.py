@@ -77,7 +77,7 @@ def test_a_layer_that_does_not_behave_like_its_class_is_an_error() -> None:
     model = nn.Sequential(Shifted(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten())
     with torch.no_grad():
         model[1].weight.fill_(3)
-    with pytest.raises(ModelError, match="changes its output by"):
+    with pytest.raises(ModelError, match="of Sequential is not exact: its outputs differ by"):
         fold_batch_norm(model, pictures(2))
 
 

@@ -19,7 +19,6 @@ from prunus.errors import ModelError, RunError
 from prunus.ship.bench import bench
 from prunus.timing import engines
 from prunus.timing.engines import ENGINES, Engine, PreparedModel
-from prunus.timing.engines.onnx import compile_for_openvino
 from prunus.util.batches import call
 from tests.timing.networks import Difference, Scaled
 
@@ -140,5 +139,10 @@ def test_threads_are_passed_on_and_no_file_stays(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_file_that_is_no_network_is_an_error() -> None:
-    with pytest.raises(ModelError, match="OpenVINO cannot run the network"):
-        compile_for_openvino(b"nothing", 1)
+    broken = nn.Identity()
+    broken.content = b"nothing"  # type: ignore[assignment]
+    for name, said in (("openvino", "OpenVINO cannot run the network"), ("onnxruntime", "onnxruntime cannot run")):
+        with pytest.raises(ModelError, match=said):
+            ENGINES[name].prepare(broken, torch.zeros(1, 3), 1)
+    with pytest.raises(ModelError, match="eager does not read ONNX files"):
+        ENGINES["eager"].prepare(broken, torch.zeros(1, 3), 1)

@@ -17,11 +17,11 @@ import prunus as pr
 from prunus.errors import FileError, RunError
 from prunus.timing import latency, layer_blocks
 from prunus.timing import layer_timing as measure
-from prunus.timing.engines import ENGINES
-from prunus.timing.latency_table import TimingCache, cache_folder, widths_to_time
+from prunus.timing.engines import ENGINES, PreparedModel
+from prunus.timing.latency_table import MeasuredWith, TimingCache, cache_folder, widths_to_time
 from prunus.timing.layer_blocks import Run, find_blocks
 from prunus.timing.layer_timing import (
-    Stopwatch,
+    Timer,
     coarse,
     complete,
     half_of_channels,
@@ -82,21 +82,17 @@ def test_layers_that_look_alike_are_timed_apart(cache: Path, clock: Clock) -> No
 def test_times_are_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small_graph()
     table = latency_table(graph, batch=2, threads=1)
-    assert cache_folder() == cache / "prunus" / "latency" and TimingCache.path(table.measured_with).exists()
-    monkeypatch.setattr(measure, "Stopwatch", None)  # nothing is timed
+    path = TimingCache.path(table.measured_with)
+    assert cache_folder() == cache / "prunus" / "latency" and path.exists()
+    monkeypatch.setattr(Timer, "seconds", None)  # nothing is timed
     assert latency_table(graph, batch=2, threads=1) == table
     with pytest.raises(TypeError):
         latency_table(graph, batch=3, threads=1)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"timings": {"a": {"1->1": "x"}}}'])
-def test_a_broken_cache_file_is_an_error(cache: Path, text: str) -> None:
-    graph = small_graph()
-    path = TimingCache.path(latency_table(graph, batch=2, threads=1).measured_with)
     whole = json.loads(path.read_text())
-    path.write_text(json.dumps({**whole, **json.loads(text)}) if "timings" in text else text)
-    with pytest.raises(FileError, match="delete it, and layers are timed again"):
-        latency_table(graph, batch=2, threads=1)
+    for text in ("{", "[]", "{}", json.dumps({**whole, "timings": {"a": {"1->1": "x"}}})):
+        path.write_text(text)
+        with pytest.raises(FileError, match="delete it, and layers are timed again"):
+            latency_table(graph, batch=2, threads=1)
 
 
 def test_mistakes() -> None:
@@ -123,8 +119,8 @@ def test_compiled_layers_are_scaled(cache: Path, monkeypatch: pytest.MonkeyPatch
     graph = small_graph()
     eager = latency_table(graph, "eager", batch=2, threads=1)
     halves = [eager.whole / 2, eager.predict(graph, half_of_channels(graph)) / 2]
-    monkeypatch.setattr(measure, "_whole_run", lambda *_: None)
-    monkeypatch.setattr(measure.Stopwatch, "seconds", lambda *_: halves)
+    monkeypatch.setattr(measure, "prepare", lambda *_: PreparedModel(lambda batch: None, torch.device("cpu")))
+    monkeypatch.setattr(Timer, "seconds", lambda *_: halves)
     compiled = latency_table(graph, "compile", batch=2, threads=1)
     assert compiled.measured_with.engine == "compile" and compiled.whole == eager.whole / 2
     assert compiled.predict(graph) == pytest.approx(eager.whole / 2)
@@ -274,9 +270,10 @@ def test_times_are_relative_to_a_reference(clock: Clock) -> None:
         slower[0] = next(pace)
         clock.sleep(1e-3 * slower[0])
 
-    watch = Stopwatch(ENGINES["eager"], torch.device("cpu"), 1, False, {"seconds": 5e-4})
-    vars(watch)["_reference"] = reference
-    assert watch.seconds([lambda: clock.sleep(2e-3 * slower[0])], 3, 1) == [pytest.approx(1e-3, rel=1e-3)]
+    setting = MeasuredWith("eager", "2.0", "2.0", "abacus", "beads", threads=1, batch=4)
+    timer = Timer(ENGINES["eager"], torch.device("cpu"), TimingCache(setting, {"reference": {"seconds": 5e-4}}))
+    vars(timer)["_reference"] = reference
+    assert timer.seconds([lambda: clock.sleep(2e-3 * slower[0])], 3, 1) == [pytest.approx(1e-3, rel=1e-3)]
 
 
 def test_the_cross_and_a_coarse_grid_are_timed() -> None:

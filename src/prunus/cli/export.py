@@ -119,7 +119,7 @@ def command(
     say(f"{done.path}: {done.bytes:,} bytes, {done.format}{opset}")
     if done.num_images:
         compared = f"{done.num_images} {'images' if images is not None else 'random images'}"
-        say(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of the largest output")
+        say(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of how much the outputs vary")
     if not named.has_weights:
         complain("note", "no weights were given, so the network is not trained")
 

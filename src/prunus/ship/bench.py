@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from prunus.timing.latency import (
     ready_to_time,
     repeated,
     speedup,
+    timed,
 )
 from prunus.timing.onnx_export import OnnxFile
 from prunus.util.batches import call, device_of, to_device
@@ -59,10 +61,7 @@ def profile(model: nn.Module, example: Any, batch: int) -> ModelProfile:
     with evaluating(model), torch.no_grad():
         call(model, images)
         with _layers_timed(model) as spent:
-            start = time.perf_counter()
-            for _ in range(PROFILED):
-                call(model, images)
-            total = time.perf_counter() - start
+            total = sum(timed(partial(call, model, images), device_of(model)) for _ in range(PROFILED))
     spent["functions"] = max(0.0, total - sum(spent.values()))  # time between layers
     shares = {kind: spent[kind] / total for kind in sorted(spent, key=spent.__getitem__, reverse=True)}
     return ModelProfile(macs, selections, shares)

@@ -30,7 +30,7 @@ class Exported:
     path: Path
     format: Format
     bytes: int
-    error: float  # largest difference from PyTorch's outputs, divided by the largest output
+    error: float  # largest difference from PyTorch's outputs, relative to how much the values of each vary
     num_images: int  # images that were compared
     opset: int | None = None
 

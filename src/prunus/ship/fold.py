@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_flatten
 
 from prunus.errors import ModelError
+from prunus.graph.compare import difference
 from prunus.graph.layer_trials import try_layers
 from prunus.graph.record import left_as_found, trace_calls
-from prunus.graph.traced import Example, Traced, as_call, check_network
-from prunus.timing.onnx_export import relative_error
+from prunus.graph.traced import Example, Traced, check_network
 
 FOLDING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-TOLERANCE = 1e-5  # share of the largest output
 
 
 @torch.no_grad()
@@ -27,7 +25,7 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
 
     An Identity replaces the norm. The copy is for inference and is in eval mode. A norm stays if it follows anything
     else, or a layer whose output is also used elsewhere. Raises ModelError if the outputs on the example differ by
-    more than 1e-5 of the largest one.
+    more than rounding.
     """
     check_network(model)
     with left_as_found(model):
@@ -51,15 +49,13 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
         layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=trains)
         owner, _, attribute = norm_name.rpartition(".")
         folded.get_submodule(owner)._modules[attribute] = nn.Identity().eval()
-    args, kwargs = as_call(example)
     with left_as_found(model):
         model.eval()
-        want = tree_flatten(model(*args, **kwargs))[0]
-    error = relative_error(want, tree_flatten(folded(*args, **kwargs))[0])
-    if not error <= TOLERANCE:
+        changed = difference(folded, model, example)
+    if changed is not None:
         raise ModelError(
-            f"folding the batch norms of {type(model).__name__} changes its output by {error:.1e} of the largest "
-            f"value; at most {TOLERANCE:g} is accepted. One of its layers does not behave like its class."
+            f"folding the batch norms of {type(model).__name__} is not exact: {changed}. One of its layers does not "
+            "behave like its class"
         )
     return folded
 

@@ -198,7 +198,7 @@ def open_run(
         return _torch_run(block, run, images, device)
     model, shape = onnx_graph(block, run, images)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    return partial(engine.open_onnx(model, threads), x)
+    return partial(engine.open_onnx(model, threads).run, [x])
 
 
 def _torch_run(block: Block, run: Run, images: int, device: torch.device) -> Callable[[], Any]:

@@ -84,7 +84,7 @@ def latency_table(
         return _calibrated_table(graph, grids, layers, networks)
 
 
-def _calibrated_table(graph: ChannelGraph, grids: Sequence[Grid], layers: _Timings, networks: _Timings) -> LatencyTable:
+def _calibrated_table(graph: ChannelGraph, grids: Sequence[Grid], layers: Timer, networks: Timer) -> LatencyTable:
     times: dict[str, LayerTimes] = {}
     for grid in grids:
         timed = layers.of(_timed_kind(layers.engine, grid.block))
@@ -252,47 +252,12 @@ def _axis(parts: Sequence[tuple[Unit, Indices, Indices]], width: int, groups: in
 
 
 @dataclass(eq=False)
-class Stopwatch:
-    """Times calls in an engine on a machine whose speed changes: relative to a reference that runs in between.
+class Timer:
+    """Times of one engine: those that are known, and a clock that measures more.
 
-    `known` holds the usual time of the reference, or will.
+    The speed of a machine changes, so calls are timed relative to a reference that runs in between. The usual time of
+    the reference is kept with the others.
     """
-
-    engine: Engine
-    device: torch.device
-    threads: int
-    cpu_time: bool
-    known: dict[str, float]
-
-    def seconds(self, calls: Sequence[Call], rounds: int, repeats: int) -> list[float]:
-        """Seconds of each call. In each round a call runs once untimed, and then `repeats` times."""
-        took = self._turns([self._reference, *calls], rounds, repeats)
-        pace = [max(SMALLEST, min(took[0][n * repeats : (n + 1) * repeats])) for n in range(rounds)]
-        if "seconds" not in self.known:
-            self.known["seconds"] = max(SMALLEST, statistics.median(self._turns([self._reference], 15, 1)[0]))
-        usual = self.known["seconds"]
-        return [usual * statistics.median(t / pace[n // repeats] for n, t in enumerate(times)) for times in took[1:]]
-
-    def trial(self, call: Call) -> float:
-        """About how long a call takes."""
-        return max(SMALLEST, min(self._turns([call], 1, 2)[0]))
-
-    def _turns(self, calls: Sequence[Call], rounds: int, repeats: int) -> list[list[float]]:
-        devices = [self.device] * len(calls)
-        return take_turns(calls, devices, warmup=0, rounds=rounds, repeats=repeats, cpu_time=self.cpu_time)
-
-    @cached_property
-    def _reference(self) -> Call:
-        width, side = 64, 14
-        layer = nn.Sequential(nn.Conv2d(width, width, 3, padding=1)).eval()
-        shape = torch.Size((1, width, side, side))
-        block = Block("reference", "reference", layer.to(self.device), shape, shape, first=True, last=None)
-        return open_run(self.engine, block, Run("block", width, width), 8, self.device, self.threads)
-
-
-@dataclass(eq=False)
-class _Timings:
-    """Timings of one engine: those that are known, and the stopwatch that measures more."""
 
     engine: Engine
     device: torch.device
@@ -301,47 +266,71 @@ class _Timings:
     whole: tuple[float, float] = (math.nan, math.nan)  # of the unpruned network and of the smaller one
 
     def of(self, kind: str) -> dict[str, float]:
-        """Timings of a kind: widths as text -> seconds."""
+        """Times of a kind: widths as text -> seconds."""
         return (self.cache.timings if is_shared(kind) else self.unshared).setdefault(kind, {})
 
+    def open(self, block: Block, run: Run, images: int) -> Call:
+        """A function that performs a run once."""
+        return open_run(self.engine, block, run, images, self.device, self.cache.setting.threads)
+
+    def seconds(self, calls: Sequence[Call], rounds: int, repeats: int) -> list[float]:
+        """Seconds of each call. In each round a call runs once untimed, and then `repeats` times."""
+        took = self._turns([self._reference, *calls], rounds, repeats)
+        pace = [max(SMALLEST, min(took[0][n * repeats : (n + 1) * repeats])) for n in range(rounds)]
+        known = self.of("reference")
+        if "seconds" not in known:
+            known["seconds"] = max(SMALLEST, statistics.median(self._turns([self._reference], 15, 1)[0]))
+        usual = known["seconds"]
+        return [usual * statistics.median(t / pace[n // repeats] for n, t in enumerate(times)) for times in took[1:]]
+
+    def trial(self, call: Call) -> float:
+        """About how long a call takes."""
+        return max(SMALLEST, min(self._turns([call], 1, 2)[0]))
+
+    def _turns(self, calls: Sequence[Call], rounds: int, repeats: int) -> list[list[float]]:
+        cpu_time = processor_time(self.device, self.cache.setting.threads)
+        devices = [self.device] * len(calls)
+        return take_turns(calls, devices, warmup=0, rounds=rounds, repeats=repeats, cpu_time=cpu_time)
+
     @cached_property
-    def stopwatch(self) -> Stopwatch:
-        threads = self.cache.setting.threads
-        reference = self.cache.timings.setdefault("reference", {})
-        return Stopwatch(self.engine, self.device, threads, processor_time(self.device, threads), reference)
+    def _reference(self) -> Call:
+        width, side = 64, 14
+        layer = nn.Sequential(nn.Conv2d(width, width, 3, padding=1)).eval()
+        shape = torch.Size((1, width, side, side))
+        block = Block("reference", "reference", layer.to(self.device), shape, shape, first=True, last=None)
+        return self.open(block, Run("block", width, width), 8)
 
 
 def _measure(
     graph: ChannelGraph, grids: Sequence[Grid], engine: Engine, batch: int, progress: Progress | bool | None
-) -> _Timings:
+) -> Timer:
+    """The times of an engine. What is not known yet is measured, and kept after each kind of layer."""
     device = torch.device("cpu") if engine.open_onnx is not None else device_of(graph.model)
     setting = MeasuredWith.here(engine, device, batch, torch.get_num_threads())
-    timings = _Timings(engine, device, TimingCache.open(setting))
-    whole = timings.of(_network_kind(graph, grids))
-    jobs = _missing(timings, grids) if engine.times_layers else []
+    timer = Timer(engine, device, TimingCache.open(setting))
+    whole = timer.of(_network_kind(graph, grids))
+    jobs = _missing(timer, grids) if engine.times_layers else []
     if jobs or not all(name in whole for name in WHOLE):
         half = prune(graph, Plan.of(graph, half_of_channels(graph)), check=False)
-        runs = [_whole_run(model, graph, engine, batch) for model in (graph.model, half)]
-        took = [timings.stopwatch.seconds(runs, WHOLE_ROUNDS, 1)]
+        images, runs = repeated(graph.example, batch), list[Call]()
+        for model in (graph.model, half):
+            prepared = prepare(model, engine.name, graph.example, [batch])
+            runs.append(partial(prepared.run, to_device(images, prepared.device)))
+        took = [timer.seconds(runs, WHOLE_ROUNDS, 1)]
         with shown(progress, steps(f"timing layers in {engine.name}")) as report:
             done, total = 0, sum(len(job.sums) for job in jobs)
             report(done, total)
             for job in jobs:
-                for part in job.measured(timings):
-                    timings.of(job.kind).update(part)
+                for part in job.measured(timer):
+                    timer.of(job.kind).update(part)
                     done += len(part)
                     report(done, total)
-                took.append(timings.stopwatch.seconds(runs, 1, 1))
-                timings.cache.save()
+                took.append(timer.seconds(runs, 1, 1))
+                timer.cache.save()
         whole.update(zip(WHOLE, map(statistics.median, zip(*took, strict=True)), strict=True))
-        timings.cache.save()
-    timings.whole = (whole[WHOLE[0]], whole[WHOLE[1]])
-    return timings
-
-
-def _whole_run(model: nn.Module, graph: ChannelGraph, engine: Engine, batch: int) -> Call:
-    prepared = prepare(model, engine.name, graph.example, [batch])
-    return partial(prepared.run, to_device(repeated(graph.example, batch), prepared.device))
+        timer.cache.save()
+    timer.whole = (whole[WHOLE[0]], whole[WHOLE[1]])
+    return timer
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,40 +341,36 @@ class _Job:
     block: Block
     sums: dict[str, Sum]  # widths as text -> what is to be measured
 
-    def measured(self, timings: _Timings) -> Iterator[dict[str, float]]:
+    def measured(self, timer: Timer) -> Iterator[dict[str, float]]:
         """Seconds of some of the sums at a time."""
-        setting, watch = timings.cache.setting, timings.stopwatch
-        batch = setting.batch
-
-        def opened(run: Run, images: int) -> Call:
-            return open_run(timings.engine, self.block, run, images, timings.device, setting.threads)
-
+        batch = timer.cache.setting.batch
         added = [run for total in self.sums.values() for run, sign in total.items() if sign > 0]
         longest = max(added, key=lambda run: (run.inputs, run.outputs))
-        trial = watch.trial(opened(longest, batch))
+        trial = timer.trial(timer.open(self.block, longest, batch))
         images = batch if len(self.block.in_shape) == 2 else max(1, min(batch, int(batch * LONGEST / trial)))
         rounds = max(FEWEST, min(MOST, math.ceil(ENOUGH / REPEATS / trial)))
         names = list(self.sums)
         for start in range(0, len(names), TOGETHER):
             part = {name: self.sums[name] for name in names[start : start + TOGETHER]}
             runs = list(dict.fromkeys(run for total in part.values() for run in total))
-            took = dict(zip(runs, watch.seconds([opened(run, images) for run in runs], rounds, REPEATS), strict=True))
+            calls = [timer.open(self.block, run, images) for run in runs]
+            took = dict(zip(runs, timer.seconds(calls, rounds, REPEATS), strict=True))
             yield {
                 name: batch / images * max(SMALLEST, sum(sign * took[run] for run, sign in total.items()))
                 for name, total in part.items()
             }
 
 
-def _missing(timings: _Timings, grids: Iterable[Grid]) -> list[_Job]:
+def _missing(timer: Timer, grids: Iterable[Grid]) -> list[_Job]:
     """What is not known yet, each kind once."""
     jobs: dict[tuple[str, tuple[int, int]], _Job] = {}
-    engine = timings.engine
+    engine = timer.engine
     for grid in grids:
         block = grid.block
         layers = {f"{i}->{o}": layer_sum(engine, block, i, o) for i, o in grid.points}
         selections = {str(i): selection_sum(engine, block, i) for i in grid.selected}
         for kind, asked in ((_timed_kind(engine, block), layers), (_selection_kind(block), selections)):
-            known = timings.of(kind)
+            known = timer.of(kind)
             missing = {name: total for name, total in asked.items() if name not in known}
             if missing:
                 jobs.setdefault((kind, block.widths), _Job(kind, block, {})).sums.update(missing)

@@ -1,11 +1,14 @@
-"""Engines that run a network. Nothing here imports torch, so that the command line can list the engines quickly."""
+"""Engines that run a network, one file each. Nothing here imports torch: the command line lists the engines quickly.
+
+An engine runs a PyTorch network (`make`), or it reads ONNX (`open_onnx`): the network is then exported for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prunus.errors import ModelError, RunError
 from prunus.util.registry import Entry, Registry
@@ -28,35 +31,49 @@ class PreparedModel:
         return self.run(batch)
 
 
+class OnnxProgram(NamedTuple):
+    """An ONNX model that an engine has opened: the names of its inputs, and a function of their arrays."""
+
+    inputs: list[str]
+    run: Callable[[list[Any]], Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine(Entry):
-    """An engine and the packages that it needs."""
+    """An engine and the packages that it needs. It has either `make` or `open_onnx`."""
 
-    make: Callable[[nn.Module, Any, int], PreparedModel]  # (model, example, threads)
+    make: Callable[[nn.Module, Any, int], PreparedModel] | None = None  # (model, example, threads)
+    open_onnx: Callable[[bytes, int], OnnxProgram] | None = None  # (content of a file, threads)
     requires: Mapping[str, str] = field(default_factory=dict)  # package -> the extra of prunus that installs it
     package: str = "torch"  # whose version decides how fast it is
-    open_onnx: Callable[[bytes, int], Callable[[Any], Any]] | None = None  # (ONNX model, threads) -> run(array)
     times_layers: bool = True  # otherwise layers are timed in eager mode, and scaled to the time of the whole network
 
     def prepare(self, model: nn.Module, example: Any, threads: int) -> PreparedModel:
         """Make `model` ready to run. It must be in eval mode, now and as long as the result is used.
 
-        example: a tensor, a tuple of positional arguments or a dict of keyword arguments; batches are like it, with
-            any number of images.
-        threads: number of CPU threads. PyTorch's own number belongs to the whole process, so the caller must set it
-            with `torch.set_num_threads`.
-        Raises RunError if a package is missing, and ModelError if the engine cannot run the model.
+        Args:
+            model: The network, or an `OnnxFile`.
+            example: A tensor, a tuple of positional arguments or a dict of keyword arguments; batches are like it, with
+                any number of images.
+            threads: Number of CPU threads. PyTorch's own number belongs to the whole process, so the caller must set it
+                with `torch.set_num_threads`.
+
+        Raises:
+            RunError: A package is missing.
+            ModelError: The engine cannot run the model.
         """
         self.check_installed()
-        content = getattr(model, "content", None)
-        if isinstance(content, bytes):  # an `OnnxFile`
-            if self.open_onnx is None:
+        content = getattr(model, "content", None)  # of an `OnnxFile`
+        if self.open_onnx is None:
+            if self.make is None or isinstance(content, bytes):
                 raise ModelError(f"{self.name} does not read ONNX files")
-            import torch
+            return self.make(model, example, threads)
+        import torch
 
-            run = self.open_onnx(content, threads)
-            return PreparedModel(lambda batch: run(batch.numpy()), torch.device("cpu"))
-        return self.make(model, example, threads)
+        from prunus.timing.onnx_export import exported, inputs_of
+
+        names, run = self.open_onnx(content if isinstance(content, bytes) else exported(model, example), threads)
+        return PreparedModel(lambda batch: run(inputs_of(batch, names)), torch.device("cpu"))
 
     def check_installed(self) -> None:
         """Raise RunError with the command to run if a package that the engine needs is missing."""
@@ -67,7 +84,7 @@ ENGINES: Registry[Engine] = Registry("engine", "prunus.timing.engines", RunError
 
 
 def require(packages: Mapping[str, str], purpose: str) -> None:
-    """Raise RunError with the command to run if a package is not installed. packages: name -> extra of prunus."""
+    """Raise RunError with the command to run if one of these packages (name -> extra of prunus) is not installed."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         extras = ",".join(sorted({packages[package] for package in missing}))

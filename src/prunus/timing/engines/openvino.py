@@ -1,0 +1,42 @@
+"""OpenVINO on the CPU."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from prunus.errors import ModelError
+from prunus.timing.engines import Engine, OnnxProgram
+from prunus.timing.onnx_export import PACKAGES
+
+
+@cache
+def _core() -> Any:
+    import openvino
+
+    return openvino.Core()
+
+
+def _open(content: bytes, threads: int) -> OnnxProgram:
+    """In 32-bit numbers, as in PyTorch. OpenVINO writes over the outputs in the next call."""
+    settings = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    try:
+        compiled = _core().compile_model(_core().read_model(content), "CPU", settings)
+    except RuntimeError as error:
+        reason = next((line for line in reversed(str(error).strip().splitlines()) if line.strip()), "")
+        raise ModelError(f"OpenVINO cannot run the network: {reason.strip()}") from error
+    request = compiled.create_infer_request()
+
+    def run(arrays: list[Any]) -> list[Any]:
+        return list(request.infer(dict(enumerate(arrays)), share_inputs=True, share_outputs=True).values())
+
+    return OnnxProgram([given.get_any_name() for given in compiled.inputs], run)
+
+
+OPENVINO = Engine(
+    name="openvino",
+    help="OpenVINO on the CPU, from an ONNX file",
+    open_onnx=_open,
+    requires={**PACKAGES, "openvino": "openvino"},
+    package="openvino",
+)
