@@ -8,7 +8,7 @@ import pytest
 
 from prunus.tasks.evaluate import evaluate
 from prunus.train.fit import fit
-from prunus.train.rate_test import FirstBatches, RateTry, best_rate, steps_per_try, try_rates
+from prunus.train.rate_test import RateTry, best_rate, steps_per_try, try_rates
 from prunus.train.settings import preset_of
 from tests.train.toys import batches, network, same_tensors, state_of
 
@@ -35,13 +35,6 @@ def test_the_highest_rate_close_to_the_best(figures: tuple[float, ...], rate: fl
 )
 def test_the_length_of_a_try(steps: int, epochs: int, each: int) -> None:
     assert steps_per_try(steps, epochs) == each
-
-
-def test_first_batches_are_those_of_the_loader() -> None:
-    loader = batches(5)
-    few = FirstBatches(loader, 3)
-    assert len(few) == 3 and [x.data_ptr() for x, _ in few] == [x.data_ptr() for x, _ in loader[:3]]
-    assert len(FirstBatches(loader, 9)) == 5
 
 
 def test_a_rate_that_destroys_a_trained_network_is_not_taken() -> None:

@@ -18,7 +18,7 @@ from prunus.train import distillation as teachers
 from prunus.train.distillation import Teacher, batch_digest, common_maps
 from prunus.train.fit import fit
 from prunus.train.settings import Preset
-from prunus.train.setup import AveragedWeights, EveryNth, mixed
+from prunus.train.setup import AveragedWeights, SomeBatches, mixed
 from prunus.util.processes import accelerating
 from prunus.zoo.models import create
 from tests.processes import torchrun
@@ -213,7 +213,7 @@ def test_a_teacher_is_a_copy_in_eval_mode() -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_nth_deals_out_each_batch_once(count: int, world: int) -> None:
     loader = [(number, number) for number in range(count)]
-    shares = [EveryNth(loader, rank, world) for rank in range(world)]
+    shares = [SomeBatches(loader, rank, None, world) for rank in range(world)]
     assert sorted(pair for share in shares for pair in share) == loader
     assert [len(share) for share in shares] == [len(list(share)) for share in shares]
     if count == 5 and world == 2:

@@ -16,7 +16,7 @@ def test_class_names_are_the_official_ones_in_alphabetical_order() -> None:
     assert list(fine) == sorted(fine)
     assert (fine[0], fine[49], fine[99]) == ("apple", "mountain", "worm")
     for name, known in DATA_SETS.items():
-        assert name == known.name and len(known.classes) in (0, known.num_classes)
+        assert name == known.name and known.about
         assert len(known.mean) == len(known.std) == known.shape[0]
         assert known.package is None or ("@" in known.package and known.content)
 

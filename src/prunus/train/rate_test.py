@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from torch import nn
 
 from prunus.train.fit import DivergedError, Evaluate, fit
 from prunus.train.settings import Preset
-from prunus.train.setup import length, set_epoch
-from prunus.util.batches import Batch, Batches
+from prunus.train.setup import SomeBatches, length
+from prunus.util.batches import Batches
 from prunus.util.progress import Progress
 
 SHARES = (1.0, 0.3, 0.1, 0.03)  # of the schedule's rate
@@ -30,24 +28,6 @@ class RateTry:
 
     lr: float
     quality: float
-
-
-class FirstBatches:
-    """The first batches of a loader."""
-
-    def __init__(self, loader: Batches, count: int) -> None:
-        self._loader, self._count = loader, count
-        self.order = getattr(loader, "order", loader)  # says whether the loader is one process's share already
-
-    def __iter__(self) -> Iterator[Batch]:
-        return islice(iter(self._loader), self._count)
-
-    def __len__(self) -> int:
-        return min(self._count, length(self._loader))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tell the loader which epoch begins."""
-        set_epoch(self._loader, epoch)
 
 
 def steps_per_try(steps: int, epochs: int) -> int:
@@ -68,10 +48,10 @@ def try_rates(
 ) -> tuple[RateTry, ...]:
     """Train copies of `model` for a few steps, each at a share of the schedule's rate.
 
-    A try warms up and decays as the schedule does, so that a high rate is judged after its decay.
-    others: teacher, seed and further settings, as for `fit`.
+    A try warms up and decays as the schedule does, so that a high rate is judged after its decay. `others` are teacher,
+    seed and further settings, as for `fit`.
     """
-    few = FirstBatches(train, steps_per_try(length(train), schedule.epochs))
+    few = SomeBatches(train, 0, steps_per_try(length(train), schedule.epochs), 1)
     tries = []
     for number, share in enumerate(SHARES):
         rate = share * schedule.lr

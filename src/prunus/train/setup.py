@@ -52,17 +52,22 @@ class AveragedWeights:
                 mean.copy_(now)
 
 
-class EveryNth:
-    """Batches rank, rank + world, rank + 2 world, ... of a loader that every process reads from the start."""
+class SomeBatches:
+    """The batches `start`, `start + step`, ... below `stop` of a loader, which is read from its beginning."""
 
-    def __init__(self, loader: Batches, rank: int, world: int) -> None:
-        self._loader, self._rank, self._world = loader, rank, world
+    def __init__(self, loader: Batches, start: int, stop: int | None, step: int) -> None:
+        self._loader, self._which = loader, (start, stop, step)
+        self.order = getattr(loader, "order", loader)  # says whether the loader is one process's share already
 
     def __iter__(self) -> Iterator[Batch]:
-        return islice(iter(self._loader), self._rank, None, self._world)
+        return islice(iter(self._loader), *self._which)
 
     def __len__(self) -> int:
-        return max(0, -(-(length(self._loader) - self._rank) // self._world))
+        return len(range(length(self._loader))[slice(*self._which)])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the loader which epoch begins."""
+        set_epoch(self._loader, epoch)
 
 
 def training_share(loader: Batches, accelerator: Accelerator) -> Batches:
@@ -75,7 +80,7 @@ def training_share(loader: Batches, accelerator: Accelerator) -> Batches:
         return loader
     if isinstance(loader, DataLoader):
         return accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]
-    return EveryNth(loader, accelerator.process_index, accelerator.num_processes)
+    return SomeBatches(loader, accelerator.process_index, None, accelerator.num_processes)
 
 
 def holdout_share(loader: Batches, accelerator: Accelerator) -> Batches:
@@ -83,7 +88,7 @@ def holdout_share(loader: Batches, accelerator: Accelerator) -> Batches:
     world = accelerator.num_processes
     if world == 1 or _shared_already(loader, world) or length(loader) < world:
         return loader  # fewer batches than processes: all read all of it, and the merged accuracy is the same
-    return EveryNth(loader, accelerator.process_index, world)
+    return SomeBatches(loader, accelerator.process_index, None, world)
 
 
 def steps_of(loader: Batches, accelerator: Accelerator) -> int:

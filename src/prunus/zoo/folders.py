@@ -44,7 +44,7 @@ def _known(kind: str, path: Path, classes: tuple[str, ...], size: int | None) ->
     """A data set of files, with ImageNet's normalisation, and its size unless told otherwise."""
     known = DATA_SETS[kind]
     shape = known.shape if size is None else (3, size, size)
-    return replace(known, name=f"{kind}:{path}", num_classes=len(classes), classes=classes, shape=shape)
+    return replace(known, name=f"{kind}:{path}", classes=classes, shape=shape)
 
 
 def _test_folder(path: Path) -> Path | None:

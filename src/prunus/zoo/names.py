@@ -21,54 +21,33 @@ from prunus.util.user_code import is_function_name
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a data set in one of the formats that it comes in.
-
-    Attributes:
-        format: The reader in `prunus.zoo.formats`.
-        train: Names of the files with training images and labels.
-        test: Names of the files with test images and labels.
-        folder: The folder in which the official archive puts them.
-        labels: The entry with the labels of each pickled batch, or the number of label bytes of each binary record.
-    """
+    """The files of a data set in one of the formats that it comes in, which `prunus.zoo.formats` reads."""
 
     format: Literal["python", "binary", "png", "idx"]
-    train: tuple[str, ...]
+    train: tuple[str, ...]  # names of the files with training images and labels
     test: tuple[str, ...]
-    folder: str = ""
-    labels: str | int = ""
+    folder: str = ""  # in which the official archive puts them
+    labels: str | int = ""  # entry of each pickled batch that has the labels; number of label bytes of a binary record
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is known about a data set without opening it.
-
-    Attributes:
-        source: Where a user gets it, in words.
-        classes: Names of the classes; empty where the images' folder tells them.
-        mean, std: Normalisation of pixels in [0, 1], one number for each channel.
-        shape: Channels, height and width of an image.
-        mirror: Whether a mirrored image still shows its class: True for photographs, False for digits.
-        needs_path: The name is followed by the path of the images, as in `folder:PATH`.
-        package: The npm package with its version, if there is one, and the megabytes of its download.
-        content: SHA-256 of the decoded images and labels.
-        archives: SHA-256 of the official archives, where the content's is not known.
-    """
+    """What is known about a data set without opening it."""
 
     name: str
     about: str
-    source: str
-    num_classes: int | None = None
-    classes: tuple[str, ...] = ()
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    source: str  # where a user gets it, in words
+    classes: tuple[str, ...] = ()  # names; empty where the images' folder tells them
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of pixels in [0, 1], for each channel
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    shape: tuple[int, int, int] = (3, 224, 224)
-    mirror: bool = True
-    needs_path: bool = False
+    shape: tuple[int, int, int] = (3, 224, 224)  # channels, height, width
+    mirror: bool = True  # whether a mirrored image still shows its class: photographs do, digits do not
+    needs_path: bool = False  # the name is followed by the path of the images, as in `folder:PATH`
     layouts: tuple[Layout, ...] = ()
-    package: str | None = None
-    megabytes: int = 0
-    content: str | None = None
-    archives: tuple[str, ...] = ()
+    package: str | None = None  # of npm, with its version
+    megabytes: int = 0  # of the package
+    content: str | None = None  # SHA-256 of the decoded images and labels
+    archives: tuple[str, ...] = ()  # SHA-256 of the official archives, where the content's is not known
 
     @property
     def typed(self) -> str:
@@ -91,10 +70,9 @@ DATA_SETS = {
     known.name: known
     for known in (
         DataSet(
-            name="digits",
-            about="1,797 grey 8x8 images, 10 classes",
-            source="part of scikit-learn",
-            num_classes=10,
+            "digits",
+            "1,797 grey 8x8 images, 10 classes",
+            "part of scikit-learn",
             classes=_DIGITS,
             mean=(0.3053,),
             std=(0.3761,),
@@ -102,10 +80,9 @@ DATA_SETS = {
             mirror=False,
         ),
         DataSet(
-            name="mnist",
-            about="70,000 grey 28x28 images, 10 classes",
-            source="prunus data mnist",
-            num_classes=10,
+            "mnist",
+            "70,000 grey 28x28 images, 10 classes",
+            "prunus data mnist",
             classes=_DIGITS,
             mean=(0.1307,),
             std=(0.3081,),
@@ -124,10 +101,9 @@ DATA_SETS = {
             content="06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16",
         ),
         DataSet(
-            name="cifar10",
-            about="60,000 RGB 32x32 images, 10 classes",
-            source="prunus data cifar10",
-            num_classes=10,
+            "cifar10",
+            "60,000 RGB 32x32 images, 10 classes",
+            "prunus data cifar10",
             classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
             mean=(0.4914, 0.4822, 0.4465),
             std=(0.2470, 0.2435, 0.2616),
@@ -146,10 +122,9 @@ DATA_SETS = {
             content="32e5966899bde482c0ef7d076bf69809b4b1488c806f657a814cfca4646ec493",
         ),
         DataSet(
-            name="cifar100",
-            about="60,000 RGB 32x32 images, 100 classes",
-            source="prunus data cifar100",
-            num_classes=100,
+            "cifar100",
+            "60,000 RGB 32x32 images, 100 classes",
+            "prunus data cifar100",
             classes=tuple(_FINE.split()),
             mean=(0.5071, 0.4865, 0.4409),
             std=(0.2673, 0.2564, 0.2762),
@@ -163,7 +138,7 @@ DATA_SETS = {
                 "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",  # cifar-100-binary.tar.gz
             ),
         ),
-        DataSet("imagenet", "ILSVRC-2012, 1000 classes", "your own copy", 1000, needs_path=True),
+        DataSet("imagenet", "ILSVRC-2012, 1000 classes", "your own copy", needs_path=True),
         DataSet("folder", "your own images, one folder per class", "your own files", needs_path=True),
     )
 }
@@ -172,8 +147,9 @@ NAMES = tuple(known.typed for known in DATA_SETS.values())
 
 def num_classes(spec: str) -> int | None:
     """Number of classes of a data set as it is typed (`cifar10`, `imagenet:PATH`); None if it is not known."""
-    known = DATA_SETS.get(spec.partition(":")[0])
-    return None if known is None else known.num_classes
+    name = spec.partition(":")[0]
+    known = DATA_SETS.get(name)
+    return 1000 if name == "imagenet" else len(known.classes) or None if known else None
 
 
 def is_user_data(spec: str) -> bool:
@@ -216,19 +192,13 @@ def parse_holdout(text: str) -> Holdout:
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A network with its input and classes, and what it costs.
-
-    Attributes:
-        macs: Multiply-adds of convolutions and linear layers for one image.
-        weights: Of the same layers, without biases and batch norm.
-        parameters: Of all layers and kinds.
-    """
+    """A network with its input and classes, and what it costs."""
 
     shape: tuple[int, ...]
     classes: int
-    macs: int
-    weights: int
-    parameters: int
+    macs: int  # multiply-adds of convolutions and linear layers for one image
+    weights: int  # of the same layers, without biases and batch norm
+    parameters: int  # of all layers and kinds
     about: str
 
 
