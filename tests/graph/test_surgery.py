@@ -64,7 +64,8 @@ def test_a_copy_is_what_deepcopy_makes() -> None:
         assert list(module.__dict__) == list(other.__dict__), name
         assert module is not old
     block, before = twin[0], model[0]
-    assert block.conv.weight is block.tied.weight is before.conv.weight
+    assert block.conv.weight is block.tied.weight is not before.conv.weight
+    assert block.conv.weight.data_ptr() == before.conv.weight.data_ptr()
     assert block.conv.bias is not before.conv.bias
     assert torch.equal(block.conv.bias, before.conv.bias)
     assert block.norm.running_mean is not before.norm.running_mean

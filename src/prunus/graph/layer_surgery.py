@@ -38,26 +38,6 @@ def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
     _slice(layer, "bias", outputs)
 
 
-def without_inputs(layer: Any, inputs: Indices) -> Tensor:
-    """The weight of a conv or linear layer, with zeros where it reads these inputs."""
-    weight: Tensor = layer.weight.detach()
-    transposed = isinstance(layer, TRANSPOSED)
-    groups = 1
-    if isinstance(layer, CONVOLUTIONS) and not transposed:  # all groups of a transposed one share its first axis
-        groups = layer.groups
-    width = weight.size(0) if transposed else weight.size(1) * groups
-    stays = torch.ones(width, dtype=torch.bool)
-    stays[_t(inputs)] = False
-    stays = stays.to(weight.device)
-    if groups == 1:
-        shape = [1] * weight.dim()
-        shape[0 if transposed else 1] = width
-        return torch.where(stays.view(shape), weight, 0)
-    grouped = weight.view(groups, weight.size(0) // groups, *weight.shape[1:])  # [groups, out / groups, in / groups ..]
-    mask = stays.view(groups, 1, width // groups, *(1,) * (weight.dim() - 2))
-    return torch.where(mask, grouped, 0).view(weight.shape)
-
-
 def _conv_weight(layer: Any, inputs: Indices, outputs: Indices) -> Tensor:
     """Weights have shape [out, in / groups, ...]; those of transposed convolutions [in, out / groups, ...]."""
     weight: Tensor = layer.weight
@@ -136,18 +116,13 @@ def _block(weight: Tensor, rows: Indices, columns: Indices) -> Tensor:
 
 
 def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
-    """Replace a tensor of a layer. A parameter stays a parameter, a buffer stays a buffer."""
+    """Give a tensor of a layer another value. It stays the same tensor, which a list of the model may hold too."""
     old: Tensor = getattr(layer, name)
     value = value.clone() if value.data_ptr() == old.data_ptr() else value
     for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if old.dim() == dims and old.is_contiguous(memory_format=layout) and not old.is_contiguous():
             value = value.contiguous(memory_format=layout)
-    if name in layer._parameters:
-        layer._parameters[name] = nn.Parameter(value, requires_grad=old.requires_grad)
-    elif name in layer._buffers:
-        layer._buffers[name] = value
-    else:
-        setattr(layer, name, value)
+    old.data = value
 
 
 def _t(index: Indices, device: torch.device | None = None) -> Tensor:

@@ -179,53 +179,53 @@ def _try_cuts(module: nn.Module, dims: int) -> Cuts:
             dims = batched_dims(whole)  # with a batch dimension, also for layers that are called without one
             sides = zip(whole.kernel_size, whole.dilation, whole.stride, strict=True)
             side = max(dilation * (kernel - 1) + 1 + 2 * stride for kernel, dilation, stride in sides)
-        x = torch.randn(2, width, *(side,) * (dims - 2), dtype=torch.float64)
+        x = torch.randn(2, width, *(side,) * (dims - 2), generator=generator, dtype=torch.float64)
         x = x.movedim(1, -1) if isinstance(whole, nn.Linear) else x
     except Exception:  # noqa: BLE001  whatever the layer's own code raises
         return "nothing"
-    # Every other input of each group, or every other group of a group norm.
+    # Every other input of each group, or every other group of a group norm; then the rest. What depends on the largest
+    # weight, for example, works with one of them, but not with both.
+    groups = np.arange(width).reshape(_groups(whole), -1)
+    halves = [groups[:, ::2].reshape(-1), groups[:, 1::2].reshape(-1)]
     if isinstance(whole, nn.GroupNorm):
-        keep = np.arange(width).reshape(whole.num_groups, -1)[::2].reshape(-1)
-    else:
-        keep = np.arange(width).reshape(_groups(whole), -1)[:, ::2].reshape(-1)
-    if _agrees(whole, x, keep):
+        groups = groups.reshape(whole.num_groups, -1)
+        halves = [groups[::2].reshape(-1), groups[1::2].reshape(-1)]
+    if all(_agrees(whole, x, half, part) for part, half in enumerate(halves) if len(half)):
         return "both"
     mixes = isinstance(whole, MIXING) and not is_depthwise(whole)
-    return "outputs" if mixes and _agrees(whole, x, np.arange(width)) else "nothing"
+    everything = np.arange(width)
+    return "outputs" if mixes and all(_agrees(whole, x, everything, part) for part in (0, 1)) else "nothing"
 
 
-def _agrees(whole: nn.Module, x: Tensor, keep: Indices) -> bool:
-    """Whether a copy that reads only `keep`, and has fewer outputs, computes what the whole layer computes without the
-    weights of the other inputs."""
+def _agrees(whole: nn.Module, x: Tensor, keep: Indices, part: int) -> bool:
+    """Whether a copy that reads only `keep`, and has a part of the outputs, computes what the whole layer computes with
+    zeros in the place of its other inputs."""
     axis = x.dim() - 1 if isinstance(whole, nn.Linear) else 1
-    weight = whole.weight.data if isinstance(whole, MIXING) else None
     try:
         cut = copy.deepcopy(whole)
-        outputs = _cut(cut, keep)
+        outputs = _cut(cut, keep, part)
         if isinstance(whole, MIXING) and not is_depthwise(whole):
             gone = np.setdiff1d(np.arange(_input_width(whole)), keep)
-            whole.weight.data = layer_surgery.without_inputs(whole, gone) if len(gone) else whole.weight.data
+            x = x.index_fill(axis, torch.from_numpy(gone), 0)
         expected = whole(x).index_select(axis, torch.from_numpy(outputs))
         got = cut(x.index_select(axis, torch.from_numpy(keep)))
         return bool(torch.allclose(got, expected, rtol=1e-9, atol=1e-9))
     except Exception:  # noqa: BLE001  whatever the layer's own code raises
         return False
-    finally:
-        if weight is not None:
-            whole.weight.data = weight
 
 
-def _cut(layer: nn.Module, keep: Indices) -> Indices:
-    """Remove all inputs but `keep`, and some outputs. Returns the outputs that are left."""
+def _cut(layer: nn.Module, keep: Indices, part: int) -> Indices:
+    """Remove all inputs but `keep`, and a part of the outputs. Returns the outputs that are left."""
     if is_depthwise(layer):
         outputs = layer_surgery.depthwise_filters(layer, keep)
         layer_surgery.shrink_depthwise(layer, keep)
         return outputs
     if isinstance(layer, MIXING):
-        # All but the first of each group: not as the inputs, or a skip would not show.
+        # All but the first two of each group, or these: not as the inputs, or a skip would not show.
         out_width = int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
         blocks = np.arange(out_width).reshape(_groups(layer), -1)
-        outputs = blocks[:, min(1, blocks.shape[1] - 1) :].reshape(-1)
+        first = min(2, blocks.shape[1] // 2)
+        outputs = (blocks[:, first:] if part == 0 or not first else blocks[:, :first]).reshape(-1)
         layer_surgery.shrink_mixing(layer, keep, outputs)
         return outputs
     base = base_layer(layer)

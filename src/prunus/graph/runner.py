@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.graph.proxies import input_tensors
+from prunus.graph.selection import InputMask
 from prunus.graph.traced import Traced, attribute_of
 
 Values = dict[fx.Node, Any]
@@ -76,6 +77,8 @@ class GraphRunner(fx.Interpreter):
         return tuple(args), dict(kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
+        if n.name in self.traced.functional:
+            return self._functional(n)
         if n not in self.on_copies:
             return super().run_node(n)
         args, kwargs = self.arguments(n, self.env)
@@ -83,6 +86,14 @@ class GraphRunner(fx.Interpreter):
             return _WITHOUT_WRITING[n.target](*args, **kwargs)
         args, kwargs = tree_map(copied, (args, kwargs))
         return getattr(self, n.op)(n.target, args, kwargs)
+
+    def _functional(self, n: fx.Node) -> Any:
+        """A function on the weight of a module: masks of the module's input apply, though the module is not called."""
+        layer = self.submodules[self.traced.functional[n.name]]
+        (x, *rest), kwargs = self.arguments(n, self.env)
+        for mask in layer._forward_pre_hooks.values():
+            x = mask.of(layer, x) if isinstance(mask, InputMask) else x
+        return self.call_function(n.target, (x, *rest), kwargs)
 
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter or buffer of the model, or a constant of the traced code, which no model holds."""

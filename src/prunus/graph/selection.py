@@ -81,3 +81,24 @@ def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
         return x.index_select(dim, index)
     rows = x.permute(0, 2, 3, 1).flatten(0, 2)  # [N H W, C] no copy
     return rows.index_select(1, index).view(x.size(0), x.size(2), x.size(3), len(index)).permute(0, 3, 1, 2)
+
+
+# -- zeros in the place of channels that a layer does not read, for comparison
+
+
+class InputMask:
+    """A forward pre-hook that sets these channels of a layer's input to zero."""
+
+    def __init__(self, channels: Tensor) -> None:
+        self.channels = channels
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if args:
+            return (self.of(layer, args[0]), *args[1:]), kwargs
+        name = next(iter(kwargs))
+        return args, {**kwargs, name: self.of(layer, kwargs[name])}
+
+    def of(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """`x` with zeros in these channels."""
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        return x.index_fill(x.dim() - weight.dim() + 1, self.channels.to(x.device), 0)

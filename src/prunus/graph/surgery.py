@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from prunus.errors import PlanError
 from prunus.graph import layer_surgery
 from prunus.graph.plan import Plan
 from prunus.graph.replay import Slices
-from prunus.graph.selection import select, unselect
-from prunus.graph.traced import channel_dim, is_depthwise, named_modules
+from prunus.graph.selection import InputMask, select, unselect
+from prunus.graph.traced import is_depthwise, named_modules
 from prunus.graph.units import Indices, Keep
 from prunus.util.state import CONTAINERS, PLAIN, nothing_compiled
 
@@ -63,17 +63,20 @@ def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = 
             layer_surgery.shrink_channelwise(layer, channels, width)
     for name, index in slices.parameters.items():
         layer_surgery.shrink_parameter(model, name, index)
-    for name in () if share else cut:  # parameters of cut layers that were not replaced, such as a single slope
-        layer, old = model.get_submodule(name), graph.model.get_submodule(name)
-        for key, parameter in layer._parameters.items():
-            if parameter is not None and parameter is old._parameters[key]:
-                layer._parameters[key] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+    for name in () if share else cut:  # parameters of cut layers that were not cut, such as a single slope
+        for parameter, old in zip(
+            model.get_submodule(name).parameters(recurse=False),
+            graph.model.get_submodule(name).parameters(recurse=False),
+            strict=True,
+        ):
+            if parameter.data_ptr() == old.data_ptr():
+                parameter.data = parameter.data.clone()
     return model
 
 
 def copy_sharing(model: nn.Module, parameters: Iterable[nn.Parameter] = ()) -> nn.Module:
-    """A deep copy that shares these parameters with the original."""
-    memo: dict[int, object] = {id(parameter): parameter for parameter in parameters}
+    """A deep copy whose parameters are new ones, but share the memory of these with the original."""
+    memo: dict[int, object] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in parameters}
     for _, module in named_modules(model):
         for value in module.__dict__.values():
             if isinstance(value, Tensor) and not value.is_leaf:  # left by a forward pass; such tensors have no copy
@@ -109,59 +112,33 @@ def _copy_module(module: nn.Module, memo: dict[int, object]) -> None:
             twin.__dict__[key] = copy.deepcopy(value, memo)
 
 
-# -- zeroing equals removing: set the weights with which readers read dropped channels to zero for a while
+# -- zeroing equals removing: dropped channels are zero where they are read
 
 
 @contextmanager
 def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     """Inside the block, `graph.model` computes what the pruned model would compute.
 
-    The exact weights are restored afterwards, also after an error.
+    The channels that a reader drops are set to zero where they enter it. Weights are not touched.
 
     Args:
         graph: the graph of the model.
         plan: which channels each unit keeps.
     """
-    drops = _dropped_inputs(graph, graph.keep_of(plan))
-    saved: list[tuple[Tensor, Tensor]] = []
-    hooks: list[RemovableHandle] = []
-    try:
-        for name, inputs in drops.items():
-            layer = graph.model.get_submodule(name)
-            if name in graph.analysis.find_rule.reading_all:
-                hooks.append(layer.register_forward_pre_hook(_without(torch.from_numpy(inputs))))
-                continue
-            weight: Tensor = layer.weight  # type: ignore[assignment]
-            saved.append((weight, weight.data))
-            weight.data = layer_surgery.without_inputs(layer, inputs)
-        with nothing_compiled() if hooks else nullcontext():  # compiled code does not see new hooks
-            yield
-    finally:
-        for weight, before in reversed(saved):
-            weight.data = before
-        for hook in hooks:
-            hook.remove()
-
-
-def _without(inputs: Tensor) -> Callable[..., Any]:
-    """A hook that sets these channels of a layer's input to zero: its weights depend on those of all inputs."""
-
-    def zero(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        x: Tensor = args[0]
-        return (x.index_fill(channel_dim(layer, x), inputs.to(x.device), 0), *args[1:])
-
-    return zero
-
-
-def _dropped_inputs(graph: ChannelGraph, keep: Keep) -> dict[str, Indices]:
-    """Reader -> positions on its input axis that it no longer reads."""
-    drops: dict[str, list[Indices]] = {}
-    for name, kept in keep.items():
+    dropped: dict[str, list[Indices]] = {}  # reader -> positions on its input axis that it no longer reads
+    for name, kept in graph.keep_of(plan).items():
         unit = graph.units[name]
         gone = np.ones(unit.width, dtype=bool)
         gone[np.asarray(kept, dtype=np.int64)] = False
-        if not gone.any():
-            continue
-        for reader in unit.readers:
-            drops.setdefault(reader.module, []).append(reader.inputs[gone[reader.channels]].reshape(-1))
-    return {name: np.concatenate(parts) for name, parts in drops.items()}
+        for reader in unit.readers if gone.any() else ():
+            dropped.setdefault(reader.module, []).append(reader.inputs[gone[reader.channels]].reshape(-1))
+    hooks: list[RemovableHandle] = []
+    try:
+        for name, parts in dropped.items():
+            mask = InputMask(torch.from_numpy(np.concatenate(parts)))
+            hooks.append(graph.model.get_submodule(name).register_forward_pre_hook(mask, with_kwargs=True))
+        with nothing_compiled():  # compiled code does not see new hooks
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
