@@ -9,7 +9,6 @@ import torch
 import prunus as pr
 from prunus.errors import ScoreError
 from prunus.scoring.score import score
-from prunus.scoring.settings import GIB
 from tests import nets
 from tests.scoring.toys import Shortcut, batches, entering, graph_of, settled
 from tests.tasks.nets import UNet, squares
@@ -22,17 +21,17 @@ def test_memory_for_maps_is_bounded_by_more_passes_and_then_by_fewer_images(capl
     handle = graph.model.register_forward_hook(lambda *_: forwards.append(1))
     one_unit = 30 * 4 * 64 * 8  # a:out: 30 images, 4 channels, 64 pixels of 8 bytes
     with caplog.at_level("INFO"):
-        split = score(graph, batches(), "mmd", memory_gib=one_unit / GIB)
+        split = score(graph, batches(), "mmd", memory=one_unit)
     assert len(forwards) == 2 * len(batches()) + 1  # a pass for each unit, and one forward of the example
     assert "maps of 30 images need 0.00 GiB, in 2 passes" in caplog.text
     for unit in graph.units:
         np.testing.assert_allclose(split.values[unit], whole.values[unit], rtol=1e-12)
     with caplog.at_level("WARNING"):
-        fewer = score(graph, batches(), "mmd", memory_gib=one_unit // 2 / GIB, seed=0)
+        fewer = score(graph, batches(), "mmd", memory=one_unit // 2, seed=0)
     assert "maps of 30 images do not fit into 0.00 GiB; using 15" in caplog.text
     assert np.isfinite(fewer.values["a:out"]).all()
     with pytest.raises(ScoreError, match="maps of two images per class need more than"):
-        score(graph, batches(), "mmd", memory_gib=2000 / GIB)
+        score(graph, batches(), "mmd", memory=2000)
     handle.remove()
 
 
@@ -74,8 +73,8 @@ def test_maps_of_a_network_keep_their_height() -> None:
     )
     with pytest.raises(ScoreError, match="two classes"):
         pr.score(graph, one_class, ["hrank", "mmd"])
-    with pytest.raises(ScoreError, match=r"maps of two images need more than .* raise memory_gib"):
-        pr.score(graph, images, "hrank", memory_gib=1e-9)
+    with pytest.raises(ScoreError, match=r"maps of two images need more than .* raise memory"):
+        pr.score(graph, images, "hrank", memory=1)
 
 
 def test_metrics_of_maps_without_classes_serve_every_task() -> None:

@@ -16,11 +16,22 @@ from torch.nn import functional as F
 from prunus.errors import DataError, ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.units import Indices, Reader
-from prunus.scoring.channel_sums import ImageSums, RowSums, add_rows, image_sums, row_sums, to_image_sums
-from prunus.scoring.moments import Accumulator, ClassMoments, ClassSums, LabelMoments, beside
+from prunus.scoring.moments import (
+    Accumulator,
+    ClassMoments,
+    ClassSums,
+    ImageSums,
+    LabelMoments,
+    RowSums,
+    add_rows,
+    beside,
+    image_sums,
+    row_sums,
+    to_image_sums,
+)
 from prunus.scoring.passes import sampled, walk
 from prunus.scoring.settings import Where
-from prunus.scoring.taps import Tap, gather, locate_taps, watched
+from prunus.scoring.taps import Tap, gather, locate_taps, merged, watched
 from prunus.tasks import Task, task_of
 from prunus.util.batches import Batches
 from prunus.util.processes import add_up, all_or_none, check_even, processes
@@ -80,14 +91,14 @@ def collect(
     places = locate_taps(graph, tap)
     chosen = task_of(task)
     gatherer = _Gatherer(places.taps, chosen, classes)
-    with watched(graph, places, gatherer.see) as sharing:
+    with watched(graph, places, gatherer.see) as owners:
         batches = sampled(loader, num_images, seed, chosen)
         how: dict[str, Any] = {"before": gatherer.before, "labelled": classes, "task": chosen, "progress": progress}
         total = all_or_none(lambda: walk(graph, batches, gatherer.after, **how))
     check_even(total)
     present, moments = gatherer.finish()
     units: dict[str, list[TapMoments]] = {name: [] for name in graph.units}
-    for name, place in sharing.merged(places.taps).items():
+    for name, place in merged(places.taps, owners).items():
         for slot in place.slots:
             of_slot, inputs = moments[name, slot.key], slot.inputs[:, 0]
             if not slot.key and not np.array_equal(inputs, np.arange(of_slot.channels)):

@@ -19,7 +19,7 @@ from prunus.scoring.collect import usable_classes
 from prunus.scoring.evidence import Maps, Scatter
 from prunus.scoring.passes import Sample, walk
 from prunus.scoring.settings import GIB, Where
-from prunus.scoring.taps import Slot, Tap, TapLocations, gather, locate_taps, watched
+from prunus.scoring.taps import Slot, Tap, TapLocations, gather, locate_taps, merged, watched
 from prunus.tasks import Task
 from prunus.util.batches import Batches
 from prunus.util.progress import Progress
@@ -189,9 +189,9 @@ def _wanted(
         shapes[name] = (before + x.shape[2:].numel(), x.element_size())
 
     args, kwargs = as_call(graph.example)
-    with evaluating(graph.model), generators_kept(), torch.no_grad(), watched(graph, places, see) as sharing:
+    with evaluating(graph.model), generators_kept(), torch.no_grad(), watched(graph, places, see) as owners:
         graph.model(*args, **kwargs)
-    taps = sharing.merged(places.taps)
+    taps = merged(places.taps, owners)
     units: dict[str, list[_SlotMaps]] = {name: [] for name in graph.units}
     for name, tap in taps.items():
         pixels, size = shapes[name]
@@ -218,7 +218,7 @@ def _fitting(loader: Batches, units: Sequence[Sequence[_SlotMaps]], request: Map
         each = " per class" if request.classes else ""
         raise ScoreError(
             f"maps of two images{each} need more than the {request.memory / GIB:.2f} GiB allowed for one unit; "
-            "raise memory_gib, or use a metric that needs no maps, such as gsd"
+            "raise memory, or use a metric that needs no maps, such as gsd"
         )
     log.warning("maps of %d images do not fit into %.2f GiB; using %d images", asked, request.memory / GIB, images)
     return Sample(loader, images, request.seed, **how)

@@ -1,17 +1,137 @@
 """Count, mean and sum of squared deviations per class and channel, in float64: streamed and merged in constant memory.
 
-Merging uses one formula: the (count, mean, m2) of two groups of numbers give those of both together (Chan, Golub and
-LeVeque 1979). It is associative up to rounding, so batches, processes and classes can be merged in any order.
+The sums of every channel of every image come first: the only step of a pass that reads whole activations. Merging uses
+one formula: the (count, mean, m2) of two groups of numbers give those of both together (Chan, Golub and LeVeque 1979).
+It is associative up to rounding, so batches, processes and classes can be merged in any order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+# A float32 row is recomputed if its squared deviations are less than this fraction of its sum of squares: there the
+# difference of the two has fewer than about 5 correct digits.
+DOUBTFUL = 1e-2
+CHUNK = 1 << 19  # elements per chunk: 2 MB of float32
+LONG = 4096  # most elements of a row, if it can be divided
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSums:
+    """Sum and sum of squares of each channel in each image over its positions, in float64."""
+
+    positions: Tensor  # [C]
+    total: Tensor  # [N, C]
+    squares: Tensor  # [N, C]
+
+
+PreciseRows = tuple[Tensor, Tensor, Tensor, Tensor]  # images, channels, mean and m2 [R] of rows computed in float64
+
+
+@dataclass(frozen=True, eq=False)
+class RowSums:
+    """What is kept of one tensor [N, C, ...] until the batch is done: little work, in the tensor's own precision."""
+
+    positions: int
+    total: Tensor  # [N, C] sum over positions
+    norm: Tensor  # [N, C] square root of the sum of squares
+    precise: PreciseRows | None = None  # in the place of rows whose deviations float32 sums would hide
+
+
+def row_sums(x: Tensor) -> RowSums:
+    """Sums of x [N, C, ...] over all positions of a channel."""
+    if x.dtype not in (torch.float32, torch.float64):
+        x = x.float()
+    positions = x.shape[2:].numel()
+    if positions == 1:
+        total = x.reshape(x.shape[:2]).clone()  # a view would change with the network's in-place operations
+        return RowSums(1, total, total.abs())
+    if x.device.type != "cpu":
+        return row_sums_by_welford(x)
+    total, norm = _totals_and_norms(x)  # [N, C] each
+    if x.dtype == torch.float64:
+        return RowSums(positions, total, norm)
+    share = 1 / (positions * (1 - DOUBTFUL))
+    margin = torch.addcmul(norm.square(), total, total, value=-share)  # [N, C] below 0: too few digits
+    return RowSums(positions, total, norm, _precise_rows(x, margin < 0) if margin.amin().item() < 0 else None)
+
+
+def row_sums_by_welford(x: Tensor) -> RowSums:
+    """The same by one stable kernel, for accelerators. All rows are precise ones."""
+    variance, mean = torch.var_mean(x.flatten(2), dim=2, correction=0)  # [N, C] each
+    mean, variance, positions = mean.cpu().double(), variance.cpu().double(), x.shape[2:].numel()
+    image, channel = torch.ones_like(mean, dtype=torch.bool).nonzero(as_tuple=True)
+    return RowSums(positions, mean, mean, (image, channel, mean.flatten(), variance.flatten() * positions))
+
+
+def add_rows(one: RowSums, other: RowSums) -> RowSums:
+    """The sums over the positions of both tensors, which have the same images and channels."""
+    a, b = to_image_sums([one]), to_image_sums([other])
+    return RowSums(one.positions + other.positions, a.total + b.total, (a.squares + b.squares).sqrt_())
+
+
+def to_image_sums(parts: Sequence[RowSums]) -> ImageSums:
+    """All parts side by side in float64."""
+    sizes = [part.total.shape[1] for part in parts]
+    positions = torch.tensor([part.positions for part in parts], dtype=torch.float64)
+    total = torch.cat([part.total.cpu() for part in parts], 1).double()  # [N, C]
+    squares = torch.cat([part.norm.cpu() for part in parts], 1).double().square_()  # [N, C]
+    start = 0
+    for size, part in zip(sizes, parts, strict=True):
+        if part.precise is not None:
+            image, channel, mean, m2 = part.precise
+            total[image, start + channel] = mean * part.positions
+            squares[image, start + channel] = m2 + mean.square() * part.positions
+        start += size
+    return ImageSums(positions.repeat_interleave(torch.tensor(sizes)), total, squares)
+
+
+def image_sums(x: Tensor) -> ImageSums:
+    """Sum and sum of squares of each channel of each image of x [N, C, ...], in float64."""
+    return to_image_sums([row_sums(x)])
+
+
+def _totals_and_norms(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum and 2-norm per image and channel, [N, C] each: chunk by chunk of whole rows, which stay in the cache."""
+    images, channels = x.shape[:2]
+    last = x.stride(1) < x.stride(-1) and channels > 1  # channels-last memory, where torch's norm is slow
+    pieces, size = 1, CHUNK // 4
+    if last:
+        rows = x.movedim(1, -1).reshape(images, -1, channels)  # [N, P, C]
+    else:
+        # torch's norm adds numbers one after the other, and with 100,000 float32 numbers it loses a digit. So a long
+        # row is summed in equal pieces.
+        positions, size = x.shape[2:].numel(), CHUNK
+        pieces = next((q for q in range(1, 65) if positions % q == 0 and positions // q <= LONG), 1)
+        rows = x.reshape(images * channels * pieces, -1)  # [N C pieces, P / pieces]
+    totals, norms = [], []
+    for chunk in reversed(torch.split(rows, max(1, size // rows[0].numel()))):  # the last ones may be in the cache
+        totals.append(chunk.sum(1))
+        norms.append(chunk.square().sum(1).sqrt_() if last else torch.linalg.vector_norm(chunk, dim=1))
+    total, norm = torch.cat(totals[::-1]), torch.cat(norms[::-1])
+    if pieces > 1:
+        total = total.view(-1, pieces).sum(1)
+        norm = torch.linalg.vector_norm(norm.view(-1, pieces), dim=1)
+    return total.view(images, channels), norm.view(images, channels)
+
+
+def _precise_rows(x: Tensor, doubtful: Tensor) -> PreciseRows:
+    """The doubtful rows, computed by two passes in float64."""
+    image, channel = doubtful.nonzero(as_tuple=True)  # [R] each
+    step = max(1, CHUNK // x[0, 0].numel())
+    means, m2s = [], []
+    for i, c in zip(torch.split(image, step), torch.split(channel, step), strict=True):
+        row = x[i, c].flatten(1).double()  # [r, P]
+        centre = row.mean(1)
+        means.append(centre)
+        m2s.append((row - centre[:, None]).square().sum(1))
+    return image, channel, torch.cat(means), torch.cat(m2s)
+
 
 Triple = tuple[Tensor, Tensor, Tensor]  # count, mean, m2; the count broadcasts against the other two
 NONE = torch.finfo(torch.float64).tiny  # instead of a count of 0, to divide by
@@ -62,7 +182,7 @@ class ClassMoments:
         return ClassMoments(self.num_images + other.num_images, count[:, 0], mean, m2)
 
     def total(self) -> Triple:
-        """(count [], mean [C], m2 [C]) of all classes together."""
+        """(count [], mean [C], m2 [C]) of all images together."""
         count = self.count.sum()
         weight = (self.count / count.clamp(min=NONE))[:, None]  # [K, 1]
         mean = (weight * self.mean).sum(0)  # [C]
@@ -85,12 +205,7 @@ class ClassMoments:
 
     def select(self, channels: Tensor) -> ClassMoments:
         """The moments of some of the channels."""
-        return ClassMoments(self.num_images, self.count, self.mean[:, channels], self.m2[:, channels])
-
-    def of_classes(self, classes: Sequence[int]) -> ClassMoments:
-        """The moments of some of the classes."""
-        rows = torch.as_tensor(classes)
-        return ClassMoments(self.num_images[rows], self.count[rows], self.mean[rows], self.m2[rows])
+        return replace(self, mean=self.mean[:, channels], m2=self.m2[:, channels])
 
 
 def _others(values: Tensor) -> Tensor:
@@ -119,8 +234,8 @@ class LabelMoments(ClassMoments):
 
     def select(self, channels: Tensor) -> LabelMoments:
         """The moments of some of the channels."""
-        mine = super().select(channels)
-        return LabelMoments(mine.num_images, mine.count, mine.mean, mine.m2, self.without.select(channels))
+        without = self.without.select(channels)
+        return replace(self, mean=self.mean[:, channels], m2=self.m2[:, channels], without=without)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,12 +290,14 @@ class Accumulator:
     def grow(self, classes: int) -> None:
         """Make room for at least this many classes."""
         more = classes - len(self._images)
-        if more > 0:
-            self._images, self._count = (
-                torch.cat([t, t.new_zeros(more, *t.shape[1:])]) for t in (self._images, self._count)
-            )
-            # These rows are set to zero when a class is first seen: memory for classes without images is not touched.
-            self._mean, self._m2 = (_longer(t, classes) for t in (self._mean, self._m2))
+        if more <= 0:
+            return
+        self._images, self._count = (
+            torch.cat([t, t.new_zeros(more, *t.shape[1:])]) for t in (self._images, self._count)
+        )
+        # These rows are set to zero when a class is first seen: memory for classes without images is not touched.
+        for rows in (self._mean, self._m2):
+            rows.resize_(classes, rows.shape[1])
 
     def add(self, batch: ClassSums) -> None:
         """Add a batch with the columns of `widths`.
@@ -216,20 +333,13 @@ class Accumulator:
         everything = list(range(len(self._images)))
         chosen = everything if classes is None else list(classes)
         self._clear(torch.tensor(chosen, dtype=torch.int64))
-        whole = ClassMoments(self._images, self._count, self._mean, self._m2)
-        part = whole if chosen == everything else whole.of_classes(chosen)
-        means, m2s = torch.split(part.mean, self._widths, 1), torch.split(part.m2, self._widths, 1)
-        return [ClassMoments(part.num_images, *triple) for triple in zip(part.count.unbind(1), means, m2s, strict=True)]
+        parts = [self._images, self._count, self._mean, self._m2]
+        images, count, mean, m2 = parts if chosen == everything else (part[chosen] for part in parts)
+        columns = count.unbind(1), torch.split(mean, self._widths, 1), torch.split(m2, self._widths, 1)
+        return [ClassMoments(images, *triple) for triple in zip(*columns, strict=True)]
 
     def _clear(self, classes: Tensor) -> None:
         """Zero the rows of classes that have no images yet."""
         fresh = classes[self._images[classes] == 0]
         self._mean[fresh] = 0
         self._m2[fresh] = 0
-
-
-def _longer(rows: Tensor, count: int) -> Tensor:
-    """The same rows, followed by others with any values."""
-    longer = rows.new_empty(count, rows.shape[1])
-    longer[: len(rows)] = rows
-    return longer

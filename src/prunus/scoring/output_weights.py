@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,10 +24,11 @@ from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.runner import GraphRunner, SuffixRunner
 from prunus.scoring.passes import count_of
 from prunus.scoring.rows import weight_of_rows
+from prunus.scoring.taps import hooked
 from prunus.tasks.evaluate import tensors_of
 from prunus.tasks.partial_forward import trace_agrees
 from prunus.util.batches import call
-from prunus.util.state import evaluating, generators_kept, nothing_compiled
+from prunus.util.state import evaluating, generators_kept
 
 BATCH = 8  # images of a backward pass: all activations are in memory
 JITTER = (1e-9, 1e-8, 1e-7)  # of the mean diagonal; sums of products in float32 are no more precise than the last
@@ -105,24 +106,18 @@ class ProbeImages:
             return y.clone()  # an activation may write into its input
 
         scales = self._scales
-        handles = [model.get_submodule(name).register_forward_hook(partial(keep, name)) for name in layers]
-        try:
-            with evaluating(model), generators_kept(), nothing_compiled(), torch.enable_grad():
-                for images in self._batches:
-                    pairs = zip(_float_outputs(model, images), scales, strict=True)
-                    scaled = [(z, scale) for z, scale in pairs if z.requires_grad]
-                    outputs = [z for z, _ in scaled]
-                    pulls = [torch.randn(z.shape, generator=draw).to(z) / scale.to(z) for z, scale in scaled]
-                    reached = list(seen.values())
-                    flows = torch.autograd.grad(outputs, reached, pulls, allow_unused=True) if outputs else ()
-                    for name, flow in zip(seen, flows, strict=False):
-                        if flow is not None and bool(torch.isfinite(flow).all()):
-                            last = flow if isinstance(model.get_submodule(name), nn.Linear) else flow.movedim(1, -1)
-                            weights.setdefault(name, OutputWeights()).add(last.reshape(-1, last.shape[-1]))
-                    seen.clear()
-        finally:
-            for handle in handles:
-                handle.remove()
+        with evaluating(model), generators_kept(), hooked(model, layers, keep, after=True), torch.enable_grad():
+            for images in self._batches:
+                pairs = zip(_float_outputs(model, images), scales, strict=True)
+                scaled = [(z, scale) for z, scale in pairs if z.requires_grad]
+                outputs = [z for z, _ in scaled]
+                pulls = [torch.randn(z.shape, generator=draw).to(z) / scale.to(z) for z, scale in scaled]
+                flows = torch.autograd.grad(outputs, list(seen.values()), pulls, allow_unused=True) if outputs else ()
+                for name, flow in zip(seen, flows, strict=False):
+                    if flow is not None and bool(torch.isfinite(flow).all()):
+                        last = flow if isinstance(model.get_submodule(name), nn.Linear) else flow.movedim(1, -1)
+                        weights.setdefault(name, OutputWeights()).add(last.reshape(-1, last.shape[-1]))
+                seen.clear()
         return weights
 
     @cached_property
@@ -181,22 +176,18 @@ def takes_any_batch(model: nn.Module, images: Any) -> bool:
 def _changed(model: nn.Module, layers: Mapping[str, NewLayer]) -> Iterator[None]:
     """The layers have other weights inside the block."""
 
-    def shifted(constant: Tensor, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+    def shifted(name: str, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
         shape = (-1,) if isinstance(layer, nn.Linear) else (-1, *[1] * (y.dim() - 2))
-        return y + constant.to(y).view(shape)
+        return y + layers[name][1].reshape(-1).to(y).view(shape)
 
     saved: list[tuple[Tensor, Tensor]] = []
-    hooks = []
     try:
-        for name, (rows, constant) in layers.items():
+        for name, (rows, _) in layers.items():
             layer: Any = model.get_submodule(name)
             saved.append((layer.weight, layer.weight.data))
             layer.weight.data = weight_of_rows(layer, rows).to(layer.weight.device)
-            hooks.append(layer.register_forward_hook(partial(shifted, constant.reshape(-1))))
-        with nothing_compiled():  # compiled code does not see new hooks
+        with hooked(model, layers, shifted, after=True):
             yield
     finally:
         for weight, before in saved:
             weight.data = before
-        for hook in hooks:
-            hook.remove()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
@@ -24,8 +23,9 @@ from prunus.scoring.gram_sums import KeptRows, Parts, RegressionSums, add_apart,
 from prunus.scoring.output_weights import NewLayer, ProbeImages, takes_any_batch
 from prunus.scoring.passes import Images, chunks, count_of
 from prunus.scoring.rows import PLAIN, acts_plainly, grid_of, inputs_at, rows_of_weight, spots_of
+from prunus.scoring.taps import hooked
 from prunus.util.batches import call, device_of
-from prunus.util.state import evaluating, generators_kept, nothing_compiled
+from prunus.util.state import evaluating, generators_kept
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def collect_reader_inputs(
     if positions < 1:
         raise ScoreError(f"positions must be at least 1, got {positions!r}")
     pass_ = _Pass(graph, positions, seed)
-    with evaluating(graph.model), generators_kept(), pass_.hooked():
+    with evaluating(graph.model), generators_kept(), hooked(graph.model, pass_.places, pass_.look, after=True):
         for chunk in chunks(graph, images):
             # On a CPU so many images at a time run that their activations stay in its caches.
             count, numbers = count_of(chunk), sum(t.numel() for t in tree_leaves(chunk) if isinstance(t, Tensor))
@@ -160,7 +160,7 @@ class _Pass:
         self._graph, self._positions, self._seed = graph, positions, seed
         traced = graph.analysis.traced
         readers = {reader.module for unit in graph.units.values() for reader in unit.readers}
-        self._places = {
+        self.places = {
             str(node.target): place
             for place, node in enumerate(traced.graph.nodes)
             if node.op == "call_module" and str(node.target) in readers and traced.calls[str(node.target)] == 1
@@ -170,26 +170,14 @@ class _Pass:
         self._first: Any = None  # the first images, which serve if there are so few that none is held out
         self.num_images = 0
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Every forward within the block adds rows; the hooks are removed afterwards, on errors too."""
-        model = self._graph.model
-        handles = [model.get_submodule(n).register_forward_hook(partial(self._look, n)) for n in self._places]
-        try:
-            with nothing_compiled():  # compiled code does not see new hooks
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _look(self, name: str, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
+    def look(self, name: str, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
         if name not in self._parts:
             if self.num_images or not args or not isinstance(layer, PLAIN) or not acts_plainly(layer, args[0]):
                 return
             self._parts[name] = KeptRows(), KeptRows()
         numbers = range(self.num_images, self.num_images + len(y))
         images, num_fitted = held_apart(numbers)
-        where = spots_of(numbers, grid_of(layer, y), self._positions, (self._seed, self._places[name]))[images]
+        where = spots_of(numbers, grid_of(layer, y), self._positions, (self._seed, self.places[name]))[images]
         rows = inputs_at(layer, args[0], where, images).flatten(3)  # [N, P, groups, n]
         add_apart(self._parts[name], num_fitted, rows, rows[..., :0])  # the outputs follow from the inputs
         fitted, held = self._parts[name]
@@ -197,7 +185,6 @@ class _Pass:
             self._parts[name] = fitted.summed(), held.summed()  # from here on the sums are smaller than the rows
 
     def next_images(self, images: Any) -> None:
-        """These images are done."""
         order, fitted = held_apart(range(self.num_images, self.num_images + count_of(images)))
         held = tree_map(lambda t: t[order[fitted:].to(t.device)], images)
         if self._first is None:
@@ -217,10 +204,9 @@ class _Pass:
         )
         return None
 
-    def layers(self) -> dict[str, LayerInputs]:
-        """What was seen, in the order of the calls."""
+    def layers(self) -> dict[str, LayerInputs]:  # in the order of the calls
         model = self._graph.model
-        return {n: LayerInputs(model.get_submodule(n), *self._parts[n]) for n in self._places if n in self._parts}
+        return {n: LayerInputs(model.get_submodule(n), *self._parts[n]) for n in self.places if n in self._parts}
 
 
 def _groups(layer: Any, reader: Reader) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from prunus.tasks import Task
 from prunus.tasks.quality import task_option
-from prunus.util.options import option
+from prunus.util.options import maps_memory, option
 
 GIB = 1 << 30
 TAPS = ("reader", "before_activation")
@@ -31,7 +31,7 @@ class ScoreSettings:
     num_map_images: int | None = option(
         2000, "Number of images for metrics that need more than moments of activations", group="Scoring", least=1
     )
-    memory_gib: float = option(2.0, "Memory for whole feature maps in GiB", group="Scoring", above=0)
+    memory: str = option("2G", "Memory for whole feature maps, such as 4G", group="Scoring", valid=maps_memory)
     seed: int | None = option(None, "Seed of the sample; a new sample each time if None", hidden=True)
     task: str | Task | None = task_option("Scoring")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -69,22 +69,39 @@ class TapLocations:
         return {**self.readers, **{tap.name: tap for tap in self.activations.values()}}
 
 
-@dataclass
-class Sharing:
-    """Which layers read the same tensor as another layer before them."""
+Owners = dict[str, str]  # layer -> the first layer that reads the same tensor, if that is another one
 
-    owner: dict[str, str] = field(default_factory=dict)  # layer -> the first layer that reads its tensor
 
-    def merged(self, taps: Mapping[str, Tap]) -> dict[str, Tap]:
-        """The taps, with those that share a tensor merged into one, and with equal slots of a unit merged, too."""
-        slots: dict[str, dict[tuple[str, bytes, bytes], Slot]] = {}
-        for name, tap in taps.items():
-            mine = slots.setdefault(self.owner.get(name, name), {})
-            for slot in tap.slots:
-                key = slot.unit, slot.channels.tobytes(), repr(slot.inputs.shape).encode() + slot.inputs.tobytes()
-                earlier = mine[key].readers if key in mine else ()
-                mine[key] = Slot(slot.unit, slot.channels, slot.inputs, (*earlier, *slot.readers))
-        return {name: Tap(name, tuple(parts.values())) for name, parts in slots.items()}
+def merged(taps: Mapping[str, Tap], owners: Owners) -> dict[str, Tap]:
+    """The taps, with those that share a tensor merged into one, and with equal slots of a unit merged, too."""
+    slots: dict[str, dict[tuple[str, bytes, bytes], Slot]] = {}
+    for name, tap in taps.items():
+        mine = slots.setdefault(owners.get(name, name), {})
+        for slot in tap.slots:
+            key = slot.unit, slot.channels.tobytes(), repr(slot.inputs.shape).encode() + slot.inputs.tobytes()
+            earlier = mine[key].readers if key in mine else ()
+            mine[key] = Slot(slot.unit, slot.channels, slot.inputs, (*earlier, *slot.readers))
+    return {name: Tap(name, tuple(parts.values())) for name, parts in slots.items()}
+
+
+@contextmanager
+def hooked(model: nn.Module, layers: Iterable[str], hook: Callable[..., Any], *, after: bool = False) -> Iterator[None]:
+    """Inside the block `hook(name, layer, args)` runs before every call of these layers, or after it, with the output.
+
+    Hooks run after existing ones, and compiled code, which does not see new hooks, is left aside. They are removed
+    afterwards, on errors too.
+    """
+    handles = []
+    try:
+        for name in layers:
+            layer = model.get_submodule(name)
+            register = layer.register_forward_hook if after else layer.register_forward_pre_hook
+            handles.append(register(partial(hook, name)))
+        with nothing_compiled():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def reading_taps(graph: ChannelGraph) -> dict[str, Tap]:
@@ -114,14 +131,14 @@ def gather(x: Tensor, slot: Slot) -> Tensor:
 
 
 @contextmanager
-def watched(graph: ChannelGraph, places: TapLocations, see: See) -> Iterator[Sharing]:
+def watched(graph: ChannelGraph, places: TapLocations, see: See) -> Iterator[Owners]:
     """Inside the block every forward pass of `graph.model` shows each tap's tensor to `see`, a shared one only once.
 
-    A layer that is called several times shows the tensor of each call, and shares it with no other layer.
-    The hooks run after existing hooks, so they see the channels that a channel selection has left. They are removed
-    afterwards, on errors too.
+    A layer that is called several times shows the tensor of each call, and shares it with no other layer. All see the
+    channels that a channel selection has left.
     """
-    sharing, calls, taps = Sharing(), graph.analysis.traced.calls, places.readers
+    owners: Owners = {}
+    calls, taps = graph.analysis.traced.calls, places.readers
     # (id of the tensor, linear layer?) -> the tensor, its version and the layer that showed it
     seen: dict[tuple[int, bool], tuple[weakref.ref[Tensor], int, str]] = {}
 
@@ -134,7 +151,7 @@ def watched(graph: ChannelGraph, places: TapLocations, see: See) -> Iterator[Sha
         once = calls.get(name, 1) == calls.get(owner, 1) == 1
         known = once and tensor() is x and version == x._version and owner != name
         if known and taps[name].needs().keys() <= taps[owner].needs().keys():
-            sharing.owner[name] = owner
+            owners[name] = owner
             return
         seen[key] = (weakref.ref(x), x._version, name)
         see(name, channels_first(x, layer))
@@ -142,19 +159,13 @@ def watched(graph: ChannelGraph, places: TapLocations, see: See) -> Iterator[Sha
     def show(call: int, x: Tensor) -> None:
         see(places.activations[call].name, x.movedim(-1, 1) if call in places.last_axis and x.ndim > 2 else x)
 
-    before = _ActivationInputs({call: partial(show, call) for call in places.activations})
-    handles = [graph.model.get_submodule(name).register_forward_pre_hook(partial(look, name)) for name in taps]
-    try:
-        with nothing_compiled():  # compiled code does not see new hooks
-            if not places.activations:
-                yield sharing
-            else:
-                handles.append(graph.model.register_forward_pre_hook(lambda *_: before.restart()))
-                with before:
-                    yield sharing
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
+        stack.enter_context(hooked(graph.model, taps, look))
+        if places.activations:
+            before = _ActivationInputs({call: partial(show, call) for call in places.activations})
+            stack.enter_context(hooked(graph.model, [""], before.restart))
+            stack.enter_context(before)
+        yield owners
 
 
 def locate_taps(graph: ChannelGraph, where: Where) -> TapLocations:
@@ -281,7 +292,7 @@ class _ActivationInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._wanted = wanted
         self._calls = 0
 
-    def restart(self) -> None:
+    def restart(self, *_: Any) -> None:
         """Start counting again, for a new forward pass."""
         self._calls = 0
 
@@ -308,13 +319,8 @@ def _origins(graph: ChannelGraph, taps: Mapping[str, Tap]) -> dict[str, Origin |
 
     args, kwargs = as_call(graph.example)
     once = [name for name in taps if graph.analysis.traced.calls.get(name, 1) == 1]
-    handles = [model.get_submodule(name).register_forward_pre_hook(partial(note, name)) for name in once]
-    try:
-        with evaluating(model), generators_kept(), torch.no_grad(), nothing_compiled(), tracer:
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluating(model), generators_kept(), torch.no_grad(), hooked(model, once, note), tracer:
+        model(*args, **kwargs)
     return origins
 
 
