@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from prunus.repairing.repair import REPAIRS
 from prunus.scoring.metrics import METRICS
 from prunus.tasks import TASKS
 from prunus.timing.engines import ENGINES
+from prunus.util.options import default_of, options_of
 from prunus.util.registry import Registry
 
 ROOT = Path(__file__).parents[1]
@@ -31,14 +33,15 @@ REGISTRIES = {
 }
 # The public names by the room that they live in, in the order of the page. Other rooms follow under their own name.
 ROOMS = {
-    "running": "The whole job",
-    "channels": "The structure of a network",
+    "run": "The whole job",
+    "graph": "The structure of a network",
     "scoring": "Scores of channels",
     "deciding": "How much to remove where",
     "repairing": "Repair",
-    "training": "Training",
-    "measuring": "Accuracy, time and tasks",
-    "shipping": "Shipping",
+    "train": "Training",
+    "tasks": "Tasks and their quality",
+    "timing": "Time",
+    "ship": "Shipping",
     "report": "Pages",
     "studies": "The paper's studies",
     "errors": "Errors",
@@ -59,14 +62,19 @@ def registry(name: str) -> str:
 
 
 def names(_: str) -> str:
-    """Every public name, as mkdocstrings asks for it, by room."""
+    """Every public name, as mkdocstrings asks for it, by room; and the options of settings classes as tables."""
     rooms: dict[str, list[str]] = {room: [] for room in ROOMS}
     for name in prunus.__all__:
         rooms.setdefault(prunus._HOMES[name].split(".")[1], []).append(name)
     parts = []
     for room, found in rooms.items():
-        verbs_first = sorted(found, key=lambda name: (name[0].isupper(), name))
-        parts += [f"## {ROOMS.get(room, room)}", *(f"::: prunus.{name}" for name in verbs_first)] if found else []
+        parts += [f"## {ROOMS.get(room, room)}"] if found else []
+        for name in sorted(found, key=lambda name: (name[0].isupper(), name)):
+            parts.append(f"::: prunus.{name}")
+            kind = getattr(prunus, name)
+            fields = list(options_of(kind)) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else []
+            rows = [f"| `{field.name}` | `{default_of(field)!r}` | {cell(about.help)} |" for field, about in fields]
+            parts += ["\n".join(["| setting | default | |", "|---|---|---|", *rows])] if rows else []
     return "\n\n".join(parts)
 
 

@@ -113,12 +113,19 @@ class BenchRow:
 
 @dataclass(frozen=True, repr=False)
 class Benched:
-    """The result of `bench`. Its `repr` is a short table."""
+    """The result of `bench`. Its `repr` is a short table.
+
+    Attributes:
+        rows: One for each model, engine and batch size.
+        profiles: What each model costs on paper, and where its time goes.
+        threads: Number of CPU threads.
+        notes: Models that an engine could not run, and why.
+    """
 
     rows: tuple[BenchRow, ...]
     profiles: Mapping[str, ModelProfile]
     threads: int
-    notes: tuple[str, ...]  # models that an engine could not run, and why
+    notes: tuple[str, ...]
 
     def best(self, model: str, batch: int) -> BenchRow:
         """The row of this model with the highest throughput at this batch size."""
@@ -151,15 +158,20 @@ def bench(
 ) -> Benched:
     """Median latency and its spread for each model in each engine at each batch size, on the device of each model.
 
-    example: a batch of one or more images [N, C, H, W], or a tuple or dict of tensors for several inputs.
-    engines: names of engines, see `prunus.timing.engines`; all of them by default.
-    threads: number of CPU threads; PyTorch's current number if not given.
-    fold_bn: fold the batch norms of all models first (`fold_batch_norm`). onnxruntime always does this.
-    cpu_time: measure processor time instead of wall-clock time. Use it with one thread on a busy machine.
-
     All measurements take turns, so that other load on the machine affects all of them equally: ratios are reliable
     even where absolute times are not. Speedups are relative to the first model. If an engine cannot run a model, the
     result has a note that says why.
+
+    Args:
+        models: Networks by name.
+        example: A batch of one or more images [N, C, H, W], or a tuple or dict of tensors for several inputs.
+        batches: Batch sizes.
+        engines: Names of engines; all of them by default.
+        rounds: Number of turns of each model.
+        threads: Number of CPU threads; PyTorch's current number if not given.
+        fold_bn: Fold the batch norms of all models first (`fold_batch_norm`). onnxruntime always does this.
+        cpu_time: Measure processor time instead of wall-clock time. Use it with one thread on a busy machine.
+        progress: False shows nothing; a function is called with the batch sizes done and their number.
     """
     engines = (engines,) if isinstance(engines, str) else tuple(ENGINES if engines is None else engines)
     if not isinstance(models, Mapping):

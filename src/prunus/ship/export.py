@@ -25,13 +25,22 @@ from prunus.util.state import evaluating, generators_kept
 
 @dataclass(frozen=True)
 class Exported:
-    """The file that was written, and how close its outputs are to PyTorch's."""
+    """The file that was written, and how close its outputs are to PyTorch's.
+
+    Attributes:
+        path: The file, or the folder if there is a plan.
+        format: onnx, pt2 or safetensors.
+        bytes: The size of the file.
+        error: The largest difference from PyTorch's outputs, relative to how much the values of each vary.
+        num_images: Images that were compared.
+        opset: Of an ONNX file.
+    """
 
     path: Path
     format: Format
     bytes: int
-    error: float  # largest difference from PyTorch's outputs, relative to how much the values of each vary
-    num_images: int  # images that were compared
+    error: float
+    num_images: int
     opset: int | None = None
 
 
@@ -49,14 +58,19 @@ def export(
 ) -> Exported:
     """Write `model` to `path`, read it back, run it, and compare it with PyTorch. `model` is not changed.
 
-    format: "onnx" (for onnxruntime), "pt2" (torch.export; load with `torch.export.load(path).module()`) or
-        "safetensors" (tensors only; with `plan`, a folder for `prunus.load`). Default: by the suffix of `path`.
-        A program that loads a .pt2 whose outputs are dataclasses registers them first, with their full names:
-        torch.export.register_dataclass(Answer, serialized_type_name="package.module.Answer").
-    fold_bn: fold batch norms into the layers before them, see `fold_batch_norm`.
-    opset: ONNX opset; torch's own choice if not given.
-    images: images to compare on, as the network takes them; random ones if not given.
-    dynamic_batch: the file takes any number of images at a time; otherwise that of the example.
+    Args:
+        model: The network.
+        example: An input, for its shape.
+        path: The file to write.
+        format: "onnx" (for onnxruntime), "pt2" (torch.export; load with `torch.export.load(path).module()`) or
+            "safetensors" (tensors only; with `plan`, a folder for `prunus.load`). Default: by the suffix of `path`.
+            A program that loads a .pt2 whose outputs are dataclasses registers them first, with their full names:
+            torch.export.register_dataclass(Answer, serialized_type_name="package.module.Answer").
+        fold_bn: Fold batch norms into the layers before them, see `fold_batch_norm`.
+        opset: ONNX opset; torch's own choice if not given.
+        images: Images to compare on, as the network takes them; random ones if not given.
+        dynamic_batch: The file takes any number of images at a time; otherwise that of the example.
+        plan: The plan of a pruned network, which is saved with it.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, got {getattr(model, '__name__', type(model).__name__)}")

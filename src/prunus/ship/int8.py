@@ -51,13 +51,17 @@ def export_int8(
 ) -> Int8Export:
     """Write `model` as an ONNX file whose convolutions and linear layers compute in 8-bit integers.
 
-    calibration: images (with labels, which are not used) from which the ranges of activations are measured; images that
-        the network was trained on are right.
-    holdout: other images with labels, on which the accuracy of both networks is measured.
-    max_drop: points of accuracy that may be lost. ModelError if more are, and nothing is written.
-
     Weights have a scale for each output channel, and the file holds pairs of QuantizeLinear and DequantizeLinear, which
     onnxruntime and OpenVINO both fuse.
+
+    Args:
+        model: The network.
+        example: An input, for its shape.
+        path: The file, which ends in .onnx.
+        calibration: Images (with labels, which are not used) from which the ranges of activations are measured; images
+            that the network was trained on are right.
+        holdout: Other images with labels, on which the accuracy of both networks is measured.
+        max_drop: Points of accuracy that may be lost. ModelError if more are, and nothing is written.
     """
     require(PACKAGES, "int8 export")
     path = Path(path)

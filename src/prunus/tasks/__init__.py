@@ -32,9 +32,12 @@ DEFAULT_TASK = "classification"
 class Quality:
     """How good a network is, in one number; more is better.
 
-    measure(outputs, labels): without `value`, a value for each image [N]; the quality is their mean over all images.
-        With `value`, a tensor of sums that add up over batches, always of the same shape; the quality is value(sums).
-    unit: "%" for fractions of 1, which are shown as per cent; otherwise what to write after the number.
+    Attributes:
+        measure: (outputs, labels) -> a value for each image [N], whose mean over all images is the quality. With
+            `value`: a tensor of sums that add up over batches, always of the same shape; the quality is value(sums).
+        name: What it is called.
+        unit: "%" for fractions of 1, which are shown as per cent; otherwise what to write after the number.
+        value: Sums -> the quality, if it is no mean over images.
     """
 
     measure: Callable[[Any, Any], Tensor]
@@ -52,10 +55,13 @@ class Quality:
 class ByClass:
     """The quality of each class, as a fraction of 1.
 
-    counts(outputs, labels): a tensor of whole numbers that add up over batches, with C columns for C classes. Where it
-        is square, [i, j] counts what belongs to class i and is taken for class j.
-    values(counts): the quality of each class [C], NaN where it has none. sizes(counts): how much there is of each [C].
-    of: what is counted.
+    Attributes:
+        name: What it is called.
+        counts: (outputs, labels) -> whole numbers that add up over batches, with C columns for C classes. Where the
+            tensor is square, [i, j] counts what belongs to class i and is taken for class j.
+        values: Counts -> the quality of each class [C], NaN where it has none.
+        sizes: Counts -> how much there is of each class [C].
+        of: What is counted.
     """
 
     name: str
@@ -69,23 +75,24 @@ class ByClass:
 class Task(Entry):
     """What a network is for. `loss` and `quality` are all that a task of your own needs.
 
-    loss: (outputs, labels) -> mean loss of the batch, to train with.
-    quality: a `Quality`, or a function (outputs, labels) -> one value for each image [N], more is better.
-    inputs: batch -> (inputs of the network, labels); a pair, a dict or inputs alone by default.
-    outputs: the network's output -> what loss and quality take; by default all of it.
-    check: (outputs, labels, number of the batch) -> None; raises DataError if the two do not fit.
-    distil: (outputs, teacher's outputs, temperature) -> the teacher's part of the loss; by default the mean squared
-        difference of all tensors of the outputs, each relative to its mean square.
-    classes: labels -> the classes that metrics such as gsd separate: whole numbers [N], one class per image; True and
-        False [N, L], L labels of which each is a problem of its own; or whole numbers [N, ...], a class for each pixel
-        (a negative one is ignored). By default there are none, and metrics that need classes are refused.
-    by_class: the quality of each class, for reports.
-    label_kind: what the label of an image is: one class ("classes"), several labels ("several"), or a class for each
-        pixel ("masks"). None: anything. Images with one class each are sampled class by class, and are drawn by class.
-    details: (outputs, labels) -> further figures, name -> one value for each image [N]; their means are reported.
-    margins: (outputs, labels) -> how safely each image is decided [N], negative for a mistake. Races look at the images
-        with the smallest magnitudes first: those change first when channels go.
-    chance: outputs -> the quality that guessing would have.
+    Attributes:
+        loss: (outputs, labels) -> mean loss of the batch, to train with.
+        quality: A `Quality`, or a function (outputs, labels) -> one value for each image [N], more is better.
+        inputs: Batch -> (inputs of the network, labels); a pair, a dict or inputs alone by default.
+        outputs: The network's output -> what loss and quality take; by default all of it.
+        check: (outputs, labels, number of the batch) -> None; raises DataError if the two do not fit.
+        distil: (outputs, teacher's outputs, temperature) -> the teacher's part of the loss; by default the mean squared
+            difference of all tensors of the outputs, each relative to its mean square.
+        classes: Labels -> the classes that metrics such as gsd separate: whole numbers [N], one class per image; True
+            and False [N, L], L labels of which each is a problem of its own; or whole numbers [N, ...], a class for
+            each pixel (a negative one is ignored). By default there are none, and metrics that need them are refused.
+        by_class: The quality of each class, for reports.
+        label_kind: What the label of an image is: one class ("classes"), several labels ("several"), or a class for
+            each pixel ("masks"). None: anything. Images with one class each are sampled and drawn by class.
+        details: (outputs, labels) -> further figures, name -> one value for each image [N]; their means are reported.
+        margins: (outputs, labels) -> how safely each image is decided [N], negative for a mistake. Races look at the
+            images with the smallest magnitudes first: those change first when channels go.
+        chance: Outputs -> the quality that guessing would have.
     """
 
     loss: Callable[[Any, Any], Tensor]
@@ -113,7 +120,7 @@ TASKS: Registry[Task] = Registry("task", "prunus.tasks", RunError)
 
 
 def check_task(task: Any) -> None:
-    """RunError unless `task` is a Task, the name of one, or names a function of the user's own that makes one."""
+    """RunError unless `task` is a Task, the name of one, or names a user-provided function that makes one."""
     if isinstance(task, str):
         if not is_function_name(task):
             TASKS.check(task)

@@ -70,10 +70,7 @@ def squared_distance(student: Any, teacher: Any, _temperature: float = 1.0) -> T
 
 
 def unpack_for(task: Task, batch: Any, index: int, labelled: bool = True) -> tuple[Any, Any]:
-    """(inputs, labels) of a batch as the task reads it.
-
-    labelled: a batch without labels is an error; otherwise its labels are None.
-    """
+    """(inputs, labels) of a batch as the task reads it. If it should be `labelled`, one without labels is an error."""
     if task.inputs is not None:
         made: Any = task.inputs(batch)
         if not isinstance(made, list | tuple) or len(made) != 2:
@@ -231,10 +228,18 @@ def evaluate(
 ) -> Evaluation:
     """Quality and loss of `model` over all batches of `loader`, in eval mode and without gradients.
 
-    task: classification by default, whose quality is the top-1 accuracy, with "top5" among the details.
-    Batches are pairs (images, labels) or dicts. The model runs on its own device, or as a copy on `device`. Its mode,
-    the random generators and everything else are restored afterwards. Each process sees only its own batches.
-    Raises DataError if the loader is empty or labels have a wrong type, shape or range.
+    The model's mode, the random generators and everything else are restored afterwards. Each process sees only its own
+    batches.
+
+    Args:
+        model: The network.
+        loader: Batches: pairs (images, labels) or dicts.
+        device: Where a copy of the model runs; by default the model itself runs where it is.
+        task: Classification by default, whose quality is the top-1 accuracy, with "top5" among the details.
+        progress: Called with the batches done and their number.
+
+    Raises:
+        DataError: The loader is empty, or labels have a wrong type, shape or range.
     """
     if not isinstance(model, nn.Module):
         raise RunError(f"expected evaluate(model, loader) with a torch.nn.Module, got {type(model).__name__}")

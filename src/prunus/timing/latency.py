@@ -25,14 +25,23 @@ from prunus.util.state import evaluating
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one forward pass of a batch: the median over the rounds, and the quartiles as its spread."""
+    """Seconds of one forward pass of a batch: the median over the rounds, and the quartiles as its spread.
+
+    Attributes:
+        name: Of the model.
+        batch_size: Images in the batch.
+        median: Seconds.
+        quartiles: Seconds, lower and upper.
+        rounds: Number of turns.
+        seconds: Of each turn; those of two models are pairs, see `speedup`.
+    """
 
     name: str
     batch_size: int
     median: float
     quartiles: tuple[float, float]
     rounds: int
-    seconds: tuple[float, ...] = ()  # of each round; those of two models are pairs, see `speedup`
+    seconds: tuple[float, ...] = ()
 
     @property
     def spread(self) -> float:
@@ -59,15 +68,20 @@ def latency(
 ) -> list[Timing]:
     """Median forward time of each model at each batch size, on the device of each model, without gradients.
 
-    models: networks, which run in `engine`, or callables that take a batch, which are timed as they are.
-    example: a batch of one or more images [N, C, H, W], or a tuple or dict of tensors; a batch repeats its images.
-    engine: the engine that runs the networks, by name; see `prunus.timing.engines`.
-    threads: number of CPU threads; PyTorch's current number if not given.
-    cpu_time: measure processor time, summed over threads, instead of wall-clock time. It varies less on a machine
-        that runs other programs too; use it with one thread.
-
     Models take turns within a round, and every second round runs in reverse order, so that other load on the machine
     affects all of them equally. Train / eval modes are restored afterwards.
+
+    Args:
+        models: Networks, which run in `engine`, or callables that take a batch, which are timed as they are.
+        example: A batch of one or more images [N, C, H, W], or a tuple or dict of tensors; a batch repeats its images.
+        engine: The engine that runs the networks, by name.
+        batch_sizes: Images in a batch.
+        rounds: Number of turns of each model.
+        warmup: Turns before them, which do not count.
+        threads: Number of CPU threads; PyTorch's current number if not given.
+        cpu_time: Measure processor time, summed over threads, instead of wall-clock time. It varies less on a machine
+            that runs other programs too; use it with one thread.
+        progress: Called with the batch sizes done and their number.
     """
     check_turns(models, rounds, batch_sizes, warmup)
     check_example(example)
@@ -166,9 +180,8 @@ def take_turns(
 ) -> list[list[float]]:
     """Seconds of each run in each round. Every second round is in reverse order.
 
-    repeats: in each turn, run once without timing, and then time this number of calls, all of which count. So a run
-        finds in the processor's caches what its last call left there. By default a turn is one call.
-    cpu_time: processor time, summed over threads, instead of wall-clock time.
+    With `repeats`, a turn is a call without timing, and then this number of timed calls, all of which count: so a run
+    finds in the processor's caches what its last call left there. By default a turn is one call.
     """
     keep_freed_memory()
     seconds: list[list[float]] = [[] for _ in runs]

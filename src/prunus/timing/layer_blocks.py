@@ -37,15 +37,11 @@ ACTIVATIONS: Mapping[type[nn.Module], tuple[Any, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One call of a layer with what follows it.
-
-    kind: all that its time depends on except the widths, as text. Blocks of one kind are timed together.
-    modules: copies of the layer, of its batch norm and of its activation, as far as it has them.
-    """
+    """One call of a layer with what follows it. Blocks of one kind are timed together."""
 
     layer: str
-    kind: str
-    modules: nn.Sequential
+    kind: str  # all that its time depends on except the widths
+    modules: nn.Sequential  # copies of the layer, of its batch norm and of its activation, as far as it has them
     in_shape: torch.Size  # of the example
     out_shape: torch.Size
     first: bool  # reads the network's input

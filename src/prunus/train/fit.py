@@ -85,11 +85,17 @@ OnEpoch = Callable[[Epoch], None]
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained network and the history of its training."""
+    """A trained network and the history of its training.
+
+    Attributes:
+        model: The trained network.
+        history: What each epoch measured.
+        kept: With keep_best, the number of the epoch whose weights `model` has; 0: as it was given.
+    """
 
     model: nn.Module
     history: tuple[Epoch, ...]
-    kept: int | None = None  # number of the epoch whose weights `model` has, with keep_best; 0: as it was given
+    kept: int | None = None
 
 
 def fit(

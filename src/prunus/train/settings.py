@@ -23,22 +23,32 @@ DEFAULT_PRESET = "cosine"  # of `fit` and `compress`: the shortest, and good for
 class Preset:
     """Number of epochs and learning rate schedule.
 
-    steps:  lr x factor^(number of `milestones` passed), milestones as fractions of all epochs;
-    cosine: lr x (1 + cos(pi x fraction of the epochs done after the warm-up)) / 2.
-    Both start with `warmup` epochs in which the rate rises linearly, at most `longest_warmup` of the run.
+    Attributes:
+        name: Of the preset.
+        epochs: Number of epochs.
+        lr: The learning rate.
+        batch_size: Images per step, over all processes.
+        schedule: "steps": lr x factor^(number of milestones passed); "cosine": lr x (1 + cos(pi x fraction of the
+            epochs done after the warm-up)) / 2.
+        milestones: As fractions of all epochs.
+        factor: Of the rate, at each milestone.
+        warmup: Epochs in which the rate rises linearly.
+        momentum: Of SGD, with Nesterov's step.
+        weight_decay: Of SGD.
+        longest_warmup: As a share of the run: one shorter than its warm-up would never reach the full rate.
     """
 
     name: str
     epochs: int
     lr: float
-    batch_size: int  # images per step, over all processes
+    batch_size: int
     schedule: Literal["steps", "cosine"] = "steps"
     milestones: tuple[float, ...] = (0.4, 0.8)
     factor: float = 0.2
-    warmup: float = 0.0  # epochs
+    warmup: float = 0.0
     momentum: float = 0.9
     weight_decay: float = 1e-4
-    longest_warmup: float = 0.1  # as a share of the run: one shorter than its warm-up would never reach the full rate
+    longest_warmup: float = 0.1
 
     def __post_init__(self) -> None:
         """Refuse values that would train nothing or diverge."""

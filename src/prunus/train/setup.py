@@ -154,11 +154,7 @@ def summed(objective: Objective, outputs: Any, images: Any, targets: Targets) ->
 
 @dataclass
 class TrainingRun:
-    """What the loop works with. `wrapped` is `model` wrapped by Accelerate: mixed precision, processes.
-
-    average: the moving average of the weights, if that is what the run returns. maps: the feature maps of `model` that
-    the loss compares with the teacher's; none without `distill_features`.
-    """
+    """What the loop works with. `wrapped` is `model` wrapped by Accelerate: mixed precision, processes."""
 
     model: nn.Module
     wrapped: nn.Module
@@ -171,8 +167,8 @@ class TrainingRun:
     schedule: Preset
     accelerator: Accelerator
     settings: TrainingSettings
-    average: AveragedWeights | None
-    maps: FeatureMaps
+    average: AveragedWeights | None  # if that is what the run returns
+    maps: FeatureMaps  # that the loss compares with the teacher's; none without `distill_features`
     steps_done: int = 0
     seconds: float = 0.0
 

@@ -55,9 +55,8 @@ def tracking(
 ) -> Iterator[Log]:
     """A function that sends figures to a tracker; without a tracker it does nothing.
 
-    folder: for trackers that write files; TensorBoard's go to `folder`/tensorboard. config: the settings, to be listed
-    there. done: steps that a continued run has behind it; TensorBoard drops later ones, of a run that was killed.
-    The tracker begins with the first figures: nothing is written for a run that is refused.
+    TensorBoard's files go to `folder`/tensorboard. A continued run has `done` steps behind it; TensorBoard drops later
+    ones, of a run that was killed. The tracker begins with the first figures: nothing is written for a refused run.
     """
     if name is None:
         yield nowhere
