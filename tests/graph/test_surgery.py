@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import prunus as pr
-from prunus.graph.selection import select
+from prunus.graph.selection import select, unselect
 from prunus.graph.surgery import copy_sharing
 from tests import proof
 from tests.exporting import onnx_error
@@ -96,6 +97,30 @@ def test_a_selection_keeps_the_layout_of_images() -> None:
         assert seen[-1].is_contiguous(memory_format=layout)
         (slope,) = torch.autograd.grad(seen[-1].sum(), given)
         assert slope[0, :, 0, 0].tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+def test_print_shows_selections(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(5, 2, 1), nn.Conv2d(2, 2, 1))
+    own = str(model)
+    select(model[0], torch.tensor([4, 0, 2]), 1)
+    shown = "(0): Conv2d(5, 2, kernel_size=(1, 1), stride=(1, 1), channels=[4, 0, 2])"
+    twin = copy.deepcopy(model)
+    torch.save(model, tmp_path / "whole.pt")
+    for other in (model, twin, copy_sharing(model), torch.load(tmp_path / "whole.pt", weights_only=False)):
+        assert shown in str(other) and str(other[1]) == str(nn.Conv2d(2, 2, 1))
+        assert [*other.state_dict()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    twin[0].in_channels = 3
+    assert "Conv2d(3, 2" in str(twin) and "Conv2d(5, 2" in str(model)
+    select(model[0], torch.arange(0, 40, 3), 1)
+    assert "channels=[0, 3, 6, 9, ..., 39] (14)" in str(model)
+    select(model[1], torch.tensor([0, 2, 1, 2]), 1, filled=True)
+    assert "channels=[0, zeros, 1, zeros]" in str(model)
+    for layer in model:
+        unselect(layer)
+    assert str(model) == own
+    dead = weakref.ref(twin[0])
+    del twin, other
+    assert dead() is None  # it is freed at once, not by the garbage collector
 
 
 # -- layers that keep all of their inputs: they lose outputs, and zeros take the places of channels that are gone

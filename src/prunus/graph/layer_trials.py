@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from prunus.graph import layer_surgery
 from prunus.graph.rules import layers
 from prunus.graph.rules.rulebook import LAYERS, base_layer
-from prunus.graph.selection import DIM, FILLED, INDEX, selection_of, unselect
+from prunus.graph.selection import DIM, FILLED, INDEX, SHOWN, selection_of, unselect
 from prunus.graph.traced import CONVOLUTIONS, DEPTHWISE, MIXING, Traced, batched_dims, is_depthwise, named_modules
 from prunus.graph.units import Indices
 from prunus.util.state import module_state_kept
@@ -33,7 +33,7 @@ _HARMLESS = frozenset(
         *("__firstlineno__", "__repr__", "extra_repr", "reset_parameters", "__qualname__", "__parameters__"),
     )
 )
-_INTERNAL = frozenset((*vars(nn.Module()), DEPTHWISE, DIM, FILLED)) - {"forward"}
+_INTERNAL = frozenset((*vars(nn.Module()), DEPTHWISE, DIM, FILLED, SHOWN)) - {"forward"}
 _STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked", INDEX))
 
 

@@ -5,10 +5,12 @@ of it the selection is *filled*: zeros take the places of channels that are gone
 
 It is a forward pre-hook on the layer, with its index in a buffer that is not saved. So the layer keeps its class,
 parameters keep their names, `.to(device)`, deep copies and export work, and the plan restores the index on loading.
+`print(model)` shows it behind the layer's own settings.
 """
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 INDEX = "prunus_selection"
 DIM = "prunus_selection_dim"
 FILLED = "prunus_selection_filled"
+SHOWN = "extra_repr"
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,16 @@ class Selection:
             return _selected(x, self.dim, self.index)
         zeros = torch.zeros_like(x.narrow(self.dim, 0, 1))
         return torch.cat([x, zeros], self.dim).index_select(self.dim, self.index)
+
+    def __str__(self) -> str:
+        """As `print(model)` shows it: channels=[0, 1, 5, 7], or the first and last of many."""
+        if self.index.is_meta:
+            return f"channels=[{len(self.index)} of them]"
+        numbers = [str(number) for number in self.index.tolist()]
+        if self.filled:
+            numbers = ["zeros" if number == str(int(self.index.max())) else number for number in numbers]
+        shown = numbers if len(numbers) <= 8 else [*numbers[:4], "...", numbers[-1]]
+        return f"channels=[{', '.join(shown)}]" + (f" ({len(numbers)})" if shown is not numbers else "")
 
 
 def selection_of(module: nn.Module) -> Selection | None:
@@ -55,6 +68,8 @@ def select(module: nn.Module, index: Tensor, dim: int, *, filled: bool = False) 
         setattr(module, FILLED, True)
     if not had:
         module.register_forward_pre_hook(_take)
+    if SHOWN not in vars(module):
+        setattr(module, SHOWN, _Shown(module))
 
 
 def unselect(module: nn.Module) -> None:
@@ -65,6 +80,8 @@ def unselect(module: nn.Module) -> None:
     delattr(module, DIM)
     if hasattr(module, FILLED):
         delattr(module, FILLED)
+    if isinstance(vars(module).get(SHOWN), _Shown):
+        delattr(module, SHOWN)
     for key, hook in list(module._forward_pre_hooks.items()):
         if hook is _take:
             del module._forward_pre_hooks[key]
@@ -73,6 +90,26 @@ def unselect(module: nn.Module) -> None:
 def _take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     selection = selection_of(module)
     return args if selection is None else (selection.of(args[0]), *args[1:])
+
+
+class _Shown:
+    """The `extra_repr` of a layer with a selection. It does not keep the layer alive; a copy is that of the copy."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def __call__(self) -> str:
+        module = self._module()
+        if module is None:
+            return ""
+        return ", ".join(filter(None, [type(module).extra_repr(module), str(selection_of(module) or "")]))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shown:
+        module: Any = self._module()
+        return _Shown(memo.get(id(module), module))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Shown, (self._module(),)
 
 
 def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
