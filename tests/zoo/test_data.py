@@ -31,18 +31,12 @@ def test_held_out_training_images() -> None:
 
 
 def test_held_out_test_images_leave_the_training_set_whole() -> None:
-    found = data.load("digits", holdout="test:0.5")
+    found, whole = data.load("digits", holdout="test:0.5"), data.load("digits", holdout="none")
     train, holdout, test = (rows(found, part) for part in ("train", "holdout", "test"))
     assert (len(train), len(holdout), len(test)) == (1438, 180, 179)
-    assert holdout | test == rows(data.load("digits"), "test")
-    assert not holdout & test
-
-
-def test_nothing_held_out() -> None:
-    found = data.load("digits", holdout="none")
-    assert [found.count(part) for part in ("train", "holdout", "test")] == [1438, 0, 359]  # type: ignore[arg-type]
-    assert found.has("train") and not found.has("holdout")
-    assert found.example().shape == (1, 1, 8, 8)
+    assert holdout | test == rows(whole, "test") and not holdout & test
+    assert [whole.count(part) for part in ("train", "holdout", "test")] == [1438, 0, 359]  # type: ignore[arg-type]
+    assert whole.has("train") and not whole.has("holdout") and whole.example().shape == (1, 1, 8, 8)
 
 
 def test_mean_and_deviation_can_be_overridden() -> None:

@@ -36,12 +36,9 @@ def test_one_tree_gives_a_fixed_stratified_fifth_as_test(tmp_path: Path) -> None
     assert len(stems(found, "train")) == 16
     assert not set(stems(found, "train")) & set(stems(found, "test"))
     assert stems(found, "test") == stems(data.load(f"folder:{tmp_path}", seed=9), "test")
-
-
-def test_trees_for_training_and_testing(tmp_path: Path) -> None:
-    write_tree(tmp_path / "train", {"a": 3, "b": 3})
-    write_tree(tmp_path / "val", {"b": 2})
-    found = data.load(f"folder:{tmp_path}", holdout="none")
+    write_tree(tmp_path / "parts" / "train", {"a": 3, "b": 3})
+    write_tree(tmp_path / "parts" / "val", {"b": 2})
+    found = data.load(f"folder:{tmp_path / 'parts'}", holdout="none")
     assert stems(found, "test") == [("b/0.png", 1), ("b/1.png", 1)]
 
 
@@ -194,6 +191,14 @@ def test_palettes_are_read_as_indices_and_classes_may_have_names(tmp_path: Path)
     assert found.classes == ("road", "the sky", "house", "tree")
     everything = torch.cat([masks for part in ("train", "test") for _, masks in found.loader(part, 8)])  # type: ignore[arg-type]
     assert any(torch.equal(mask, torch.tensor([[0, 1], [3, 255]])) for mask in everything)
+    for content, said in (
+        (b"road\nstra\xdfe\n", "classes.txt: cannot be read as text in UTF-8"),
+        (b"road\nsky\nroad\n", "at least 2 classes, one per line, all different"),
+        (b"\n", "at least 2 classes"),
+    ):
+        (tmp_path / "classes.txt").write_bytes(content)
+        with pytest.raises(DataError, match=said):
+            data.load(f"folder:{tmp_path}", labels="masks", holdout="none")
 
 
 def test_masks_that_cannot_be_used(tmp_path: Path) -> None:
@@ -231,21 +236,6 @@ def test_masks_that_cannot_be_used(tmp_path: Path) -> None:
         data.load(f"folder:{tmp_path / 'images'}", labels="masks")
 
 
-def test_names_of_classes_that_cannot_be_used(tmp_path: Path) -> None:
-    several(tmp_path, 5)
-    names_file = tmp_path / "classes.txt"
-    names_file.write_text("road\nsky\nhouse\n", encoding="utf-8-sig")
-    assert data.load(f"folder:{tmp_path}", labels="masks", holdout="none").classes == ("road", "sky", "house")
-    for content, said in (
-        (b"road\nstra\xdfe\n", "classes.txt: cannot be read as text in UTF-8"),
-        (b"road\nsky\nroad\n", "at least 2 classes, one per line, all different"),
-        (b"\n", "at least 2 classes"),
-    ):
-        names_file.write_bytes(content)
-        with pytest.raises(DataError, match=said):
-            data.load(f"folder:{tmp_path}", labels="masks", holdout="none")
-
-
 def test_wrong_masks_are_said_alike_by_workers(tmp_path: Path) -> None:
     several(tmp_path, 5)
     (tmp_path / "classes.txt").write_text("a\nb\n")
@@ -262,7 +252,7 @@ def labelled(root: Path, lines: list[str], count: int = 4) -> Path:
 
 
 def test_several_labels_from_a_table(tmp_path: Path) -> None:
-    lines = ["file,cat,dog", *(f"{n}.png,{n % 2},{int(n < 5)}" for n in range(10))]
+    lines = ['"file", "cat",dog', *(f'"{n}.png", "{n % 2}" ,{int(n < 5)}' for n in range(10))]  # spaces, quotes
     found = data.load(f"folder:{labelled(tmp_path, lines, 10)}", labels="several", size=8, holdout="train:0.25")
     assert found.classes == ("cat", "dog")
     parts = [names(found, part) for part in ("train", "holdout", "test")]
@@ -294,14 +284,6 @@ def test_several_labels_from_a_table(tmp_path: Path) -> None:
 def test_tables_that_cannot_be_used(tmp_path: Path, lines: list[str], said: str) -> None:
     with pytest.raises(DataError, match=said):
         data.load(f"folder:{labelled(tmp_path, lines)}", labels="several")
-
-
-def test_spaces_and_quotes_of_a_table_do_not_count(tmp_path: Path) -> None:
-    lines = ['"file", "cat", "dog"', *(f'"{n}.png", "{n % 2}" , 1' for n in range(4))]
-    found = data.load(f"folder:{labelled(tmp_path, lines)}", labels="several", size=8, holdout="none")
-    assert found.classes == ("cat", "dog")
-    labels = torch.cat([labels for part in ("train", "test") for _, labels in found.loader(part, 8)])  # type: ignore[arg-type]
-    assert sorted(labels.tolist()) == [[0, 1], [0, 1], [1, 1], [1, 1]]
 
 
 def test_tables_of_training_and_test_images_share_nothing(tmp_path: Path) -> None:

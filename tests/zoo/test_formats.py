@@ -16,19 +16,22 @@ from tests.zoo import formats
 from tests.zoo.formats import TinyCifar, TinyMnist, assert_is_tiny, content, python2_pickle, write_files
 
 
-@pytest.mark.parametrize("inside", ["", "cifar-10-batches-py", "cifar10/cifar-10-batches-py"])
-def test_cifar10_python_batches(tmp_path: Path, inside: str) -> None:
-    write_files(tmp_path / inside, TinyCifar().python())
-    found = data.load("cifar10", tmp_path, holdout="none")
-    assert_is_tiny(found, TinyCifar())
-    assert (found.shape, found.classes[3]) == ((3, 32, 32), "cat")
-    assert_is_tiny(data.load(f"cifar10:{tmp_path}", holdout="none"), TinyCifar())
-
-
-@pytest.mark.parametrize(("inside", "kind"), [("cifar-10-batches-bin", "binary"), ("", "png")])
-def test_cifar10_in_other_formats(tmp_path: Path, inside: str, kind: str) -> None:
-    write_files(tmp_path / inside, getattr(TinyCifar(), kind)())
-    assert_is_tiny(data.load("cifar10", tmp_path, holdout="none"), TinyCifar())
+@pytest.mark.parametrize(
+    ("name", "inside", "kind"),
+    [
+        *(("cifar10", inside, "python") for inside in ("", "cifar-10-batches-py", "cifar10/cifar-10-batches-py")),
+        ("cifar10", "cifar-10-batches-bin", "binary"),
+        ("cifar10", "", "png"),
+        *(("mnist", inside, "idx") for inside in ("", "mnist", "MNIST/raw")),
+        ("mnist", "", "zipped"),
+    ],
+)
+def test_files_in_every_format_and_place(tmp_path: Path, name: str, inside: str, kind: str) -> None:
+    tiny = TinyCifar() if name == "cifar10" else TinyMnist()
+    write_files(tmp_path / inside, getattr(tiny, kind)())
+    assert_is_tiny(data.load(name, tmp_path, holdout="none"), tiny)
+    assert_is_tiny(data.load(f"{name}:{tmp_path}", holdout="none"), tiny)
+    assert data.load(name, tmp_path, size=16).shape[1:] == (16, 16)
 
 
 def test_batches_pickled_again_by_python_3(tmp_path: Path) -> None:
@@ -46,13 +49,9 @@ def test_cifar100_has_fine_labels(tmp_path: Path, kind: str) -> None:
     labels = {"train": [99, 0, 17, 3, 4, 5, 6, 7, 8], "test": [50, 60, 70, 80, 90]}
     for part in ("train", "test"):
         if kind == "python":
-            batch = python2_pickle(
-                {
-                    b"data": images[part].reshape(-1, 3072),
-                    b"fine_labels": labels[part],
-                    b"coarse_labels": [label // 5 for label in labels[part]],
-                }
-            )
+            coarse = [label // 5 for label in labels[part]]
+            pixels = images[part].reshape(-1, 3072)
+            batch = python2_pickle({b"data": pixels, b"fine_labels": labels[part], b"coarse_labels": coarse})
             write_files(tmp_path / "cifar-100-python", {part: batch})
         else:
             batch = formats.binary_batch(images[part], labels[part], coarse=True)
@@ -60,17 +59,7 @@ def test_cifar100_has_fine_labels(tmp_path: Path, kind: str) -> None:
     found = data.load("cifar100", tmp_path, holdout="none")
     for name in ("train", "test"):
         pixels, numbers = content(found, name)  # type: ignore[arg-type]
-        assert np.array_equal(pixels, images[name])
-        assert numbers == labels[name]
-
-
-@pytest.mark.parametrize("inside", ["", "mnist", "MNIST/raw"])
-@pytest.mark.parametrize("zipped", [False, True])
-def test_mnist_idx_files(tmp_path: Path, inside: str, zipped: bool) -> None:
-    tiny = TinyMnist()
-    write_files(tmp_path / inside, tiny.zipped() if zipped else tiny.idx())
-    assert_is_tiny(data.load("mnist", tmp_path, holdout="none"), tiny)
-    assert data.load("mnist", tmp_path, size=32).shape == (1, 32, 32)
+        assert np.array_equal(pixels, images[name]) and numbers == labels[name]
 
 
 class Bomb:

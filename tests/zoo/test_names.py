@@ -38,13 +38,6 @@ def test_the_stored_table_of_networks_is_right() -> None:
     assert table == {name: totals(name) for name in table}
 
 
-def test_names_and_what_they_need_import_no_torch() -> None:
-    rooms = "zoo.names util.files util.options util.progress util.registry util.text util.typed_json util.user_code"
-    modules = ", ".join(f"prunus.{name}" for name in rooms.split())
-    code = f"import sys, {modules}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_listing_and_refusals_need_no_torch() -> None:
     code = """
 import sys
