@@ -66,7 +66,7 @@ def test_sums_of_wide_layers_are_those_of_all_rows_at_once(dtype: torch.dtype, m
         sums.add(x[rows], y[rows])
     for group in (0, 1):
         a, b = x[:, group].double().numpy(), y[:, group].double().numpy()
-        np.testing.assert_allclose(sums.xx[group], a.T @ a, rtol=1e-6)
-        np.testing.assert_allclose(sums.xy[group], a.T @ b, rtol=1e-6)
+        np.testing.assert_allclose(sums.sums.xx[group], a.T @ a, rtol=1e-6)
+        np.testing.assert_allclose(sums.sums.xy[group], a.T @ b, rtol=1e-6)
         want = np.cov(a.T, bias=True)  # what is left of numbers 2,500 times as large
         np.testing.assert_allclose(sums.covariance(group), want, atol=1e-5 if dtype == torch.float32 else 1e-10)

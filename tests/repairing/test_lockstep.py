@@ -15,7 +15,7 @@ from prunus.repairing import lockstep
 from prunus.repairing import solve as layer_solve
 from prunus.repairing.repair import repair
 from prunus.repairing.value_store import Stops
-from prunus.util.processes import parse_memory
+from prunus.util.options import parse_memory
 from tests.repairing.toys import KEEP, Residual, pictures
 
 

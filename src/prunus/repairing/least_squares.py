@@ -56,12 +56,13 @@ def solve(sums: RegressionSums, start: Start, ridges: Sequence[float]) -> list[F
     From fewer rows than unknowns it is computed by the identity (X'X + r)^-1 X' = X' (XX' + r)^-1.
     """
     if isinstance(sums, GramSums):
-        mean_x, mean_y = sums.x / sums.rows, sums.y / sums.rows
+        total = sums.sums
+        mean_x, mean_y = total.x / sums.rows, total.y / sums.rows
         if start.constant:
-            matrix = sums.xx - sums.rows * mean_x.unsqueeze(2) * mean_x.unsqueeze(1)
-            cross = sums.xy - sums.rows * mean_x.unsqueeze(2) * mean_y.unsqueeze(1)
+            matrix = total.xx - sums.rows * mean_x.unsqueeze(2) * mean_x.unsqueeze(1)
+            cross = total.xy - sums.rows * mean_x.unsqueeze(2) * mean_y.unsqueeze(1)
         else:
-            matrix, cross = sums.xx, sums.xy - sums.x.unsqueeze(2) * start.bias.unsqueeze(1)
+            matrix, cross = total.xx, total.xy - total.x.unsqueeze(2) * start.bias.unsqueeze(1)
         scale = matrix.diagonal(dim1=1, dim2=2).mean(1)  # [groups]
         right = cross - matrix @ start.weight.mT  # [groups, n, o]
     else:
@@ -99,6 +100,7 @@ def error(sums: RegressionSums, fit: Fit) -> Tensor:
     if isinstance(sums, KeptRows):
         rest: Tensor = sums.y - sums.x @ w.mT - c.unsqueeze(1)
         return (rest * rest).mean(1)
-    square = sums.yy + sums.rows * c * c - 2 * c * sums.y
-    square = square - 2 * (w * sums.xy.mT).sum(2) + ((w @ sums.xx) * w).sum(2)
-    return (square + 2 * c * (w @ sums.x.unsqueeze(2)).squeeze(2)) / sums.rows
+    x, y, xx, xy, yy = sums.sums
+    square = yy + sums.rows * c * c - 2 * c * y
+    square = square - 2 * (w * xy.mT).sum(2) + ((w @ xx) * w).sum(2)
+    return (square + 2 * c * (w @ x.unsqueeze(2)).squeeze(2)) / sums.rows

@@ -33,7 +33,8 @@ from prunus.graph.units import Indices, Mask
 from prunus.repairing.value_store import Stops, ValueStore, bytes_of, checkpoints, free_disk
 from prunus.scoring.passes import CHUNK, Images, chunks, count_of
 from prunus.util.batches import device_of
-from prunus.util.processes import parse_memory, total_memory, used_memory
+from prunus.util.options import parse_memory
+from prunus.util.processes import total_memory, used_memory
 from prunus.util.state import evaluating, generators_kept
 
 log = logging.getLogger(__name__)
@@ -200,10 +201,7 @@ class Lockstep:
         self._kept = checkpoints(halved, self._capacity, free_disk())
         log.info(
             "values of %d images take up to %.1f GiB: they are kept at %d of %d layers, and computed again elsewhere",
-            self.num_images,
-            most / 2**30,
-            sum(self._kept),
-            len(stops),
+            *(self.num_images, most / 2**30, sum(self._kept), len(stops)),
         )
 
     def chunks_at(self, node: fx.Node) -> Iterator[Chunk]:

@@ -1,9 +1,22 @@
-"""The repair `solve`: layers get new weights by least squares, front to back, so that they match the original's."""
+"""The repair `solve`: layers get new weights by least squares, front to back, so that they match the original's.
+
+The last layer of a residual branch is solved for the sum behind it:
+
+    stream = other + norm(layer(x))
+
+The stream that enters a block of the pruned network differs from the original's. A branch that is solved for its own
+output keeps that error. Solved for
+
+    norm(layer(x)) = (other + branch) of the original - other of the pruned network
+
+it corrects the error as far as it can.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,11 +28,10 @@ from prunus.errors import RunError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.graph.selection import selection_of
-from prunus.graph.traced import Traced
+from prunus.graph.traced import Traced, only_user
 from prunus.repairing.least_squares import CAREFUL, RIDGES, Fit, Start, choose, relative_error
-from prunus.repairing.lockstep import Lockstep, NetworkPair, lockstep
+from prunus.repairing.lockstep import Chunk, Lockstep, NetworkPair, lockstep
 from prunus.repairing.repair import Repair
-from prunus.repairing.shortcuts import Shortcut, order_with_shortcuts
 from prunus.scoring.gram_sums import GramSums, KeptRows, Parts, add_apart, held_apart, together
 from prunus.scoring.passes import Images
 from prunus.scoring.reader_inputs import POSITIONS, LayerInputs
@@ -42,6 +54,8 @@ log = logging.getLogger(__name__)
 ROWS_PER_WEIGHT = 2  # with fewer rows for each weight of a filter, a small ridge fits noise
 ENOUGH = 256  # rows for each weight of a filter: more change hardly anything
 LEAST = 500  # images for a layer with few weights: rows of one image are alike
+ADDITIONS, ADDITION_METHODS = (operator.add, operator.iadd, torch.add), ("add", "add_")
+FLAT = 1e-6  # a norm with a smaller scale hides the layer's output, so the layer cannot correct the stream
 OnLayer = Callable[[str, float, float], None]  # layer, error before, error after
 Few = tuple[str, int, int]  # a layer with too few rows, the weights of each of its filters, and its rows
 
@@ -92,27 +106,20 @@ def run(
     settings = SolveSettings(layers, ridge, positions, seed)
     check(settings, RunError)
     with lockstep(graph, plan, images, memory) as networks:
-        solve_layers(networks, settings, progress, on_layer)
-        return networks.pair.models[1]
-
-
-def solve_layers(
-    networks: Lockstep, settings: SolveSettings, progress: Progress | None = None, on_layer: OnLayer | None = None
-) -> None:
-    """Give layers of the second network new weights, so that they match those of the first."""
-    pair = networks.pair
-    stops = [node for node in pair.nodes if _is_solvable(pair, node, settings.layers)]
-    order, shortcuts = order_with_shortcuts(pair, stops)
-    stops.sort(key={node: i for i, node in enumerate(order)}.__getitem__)
-    solver = _Solver(networks, settings, shortcuts, on_layer)
-    reserve = max(map(solver.bytes_needed, stops), default=0)
-    networks.start(order, stops, ahead=True, reserve=reserve, images=list(map(solver.images_needed, stops)))
-    for number, node in enumerate(stops, 1):
-        solver.solve(node)
-        if progress is not None:
-            progress(number, len(stops))
-    used = f"The given ridge {settings.ridge:g} is used." if settings.ridge else "A larger ridge is used there."
-    warn_of_few_images(networks.num_images, solver.few, used)
+        pair = networks.pair
+        stops = [node for node in pair.nodes if _is_solvable(pair, node, layers)]
+        order, shortcuts = order_with_shortcuts(pair, stops)
+        stops.sort(key={node: i for i, node in enumerate(order)}.__getitem__)
+        solver = _Solver(networks, settings, shortcuts, on_layer)
+        reserve = max(map(solver.bytes_needed, stops), default=0)
+        networks.start(order, stops, ahead=True, reserve=reserve, images=list(map(solver.images_needed, stops)))
+        for number, node in enumerate(stops, 1):
+            solver.solve(node)
+            if progress is not None:
+                progress(number, len(stops))
+        used = f"The given ridge {ridge:g} is used." if ridge else "A larger ridge is used there."
+        warn_of_few_images(networks.num_images, solver.few, used)
+        return pair.models[1]
 
 
 def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -157,14 +164,7 @@ def warn_of_few_images(num_images: int, few: Sequence[Few], consequence: str) ->
     log.warning(
         "%d images are too few for %d of the layers: %s has %d weights per filter, an image gives it %d %s, and it "
         "needs at least %d images. %s",
-        num_images,
-        len(few),
-        worst[0],
-        worst[1],
-        each,
-        "row" if each == 1 else "rows",
-        needed(worst),
-        consequence,
+        *(num_images, len(few), *worst[:2], each, "row" if each == 1 else "rows", needed(worst), consequence),
     )
 
 
@@ -227,7 +227,6 @@ class _Solver:
         return max(LEAST, math.ceil(ENOUGH * n / min(self._settings.positions, grid)))
 
     def solve(self, node: fx.Node) -> None:
-        """Give the layer of this node new weights, unless that is impossible."""
         name, layer = str(node.target), self._pair.layer(node)
         norm = norm_after(self._pair.traced, self._pair.models[1], node) if layer.bias is None else None
         start = _start(layer, norm)
@@ -275,3 +274,89 @@ class _Solver:
             target = target.reshape(*where.shape, len(start.weight), -1)
             add_apart(parts, fitted, inputs_at(layer, x, where, images), target)
         return parts
+
+
+@dataclass(frozen=True, eq=False)
+class Shortcut:
+    """The other operand of the addition after a layer, and the batch norm in between, if there is one."""
+
+    other: fx.Node
+    kept: Tensor  # the layer's outputs that are kept
+    norm: Any
+
+    def missing(self, chunk: Chunk, layer: nn.Module, where: Tensor, images: Tensor) -> Tensor | None:
+        """What must be added to the target at `where` [N, P] of `images`: [N, P, kept]; None if unknown."""
+        original, pruned = (chunk.value(self.other, side) for side in (0, 1))
+        axis = pruned.dim() - 1 if isinstance(layer, nn.Linear) else 1
+        if pruned.shape[axis] != len(self.kept):
+            return None
+        error = outputs_at(layer, original, where, images)[..., self.kept] - outputs_at(layer, pruned, where, images)
+        scale = torch.ones(len(self.kept), device=pruned.device)  # of each output between the layer and the stream
+        if self.norm is not None:
+            gain = scale if self.norm.weight is None else self.norm.weight.detach()
+            scale = gain / torch.sqrt(self.norm.running_var + self.norm.eps)
+        return torch.where(scale.abs() > FLAT, error / scale, 0.0)
+
+
+def order_with_shortcuts(pair: NetworkPair, unsolved: list[fx.Node]) -> tuple[list[fx.Node], dict[fx.Node, Shortcut]]:
+    """The calls in an order in which the other operand of an addition comes before the layer that is solved for the
+    sum, where that is possible; and the shortcuts of these layers.
+    """
+    order: list[fx.Node] = []
+    shortcuts: dict[fx.Node, Shortcut] = {}
+    for node in pair.nodes:
+        if node in order:
+            continue
+        shortcut = _shortcut(pair, node) if node in unsolved else None
+        early = None if shortcut is None else _early(pair, node, shortcut.other, order, unsolved)
+        if shortcut is not None and early is not None:
+            order += early
+            shortcuts[node] = shortcut
+        order.append(node)
+    return order, shortcuts
+
+
+def _shortcut(pair: NetworkPair, node: fx.Node) -> Shortcut | None:
+    """The addition right after `node`; a batch norm may come between."""
+    kept = pair.kept_outputs(str(node.target))
+    branch, user, norm = node, only_user(node), None
+    if user is not None and user.op == "call_module" and isinstance(pair.layer(user), nn.modules.batchnorm._BatchNorm):
+        norm = pair.layer(user)
+        branch, user = user, only_user(user)
+    if kept is None or user is None or (norm is not None and norm.running_var is None):
+        return None
+    additions = ADDITIONS if user.op == "call_function" else ADDITION_METHODS
+    if user.kwargs or len(user.args) != 2 or user.target not in additions:
+        return None
+    other = next((n for n in user.args if isinstance(n, fx.Node) and n is not branch), None)
+    if other is None or pair.traced.shapes[other.name] != pair.traced.shapes[node.name]:
+        return None
+    return Shortcut(other, kept, norm)
+
+
+def _early(
+    pair: NetworkPair, node: fx.Node, other: fx.Node, done: list[fx.Node], unsolved: list[fx.Node]
+) -> list[fx.Node] | None:
+    """The calls that `other` still needs, if they can be made before `node` and no call notices; otherwise None."""
+    if other in done:
+        return []
+    pending: list[fx.Node] = []
+    wanted = [other]
+    while wanted:
+        one = wanted.pop()
+        if one in done or one in pending:
+            continue
+        if one is node or one in unsolved:
+            return None
+        pending.append(one)
+        wanted += one.all_input_nodes
+    order = {n: i for i, n in enumerate(pair.nodes)}
+    after = {node}
+    for between in pair.nodes[order[node] + 1 : order[other]]:
+        if between in pending or between in done:
+            continue
+        # A call in between might write into the inputs of `other`. One that sees only the layer's output cannot.
+        if not all(n in after or n.op == "get_attr" for n in between.all_input_nodes):
+            return None
+        after.add(between)
+    return sorted(pending, key=order.__getitem__)

@@ -8,6 +8,7 @@ float64: in float32 that is twice as fast, and its error is far below the smalle
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from torch import Tensor, arange, cat, float32, float64, stack, zeros
 
@@ -16,18 +17,28 @@ NUMBERS = 2**24  # of all inputs of these rows
 STRIP = 256  # columns of a Gram matrix that are computed at once
 
 
+class Sums(NamedTuple):
+    """Sums over rows."""
+
+    x: Tensor  # [groups, n]
+    y: Tensor  # [groups, o]
+    xx: Tensor  # [groups, n, n] of x x'
+    xy: Tensor  # [groups, n, o] of x y'
+    yy: Tensor  # [groups, o] of the squares of y
+
+
 class GramSums:
     """Number of rows, sums and products. Memory does not grow with the number of rows."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self._sums: list[Tensor] = []  # of x, y, x x', x y' and y²
+        self._sums: Sums | None = None
         self._waiting: list[Tensor] = []  # [groups, AT_ONCE, n], [groups, AT_ONCE, o]
         self._filled = 0  # rows that wait
 
     @classmethod
-    def of(cls, rows: int, sums: list[Tensor]) -> GramSums:
-        """Sums x, y, xx, xy and yy that are known."""
+    def of(cls, rows: int, sums: Sums) -> GramSums:
+        """Sums that are known."""
         made = cls()
         made.rows, made._sums = rows, sums
         return made
@@ -58,86 +69,62 @@ class GramSums:
         y -= mean_y.unsqueeze(1)
         rest_x, rest_y, mean_x, mean_y = x.sum(1).double(), y.sum(1).double(), mean_x.double(), mean_y.double()
         sum_x, sum_y = rest_x + rows * mean_x, rest_y + rows * mean_y
-        if not self._sums:
+        if self._sums is None:
             (groups, n), o = sum_x.shape, sum_y.shape[1]
-            self._sums = [sum_x.new_zeros(groups, *shape) for shape in ((n,), (o,), (n, n), (n, o), (o,))]
+            self._sums = Sums(*(sum_x.new_zeros(groups, *shape) for shape in ((n,), (o,), (n, n), (n, o), (o,))))
         left = stack([mean_x, sum_x], 2)
-        self._sums[0] += sum_x
-        self._sums[1] += sum_y
-        _add_gram(self._sums[2].baddbmm_(left, stack([rest_x, mean_x], 1)), x)
-        self._sums[3].baddbmm_(left, stack([rest_y, mean_y], 1)).add_(x.mT @ y)
-        self._sums[4] += (y * y).sum(1).double() + mean_y * (rest_y + sum_y)
+        self._sums.x.add_(sum_x)
+        self._sums.y.add_(sum_y)
+        _add_gram(self._sums.xx.baddbmm_(left, stack([rest_x, mean_x], 1)), x)
+        self._sums.xy.baddbmm_(left, stack([rest_y, mean_y], 1)).add_(x.mT @ y)
+        self._sums.yy.add_((y * y).sum(1).double() + mean_y * (rest_y + sum_y))
 
-    def _sum(self, place: int) -> Tensor:
+    @property
+    def sums(self) -> Sums:
+        """The sums of all rows so far."""
         if self._filled:
             self._multiply()
-        return self._sums[place] if self._sums else zeros((), dtype=float64)
-
-    @property
-    def x(self) -> Tensor:
-        """Sum of x: [groups, n]."""
-        return self._sum(0)
-
-    @property
-    def y(self) -> Tensor:
-        """Sum of y: [groups, o]."""
-        return self._sum(1)
-
-    @property
-    def xx(self) -> Tensor:
-        """Sum of x x': [groups, n, n]."""
-        return self._sum(2)
-
-    @property
-    def xy(self) -> Tensor:
-        """Sum of x y': [groups, n, o]."""
-        return self._sum(3)
-
-    @property
-    def yy(self) -> Tensor:
-        """Sum of the squares of y: [groups, o]."""
-        return self._sum(4)
+        return self._sums or Sums(*[zeros((), dtype=float64)] * 5)
 
     def __add__(self, other: GramSums) -> GramSums:
-        return GramSums.of(self.rows + other.rows, [self._sum(i) + other._sum(i) for i in range(5)])
+        pairs = zip(self.sums, other.sums, strict=True)
+        return GramSums.of(self.rows + other.rows, Sums(*(mine + its for mine, its in pairs)))
 
     def narrowed(self, columns: Tensor, weight: Tensor, bias: Tensor) -> GramSums:
         """The sums of x at `columns` [groups, m] and of y = weight x + bias. Any y added before is ignored."""
-        n = self.xx.shape[2]
-        product = (weight @ self.x.unsqueeze(2)).squeeze(2)  # [groups, o]
-        half = self.xx.gather(1, columns.unsqueeze(2).expand(-1, -1, n))  # [groups, m, n]
-        x = self.x.gather(1, columns)
-        return GramSums.of(
-            self.rows,
-            [
-                x,
-                product + self.rows * bias,
-                half.gather(2, columns.unsqueeze(1).expand(-1, columns.shape[1], -1)),  # [groups, m, m]
-                half @ weight.mT + x.unsqueeze(2) * bias.unsqueeze(1),  # [groups, m, o]
-                ((weight @ self.xx) * weight).sum(2) + 2 * bias * product + self.rows * bias * bias,
-            ],
+        sums = self.sums
+        product = (weight @ sums.x.unsqueeze(2)).squeeze(2)  # [groups, o]
+        half = sums.xx.gather(1, columns.unsqueeze(2).expand(-1, -1, sums.xx.shape[2]))  # [groups, m, n]
+        x = sums.x.gather(1, columns)
+        narrow = Sums(
+            x=x,
+            y=product + self.rows * bias,
+            xx=half.gather(2, columns.unsqueeze(1).expand(-1, columns.shape[1], -1)),
+            xy=half @ weight.mT + x.unsqueeze(2) * bias.unsqueeze(1),
+            yy=((weight @ sums.xx) * weight).sum(2) + 2 * bias * product + self.rows * bias * bias,
         )
+        return GramSums.of(self.rows, narrow)
 
     def covariance(self, group: int) -> Tensor:
         """Covariance of x in one group: [n, n]."""
-        mean = self.x[group] / self.rows
-        return self.xx[group] / self.rows - mean[:, None] * mean
+        mean = self.means(group)
+        return self.sums.xx[group] / self.rows - mean[:, None] * mean
 
     def variances(self, group: int) -> Tensor:
         """Variances of x in one group: [n]."""
-        return self.xx[group].diagonal() / self.rows - (self.x[group] / self.rows) ** 2
+        return self.sums.xx[group].diagonal() / self.rows - self.means(group) ** 2
 
     def means(self, group: int) -> Tensor:
         """Means of x in one group: [n]."""
-        return self.x[group] / self.rows
+        return self.sums.x[group] / self.rows
 
     def mean(self) -> Tensor:
         """Mean of y: [groups, o]."""
-        return self.y / self.rows
+        return self.sums.y / self.rows
 
     def variance(self) -> Tensor:
         """Variance of y: [groups, o]."""
-        return self.yy / self.rows - (self.y / self.rows) ** 2
+        return self.sums.yy / self.rows - self.mean() ** 2
 
 
 class KeptRows:

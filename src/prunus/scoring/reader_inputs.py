@@ -79,11 +79,11 @@ class SeenInputs:
         sizes = {name: (seen.unprobed.rows, weights_per_filter(seen.layer)) for name, seen in self.layers.items()}
         weak = [f"{name} ({rows:,} rows for {n:,} inputs)" for name, (rows, n) in sizes.items() if rows < n]
         if weak:
+            more = f" and {len(weak) - SHOWN} more" if len(weak) > SHOWN else ""
             log.warning(
                 "%d images are few: the errors of channels that these layers read are uncertain and come from a shrunk "
-                "covariance: %s",
-                self.num_images,
-                ", ".join(weak[:SHOWN]) + (f" and {len(weak) - SHOWN} more" if len(weak) > SHOWN else ""),
+                "covariance: %s%s",
+                *(self.num_images, ", ".join(weak[:SHOWN]), more),
             )
         output_weights = {} if self.probe is None else self.probe.output_weights(list(self.layers))
         for name, readers in self.units().items():
