@@ -18,7 +18,6 @@ import pytest
 from prunus.report.compare import compare
 from prunus.report.read import read_run
 from prunus.report.run_page import run_files, write_report
-from prunus.report.study_page import write_study_report
 from tests.report.runs import read
 from tests.report.test_study_page import make_study
 
@@ -116,7 +115,7 @@ def test_dark_where_the_reader_likes_it_dark_and_narrow_without_scrolling(page: 
 
 
 def test_the_page_of_a_study(tmp_path: Path) -> None:
-    study = write_study_report(make_study(tmp_path / "study")).read_text(encoding="utf-8")
+    study = write_report(make_study(tmp_path / "study")).read_text(encoding="utf-8")
     for flags in (("--window-size=1000,900",), ("--window-size=500,900", "--blink-settings=preferredColorScheme=0")):
         seen, said = looked_at(study, tmp_path, *flags)
         assert said == []

@@ -12,9 +12,10 @@ import torch
 import prunus as pr
 from prunus.report import network
 from prunus.report.network import NetworkDrawing, block_of, blocks, lay_out, streams
-from prunus.report.read import Node, read_run
+from prunus.report.read import read_run
 from prunus.report.run_page import render
-from prunus.run.summary import SpeedFigures, network_shape
+from prunus.run.network_shape import Node, network_shape
+from prunus.run.summary import SpeedFigures
 from prunus.zoo.models import create
 from tests.report.runs import Page, read
 
@@ -60,8 +61,8 @@ def test_blocks_go_by_the_names_of_layers() -> None:
 
 def test_the_shape_of_a_network_is_that_of_its_code() -> None:
     """resnet8: a stem, three blocks of two convolutions with an addition each, and a classifier."""
-    found = network_shape(pr.trace(create("resnet8", num_classes=3), torch.zeros(1, 3, 32, 32), check=False))["nodes"]
-    assert [(each["kind"], each["name"]) for each in found] == [
+    found = network_shape(pr.trace(create("resnet8", num_classes=3), torch.zeros(1, 3, 32, 32), check=False))
+    assert [(each.kind, each.name) for each in found] == [
         ("input", "x"),
         ("layer", "conv1"),
         *[
@@ -72,7 +73,7 @@ def test_the_shape_of_a_network_is_that_of_its_code() -> None:
         ("layer", "linear"),
         ("output", "output"),
     ]
-    assert [each["from"] for each in found] == [
+    assert [[*each.sources] for each in found] == [
         [],
         [0],
         [1],

@@ -11,7 +11,6 @@ import pytest
 from prunus.errors import FileError, RunError
 from prunus.report.compare import compare
 from prunus.report.run_page import write_report
-from prunus.report.study_page import write_study_report
 from tests.report.runs import read
 from tests.report.test_study_page import make_study
 
@@ -51,7 +50,6 @@ def test_an_unfinished_run_says_how_to_go_on(run: Path) -> None:
     [
         (write_report, "nothing", "is not a folder"),
         (write_report, ".", r"no config\.json"),
-        (write_study_report, "nothing", "is not a folder"),
     ],
 )
 def test_not_a_run_or_study(tmp_path: Path, write: Any, folder: str, text: str) -> None:
@@ -65,7 +63,7 @@ def test_what_is_missing_in_a_study_is_named(tmp_path: Path, key: str) -> None:
     content = read(study / "study.json")
     (study / "study.json").write_text(json.dumps({k: v for k, v in content.items() if k != key}))
     with pytest.raises(FileError, match=rf"study\.json.*'{key}' is missing"):
-        write_study_report(study)
+        write_report(study)
 
 
 def test_studies_without_a_picture_or_a_result(tmp_path: Path) -> None:
@@ -74,10 +72,10 @@ def test_studies_without_a_picture_or_a_result(tmp_path: Path) -> None:
     for name in ("accuracy.svg", "accuracy.png"):
         (study / name).unlink()
     with pytest.raises(FileError, match=r"accuracy\.svg is missing"):
-        write_study_report(study)
+        write_report(study)
     (study / "study.json").unlink()
     with pytest.raises(FileError, match="not finished; run the same command again"):
-        write_study_report(study)
+        write_report(study)
     assert (study / "report.html").read_text() == "the old one"
 
 

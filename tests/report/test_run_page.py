@@ -40,13 +40,6 @@ def page(compressed: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return out.read_text(encoding="utf-8")
 
 
-def test_it_goes_into_the_run_folder_and_is_the_same_each_time(run: Path) -> None:
-    assert write_report(run) == run / "report.html"
-    first = (run / "report.html").read_bytes()
-    write_report(run)
-    assert (run / "report.html").read_bytes() == first
-
-
 def test_complete_in_itself(page: str) -> None:
     found = Page(page)
     assert not [attributes for _, attributes in found.tags if attributes.keys() & {"href", "srcset", "data"}]
@@ -60,7 +53,7 @@ def test_complete_in_itself(page: str) -> None:
 
 def test_every_chart_says_what_it_shows_and_shows_numbers_on_hover(page: str) -> None:
     pictures = re.findall(r'<svg class="chart .*?</svg>', page, flags=re.DOTALL)
-    assert len(pictures) == 5  # rounds, cuts, epochs, loss, learning rate
+    assert len(pictures) == 4  # rounds, epochs, loss, learning rate
     assert all(re.search(r'role="img" aria-label="[^"]{20,}"', picture) and titles(picture) for picture in pictures)
     # Widths, times at two batch sizes, two rounds of sensitivity, and scores of each unit that lost channels.
     others = re.findall(r'<div class="(?:bars|histogram)[^>]*role="img" aria-label="[^"]{20,}"', page)
@@ -112,33 +105,24 @@ def test_sensitivity_of_each_unit_with_the_chosen_ones_marked(page: str, compres
             assert lost and float(lost[1]) == pytest.approx(expected, rel=0.05, abs=0.05)
 
 
-def test_units_that_were_tried_at_a_ratio_have_bars_too(tmp_path: Path) -> None:
-    folder = tmp_path / "li"
-    make_run(folder, split="ratio", rounds=1, epochs=0)
-    (rows,) = bar_charts(write_report(folder).read_text(), "sensitivity")
-    measured, chosen = (
-        read(folder / "round-01" / "sensitivity.json"),
-        read(folder / "round-01" / "round.json")["chosen"],
-    )
+def test_a_ratio_tries_units_and_a_repair_has_two_bars_for_each_layer(tmp_path: Path, page: str) -> None:
+    assert "Error of each layer" not in page  # it was not repaired
+    make_run(tmp_path, split="ratio", repair="solve", epochs=0, rounds=1, num_repair_images=32)
+    first = tmp_path / "round-01"
+    measured, outcome = read(first / "sensitivity.json"), read(first / "round.json")
+    repaired = write_report(tmp_path).read_text(encoding="utf-8")
+    (rows,) = bar_charts(repaired, "sensitivity")
     assert {name: [row["channels"] for row in curve] for name, curve in measured["curves"].items()} == {
         name: [row["width"] // 2] for name, row in measured["tried"].items()
     }
-    assert {row.name for row in rows if row.bars[0][2] == "kept"} == set(chosen) != set()
-    assert {row.name for row in rows if row.bars[0][2] == "other"} == set(measured["tried"]) - set(chosen)
-
-
-def test_two_bars_for_each_repaired_layer_as_long_as_its_errors(tmp_path: Path, page: str) -> None:
-    assert "Error of each layer" not in page  # it was not repaired
-    make_run(tmp_path, repair="solve", epochs=0, rounds=1, num_repair_images=32)
-    errors = read(tmp_path / "round-01" / "round.json")["layer_errors"]
-    repaired = write_report(tmp_path).read_text(encoding="utf-8")
+    assert {row.name for row in rows if row.bars[0][2] == "kept"} == set(outcome["chosen"]) != set()
+    assert {row.name for row in rows if row.bars[0][2] == "other"} == set(measured["tried"]) - set(outcome["chosen"])
     (rows,) = bar_charts(repaired, "errors")
-    longest = max(max(pair) for pair in errors.values())
-    assert errors and {row.name: [bar[1] for bar in row.bars] for row in rows} == {
+    longest = max(max(pair) for pair in outcome["layer_errors"].values())
+    assert rows and {row.name: [bar[1] for bar in row.bars] for row in rows} == {
         name: pytest.approx([max(64 * value / longest, 0.3) for value in pair], abs=0.02)
-        for name, pair in errors.items()
+        for name, pair in outcome["layer_errors"].items()
     }
-    assert "100% is as bad as a constant" in repaired
 
 
 def test_times_have_their_quartiles(page: str, compressed: Any) -> None:
@@ -231,7 +215,7 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
     call = "prunus.compress(model, train, holdout, ratio=0.3, split='uniform', metric='l1', repair='none', "
     assert call in text
     assert "These images were also used for decisions." in text and "Test accuracy" not in text
-    assert len(charts(page, "rounds")) == 1 and not bar_charts(page, "sensitivity") and not charts(page, "cuts")
+    assert len(charts(page, "rounds")) == 1 and not bar_charts(page, "sensitivity")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +272,7 @@ def test_pixels_on_the_page(run: Path) -> None:
     assert found is not None
     shown = strips(write_report(run).read_text(encoding="utf-8"))
     assert len(shown) == sum(1 + len(unit.maps) for unit in found.units)
-    viridis = np.rint(255 * colormaps["viridis"](np.linspace(0, 1, 255))[:, :3]).astype(np.uint8)
+    viridis = 255 * np.array(colormaps["viridis"].colors)  # type: ignore[attr-defined]  # of each byte
     for unit in found.units:
         (alt, images), *rows = shown[: 1 + len(unit.maps)]
         shown = shown[1 + len(unit.maps) :]
@@ -301,25 +285,23 @@ def test_pixels_on_the_page(run: Path) -> None:
             assert alt.startswith(f"Responses of channel {channel.channel} of {unit.unit} ({fate}) to images of 0, 1")
             for cell, each in zip(cells(strip, 3), maps, strict=True):
                 step = len(cell) // len(each)
-                assert np.array_equal(cell[::step, ::step], viridis[np.minimum(each, 254)])
+                assert np.abs(cell[::step, ::step] - viridis[each]).max() <= 1
 
 
-def test_pictures_that_were_cut_off_are_named_and_without_any_there_is_a_page(run: Path) -> None:
+def test_without_pictures_and_classes_there_is_a_page(run: Path, page: str) -> None:
     path = run / "round-01" / "pictures.safetensors"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(FileError, match=r"round-01.pictures\.safetensors"):
         write_report(run)
     path.unlink()
-    page = write_report(run).read_text(encoding="utf-8")
-    assert "<img" not in page and "Responses of removed" not in page and "<h2>Layers</h2>" in page
-
-
-def test_classes_are_on_the_page_if_there_are_any(run: Path) -> None:
-    text = Page(write_report(run).read_text(encoding="utf-8")).text
     values = read(run / "classes.json")["after"]["values"]
+    text = Page(page).text
     assert "Accuracy of each class" in text and f"{100 * values[0]:.1f}%" in text
     (run / "classes.json").unlink()
-    assert "Accuracy of each class" not in Page(write_report(run).read_text(encoding="utf-8")).text
+    assert write_report(run) == run / "report.html"
+    less = (run / "report.html").read_text(encoding="utf-8")
+    assert "<img" not in less and "Responses of removed" not in less and "<h2>Layers</h2>" in less
+    assert "Accuracy of each class" not in Page(less).text
 
 
 def test_files_to_save_have_the_figures_of_the_run(compressed: Any) -> None:

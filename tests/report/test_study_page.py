@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from prunus.plots.style import COLUMN, figure, legend, line, save
-from prunus.report.study_page import is_study, write_study_report
+from prunus.report.run_page import write_report
+from prunus.report.study_page import is_study
 from prunus.studies.folder import Provenance, StudyFolder
 from tests.report.runs import Page
 
@@ -48,7 +49,7 @@ def study(tmp_path: Path) -> Path:
 
 
 def test_complete_in_itself_and_all_is_there(study: Path) -> None:
-    assert write_study_report(study) == study / "report.html"
+    assert write_report(study) == study / "report.html"
     page = (study / "report.html").read_text(encoding="utf-8")
     found = Page(page)
     assert not re.search(r"https?:|//\w|url\((?!#)|@import|fetch\(|\ssrc=|href=\"(?!#)", page)
@@ -69,7 +70,7 @@ def test_complete_in_itself_and_all_is_there(study: Path) -> None:
     ):
         assert words in text
     assert "device" not in text  # what was not asked for is not listed
-    write_study_report(study)
+    write_report(study)
     assert (study / "report.html").read_text(encoding="utf-8") == page
 
 
@@ -81,7 +82,7 @@ def test_two_drawings_share_no_ids(study: Path) -> None:
     axes.set_xlabel("MACs (M)")
     words["pictures"].append({"file": save(fig, study, "bars"), "alt": "Two bars", "caption": "Bars."})
     (study / "study.json").write_text(json.dumps(words))
-    page = write_study_report(study).read_text(encoding="utf-8")
+    page = write_report(study).read_text(encoding="utf-8")
     ids = re.findall(r'\sid="([^"]+)"', page)
     assert ids and len(ids) == len(set(ids))
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', page))
@@ -91,19 +92,22 @@ def test_two_drawings_share_no_ids(study: Path) -> None:
     assert said[2:] == ["pruned: conv1; MACs (M) 3", "pruned: conv2; MACs (M) 4.5"]
 
 
-@pytest.mark.parametrize("more", ["<script>alert(1)</script>", '<image href="x.png"/>', '<g onclick="alert(1)"/>'])
-def test_a_drawing_that_holds_more_is_only_a_picture(study: Path, more: str) -> None:
-    svg = (study / "accuracy.svg").read_text().replace("</svg>", f"{more}</svg>")
-    (study / "accuracy.svg").write_text(svg)
-    page = write_study_report(study).read_text(encoding="utf-8")
-    assert more not in page and [tag for tag, _ in Page(page).tags].count("svg") == 0
-    (image,) = [attributes for tag, attributes in Page(page).tags if tag == "img"]
-    kind, _, data = (image["src"] or "").partition(";base64,")
-    assert kind == "data:image/svg+xml" and base64.b64decode(data).decode() == svg
+def test_a_drawing_that_holds_more_is_only_a_picture(study: Path) -> None:
+    original = (study / "accuracy.svg").read_text()
+    for more in ("<script>alert(1)</script>", '<image href="x.png"/>', '<g onclick="alert(1)"/>'):
+        svg = original.replace("</svg>", f"{more}</svg>")
+        (study / "accuracy.svg").write_text(svg)
+        page = write_report(study).read_text(encoding="utf-8")
+        assert more not in page and [tag for tag, _ in Page(page).tags].count("svg") == 0
+        (image,) = [attributes for tag, attributes in Page(page).tags if tag == "img"]
+        kind, _, data = (image["src"] or "").partition(";base64,")
+        assert kind == "data:image/svg+xml" and base64.b64decode(data).decode() == svg
+    (study / "accuracy.svg").unlink()  # the PNG alone will do
+    assert 'src="data:image/png;base64,' in write_report(study).read_text(encoding="utf-8")
 
 
 def test_the_table_has_the_figures(study: Path) -> None:
-    page = write_study_report(study).read_text(encoding="utf-8")
+    page = write_report(study).read_text(encoding="utf-8")
     heads = re.findall(r'<button type="button">(.*?)</button>', page)
     assert heads == ["metric", "removed", "images", "accuracy (%)", "retrained", "ours"]  # top5 is empty
     rows = re.findall(r"<tr data-place.*?</tr>", page)
@@ -117,11 +121,6 @@ def test_the_table_has_the_figures(study: Path) -> None:
     assert [float(row[3][0]) for row in cells] == [93.35000001, 62.85, -1.5]
     assert [float(row[0][0]) for row in cells] == [1, 2, 0]  # words in the order of the alphabet
     assert [float(row[4][0]) for row in cells] == [-float("inf"), 90.5, -float("inf")]
-
-
-def test_a_png_alone_will_do(study: Path) -> None:
-    (study / "accuracy.svg").unlink()
-    assert 'src="data:image/png;base64,' in write_study_report(study).read_text(encoding="utf-8")
 
 
 def test_which_folders_are_studies(study: Path, run: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from prunus.report import text as sentences
 from prunus.report.read import FinishedRun, read_run
-from prunus.run.summary import NetworkFigures, UnitWidth
+from prunus.run.summary import NetworkFigures, UnitFigures
 from prunus.tasks.evaluate import Evaluation
 from prunus.timing.latency import Speedup
 
@@ -18,9 +18,9 @@ from prunus.timing.latency import Speedup
 def told(compressed: Any) -> FinishedRun:
     """A run with figures that can be worked out by hand."""
     units = {
-        "a:out": UnitWidth("private", 16, 6),
-        "b:in": UnitWidth("stream", 8, 8),
-        "c:out": UnitWidth("private", 64, 9),
+        "a:out": UnitFigures("private", 16, 6),
+        "b:in": UnitFigures("stream", 8, 8),
+        "c:out": UnitFigures("private", 64, 9),
     }
     held, tested = Evaluation(0.96, 0.1, 50), Evaluation(0.95, 0.2, 200)
     was = NetworkFigures(held, tested, 1000, 400, 2000, {"1": 0.002, "64": 0.03}, {})
@@ -67,7 +67,7 @@ def test_what_was_removed(told: FinishedRun) -> None:
     )
     whole = {name: replace(unit, kept=unit.width) for name, unit in told.summary.units.items()}
     assert sentences.what_was_removed(changed(told, units=whole)) == "No channels were removed."
-    many = {f"u{i}": UnitWidth("private", 10, 9 - i) for i in range(5)}
+    many = {f"u{i}": UnitFigures("private", 10, 9 - i) for i in range(5)}
     assert sentences.what_was_removed(changed(told, units=many)) == (
         "15 of 50 channels in 2 rounds, most of them from u4 (from 10 channels to 5), u3 (from 10 channels to 6) and "
         "u2 (from 10 channels to 7); the others from 2 other units."

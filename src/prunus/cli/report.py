@@ -62,7 +62,6 @@ def command(
     folder = runs[0]
     from prunus.report.live import write_progress
     from prunus.report.run_page import write_report
-    from prunus.report.study_page import is_study, write_study_report
 
     at_work = held_by(folder) == PRUNING and not (folder / SUMMARY).exists()
     if live:
@@ -72,8 +71,7 @@ def command(
     else:
         if out is not None and out.suffix != ".html":
             refuse_overwriting(out)
-        write = write_study_report if is_study(folder) else write_report
-        say(f"written: {write(folder, out)}")
+        say(f"written: {write_report(folder, out)}")
 
 
 def _follow(folder: Path, at_work: bool) -> None:

@@ -84,25 +84,20 @@ def take_pictures(
             chosen[unit] = [c for c in order if c not in kept][:EACH] + [c for c in order if c in kept][-EACH:]
     maps = feature_maps(graph, images, chosen)  # unit -> [N, channels, height, width]
     seen = [name for name in chosen if maps[name].shape[2:].numel() > 1]
-    spread = [seen[i] for i in np.unique(np.linspace(0, len(seen) - 1, min(NUM_UNITS, len(seen))).round().astype(int))]
-    return RunPictures(
-        tuple(str(label) if names is None else names[label] for label in labels),
-        tuple(_unit(name, chosen[name], maps[name], scores, plan) for name in spread),
-        as_pixels(shrunk(images, IMAGE_SIDE)),
-    )
-
-
-def _unit(name: str, channels: Sequence[int], maps: Tensor, scores: Scores, plan: Plan) -> UnitPictures:
-    kept = set(plan.keep[name])
-    shown = tuple(
-        ShownChannel(c, c not in kept, float(scores.values[name][c]), tuple(maps[:, i].mean((1, 2)).tolist()))
-        for i, c in enumerate(channels)
-    )
-    small = shrunk(maps, MAP_SIDE)
-    # One scale for all channels of the unit; scaled alone, a channel without information would look like the others.
-    low, high = float(small.min()), float(small.max())
-    levels = ((small - low) / max(high - low, 1e-12) * 255).round().to(torch.uint8)
-    return UnitPictures(name, low, high, shown, np.ascontiguousarray(levels.transpose(0, 1).numpy()))
+    units = []
+    for place in np.unique(np.linspace(0, len(seen) - 1, min(NUM_UNITS, len(seen))).round().astype(int)):
+        name, kept = seen[place], set(plan.keep[seen[place]])
+        shown = tuple(
+            ShownChannel(c, c not in kept, float(scores.values[name][c]), tuple(maps[name][:, i].mean((1, 2)).tolist()))
+            for i, c in enumerate(chosen[name])
+        )
+        small = shrunk(maps[name], MAP_SIDE)
+        # One scale for all channels of the unit; scaled alone, a channel without information would look like others.
+        low, high = float(small.min()), float(small.max())
+        levels = ((small - low) / max(high - low, 1e-12) * 255).round().to(torch.uint8)
+        units.append(UnitPictures(name, low, high, shown, np.ascontiguousarray(levels.transpose(0, 1).numpy())))
+    words = tuple(str(label) if names is None else names[label] for label in labels)
+    return RunPictures(words, tuple(units), as_pixels(shrunk(images, IMAGE_SIDE)))
 
 
 def to_bytes(pictures: RunPictures) -> bytes:
@@ -136,39 +131,30 @@ def load_pictures(path: Path) -> RunPictures | None:
 
 CELL = 64  # smallest size of a cell in pixels, so that browsers do not enlarge it much
 GAP = 16  # a cell is this many times as wide as a gap
-CLEAR = 255  # index of the transparent colour
 
 
 def map_strip(maps: Bytes) -> str:
-    """Maps [N, height, width] side by side as a data URI, from dark blue (0) to yellow; 254 and 255 are one colour."""
+    """Maps [N, height, width] side by side as a data URI, from dark blue (0) to yellow (255)."""
     from matplotlib import colormaps
-    from PIL import Image
 
-    picture = Image.fromarray(_side_by_side([np.minimum(each, CLEAR - 1) for each in maps], CLEAR), "P")
-    colours = np.rint(255 * colormaps["viridis"](np.linspace(0, 1, CLEAR))[:, :3])
-    picture.putpalette(np.concatenate([colours, [[0, 0, 0]]]).astype(np.uint8).tobytes())
-    return _uri(picture, transparency=CLEAR)
+    return _strip([colormaps["viridis"](each, bytes=True)[..., :3] for each in maps])
 
 
 def image_strip(images: Bytes) -> str:
     """Images [N, height, width, 1 or 3] side by side as a data URI."""
+    return _strip([np.broadcast_to(each, (*each.shape[:2], 3)) for each in images])
+
+
+def _strip(cells: Sequence[Bytes]) -> str:
+    """A PNG of the cells in a row, with transparent gaps. Pixels are repeated so that a cell has at least CELL."""
     from PIL import Image
 
-    opaque = np.full((*images.shape[1:3], 1), 255, np.uint8)
-    cells = [np.concatenate([np.broadcast_to(each, (*each.shape[:2], 3)), opaque], 2) for each in images]
-    return _uri(Image.fromarray(_side_by_side(cells, 0), "RGBA"))
-
-
-def _side_by_side(cells: Sequence[Bytes], between: int) -> Bytes:
-    """The cells in a row, with gaps. Pixels are repeated so that a cell is at least CELL pixels high or wide."""
     times = -(-CELL // max(cells[0].shape[:2]))
-    large = [cell.repeat(times, 0).repeat(times, 1) for cell in cells]
-    gap = max(1, round(large[0].shape[1] / GAP))
-    space = np.full((large[0].shape[0], gap, *large[0].shape[2:]), between, np.uint8)
-    return np.concatenate([part for cell in large for part in (cell, space)][:-1], 1)
-
-
-def _uri(picture: Any, **options: Any) -> str:
+    large = [
+        np.pad(cell.repeat(times, 0).repeat(times, 1), ((0, 0), (0, 0), (0, 1)), constant_values=255) for cell in cells
+    ]
+    gap = np.zeros((large[0].shape[0], max(1, round(large[0].shape[1] / GAP)), 4), np.uint8)
+    row = np.concatenate([part for cell in large for part in (cell, gap)][:-1], 1)
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True, **options)
+    Image.fromarray(row, "RGBA").save(file, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -41,7 +41,11 @@ TINY = 1e-7  # directions whose spread is below this fraction of the largest are
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """Directions to project on: x -> (x - centre) @ directions."""
+    """Directions to project on: x [N, d] -> (x - centre) @ directions [N, count].
+
+    Zeros stand in for missing directions. Each has the sign that makes its largest component positive, so that a
+    picture does not flip by chance.
+    """
 
     centre: Array  # [d]
     directions: Array  # [d, count]
@@ -50,18 +54,22 @@ class Directions:
         """[N, d] -> [N, count]."""
         return (x - self.centre) @ self.directions
 
+    @classmethod
+    def of(cls, centre: Array, directions: Array, count: int) -> Directions:
+        """Directions [d, up to count] with their signs, padded."""
+        largest = np.abs(directions).argmax(0)
+        signed = directions * np.sign(directions[largest, np.arange(directions.shape[1])])
+        return cls(centre, np.pad(signed, ((0, 0), (0, count - directions.shape[1]))))
+
 
 def principal_axes(x: Array, count: int = 2) -> Directions:
-    """The directions of the largest variance of x [N, d].
-
-    If x varies in fewer than `count` directions, the other directions are zero.
-    """
+    """The directions of the largest variance of x [N, d]; fewer than `count` if x varies in fewer directions."""
     centre = x.mean(0)
     if not np.any(x - centre):  # scikit-learn would divide 0 by 0
         return Directions(centre, np.zeros((x.shape[1], count)))
     fitted = PCA(min(count, *x.shape), svd_solver="full").fit(x)
     real = fitted.singular_values_ > TINY * fitted.singular_values_[0]
-    return Directions(fitted.mean_, _padded(fitted.components_[real].T, count))
+    return Directions.of(fitted.mean_, fitted.components_[real].T, count)
 
 
 def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Directions:
@@ -71,26 +79,15 @@ def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Directions:
     principal components (N images of K classes), because N points in more than N dimensions can always be separated.
     """
     classes, of_class = np.unique(labels, return_inverse=True)
-    components = min(max(count, (len(x) - len(classes)) // 4), *x.shape)
-    reduced = principal_axes(x, components)
+    reduced = principal_axes(x, min(max(count, (len(x) - len(classes)) // 4), *x.shape))
     real = np.abs(reduced.directions).max(0) > 0
     z = reduced(x)[:, real]  # [N, r]
     means = np.stack([z[of_class == c].mean(0) for c in range(len(classes))])  # [K, r]
     if not np.any(z - means[of_class]):  # no spread within classes to compare with
         return Directions(reduced.centre, np.zeros((x.shape[1], count)))
     fitted = LinearDiscriminantAnalysis(solver="svd", tol=TINY).fit(z, of_class)
-    wanted = min(count, fitted.scalings_.shape[1], len(classes) - 1)
-    return Directions(reduced.centre, _padded(reduced.directions[:, real] @ fitted.scalings_[:, :wanted], count))
-
-
-def _padded(directions: Array, count: int) -> Array:
-    """`count` directions [d, count], with zeros if there are fewer.
-
-    Each has the sign that makes its largest component positive, so that a picture does not flip by chance.
-    """
-    largest = np.abs(directions).argmax(0)
-    signed: Any = directions * np.sign(directions[largest, np.arange(directions.shape[1])])
-    return np.pad(signed, ((0, 0), (0, count - directions.shape[1])))
+    wanted = fitted.scalings_[:, : min(count, len(classes) - 1)]
+    return Directions.of(reduced.centre, reduced.directions[:, real] @ wanted, count)
 
 
 def nearest_to_own_class(fitted: Array, its_labels: Labels, drawn: Array, labels: Labels) -> float:

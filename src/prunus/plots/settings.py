@@ -8,16 +8,26 @@ from prunus.errors import DataError
 from prunus.scoring.metrics import METRICS, check_metric_options, metric_option
 from prunus.util.options import check, names, option
 
-LAYER_HELP = "Unit or layer, as listed by `prunus inspect`; the second unit by default"
+
+def check_metric(name: str) -> None:
+    """Raise ScoreError unless this is a metric, perhaps with options."""
+    METRICS.check(name.partition(":")[0])
+    check_metric_options(name)
 
 
 @dataclass(frozen=True)
 class FigureSettings:
     """What both figures need: a unit, and images to score on."""
 
-    layer: str | None = option(None, LAYER_HELP, group="Channels")
+    layer: str | None = option(
+        None, "Unit or layer, as listed by `prunus inspect`; the second unit by default", group="Channels"
+    )
     num_images: int | None = option(2000, "Number of training images to score on", group="Channels", least=1)
     seed: int = option(0, "Seed of the sample to score on and of held-out images", group="Output", least=0)
+
+    def check(self) -> None:
+        """Raise DataError for settings that make no picture."""
+        check(self, DataError)
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,7 @@ class SeparationSettings(FigureSettings):
 
     def check(self) -> None:
         """Raise DataError for settings that make no picture."""
-        check(self, DataError)
+        super().check()
         if self.points < self.each:
             raise DataError(f"points must be at least each ({self.each}), got {self.points}")
 
@@ -43,19 +53,13 @@ class SeparationSettings(FigureSettings):
 class ChannelsFigureSettings(FigureSettings):
     """Which metrics are compared, and on which images."""
 
-    by: str = option("gsd", "Metric that finds the weakest and the strongest channel", group="Channels")
+    by: str = metric_option("gsd", "Metric that finds the weakest and the strongest channel")
     metrics: tuple[str, ...] = option(
         ("l1", "bn_scale", "fpgm", "di", "gsd"),  # the columns of the paper's Fig. 3
         "Average over the strongest channels by each of these metrics; l1,bn_scale,fpgm,di,gsd by default",
         group="Channels",
         parse=names,
+        valid=check_metric,
     )
     top: int = option(10, "Number of strongest channels in an average", group="Channels", least=1)
     skip: int = option(0, "Skip this number of images of each class", group="Images", least=0)
-
-    def check(self) -> None:
-        """Raise DataError for settings that make no picture."""
-        check(self, DataError)
-        for name in (self.by, *self.metrics):
-            METRICS.check(name.partition(":")[0])
-            check_metric_options(name)

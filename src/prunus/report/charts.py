@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup, escape
 
 from prunus.plots.style import BLUE, GREEN, GREY, INK, ORANGE, RULE, as_svg, figure, styled, tooltips
@@ -70,11 +69,12 @@ def _chart(fig: Figure, label: str, kind: str, name: str = "") -> Markup:
     return inline(svg, label, f"chart {kind}")
 
 
-def _axes(height: float, across: str, up: str, values: Sequence[float] = (), unit: str = "") -> tuple[Figure, Any]:
-    """A figure with horizontal grid lines, and room for numbers below and above the values."""
+def _axes(height: float, across: str, up: QualityText | str, values: Sequence[float] = ()) -> tuple[Figure, Any]:
+    """A figure with horizontal grid lines; with `values`, with room for numbers below and above them."""
     fig, axes = figure(WIDTH, height)
+    name, unit = (up, "") if isinstance(up, str) else (up.name, "%" if up.unit == "%" else "")
     with styled():
-        axes.set_title(up, loc="left", fontsize=8, pad=8)
+        axes.set_title(name, loc="left", fontsize=8, pad=8)
         axes.set_xlabel(across, fontsize=8)
     axes.xaxis.grid(False)
     axes.spines["left"].set_visible(False)
@@ -125,7 +125,7 @@ def course_chart(
         goal: The per cent of the MACs that were to be removed.
         floor: The lowest quality allowed, times its factor.
     """
-    fig, axes = _axes(2.6, "MACs removed", quality.name, [*values, *tested], "%" if quality.unit == "%" else "")
+    fig, axes = _axes(2.6, "MACs removed", quality, [*values, *tested])
     axes.set_xlim(-0.06 * max(5.0, *gone), 1.06 * max(5.0, *gone))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}%")
     when = ["before pruning", *(f"after round {number}" for number in range(1, len(gone)))]
@@ -166,59 +166,35 @@ def round_charts(run: FinishedRun) -> list[Chart]:
     if not run.rounds:
         return []
     summary, asked, quality = run.summary, run.settings, run.summary.quality
-    factor, title = quality.factor, quality.title
-    outcomes = [each.outcome for each in run.rounds]
-    gone = [0.0, *(100 * (1 - each.macs / summary.before.macs) for each in outcomes)]
+    factor, outcomes = quality.factor, [each.outcome for each in run.rounds]
     values = [factor * summary.before.holdout.quality, *(factor * each.after.quality for each in outcomes)]
     part, was, now = run.reported()
     goal = asked.target if asked.target is not None else 1 - asked.macs / summary.before.macs if asked.macs else None
     course = course_chart(
-        gone,
+        [0.0, *(100 * (1 - each.macs / summary.before.macs) for each in outcomes)],
         values,
         quality,
         tested=(factor * was.quality, factor * now.quality) if part == "test" else (),
         goal=None if goal is None else 100 * goal,
         floor=None if asked.max_drop is None else values[0] - asked.max_drop,
     )
-    key = [("blue round", "held-out images"), *([("green round", "test images")] if part == "test" else [])]
-    charts = [Chart(f"{title} after each round", tuple(key), course)]
-    cut = "after the cut" if asked.repair == "none" else "after cut and repair"
-    both = (("orange round", cut), ("blue round", "after retraining"))
-    before_retraining = [factor * each.pruned.quality for each in outcomes]
-    if before_retraining != values[1:]:
-        drawn = _cuts(gone[1:], before_retraining, values, quality)
-        charts.append(Chart(f"{title} after each cut and after retraining", both, drawn))
+    key = (("blue round", "held-out images"), *([("green round", "test images")] if part == "test" else []))
+    charts = [Chart(f"{quality.title} after each round", key, course)]
     epochs = [(each.number, epoch) for each in outcomes for epoch in each.retraining]
+    if epochs:
+        cut = "after the cut" if asked.repair == "none" else "after cut and repair"
+        key = (("orange round", cut), ("blue round", "after retraining"))
+        charts.append(Chart(f"{quality.title} in each epoch of retraining", key, _epochs(run)))
     if len(epochs) >= 2:
-        charts.append(Chart(f"{title} in each epoch of retraining", both, _epochs(run)))
-        key = [("blue round", "training batches"), ("orange round", "held-out images")]
-        losses: list[tuple[str, str, Callable[[Epoch], float | None]]] = [
+        key = (("blue round", "training batches"), ("orange round", "held-out images"))
+        losses: list[Curve] = [
             (BLUE, "training loss", lambda epoch: epoch.loss),
             (ORANGE, "held-out loss", lambda epoch: None if epoch.holdout is None else epoch.holdout.loss),
         ]
-        charts.append(Chart("Loss in each epoch of retraining", tuple(key), _journal(epochs, losses, "loss")))
+        charts.append(Chart("Loss in each epoch of retraining", key, _journal(epochs, losses, "loss")))
         rate = _journal(epochs, [(BLUE, "learning rate", lambda epoch: epoch.lr)], "learning rate")
         charts.append(Chart("Learning rate at the end of each epoch", (), rate))
     return charts
-
-
-def _cuts(gone: Sequence[float], cut: Sequence[float], values: Sequence[float], quality: QualityText) -> Markup:
-    """Quality after each cut, joined with that after retraining. values: also before the first round."""
-    fig, axes = _axes(2.6, "MACs removed", quality.name, [*values, *cut], "%" if quality.unit == "%" else "")
-    axes.set_xlim(0, 1.06 * max(5.0, *gone))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}%")
-    texts = [
-        f"round {i}: {quality.scaled(c)} after the cut, {quality.scaled(v)} after retraining, "
-        f"{g:.1f}% of the MACs removed"
-        for i, (c, v, g) in enumerate(zip(cut, values[1:], gone, strict=True), start=1)
-    ]
-    axes.vlines(gone, cut, values[1:], color=ORANGE, linewidth=1, linestyle=(0, (2, 2)))
-    _points(axes, gone, cut, texts, ORANGE, linestyle="none")
-    _points(axes, gone, values[1:], texts, BLUE, linestyle="none")
-    _number(axes, gone[-1], cut[-1], quality.scaled(cut[-1], 1), cut[-1] > values[-1])
-    told = "; ".join(f"round {i}: {quality.scaled(c, 1)}, then {quality.scaled(v, 1)}"
-                     for i, (c, v) in enumerate(zip(cut, values[1:], strict=True), start=1))  # fmt: skip
-    return _chart(fig, f"Held-out {quality.name} directly after each cut and after retraining. {told}.", "cuts")
 
 
 def _epochs(run: FinishedRun) -> Markup:
@@ -230,7 +206,7 @@ def _epochs(run: FinishedRun) -> Markup:
         courses.append([(done, quality.factor * outcome.pruned.quality), *known])
         done += len(outcome.retraining)
     values = [value for course in courses for _, value in course]
-    fig, axes = _axes(2.6, "epochs of retraining", quality.name, values, "%" if quality.unit == "%" else "")
+    fig, axes = _axes(2.6, "epochs of retraining", quality, values)
     axes.xaxis.get_major_locator().set_params(integer=True)
     size = 4.5 if done <= MANY_EPOCHS else 2
     for number, course in enumerate(courses, start=1):
@@ -245,9 +221,10 @@ def _epochs(run: FinishedRun) -> Markup:
     return _chart(fig, f"Held-out {quality.name} over the epochs of retraining. {told}.", "epochs")
 
 
-def _journal(
-    epochs: Sequence[tuple[int, Epoch]], curves: Sequence[tuple[str, str, Callable[[Epoch], float | None]]], what: str
-) -> Markup:
+Curve = tuple[str, str, Callable[[Epoch], float | None]]  # colour, name, value
+
+
+def _journal(epochs: Sequence[tuple[int, Epoch]], curves: Sequence[Curve], what: str) -> Markup:
     """Curves over the epochs of all rounds (round, epoch); a line does not cross from one round to the next."""
     fig, axes = _axes(2.2, "epochs of retraining", what)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -256,9 +233,7 @@ def _journal(
         known = [(place, number, y) for place, number, y in numbered if y is not None and math.isfinite(y)]
         for number, rows in itertools.groupby(known, key=lambda row: row[1]):
             x, _, y = zip(*rows, strict=True)
-            texts = [
-                f"round {number}, epoch {place} in all: {name} {each:.4g}" for place, each in zip(x, y, strict=True)
-            ]
+            texts = [f"round {number}, epoch {i} in all: {name} {each:.4g}" for i, each in zip(x, y, strict=True)]
             _points(axes, x, y, texts, colour, markersize=4 if len(epochs) <= MANY_EPOCHS else 2)
     if axes.get_ylim()[0] < 0 <= min(y for line in axes.lines for y in np.asarray(line.get_ydata(), float)):
         axes.set_ylim(bottom=0)
@@ -268,7 +243,7 @@ def _journal(
 
 # -- scores
 
-BINS = 24
+BINS, MOST_NAMED = 24, 8  # of a histogram; channels that a tooltip names
 LOG_FROM = 100.0  # positive scores that span this factor are drawn on a logarithmic axis
 
 
@@ -283,16 +258,22 @@ class Histogram:
 
 
 def score_histogram(done: Round, unit: str) -> Histogram:
-    """Counts of the unit's channels by score: removed ones in orange, kept ones in blue, and the cut between them."""
+    """Counts of the unit's channels by score: removed ones in orange, kept ones in blue, and the cut between them.
+
+    The cut is the middle between the strongest removed and the weakest kept channel. There is none if they overlap,
+    which can be if channels are removed in groups.
+    """
     values = np.asarray(done.scores.values[unit], dtype=np.float64)  # [channels]
     kept = np.zeros(len(values), dtype=bool)
     kept[list(done.step.keep[unit])] = True
     logarithmic = bool(values.min() > 0 and values.max() / values.min() >= LOG_FROM)
     places = np.log10(values) if logarithmic else values
-    cut = cut_of(places, kept)
+    cut = None
+    if kept.any() and not kept.all() and places[~kept].max() <= places[kept].min():
+        cut = float(places[~kept].max() + places[kept].min()) / 2
     edges = bin_edges(float(places.min()), float(places.max()), cut)
     of_bin = np.clip(np.digitize(places, edges) - 1, 0, len(edges) - 2)  # [channels]
-    tallest = np.bincount(of_bin).max()
+    tallest, numbers = np.bincount(of_bin).max(), done.numbers.get(unit, ())
 
     def score(place: float) -> str:
         return f"{10.0**place if logarithmic else place:.3g}"
@@ -301,11 +282,12 @@ def score_histogram(done: Round, unit: str) -> Histogram:
     for i, (left, right) in enumerate(itertools.pairwise(edges)):
         bars = []
         for kind, fate, mine in (("kept", "kept", kept), ("cut", "removed", ~kept)):
-            channels = np.flatnonzero((of_bin == i) & mine)
-            if len(channels):
-                title = (
-                    f"scores {score(left)} to {score(right)}: {len(channels)} {fate} ({_named(done, unit, channels)})"
-                )
+            # By their numbers in the original network.
+            channels = [str(numbers[c]) if len(numbers) > c else str(c) for c in np.flatnonzero((of_bin == i) & mine)]
+            if channels:
+                more = f", … {len(channels) - MOST_NAMED} more" if len(channels) > MOST_NAMED else ""
+                named = f"channel{'' if len(channels) == 1 else 's'} {', '.join(channels[:MOST_NAMED])}{more}"
+                title = f"scores {score(left)} to {score(right)}: {len(channels)} {fate} ({named})"
                 bars.append((kind, round(100 * len(channels) / tallest, 1), title))
         bins.append(bars)
     number, removed = done.outcome.number, int((~kept).sum())
@@ -317,17 +299,6 @@ def score_histogram(done: Round, unit: str) -> Histogram:
     )
 
 
-def cut_of(places: Vector, kept: npt.NDArray[np.bool_]) -> float | None:
-    """The middle between the strongest removed and the weakest kept channel; None if they overlap.
-
-    They can overlap if channels are removed in groups.
-    """
-    if kept.all() or not kept.any():
-        return None
-    strongest, weakest = float(places[~kept].max()), float(places[kept].min())
-    return (strongest + weakest) / 2 if strongest <= weakest else None
-
-
 def bin_edges(low: float, high: float, cut: float | None) -> Vector:
     """Edges of equal bins from low to high. The cut is an edge, so that no bin lies on both sides of it."""
     if not high > low:
@@ -337,14 +308,6 @@ def bin_edges(low: float, high: float, cut: float | None) -> Vector:
         return low + width * np.arange(BINS + 1, dtype=np.float64)
     below, above = math.ceil((cut - low) / width - 1e-9), math.ceil((high - cut) / width - 1e-9)
     return cut + width * np.arange(-max(below, 1), max(above, 1) + 1, dtype=np.float64)
-
-
-def _named(done: Round, unit: str, channels: npt.NDArray[np.int64], most: int = 8) -> str:
-    """The channels by their numbers in the original network."""
-    numbers = done.numbers.get(unit, ())
-    names = [str(numbers[c]) if len(numbers) > c else str(c) for c in channels]
-    more = f", … {len(names) - most} more" if len(names) > most else ""
-    return f"channel{'' if len(names) == 1 else 's'} {', '.join(names[:most])}{more}"
 
 
 # -- quality against cost, for comparisons
@@ -369,27 +332,29 @@ def cost_chart(points: Sequence[CostPoint], cost: str, quality: QualityText) -> 
     scale, sign = next((each for each in UNITS if max(p.cost for p in points) >= each[0]), UNITS[-1])
     across = f"{sign}B" if cost == "bytes" else f"{cost} ({sign})" if sign else cost
     values = [point.value for point in points]
-    fig, axes = _axes(3.0, across, quality.name, values, "%" if quality.unit == "%" else "")
+    fig, axes = _axes(3.0, across, quality, values)
     axes.set_xlim(0, 1.06 * max(point.cost for point in points) / scale)
     front = sorted((point for point in points if point.on_front), key=lambda point: point.cost)
     axes.plot([point.cost / scale for point in front], [point.value for point in front], color=BLUE)
+
+    def amount(value: float) -> str:
+        if cost.startswith("ms"):
+            return f"{value:.3g} ms"
+        return f"{big_number(value)}B" if cost == "bytes" else f"{big_number(value)} {cost}"
+
     hollow = {"markerfacecolor": "#ffffff", "markeredgewidth": 1.5}
     for kind, colour, size in (("published", GREY, 4.5), ("original", INK, 4.5), ("run", BLUE, 6.5)):
         for on_front in (False, True):
             some = [point for point in points if (point.kind, point.on_front) == (kind, on_front)]
-            texts = []
-            for point in some:
-                amount = f"{point.cost:.3g} ms" if cost.startswith("ms") else f"{big_number(point.cost)} {cost}"
-                amount = f"{big_number(point.cost)}B" if cost == "bytes" else amount
-                front_text = ", on the front" if on_front else ""
-                texts.append(f"{point.name}: {quality.scaled(point.value)} at {amount}{front_text}")
-            x, y = [point.cost / scale for point in some], [point.value for point in some]
+            texts = [
+                f"{p.name}: {quality.scaled(p.value)} at {amount(p.cost)}{', on the front' * on_front}" for p in some
+            ]
             if some:
+                x, y = [point.cost / scale for point in some], [point.value for point in some]
                 style = hollow if kind == "run" and not on_front else {}
                 _points(axes, x, y, texts, colour, linestyle="none", markersize=size, **style)
-            for point in some:
-                if point.letter:
-                    _number(axes, point.cost / scale, point.value, point.letter, True, fontweight="bold")
+            for point in (point for point in some if point.letter):
+                _number(axes, point.cost / scale, point.value, point.letter, True, fontweight="bold")
     best = ", ".join(point.letter for point in front) or "none"
     label = f"{quality.title} against {cost} of {sum(p.kind == 'run' for p in points)} runs. On the front: {best}."
     return _chart(fig, label, "costs", f"{cost} {quality.name}")

@@ -18,7 +18,6 @@ from prunus.report.page import (
     MOST_ROWS,
     Cell,
     Table,
-    as_csv,
     as_json,
     class_cells,
     confusions,
@@ -29,8 +28,9 @@ from prunus.report.page import (
 )
 from prunus.report.read import FinishedRun, UnfinishedRun, read_run, read_unfinished
 from prunus.report.text import points
+from prunus.run.classes import ClassTable
 from prunus.run.folder import CONFIG, SUMMARY
-from prunus.run.summary import ClassTable
+from prunus.studies.folder import as_csv
 from prunus.studies.recipes import PublishedGroup, group_of, published
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.util.files import PRUNING, held_by, write_atomically

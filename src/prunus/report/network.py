@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prunus.report.read import FinishedRun, Node
-from prunus.run.summary import JOIN, LAYER
+from prunus.report.read import FinishedRun
+from prunus.run.network_shape import JOIN, LAYER, Node
 from prunus.util.text import big_number, milliseconds, relative_change
 
 FOLD_FROM = 40  # rows; a longer network is folded by block

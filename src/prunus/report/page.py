@@ -6,21 +6,18 @@ elsewhere. The templates escape all text.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from prunus.report.text import points
-from prunus.run.summary import ClassTable
+from prunus.run.classes import ClassTable
 from prunus.util.text import big_number, count, duration, milliseconds, percent, relative_change
 
 REPORT = "report.html"
@@ -43,14 +40,6 @@ def _templates() -> Environment:
 def render_page(template: str, **context: Any) -> str:
     """The page that a template makes."""
     return _templates().get_template(template).render(**context)
-
-
-def our_version() -> str:
-    """The version of prunus that writes the page."""
-    try:
-        return version("prunus")
-    except PackageNotFoundError:
-        return "not installed"
 
 
 # -- tables that the reader can sort
@@ -90,7 +79,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of a bar chart: its name, its bars (from, to, kind) in the unit of the chart, and the text behind them."""
+    """A row of a bar chart: its name, its bars, and the text behind them.
+
+    A bar is (from, to, kind) in the unit of the chart; after `drawn_bars`, (left, width, kind) in per cent of the
+    width.
+    """
 
     name: str
     bars: Sequence[tuple[float, float, str]]
@@ -98,32 +91,23 @@ class Bar:
     title: str = ""
     strong: bool = False
 
-
-@dataclass(frozen=True)
-class DrawnBar:
-    """A bar for the template. Positions are in per cent of the width."""
-
-    row: Bar
-    parts: Sequence[tuple[float, float, str]]  # left, width, kind
-    end: float
+    @property
+    def end(self) -> float:
+        """Where the longest bar ends, when it is drawn."""
+        return max((left + width for left, width, _ in self.bars), default=0.0)
 
 
-def drawn_bars(rows: Sequence[Bar]) -> list[DrawnBar]:
+def drawn_bars(rows: Sequence[Bar]) -> list[Bar]:
     """Bars on one scale, which includes zero. A value that is not finite has a full bar."""
     ends = [end for row in rows for bar in row.bars for end in bar[:2] if math.isfinite(end)]
     low, high = min(0.0, *ends, 0.0), max(1e-12, *ends, 0.0)
 
-    def place(value: float) -> float:
-        return FULL * ((value if math.isfinite(value) else high) - low) / (high - low)
+    def drawn(start: float, end: float, kind: str) -> tuple[float, float, str]:
+        places = (FULL * ((value if math.isfinite(value) else high) - low) / (high - low) for value in (start, end))
+        left, right = sorted(places)
+        return round(left, 2), round(max(right - left, 0.3), 2), kind
 
-    drawn = []
-    for row in rows:
-        parts = []
-        for start, end, kind in row.bars:
-            left, right = sorted((place(start), place(end)))
-            parts.append((round(left, 2), round(max(right - left, 0.3), 2), kind))
-        drawn.append(DrawnBar(row, parts, max((left + width for left, width, _ in parts), default=0.0)))
-    return drawn
+    return [replace(row, bars=[drawn(*bar) for bar in row.bars]) for row in rows]
 
 
 # -- figures of classes
@@ -210,17 +194,17 @@ def confusions(classes: ClassTable) -> Confusions | None:
 # -- settings and files to save
 
 
-def setting_text(value: Any) -> str:
-    """A setting's value for people."""
+def setting_text(value: Any, most: int = LISTED) -> str:
+    """A setting's value for people. most: values of a list that are named."""
     if value is None or value in ((), [], {}):
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        more = f" and {len(value) - LISTED} more" if len(value) > LISTED else ""
-        return ", ".join(setting_text(each) for each in value[:LISTED]) + more
+        more = f" and {len(value) - most} more" if len(value) > most else ""
+        return ", ".join(setting_text(each, most) for each in value[:most]) + more
     if isinstance(value, dict):
-        return ", ".join(f"{key} {setting_text(each)}" for key, each in value.items())
+        return ", ".join(f"{key} {setting_text(each, most)}" for key, each in value.items())
     return f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value))
 
 
@@ -235,12 +219,3 @@ def as_json(value: Any) -> str:
         return None if isinstance(each, float) and not math.isfinite(each) else each
 
     return f"{json.dumps(finite(value), indent=1, default=str)}\n"
-
-
-def as_csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """CSV text; None is an empty cell."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(headings)
-    writer.writerows(rows)
-    return out.getvalue()

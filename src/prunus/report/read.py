@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from prunus.deciding.goal import Goal
 from prunus.deciding.sensitivity import Sensitivity
@@ -14,27 +14,29 @@ from prunus.errors import FileError
 from prunus.graph.files import PLAN_FILE
 from prunus.graph.plan import Plan
 from prunus.plots.run_pictures import PICTURES, RunPictures, load_pictures
-from prunus.run.folder import BASE, CLASSES, CONFIG, NETWORK, PROGRESS, ROUND, SENSITIVITY, SUMMARY, RunFolder
+from prunus.run.classes import CLASSES_FORMAT, ClassTable
+from prunus.run.context import Baseline
+from prunus.run.folder import (
+    BASE,
+    CLASSES,
+    CONFIG,
+    PROGRESS,
+    ROUND_FILE,
+    SENSITIVITY_FILE,
+    SUMMARY,
+    RunFolder,
+    parsed,
+)
+from prunus.run.network_shape import Node, read_network
 from prunus.run.round import Outcome
 from prunus.run.settings import Settings
-from prunus.run.summary import CLASSES_FORMAT, FORMAT, VERSION, ClassTable, Summary
+from prunus.run.summary import FORMAT, VERSION, Summary
 from prunus.scoring.scores import Scores, load_scores
 from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.train.checkpoint import METRICS_FILE, Epoch
 from prunus.util.files import read_object
 from prunus.util.typed_json import from_data, read_record
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Node:
-    """A layer, or a place where values meet."""
-
-    kind: str
-    name: str
-    sources: tuple[int, ...]  # places of the nodes that it reads
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,7 @@ def read_run(folder: str | Path) -> FinishedRun:
         )
     config = _config(path)
     summary = read_record(path / SUMMARY, Summary, FORMAT, VERSION)
-    settings = _parsed(path / CONFIG, lambda: _settings(config["settings"]))
-    nodes = read_object(path / NETWORK).get("nodes", []) if files.has(NETWORK) else []
+    settings = files.parse(CONFIG, lambda record: _settings(record["settings"]))
     return FinishedRun(
         folder=path,
         config=config,
@@ -107,7 +108,7 @@ def read_run(folder: str | Path) -> FinishedRun:
         plan=_plan(path / PLAN_FILE),
         pictures=load_pictures(files.round(1) / PICTURES),
         classes=read_record(path / CLASSES, ClassTable, CLASSES_FORMAT, 1) if files.has(CLASSES) else None,
-        nodes=_parsed(path / NETWORK, lambda: tuple(Node(n["kind"], n["name"], tuple(n["from"])) for n in nodes)),
+        nodes=read_network(files),
     )
 
 
@@ -116,15 +117,6 @@ def _config(path: Path) -> dict[str, Any]:
     if not isinstance(config.get("command"), dict | None):
         raise FileError(f"{path / CONFIG}: command should be an object, got {type(config['command']).__name__}")
     return config
-
-
-def _parsed(path: Path, parse: Callable[[], T]) -> T:
-    """The result of `parse`; unexpected content becomes a FileError that names the file."""
-    try:
-        return parse()
-    except (KeyError, TypeError, ValueError, AttributeError, FileError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise FileError(f"{path} has unexpected content: {what}") from error
 
 
 def _settings(data: Mapping[str, Any]) -> Settings:
@@ -144,13 +136,10 @@ def _rounds(files: RunFolder, outcomes: tuple[Outcome, ...], settings: Settings)
     numbers: Mapping[str, tuple[int, ...]] = {}
     for number, outcome in enumerate(outcomes, start=1):
         folder = files.round(number)
-        if not (folder / ROUND).exists():
-            raise FileError(f"{folder / ROUND} is missing, although {SUMMARY} lists {len(outcomes)} rounds")
+        if not (folder / ROUND_FILE).exists():
+            raise FileError(f"{folder / ROUND_FILE} is missing, although {SUMMARY} lists {len(outcomes)} rounds")
         step = _plan(folder / f"step-{PLAN_FILE}")
-        ranked = None
-        if settings.ranks:
-            data = read_object(folder / SENSITIVITY)
-            ranked = _parsed(folder / SENSITIVITY, lambda data=data: from_data(Sensitivity, data))  # type: ignore[misc]
+        ranked = files.record(files.in_round(number, SENSITIVITY_FILE), Sensitivity) if settings.ranks else None
         scores = next(iter(load_scores(folder).values()), None)
         if scores is None:
             raise FileError(f"{folder / 'scores.json'} lists no metric")
@@ -208,22 +197,17 @@ def read_unfinished(folder: Path) -> UnfinishedRun:
     files = RunFolder(folder, writes=False)
     if not folder.is_dir() or not files.has(CONFIG):
         raise FileError(f"{folder} is not the folder of a run: it has no {CONFIG}")
-    base = read_object(folder / BASE) if files.has(BASE) else {}
+    base = files.record(BASE, Baseline) if files.has(BASE) else None
     done = files.finished_rounds()
-
-    def outcome(number: int) -> Outcome:
-        path = files.round(number) / ROUND
-        return _parsed(path, lambda: from_data(Outcome, read_object(path)))
-
     return UnfinishedRun(
         folder=folder,
         config=_config(folder),
-        base=_parsed(folder / BASE, lambda: from_data(Evaluation, base["holdout"])) if base else None,
-        macs=base.get("macs"),
-        quality=QualityText(**base["quality"]) if "quality" in base else ACCURACY,
-        rounds=tuple(outcome(number) for number in range(1, done + 1)),
+        base=None if base is None else base.holdout,
+        macs=None if base is None else base.macs,
+        quality=ACCURACY if base is None else base.quality,
+        rounds=tuple(files.record(files.in_round(number, ROUND_FILE), Outcome) for number in range(1, done + 1)),
         epochs=_epochs(files.round(done + 1) / "checkpoint" / METRICS_FILE),
-        doing=from_data(Activity, read_object(folder / PROGRESS)) if files.has(PROGRESS) else None,
+        doing=files.record(PROGRESS, Activity) if files.has(PROGRESS) else None,
     )
 
 
@@ -233,4 +217,4 @@ def _epochs(path: Path) -> tuple[Epoch, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return ()
-    return _parsed(path, lambda: tuple(from_data(Epoch, json.loads(line)) for line in lines))
+    return parsed(path, lambda: tuple(from_data(Epoch, json.loads(line)) for line in lines))

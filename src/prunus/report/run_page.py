@@ -20,19 +20,19 @@ from prunus.report.page import (
     REPORT,
     Bar,
     Cell,
-    DrawnBar,
     Table,
-    as_csv,
     as_json,
     class_table,
     confusions,
     drawn_bars,
     left_out,
-    our_version,
     render_page,
     setting_text,
 )
 from prunus.report.read import FinishedRun, Round, read_run
+from prunus.report.study_page import is_study, render_study
+from prunus.run.summary import versions
+from prunus.studies.folder import as_csv
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.timing.latency import NO_DIFFERENCE, Speedup
 from prunus.util.files import write_atomically
@@ -45,7 +45,7 @@ OPEN_ROUNDS = 2  # if there are more rounds, only the first one is unfolded
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of the finished run in `folder` to `out`, by default `report.html` in that folder.
+    """Write the report of a finished run or study in `folder` to `out`, by default `report.html` in that folder.
 
     Returns:
         The path of the report.
@@ -54,7 +54,8 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
         FileError: Names a file that is missing or damaged; an old report is then kept.
     """
     path = Path(folder) / REPORT if out is None else Path(out)
-    write_atomically(path, render(read_run(folder)).encode())
+    page = render_study(Path(folder)) if is_study(folder) else render(read_run(folder))
+    write_atomically(path, page.encode())
     return path
 
 
@@ -112,7 +113,7 @@ def render(run: FinishedRun) -> str:
         command_line=run.config.get("command_line"),
         call=call(run),
         settings=all_settings(run.settings, summary.quality),
-        our_version=our_version(),
+        our_version=versions()["prunus"],
     )
 
 
@@ -156,7 +157,7 @@ def _speed(ratio: Speedup | None) -> str:
     return f"{str(ratio).replace('x', '×')} the speed" if known else NO_DIFFERENCE
 
 
-def _latencies(run: FinishedRun) -> list[tuple[list[DrawnBar], str]]:
+def _latencies(run: FinishedRun) -> list[tuple[list[Bar], str]]:
     """For each batch size: medians before and after with their quartiles, and the speed-up."""
     summary, groups = run.summary, []
     for size in summary.before.latency:
@@ -171,7 +172,7 @@ def _latencies(run: FinishedRun) -> list[tuple[list[DrawnBar], str]]:
     return groups
 
 
-def _layer_times(run: FinishedRun) -> list[DrawnBar]:
+def _layer_times(run: FinishedRun) -> list[Bar]:
     """Predicted seconds of each layer; empty without a latency target."""
     rows = []
     for name, (before, after) in (run.summary.time.layers if run.summary.time else {}).items():
@@ -183,7 +184,7 @@ def _layer_times(run: FinishedRun) -> list[DrawnBar]:
     return drawn_bars(rows)
 
 
-def _widths(run: FinishedRun) -> list[DrawnBar]:
+def _widths(run: FinishedRun) -> list[Bar]:
     """Channels of each unit: all in grey, kept ones in blue."""
     rows = []
     for name, unit in run.summary.units.items():
@@ -218,7 +219,7 @@ def lost_name(measured: Sensitivity) -> str:
     return "loss added" if measured.measure == "loss" else f"{measured.measure} lost"
 
 
-def _losses(done: Round, measured: Sensitivity) -> list[DrawnBar]:
+def _losses(done: Round, measured: Sensitivity) -> list[Bar]:
     """How much worse the network is when each unit alone loses channels, without retraining."""
     rows = []
     for name, row in measured.tried.items():
@@ -235,7 +236,7 @@ def _losses(done: Round, measured: Sensitivity) -> list[DrawnBar]:
     return drawn_bars(rows)
 
 
-def _errors(done: Round) -> list[DrawnBar]:
+def _errors(done: Round) -> list[Bar]:
     """Two bars per layer: its relative error before and after its repair."""
 
     def shown(value: float) -> str:

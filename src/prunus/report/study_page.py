@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from markupsafe import Markup
 
 from prunus.errors import FileError
 from prunus.report.charts import inline
-from prunus.report.page import REPORT, Cell, Table, render_page
+from prunus.report.page import Cell, Table, render_page, setting_text
 from prunus.studies.folder import STUDY, TABLE, read_study
 from prunus.util import files
-from prunus.util.files import held_by, write_atomically
+from prunus.util.files import held_by
 
 
 def is_study(folder: str | Path) -> bool:
@@ -23,29 +24,12 @@ def is_study(folder: str | Path) -> bool:
     return held_by(Path(folder)) == files.STUDY
 
 
-def write_study_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of the finished study in `folder` to `out`, by default `report.html` in that folder.
-
-    Returns:
-        The path of the report.
-
-    Raises:
-        FileError: Names a file that is missing or damaged; an old report is then kept.
-    """
-    path = Path(folder) / REPORT if out is None else Path(out)
-    write_atomically(path, render_study(Path(folder)).encode())
-    return path
-
-
 def render_study(folder: Path) -> str:
     """The page as HTML."""
-    if not folder.is_dir():
-        raise FileError(f"{folder} is not a folder; give the folder of a study, such as runs/study-timing-vgg16")
     study = read_study(folder)
     try:
         versions = ", ".join(f"{name} {number}" for name, number in (study["versions"] or {}).items())
-        asked = [(name.replace("_", " "), [_listed(value)]) for name, value in study["asked"].items()
-                 if value not in (None, [], "", {})]  # fmt: skip
+        given = {name: value for name, value in study["asked"].items() if value not in (None, [], "", {})}
         return render_page(
             "study.html",
             title=str(study["title"]),
@@ -53,7 +37,7 @@ def render_study(folder: Path) -> str:
             notes=study["notes"],
             table=_table(study["columns"], study["rows"]),
             table_file=TABLE,
-            asked=asked,
+            asked=[(name.replace("_", " "), [setting_text(value, sys.maxsize)]) for name, value in given.items()],
             command=study["command"],
             provenance=f"Study {study['study']}, run with {versions}. Folder: {folder}.",
         )
@@ -76,23 +60,16 @@ def _embedded(path: Path, alt: str) -> Markup:
 def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Table:
     """All rows, without empty columns. Text sorts in alphabetical order, and missing values come first."""
     shown = [key for key in columns if any(_shown(row[key]) != "–" for row in rows)]
-    texts = [i for i, key in enumerate(shown) if any(isinstance(row[key], str) for row in rows)]
-    cells: list[list[Cell]] = [[] for _ in rows]
-    for key in shown:
-        texts_in_order = sorted({str(row[key]) for row in rows if row[key] is not None and not _is_number(row[key])})
-        for row, line in zip(rows, cells, strict=True):
-            value = row[key]
-            missing = value is None or value != value
-            rank = (
-                -math.inf if missing else float(value) if _is_number(value) else float(texts_in_order.index(str(value)))
-            )
-            whole = repr(value) if isinstance(value, float) and _shown(value) != repr(value) else ""
-            line.append(Cell(_shown(value), rank, whole))
-    return Table("All results", [columns[key] for key in shown], cells, sorted=False, texts=texts)
+    texts = {key: sorted({row[key] for row in rows if isinstance(row[key], str)}) for key in shown}
 
+    def cell(key: str, value: Any) -> Cell:
+        rank = texts[key].index(value) if isinstance(value, str) else -math.inf if _shown(value) == "–" else value
+        whole = repr(value) if isinstance(value, float) and _shown(value) != repr(value) else ""
+        return Cell(_shown(value), float(rank), whole)
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    cells = [[cell(key, row[key]) for key in shown] for row in rows]
+    words = [place for place, key in enumerate(shown) if texts[key]]
+    return Table("All results", [columns[key] for key in shown], cells, sorted=False, texts=words)
 
 
 def _shown(value: Any) -> str:
@@ -105,11 +82,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     return str(value)
-
-
-def _listed(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_listed(each)}" for key, each in value.items())
-    if isinstance(value, list):
-        return ", ".join(_listed(each) for each in value)
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
