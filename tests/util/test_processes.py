@@ -41,11 +41,7 @@ def test_what_cannot_be_had_is_said() -> None:
         pass
     with pytest.raises(RunError, match="'abacus' cannot be used"):
         usable("abacus")
-
-
-def test_one_process_is_the_first_of_one() -> None:
-    assert rank_and_world() == (0, 1)
-    assert usable(best_device()) == best_device()
+    assert rank_and_world() == (0, 1) and usable(best_device()) == best_device()
 
 
 LIKE_ACCELERATE = """

@@ -73,21 +73,13 @@ def test_a_bar_appears_after_two_seconds(clock: Clock) -> None:
 def test_the_time_left_is_not_cut_at_80_columns(clock: Clock) -> None:
     with stream(terminal=True) as stderr:
         with shown(None, phases) as show:
+            show("first", 4, 4, "")
             clock.now += 3
             show("round 12: learning rate", 123_456, 1_234_567, "epoch 100/200, loss 0.123, 98.7%, 12,345 images/s")
         row = next(row for row in stderr.rows() if row.startswith("round"))
         assert re.match(r"round 12: learning rate .* 123456/1234567 \d:\d\d:\d\d left -:--:-- ", row), row
         assert len(row) <= 80
-
-
-def test_only_unfinished_phases_have_a_bar(clock: Clock) -> None:
-    with stream(terminal=True) as stderr:
-        with shown(None, phases) as show:
-            show("first", 4, 4, "")
-            clock.now += 3
-            show("second", 1, 4, "")
-        assert not [row for row in stderr.rows() if row.startswith("first")]
-        assert [row for row in stderr.rows() if row.startswith("second")]
+        assert not [row for row in stderr.rows() if row.startswith("first")]  # it is finished
 
 
 def test_off_a_terminal_there_is_a_line_every_half_minute(clock: Clock) -> None:
@@ -103,22 +95,19 @@ def test_off_a_terminal_there_is_a_line_every_half_minute(clock: Clock) -> None:
         ]
 
 
-def test_a_phase_begins_where_the_one_before_ended(clock: Clock) -> None:
+def test_the_time_left_counts_from_where_a_run_was_resumed(clock: Clock) -> None:
     with stream(terminal=False) as stderr, shown(None, phases) as show:
         clock.now += 10
         show("first", 1, 1, "")
         clock.now += 50
-        show("second", 1, 2, "")  # its first report
-    assert stderr.getvalue() == "second: 1 of 2, 50.0 s so far\n"
-
-
-def test_the_time_left_counts_from_where_a_run_was_resumed(clock: Clock) -> None:
-    with stream(terminal=False) as stderr:
-        with shown(None, phases) as show:
-            show("train", 500, 1000, "")
-            clock.now += 3600
-            show("train", 600, 1000, "loss 0.5")  # 100 steps in an hour; 400 are left
-        assert stderr.getvalue() == "train: 600 of 1000, 1 h 0 min so far, about 4 h 0 min left, loss 0.5\n"
+        show("second", 1, 2, "")  # its first report: it began where the one before ended
+        show("train", 500, 1000, "")
+        clock.now += 3600
+        show("train", 600, 1000, "loss 0.5")  # 100 steps in an hour; 400 are left
+    assert stderr.getvalue().splitlines() == [
+        "second: 1 of 2, 50.0 s so far",
+        "train: 600 of 1000, 1 h 0 min so far, about 4 h 0 min left, loss 0.5",
+    ]
 
 
 def test_lines_go_to_the_log_if_it_is_on(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,7 +119,9 @@ def test_lines_go_to_the_log_if_it_is_on(clock: Clock, caplog: pytest.LogCapture
         assert caplog.messages == ["score: 7, 31.0 s so far"] and stderr.getvalue() == ""
 
 
-def test_false_is_silent_and_so_is_work_inside(clock: Clock) -> None:
+def test_false_is_silent_and_so_are_work_inside_and_other_processes(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with stream(terminal=False) as stderr:
         with shown(False, steps("outer")), shown(None, steps("inner")) as report:
             clock.now += 31
@@ -141,6 +132,10 @@ def test_false_is_silent_and_so_is_work_inside(clock: Clock) -> None:
             with shown(None, steps("inner")) as inner:
                 clock.now += 31
                 inner(3, 4)
+        monkeypatch.setenv("RANK", "1")
+        with shown(None, steps("score")) as report:
+            clock.now += 31
+            report(1, 2)
         assert heard == [(1, 2)] and stderr.getvalue() == ""
 
 
@@ -154,15 +149,6 @@ def test_work_inside_joins_the_display(clock: Clock) -> None:
             clock.now += 31
             show("outer", 1, 2, "")
         assert [line.split(":")[0] for line in stderr.getvalue().splitlines()] == ["inner", "outer"]
-
-
-def test_only_the_first_of_several_processes_speaks(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    with stream(terminal=False) as stderr:
-        monkeypatch.setenv("RANK", "1")
-        with shown(None, steps("score")) as report:
-            clock.now += 31
-            report(1, 2)
-        assert stderr.getvalue() == ""
 
 
 def test_bars_go_away_after_an_error(clock: Clock) -> None:

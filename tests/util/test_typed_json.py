@@ -61,10 +61,7 @@ def test_what_is_written_is_read(tree: Tree) -> None:
 def test_arrays_paths_and_sets_become_plain() -> None:
     data = to_data({"a": np.array([[1, 2]]), "b": Path("x/y"), 3: frozenset({1}), "d": np.float32(0.5)})
     assert data == {"a": [[1, 2]], "b": "x/y", "3": [1], "d": 0.5}
-
-
-def test_whole_numbers_are_numbers_and_defaults_are_filled_in() -> None:
-    branch = from_data(Branch, {"length": 2})
+    branch = from_data(Branch, {"length": 2})  # a whole number is a number, and defaults are filled in
     assert branch == Branch(2.0) and type(branch.length) is float
 
 

@@ -58,15 +58,9 @@ def test_errors_say_what_and_where(name: str, message: str) -> None:
         call_user_function(name, DataError)
 
 
-def test_the_last_line_of_torchscript_is_the_error() -> None:
+def test_what_is_asked_of_names_functions_and_errors() -> None:
     assert failure(ValueError("a\nTraceback of TorchScript\n  line\nboom")) == "ValueError: boom"
-
-
-def test_arguments_that_a_function_cannot_take() -> None:
     assert cannot_take(lambda a, b=1: a, 1, b=2) is None
     assert "missing a required argument" in str(cannot_take(lambda a: a))
     assert cannot_take(torch.add, 1) is None  # written in C: it does not say
-
-
-def test_names_of_functions() -> None:
     assert is_function_name("a.b:c") and not any(map(is_function_name, ("a.b", "a:", ":b", "a/b:c", "a:b.c")))
