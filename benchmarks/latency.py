@@ -43,10 +43,8 @@ from torch.nn import functional as F
 
 import prunus
 from benchmarks import Results, Row
-from prunus.deciding.candidates import candidates
-from prunus.deciding.costs import table_cost
-from prunus.deciding.splits import least_error
-from prunus.deciding.widths import Cutter, WidthLimits
+from prunus.deciding.goal import Budget
+from prunus.deciding.splits import SplitTask, least_error
 from prunus.errors import DecideError
 from prunus.timing.latency import speedup
 from prunus.timing.latency_table import LatencyTable, widths_to_time
@@ -158,8 +156,8 @@ def kept(graph: prunus.ChannelGraph, plan: str) -> dict[str, tuple[int, ...]]:
 def twice_as_fast(graph: prunus.ChannelGraph, table: LatencyTable) -> dict[str, tuple[int, ...]]:
     """Kept channels of the split of least error for half of the predicted time."""
     errors = {name: np.arange(1, unit.width + 1) ** 2 / unit.width**2 for name, unit in graph.units.items()}
-    cutter = Cutter(graph, prunus.Scores("square", errors, 0), WidthLimits(known=table.widths(graph)))
-    return dict(least_error(cutter, candidates(graph), table.whole / 2, table_cost(graph, table)).keep)
+    budget = Budget("latency", table.whole / 2, table.whole, table)
+    return dict(least_error(SplitTask(graph, prunus.Scores("square", errors, 0), budget)).keep)
 
 
 # Half of the MACs removed

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import prunus as pr
 from prunus.deciding.candidates import candidates
-from prunus.deciding.costs import cost_function
-from prunus.deciding.goal import Goal
+from prunus.deciding.costs import CostOf, cost_function
+from prunus.deciding.goal import Budget, Goal
 from prunus.deciding.sensitivity import Sensitivity, TrialRow, sensitivity
-from prunus.deciding.settings import SPLITS, Split, SplitSettings, SplitTask
-from prunus.deciding.splits import decide, global_ranking, least_error, uniform, uniform_within
+from prunus.deciding.settings import SPLITS, Split, SplitSettings
+from prunus.deciding.splits import SplitTask, decide, global_ranking, least_error, uniform, uniform_within
 from prunus.deciding.widths import Cutter, WidthLimits, amounts
 from prunus.errors import DecideError
 from prunus.scoring.scores import Scores
@@ -54,6 +54,13 @@ def made(graph: pr.ChannelGraph, scores: Scores, *, alpha: float = 3, seed: int 
         if a.channels
     }
     return Sensitivity("algorithm1", "accuracy", "macs", alpha, 0.9, 0.1, 0.9, 10, rows)
+
+
+def within(
+    graph: pr.ChannelGraph, scores: Scores, left: float, round_to: int = 1, cost: str | CostOf = "macs"
+) -> SplitTask:
+    """A cut that leaves this cost."""
+    return SplitTask(graph, scores, Budget(cost, left, graph.macs), SplitSettings(round_to=round_to))
 
 
 def lost_by(plan: pr.Plan) -> dict[str, int]:
@@ -274,7 +281,7 @@ def test_the_smallest_share_that_meets_the_goal(share_left: float) -> None:
         removed = [min(round(step / 1000 * w), w - f) for w, f in zip(CHAIN, FLOORS, strict=True)]
         if macs(removed) <= goal:
             break
-    plan = uniform_within(Cutter(graph, scores), names, goal)
+    plan = uniform_within(within(graph, scores, goal))
     found = [plan.removed()[name] for name in names]
     assert all(0 <= most - got <= 1 for most, got in zip(removed, found, strict=True))  # a step may be given back
     assert counted_macs(pr.prune(graph, plan), EXAMPLE) == macs(found) <= goal
@@ -284,7 +291,7 @@ def test_the_smallest_share_that_meets_the_goal(share_left: float) -> None:
     for name in names:
         kept = without_weakest(graph.units[name], scores.values[name], plan.removed()[name])
         assert list(plan.keep[name]) == kept
-    plan = uniform_within(Cutter(graph, scores, WidthLimits(4)), names, goal)
+    plan = uniform_within(within(graph, scores, goal, 4))
     assert all(len(kept) % 4 == 0 or len(kept) == graph.units[name].width for name, kept in plan.keep.items())
     assert graph.cost(plan).macs <= goal
 
@@ -307,7 +314,7 @@ def test_channels_go_from_the_lowest_score_until_the_goal_is_met(share: float) -
             break
         if len(kept[name]) > FLOORS[names.index(name)]:
             kept[name].discard(channel)
-    plan = global_ranking(Cutter(graph, scores), names, goal)
+    plan = global_ranking(within(graph, scores, goal))
     assert {name: set(plan.keep[name]) for name in names} == kept
     assert counted_macs(pr.prune(graph, plan), EXAMPLE) == chain_macs(*map(len, kept.values())) <= goal
 
@@ -366,7 +373,7 @@ def test_no_other_split_has_a_smaller_error(seed: int, share: float) -> None:
     example = torch.zeros(1, STREAM, 8, 8)
     whole = counted_macs(model, example)
     assert whole == sum(WIDTHS) * EACH
-    plan = least_error(Cutter(graph, scores), NAMES, share * whole)
+    plan = least_error(within(graph, scores, share * whole))
     gone = [plan.removed()[name] for name in NAMES]
     curves = [np.concatenate([[0.0], np.sort(scores.values[name])]) for name in NAMES]
     channels = int(np.ceil((1 - share) * sum(WIDTHS) - 1e-9))  # that must go: all cost the same
@@ -382,24 +389,24 @@ def test_no_other_split_has_a_smaller_error(seed: int, share: float) -> None:
 
 def test_a_unit_with_ten_times_the_error_loses_less() -> None:
     _, graph, scores = blocks(0)
-    before = least_error(Cutter(graph, scores), NAMES, 0.6 * graph.macs).removed()
+    before = least_error(within(graph, scores, 0.6 * graph.macs)).removed()
     larger = {**scores.values, NAMES[2]: 10 * scores.values[NAMES[2]]}
-    after = least_error(Cutter(graph, Scores("rebuilt", larger, 1)), NAMES, 0.6 * graph.macs).removed()
+    after = least_error(within(graph, Scores("rebuilt", larger, 1), 0.6 * graph.macs)).removed()
     assert after[NAMES[2]] < before[NAMES[2]] and sum(after.values()) == sum(before.values())
 
 
 def test_multiples_and_units_that_save_nothing() -> None:
     _, graph, scores = blocks(2)
-    plan = least_error(Cutter(graph, scores, WidthLimits(2)), NAMES, 0.5 * graph.macs)
+    plan = least_error(within(graph, scores, 0.5 * graph.macs, 2))
     assert all(len(plan.keep[name]) % 2 == 0 for name in lost_by(plan)) and graph.cost(plan).macs <= 0.5 * graph.macs
 
     def last_alone(keep: Mapping[str, Sequence[int]]) -> float:
         return float(len(keep.get(NAMES[2], range(WIDTHS[2]))))
 
-    plan = least_error(Cutter(graph, scores), NAMES, 5.0, cost=last_alone)
+    plan = least_error(within(graph, scores, 5.0, cost=last_alone))
     assert lost_by(plan) == {NAMES[2]: 5}
     with pytest.raises(DecideError, match="out of reach"):
-        least_error(Cutter(graph, scores), NAMES, 1.0, cost=last_alone)
+        least_error(within(graph, scores, 1.0, cost=last_alone))
 
 
 # ----------------------------------------------------------------------------------------------------------- registry

@@ -133,10 +133,13 @@ def test_a_user_provided_repair_is_in_force_when_a_unit_is_tried(how: dict[str, 
 
     @contextmanager
     def turned(unit: str, kept: Sequence[int]) -> Iterator[None]:
-        with pr.zeroed(graph, {unit: kept}), torch.no_grad():  # puts the weights back
-            for reader in graph.units[unit].readers:
-                model.get_submodule(reader.module).weight.mul_(-1)
+        weights = [model.get_submodule(reader.module).weight.detach() for reader in graph.units[unit].readers]
+        with pr.zeroed(graph, {unit: kept}):
+            for weight in weights:
+                weight.mul_(-1)
             yield
+        for weight in weights:
+            weight.mul_(-1)
 
     how = {"measure": lambda net, loader: -measured(net, loader)[1]} if "function" in how else how
     found = sensitivity(graph, scores, pairs, alpha=1, repair=turned, **how)

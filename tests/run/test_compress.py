@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import prunus as pr
 from prunus.errors import DataError, DecideError
+from prunus.run.checkup import quality_doubts
 from prunus.run.compress import compress
-from prunus.run.context import doubts
 from prunus.scoring.evidence import Channels
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import Evaluation, evaluate
@@ -252,10 +252,10 @@ def test_a_network_that_guesses_is_pointed_out(caplog: pytest.LogCaptureFixture)
 
 def test_doubts_about_a_held_out_quality() -> None:
     model, task = trained(), task_of(None)
-    (words,) = doubts(Evaluation(0.998, 0.01, 1000), model, EXAMPLE, task)
+    (words,) = quality_doubts(Evaluation(0.998, 0.01, 1000), model, EXAMPLE, task)
     assert "99.80% on 1000 images, which is suspiciously perfect" in words
-    assert not doubts(Evaluation(0.93, 0.2, 1000), model, EXAMPLE, task)
-    assert len(doubts(Evaluation(0.36, 0.2, 1000), model, EXAMPLE, task)) == 1  # less than 1.5 times a quarter
-    assert not doubts(Evaluation(0.38, 0.2, 1000), model, EXAMPLE, task)
+    assert not quality_doubts(Evaluation(0.93, 0.2, 1000), model, EXAMPLE, task)
+    assert len(quality_doubts(Evaluation(0.36, 0.2, 1000), model, EXAMPLE, task)) == 1  # less than 1.5 times a quarter
+    assert not quality_doubts(Evaluation(0.38, 0.2, 1000), model, EXAMPLE, task)
     with pytest.raises(DataError, match="no labelled images"):
         run(evaluate=lambda model, loader: Evaluation(0.0, 0.0, 0))

@@ -20,8 +20,8 @@ from prunus.plots.run_pictures import load_pictures
 from prunus.report.run_page import write_report
 from prunus.run import round as rounds
 from prunus.run.compress import Compressed, compress
+from prunus.run.context import class_names
 from prunus.run.folder import RunFolder
-from prunus.run.round import class_names
 from prunus.scoring.passes import sampled
 from prunus.scoring.scores import load_scores
 from prunus.tasks.evaluate import Evaluation, evaluate
@@ -390,7 +390,7 @@ def test_classes_go_by_their_names(tmp_path: Path) -> None:
     found = load_pictures(tmp_path / "run" / "round-01" / "pictures.safetensors")
     assert found is not None and found.labels == Named.classes
     few = Named([(images, labels + 4) for images, labels in HOLDOUT])  # more labels than names: the numbers it is
-    assert class_names(few, 8) is None and class_names(few, 4) == list(Named.classes)
+    assert class_names(few, 8) is None and class_names(few, 4) == Named.classes
 
 
 def test_a_broken_file_is_named(done: Any, tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ import prunus as pr
 from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import table_cost
 from prunus.deciding.goal import Budget
-from prunus.deciding.splits import least_error, lowest_cost
-from prunus.deciding.widths import Cutter, WidthLimits
+from prunus.deciding.splits import SplitTask, least_error, lowest_cost
 from prunus.errors import DecideError, RunError
 from prunus.report.run_page import write_report
 from prunus.run import speed_check
@@ -185,11 +184,10 @@ def test_depthwise_layers_with_times_that_were_measured(tmp_path: Path, monkeypa
     graph = pr.trace(model, torch.zeros(1, 3, 16, 16))
     times = latency_table(graph, "onnxruntime", batch=2, threads=1, progress=False)
     assert graph.layers["2"].depthwise and len(times.layers["2"].inputs) > 4 and times.layers["2"].outputs == (16,)
-    cost, names = table_cost(graph, times), candidates(graph)
-    left = (lowest_cost(graph, names, cost) + times.predict(graph, pr.Plan.of(graph, {}))) / 2
+    whole = times.predict(graph, pr.Plan.of(graph, {}))
+    left = (lowest_cost(graph, candidates(graph), table_cost(graph, times)) + whole) / 2
     errors = {name: np.arange(1.0, unit.width + 1) for name, unit in graph.units.items()}
-    cutter = Cutter(graph, Scores("order", errors, 0), WidthLimits(known=times.widths(graph)))
-    plan = least_error(cutter, names, left, cost)
+    plan = least_error(SplitTask(graph, Scores("order", errors, 0), Budget("latency", left, whole, times)))
     assert any(plan.removed().values()) and times.predict(graph, plan) <= left
     small = pr.prune(graph, plan)
     assert small[0].out_channels == small[2].groups == small[4].in_channels

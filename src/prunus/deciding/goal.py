@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from prunus.deciding.costs import CostOf, cost_function, table_cost
+from prunus.deciding.costs import CostOf, cost_function, name_of, table_cost
 from prunus.errors import DecideError
 from prunus.util.options import option
 
@@ -95,7 +95,7 @@ class Goal:
 class Budget:
     """The cost that a network should be left with."""
 
-    cost: str  # its name
+    cost: str | CostOf  # by name, or a function of kept channels
     left: float | None  # None: as little as max_drop allows
     whole: float  # cost of the original network
     table: LatencyTable | None = None  # times of layers, if the cost is time
@@ -122,6 +122,7 @@ class Budget:
                 f"pruning can make the network is {self.whole / least:.2f}x. Ask for less, or exclude fewer units."
             )
         return (
-            f"removing {1 - left / self.whole:.1%} of the {self.cost} is out of reach: with every unit at its floor (2 "
-            f"channels, 10%) {1 - least / self.whole:.1%} can be removed. Ask for less, or exclude fewer units."
+            f"removing {1 - left / self.whole:.1%} of the {name_of(self.cost)} is out of reach: with every unit at its "
+            f"floor (2 channels, 10%) {1 - least / self.whole:.1%} can be removed. Ask for less, or exclude fewer "
+            "units."
         )

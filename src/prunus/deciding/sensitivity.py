@@ -14,7 +14,7 @@ from typing import Any
 from prunus.deciding.candidates import candidates, check_patterns, scored
 from prunus.deciding.costs import CostOf, cost_function, name_of, widths_of
 from prunus.deciding.settings import RankSettings
-from prunus.deciding.trials import Trial, run_trials
+from prunus.deciding.trials import UnitTrial, run_trials
 from prunus.deciding.widths import Cutter, WidthLimits, amounts
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph
@@ -183,16 +183,16 @@ def sensitivity(
     )
 
 
-def _by_amount(cutter: Cutter, names: Sequence[str], alpha: float, cost: CostOf) -> list[Trial]:
+def _by_amount(cutter: Cutter, names: Sequence[str], alpha: float, cost: CostOf) -> list[UnitTrial]:
     trials, whole = [], cost({})
     for name, amount in amounts(cutter, names, alpha=alpha, cost=cost).items():
         if amount.channels:
             kept = cutter.keep(name, amount.channels)
-            trials.append(Trial(name, kept, whole - cost({name: kept}), amount.floss, amount.stopped))
+            trials.append(UnitTrial(name, kept, whole - cost({name: kept}), amount.floss, amount.stopped))
     return trials
 
 
-def _by_ratio(cutter: Cutter, names: Sequence[str], ratios: Sequence[float], cost: CostOf) -> list[Trial]:
+def _by_ratio(cutter: Cutter, names: Sequence[str], ratios: Sequence[float], cost: CostOf) -> list[UnitTrial]:
     wrong = [ratio for ratio in ratios if not 0 < ratio < 1]
     if wrong:
         raise DecideError(f"ratios are fractions removed, above 0 and below 1; got {wrong[0]}")
@@ -203,5 +203,5 @@ def _by_ratio(cutter: Cutter, names: Sequence[str], ratios: Sequence[float], cos
         for removed in dict.fromkeys(count for count in counts if count > 0):
             kept = cutter.keep(name, removed)
             saved = whole - cost({name: kept})
-            trials.append(Trial(name, kept, saved, saved / removed))
+            trials.append(UnitTrial(name, kept, saved, saved / removed))
     return trials

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 from prunus.deciding.costs import COSTS
@@ -15,24 +15,8 @@ from prunus.util.options import Seeded, option, strings_as_tuples
 from prunus.util.registry import Entry, Registry
 
 if TYPE_CHECKING:
-    from prunus.deciding.goal import Budget
-    from prunus.deciding.sensitivity import Sensitivity
-    from prunus.graph.channel_graph import ChannelGraph
+    from prunus.deciding.splits import SplitTask
     from prunus.graph.plan import Plan
-    from prunus.scoring.scores import Scores
-
-
-@dataclass(frozen=True)
-class SplitTask:
-    """Everything that a split may look at."""
-
-    graph: ChannelGraph  # of the network that loses channels
-    scores: Scores
-    budget: Budget
-    settings: SplitSettings
-    # Settings (with k and alpha filled in) -> what held-out images say of each unit. The caller has the images.
-    rank: Callable[[SplitSettings], Sensitivity]
-    original_widths: Mapping[str, int] = field(default_factory=dict)  # unit -> width in the original network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +88,18 @@ class SplitSettings(RankSettings):
         None, "Rank units before repair, or after their own repair", group="Layers", choices=("cut", "repaired")
     )
     rounds: int | None = option(None, "Reach the goal in this number of rounds", group="Layers", least=1)
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """Which units a network with residual streams has."""
+
+    streams: Literal["select", "coupled"] = option(
+        "select",
+        "Residual channels: each reader selects its own (select), or all drop them together (coupled)",
+        group="Channels",
+        choices=("select", "coupled"),
+    )
 
 
 @dataclass(frozen=True)

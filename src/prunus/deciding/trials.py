@@ -39,7 +39,7 @@ Step = Callable[[float], None]  # takes the share of a batch or chunk that is do
 
 
 @dataclass(frozen=True)
-class Trial:
+class UnitTrial:
     """One unit loses channels."""
 
     unit: str
@@ -61,7 +61,7 @@ class TrialResult:
 
 def run_trials(
     graph: ChannelGraph,
-    trials: Sequence[Trial],
+    trials: Sequence[UnitTrial],
     holdout: Batches,
     settings: RankSettings,
     cut: Cut,
@@ -84,7 +84,7 @@ def run_trials(
 class _Runner:
     """Runs the network whole and without the channels of each trial, as many images at once as fit in memory."""
 
-    def __init__(self, graph: ChannelGraph, trials: Sequence[Trial], task: Task, measure: str, cut: Cut) -> None:
+    def __init__(self, graph: ChannelGraph, trials: Sequence[UnitTrial], task: Task, measure: str, cut: Cut) -> None:
         self.model, self.trials, self.task, self.by_loss = graph.model, trials, task, measure == "loss"
         self._staged = PartialForward(graph, cut, outputs=task.outputs or (lambda output: output))
         self._device = device_of(graph.model)
@@ -220,7 +220,7 @@ def _race(
 
 def _by_function(
     graph: ChannelGraph,
-    trials: Sequence[Trial],
+    trials: Sequence[UnitTrial],
     holdout: Batches,
     measure: Callable[[nn.Module, Batches], float],
     cut: Cut,

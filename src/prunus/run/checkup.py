@@ -21,9 +21,8 @@ from prunus.deciding.splits import lowest_cost
 from prunus.errors import DataError, DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.units import Streams
-from prunus.run.context import doubts
 from prunus.tasks import Task, task_of
-from prunus.tasks.evaluate import Evaluation, evaluate, tensors_of, unpack_for
+from prunus.tasks.evaluate import Evaluation, evaluate, tensors_of, too_good, unpack_for
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.timing.latency import timed
 from prunus.timing.layer_timing import latency_table
@@ -244,6 +243,7 @@ NAMED = 5  # classes that are named in a message
 FEW_IMAGES = 500  # held-out images; with fewer, accuracy moves in steps of more than 0.2 points
 SHIFT, SPREAD = 0.5, 2.5  # how far the input of the first batch norm may be from what it saw in training
 MEAN, DEVIATIONS = 1.5, (0.2, 5.0)  # of all pixels, after normalisation
+CHANCE = 1.5  # a quality below this many times that of guessing: the network has nothing to lose
 
 
 def _none_of(name: str) -> str:
@@ -329,9 +329,26 @@ def quality_problems(
         evaluation = evaluate(model, held_out, task=task)
     except DataError as error:
         return None, [str(error)], []
-    problems = doubts(evaluation, model, to_device(example, device_of(model)), task)
+    problems = quality_doubts(evaluation, model, to_device(example, device_of(model)), task)
     few = f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points"
     return evaluation, problems, [few] if task.chance is not None and count < FEW_IMAGES else []
+
+
+def quality_doubts(evaluation: Evaluation, model: nn.Module, example: Any, task: Task) -> list[str]:
+    """Why held-out quality may not tell good decisions from bad ones, in sentences. Only tasks with a chance level."""
+    if task.chance is None:
+        return []
+    with evaluating(model), torch.no_grad():
+        output = call(model, copy.deepcopy(example))
+    chance = task.chance(output if task.outputs is None else task.outputs(output))
+    sentences = [sentence for sentence in [too_good(evaluation)] if sentence]
+    if evaluation.quality < CHANCE * chance:
+        sentences.append(
+            f"the network scores {100 * evaluation.quality:.1f}% on the held-out images, about what guessing among "
+            f"{1 / chance:.0f} classes gives: check the weights, the labels and the normalisation of the images before "
+            "pruning it"
+        )
+    return sentences
 
 
 # -- what a run would take: time and memory, from a few batches

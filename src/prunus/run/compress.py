@@ -26,13 +26,15 @@ from prunus.graph.channel_graph import trace
 from prunus.graph.files import MODEL_FILE, PLAN_FILE
 from prunus.graph.plan import Plan
 from prunus.graph.traced import check_network
-from prunus.run.context import RunContext, RunData, doubts
-from prunus.run.folder import BASE, NETWORK, ROUND, SUMMARY, TABLE, RunFolder
-from prunus.run.identity import ANSWERS, first_image, network_answers
+from prunus.run.checkup import quality_doubts
+from prunus.run.context import Baseline, RunContext, RunData, first_image
+from prunus.run.folder import BASE, ROUND_FILE, SUMMARY, TABLE, RunFolder
+from prunus.run.identity import ANSWERS, network_answers
+from prunus.run.network_shape import write_network
 from prunus.run.round import Outcome, run_round
 from prunus.run.settings import Settings, check_settings, fill_defaults
 from prunus.run.speed_check import times_for
-from prunus.run.summary import FORMAT, VERSION, Summary, headline, network_shape, summarise
+from prunus.run.summary import FORMAT, VERSION, Summary, headline, summarise
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import Evaluation
 from prunus.train.checkpoint import digest
@@ -43,7 +45,7 @@ from prunus.util.processes import all_or_none, check_precision, processes, rank_
 from prunus.util.progress import PhaseProgress, phases, shown
 from prunus.util.state import generators_kept
 from prunus.util.text import short_table
-from prunus.util.typed_json import from_data, to_data
+from prunus.util.typed_json import read_record, to_data
 
 logger = logging.getLogger(__name__)
 
@@ -193,17 +195,17 @@ def _base(context: RunContext) -> Evaluation:
     """The original network's held-out quality, with a warning if decisions cannot be based on it."""
     folder, graph, name = context.folder, context.graph, context.quality.name
     if folder.has(BASE):
-        before = folder.parse(BASE, lambda record: from_data(Evaluation, record["holdout"]))
+        before = folder.record(BASE, Baseline).holdout
     else:
         context.say("evaluate", 0, 1)
         before = context.evaluate(context.original, context.data.holdout)
         context.say("evaluate", 1, 1)
-        folder.write(NETWORK, network_shape(graph))
-        folder.write(BASE, {"holdout": before, "quality": context.quality, "macs": graph.macs})
+        write_network(folder, graph)
+        folder.write(BASE, Baseline(before, context.quality, graph.macs))
     if before.num_images == 0:
         raise DataError("the held-out set has no labelled images, and decisions need some")
     if context.settings.evaluate is None:
-        for sentence in doubts(before, context.original, graph.example, context.task):
+        for sentence in quality_doubts(before, context.original, graph.example, context.task):
             logger.warning("%s", sentence)
     context.track({f"round/holdout {name}": before.quality, "round/macs": graph.macs, "round/params": graph.params}, 0)
     return before
@@ -213,10 +215,7 @@ def _rounds(context: RunContext, before: Evaluation) -> tuple[list[Outcome], nn.
     """Continue after the finished rounds until the goal is met, too much is lost or nothing can be removed."""
     folder, settings, name = context.folder, context.settings, context.quality.name
     done = folder.finished_rounds()
-    rounds = [
-        folder.parse(f"{folder.round(number).name}/{ROUND}", lambda record: from_data(Outcome, record))
-        for number in range(1, done + 1)
-    ]
+    rounds = [folder.record(folder.in_round(number, ROUND_FILE), Outcome) for number in range(1, done + 1)]
     current, plan = _left_by(context, done)
     while len(rounds) < MOST_ROUNDS:
         last = rounds[-1] if rounds else None
@@ -274,19 +273,13 @@ def _summary(
     else:
         all_or_none(lambda: folder.check_result(context.graph) if folder.writes else None)
     if folder.has(SUMMARY):
-        return folder.parse(SUMMARY, _checked_summary)
-    summary = to_data(summarise(context, plan, current, before, rounds))
-    folder.write(SUMMARY, {"format": FORMAT, "version": VERSION, **summary})
+        read_record(folder.path / SUMMARY, Summary, FORMAT, VERSION)  # refuses what does not fit
+        return folder.read(SUMMARY)
+    summary = {"format": FORMAT, "version": VERSION, **to_data(summarise(context, plan, current, before, rounds))}
+    folder.write(SUMMARY, summary)
     figures = {f"result/speedup batch {size}": speed["ratio"] for size, speed in summary["speedup"].items()}
     for side in ("before", "after"):
         test = summary[side]["test"]
         figures[f"result/test {context.quality.name} {side}"] = None if test is None else test["quality"]
     context.track(figures, len(rounds))
-    return {"format": FORMAT, "version": VERSION, **summary}
-
-
-def _checked_summary(record: dict[str, Any]) -> dict[str, Any]:
-    if record.get("format") != FORMAT:
-        raise ValueError(f'expected "format": {FORMAT!r}, got {record.get("format")!r}')
-    from_data(Summary, {key: value for key, value in record.items() if key not in ("format", "version")})
-    return record
+    return summary

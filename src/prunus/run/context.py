@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from prunus.deciding.goal import Budget
-from prunus.errors import RunError
+from prunus.errors import DataError, RunError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.run.folder import SPEED, RunFolder
 from prunus.run.settings import Settings
 from prunus.tasks import Task, task_of
-from prunus.tasks.evaluate import Evaluation, evaluate, too_good
+from prunus.tasks.evaluate import Evaluation, evaluate, unpack_for
 from prunus.tasks.quality import QualityText
 from prunus.timing.engines import PreparedModel
 from prunus.timing.latency import prepare, ready_to_time
 from prunus.timing.latency_table import LatencyTable
 from prunus.train.trackers import Log, nowhere
-from prunus.util.batches import Batches, call
+from prunus.util.batches import Batches
 from prunus.util.progress import PhaseProgress
-from prunus.util.state import evaluating
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -42,6 +38,29 @@ class RunData:
     score_on: Batches  # to score on: the training images, as a rule without augmentation
     holdout: Batches  # all decisions read these
     test: Batches | None = None  # read once at the end, for the report only
+
+
+def first_image(loader: Batches, device: torch.device, task: Task | None = None) -> Any:
+    """The first image of a loader, as a batch of one; of several inputs, the first row of each."""
+    for number, batch in enumerate(loader):
+        images, _ = unpack_for(task_of(task), batch, number, labelled=False)
+        return tree_map(lambda part: part[:1].to(device) if isinstance(part, Tensor) else part, images)
+    raise DataError("the loader gave no images")
+
+
+def class_names(loader: Batches, count: int) -> tuple[str, ...] | None:
+    """The loader's names of classes, if it has that many."""
+    names = getattr(loader, "classes", None)
+    return tuple(map(str, names)) if isinstance(names, tuple | list) and len(names) >= count else None
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The original network, as in base.json."""
+
+    holdout: Evaluation
+    quality: QualityText
+    macs: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +111,7 @@ class RunContext:
 
         Speed is measured in the last round only, and what was measured counts, not what the table says.
         """
-        timed = self.folder.has(f"{self.folder.round(number).name}/{SPEED}")
+        timed = self.folder.has(self.folder.in_round(number, SPEED))
         return timed or self.budget.met(self.budget.of(self.graph)(plan.keep))
 
     def say(self, phase: str, done: int, total: int | None, note: str = "") -> None:
@@ -111,41 +130,3 @@ class RunContext:
         if math.isnan(evaluation.quality):
             raise RunError("the evaluation returned NaN, and decisions cannot be based on it: check your function")
         return evaluation
-
-
-CHANCE = 1.5  # a quality below this many times that of guessing: the network has nothing to lose
-
-
-def doubts(evaluation: Evaluation, model: nn.Module, example: Any, task: Task) -> list[str]:
-    """Why held-out quality may not tell good decisions from bad ones, in sentences. Only tasks with a chance level."""
-    if task.chance is None:
-        return []
-    with evaluating(model), torch.no_grad():
-        output = call(model, copy.deepcopy(example))
-    chance = task.chance(output if task.outputs is None else task.outputs(output))
-    sentences = [sentence for sentence in [too_good(evaluation)] if sentence]
-    if evaluation.quality < CHANCE * chance:
-        sentences.append(
-            f"the network scores {100 * evaluation.quality:.1f}% on the held-out images, about what guessing among "
-            f"{1 / chance:.0f} classes gives: check the weights, the labels and the normalisation of the images before "
-            "pruning it"
-        )
-    return sentences
-
-
-class Stopwatch:
-    """Seconds spent in each phase; a phase inside another one counts for itself only."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._inner = [0.0]
-
-    def __call__(self, phase: str, work: Callable[[], Result]) -> Result:
-        """Run `work` and add its time to the phase."""
-        start = time.perf_counter()
-        self._inner.append(0.0)
-        result = work()
-        spent, inner = time.perf_counter() - start, self._inner.pop()
-        self._inner[-1] += spent
-        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + spent - inner, 3)
-        return result

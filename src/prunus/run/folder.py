@@ -21,6 +21,7 @@ started from. A round is finished when its round.json exists.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import time
@@ -38,18 +39,27 @@ from prunus.graph.plan import Plan
 from prunus.run.identity import DATA, Loaders, data_facts, refuse_other
 from prunus.util.files import PRUNING, STUDY, held_by, read_object, write_atomically
 from prunus.util.processes import all_or_none, processes
-from prunus.util.typed_json import to_data
+from prunus.util.typed_json import from_data, to_data
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
 
-CONFIG, BASE, ROUND, SENSITIVITY, SUMMARY = "config.json", "base.json", "round.json", "sensitivity.json", "summary.json"
-SPEED, TABLE, CLASSES, NETWORK = "speed.json", "latency.json", "classes.json", "network.json"
-PROGRESS = "progress.json"
+CONFIG, BASE, NETWORK, PROGRESS = "config.json", "base.json", "network.json", "progress.json"
+ROUND_FILE, SENSITIVITY_FILE, SPEED, TABLE = "round.json", "sensitivity.json", "speed.json", "latency.json"
+CLASSES, SUMMARY = "classes.json", "summary.json"
 COMMAND, COMMAND_LINE = "command", "command_line"  # in config.json, of a run or study that a command started
 SECONDS = 1.0  # between two notes in progress.json
 
-Built = TypeVar("Built")
+T = TypeVar("T")
+
+
+def parsed(path: Path, build: Callable[[], T]) -> T:
+    """What `build` makes of a file's content; content that does not fit is an error that names the file."""
+    try:
+        return build()
+    except (KeyError, TypeError, ValueError, AttributeError, FileError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise FileError(f"{path} has unexpected content: {what}") from error
 
 
 class ResumableFolder:
@@ -110,14 +120,14 @@ class ResumableFolder:
         """A JSON file."""
         return read_object(self.path / name, f"; the {self.noun} in {self.path} cannot continue without it")
 
-    def parse(self, name: str, build: Callable[[dict[str, Any]], Built]) -> Built:
-        """An object built from a JSON file; unexpected content is an error that names the file."""
-        record = self.read(name)
-        try:
-            return build(record)
-        except (KeyError, TypeError, ValueError, AttributeError, FileError) as error:
-            what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise FileError(f"{self.path / name} is not as prunus writes it: {what}") from error
+    def parse(self, name: str, build: Callable[[dict[str, Any]], T]) -> T:
+        """What `build` makes of a JSON file."""
+        content = self.read(name)
+        return parsed(self.path / name, lambda: build(content))
+
+    def record(self, name: str, kind: type[T]) -> T:
+        """A dataclass from a JSON file."""
+        return self.parse(name, functools.partial(from_data, kind))
 
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file: a dict, or a dataclass."""
@@ -160,14 +170,18 @@ class RunFolder(ResumableFolder):
         """The folder of a round, counted from 1."""
         return self.path / f"round-{number:02d}"
 
+    def in_round(self, number: int, name: str) -> str:
+        """The name of a round's file, relative to the run's folder."""
+        return f"{self.round(number).name}/{name}"
+
     def finished_rounds(self) -> int:
         """The number of finished rounds, counted from the first without gaps."""
-        numbers = sorted(int(path.parent.name[6:]) for path in self.path.glob(f"round-[0-9][0-9]*/{ROUND}"))
+        numbers = sorted(int(path.parent.name[6:]) for path in self.path.glob(f"round-[0-9][0-9]*/{ROUND_FILE}"))
         for expected, there in enumerate(numbers, start=1):
             if expected != there:
                 raise FileError(
-                    f"{self.round(expected) / ROUND} is missing, though round {there} is finished. Put it back, or "
-                    f"delete {self.round(expected)} and the rounds after it to continue from the round before."
+                    f"{self.round(expected) / ROUND_FILE} is missing, though round {there} is finished. Put it back, "
+                    f"or delete {self.round(expected)} and the rounds after it to continue from the round before."
                 )
         return len(numbers)
 

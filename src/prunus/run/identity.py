@@ -17,9 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from prunus.errors import DataError, RunError
-from prunus.tasks import Task, task_of
-from prunus.tasks.evaluate import unpack_for
+from prunus.errors import RunError
 from prunus.util.batches import Batch, Batches, call, count_images, unpack_any
 from prunus.util.processes import processes
 from prunus.util.state import evaluating, generators_kept
@@ -29,7 +27,7 @@ Facts = dict[str, Any]
 Loaders = Mapping[str, Batches | None]
 
 DATA, ANSWERS = "data", "answers"  # facts that are compared with a tolerance
-PARTS = {  # a loader's name in messages
+LOADER_NAMES = {  # in messages
     "train": "training images",
     "score_on": "images to score on",
     "holdout": "held-out images",
@@ -69,7 +67,7 @@ def refuse_other(
         shares = stored.get("processes") != facts["processes"] and not isinstance(loader, Loader)
         if name not in stored or shares:
             continue
-        difference = _data_difference(stored[name], facts[name], PARTS.get(name, f"{name} images"), loader)
+        difference = _data_difference(stored[name], facts[name], LOADER_NAMES.get(name, f"{name} images"), loader)
         if difference is not None:
             raise RunError(
                 f"{path} holds a {what} on other data: {difference}. Use another folder, or the same data to continue "
@@ -284,14 +282,3 @@ def _alike(old: list[Any], new: list[Any], key: str) -> bool:
     tolerance = PIXEL_TOLERANCE if key == "pixels" else 0.0
     pairs = [np.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(old, new, strict=False)]
     return 2 * sum(pairs) >= len(pairs)
-
-
-# -- an example input
-
-
-def first_image(loader: Batches, device: torch.device, task: Task | None = None) -> Any:
-    """The first image of a loader, as a batch of one; of several inputs, the first row of each."""
-    for number, batch in enumerate(loader):
-        images, _ = unpack_for(task_of(task), batch, number, labelled=False)
-        return tree_map(lambda part: part[:1].to(device) if isinstance(part, Tensor) else part, images)
-    raise DataError("the loader gave no images")

@@ -202,28 +202,21 @@ class PaperCost:
 
 def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_images: int, held_out: int) -> PaperCost:
     """The cost of a run, from the measured speed and the first round's step k x alpha x FLOSS_max."""
-    import numpy as np
-
-    from prunus.deciding.candidates import candidates
     from prunus.deciding.goal import TOLERANCE
-    from prunus.deciding.splits import step_at_alpha_1
-    from prunus.deciding.widths import Cutter
+    from prunus.deciding.splits import SplitTask, in_order, step_at_alpha_1
     from prunus.run.checkup import estimate
-    from prunus.scoring.scores import Scores
 
     budget = settings.budget(graph)
-    cost = budget.of(graph)
-    names = candidates(graph, settings.exclude, settings.only)
-    order = Scores("none", {name: np.arange(float(graph.units[name].width)) for name in names})
-    step = settings.alpha * step_at_alpha_1(Cutter(graph, order), names, settings.k, cost)
-    round_estimate = estimate(speed, train_images, held_out, len(names), teacher=False)
+    task = SplitTask(graph, in_order(graph), budget, settings)
+    step, now = settings.alpha * step_at_alpha_1(task), task.cost({})
+    round_estimate = estimate(speed, train_images, held_out, len(task.names), teacher=False)
     score = round_estimate.score * min(1.0, (settings.num_images or train_images) / train_images)
     last = settings.epochs if settings.last_epochs is None else settings.last_epochs
     rounds = None
     if budget.left is not None:  # the run ends within a tolerance of it
-        rounds = max(1, math.ceil((cost({}) - budget.left - TOLERANCE * budget.whole) / step - 1e-9))
+        rounds = max(1, math.ceil((now - budget.left - TOLERANCE * budget.whole) / step - 1e-9))
     ranking = score + round_estimate.rank
-    return PaperCost(rounds, settings.epochs, last, step / cost({}), ranking, round_estimate.epoch)
+    return PaperCost(rounds, settings.epochs, last, step / now, ranking, round_estimate.epoch)
 
 
 def _hours(seconds: float) -> str:

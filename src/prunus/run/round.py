@@ -1,22 +1,27 @@
-"""One round: score, split, prune, repair, retrain. Each step writes its result to the folder before the next begins."""
+"""One round: measure, decide, prune, repair, retrain. Each step writes its result to the folder before the next begins.
+
+Measuring knows no goal: `Measurements` has the scores of channels and the ranking of units. `plan_for` decides on a
+plan for one budget, from what was measured.
+"""
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import distributed as dist
 from torch import nn
 
-from prunus.deciding.candidates import candidates, scored
 from prunus.deciding.costs import table_cost
 from prunus.deciding.goal import Budget
 from prunus.deciding.sensitivity import Sensitivity, sensitivity
-from prunus.deciding.settings import SPLITS, SplitSettings, SplitTask
-from prunus.deciding.splits import uniform
+from prunus.deciding.settings import SPLITS, SplitSettings
+from prunus.deciding.splits import SplitTask, uniform
 from prunus.errors import DataError, RunError
 from prunus.graph.channel_graph import ChannelGraph, prune, trace
 from prunus.graph.files import PLAN_FILE
@@ -25,8 +30,8 @@ from prunus.plots.choices import some_images
 from prunus.plots.run_pictures import NUM_IMAGES, PICTURES, take_pictures, to_bytes
 from prunus.repairing.repair import REPAIRS
 from prunus.repairing.unit_repair import UnitRepair, repair_each
-from prunus.run.context import RunContext, Stopwatch
-from prunus.run.folder import ROUND, SENSITIVITY
+from prunus.run.context import RunContext, class_names
+from prunus.run.folder import ROUND_FILE, SENSITIVITY_FILE
 from prunus.run.speed_check import plan_in_time
 from prunus.scoring.metrics import metric_of
 from prunus.scoring.passes import sampled
@@ -42,7 +47,6 @@ from prunus.util.batches import Batches
 from prunus.util.files import write_atomically
 from prunus.util.processes import processes
 from prunus.util.state import generators_kept
-from prunus.util.typed_json import from_data
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +75,24 @@ class Outcome:
     alpha: float | None = None  # of Eqn. 3, as given or solved for the number of rounds; None if no unit was ranked
 
 
+class PhaseClock:
+    """Seconds spent in each phase; a phase inside another one counts for itself only."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inner = [0.0]
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Add the time of a block to the phase."""
+        start = time.perf_counter()
+        self._inner.append(0.0)
+        yield
+        spent, inner = time.perf_counter() - start, self._inner.pop()
+        self._inner[-1] += spent
+        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + spent - inner, 3)
+
+
 def run_round(
     context: RunContext, earlier: Sequence[Outcome], current: nn.Module, so_far: Plan, before: Evaluation
 ) -> tuple[Outcome, nn.Module, Plan]:
@@ -83,148 +105,150 @@ def run_round(
     Returns:
         The outcome, the round's network, and the plan that leads to it from the original one.
     """
-    folder, settings, watch, number = context.folder, context.settings, Stopwatch(), len(earlier) + 1
-    graph = context.graph
+    folder, settings, data = context.folder, context.settings, context.data
+    number, clock, graph = len(earlier) + 1, PhaseClock(), context.graph
     if current is not context.original:
         graph = trace(current, graph.example, settings.streams)
-    unit_repair = functools.cache(lambda: _repair_units(context, graph))  # made only if needed, and once
-    scores = watch("score", lambda: _score(context, number, graph, unit_repair))
-    plan = _plan(context, number, graph, scores, watch, unit_repair)
+    measured = Measurements(context, number, graph, clock)
+    with clock("score"):
+        scores = measured.scores
+    rounds_left = (settings.rounds or 1) - number + 1
+    plan = plan_for(measured, context.budget.aim(context.budget.of(graph)({}), rounds_left))
+    folder.write_text(folder.in_round(number, f"step-{PLAN_FILE}"), plan.to_json())
     if number == 1:
         _keep_pictures(context, graph, scores, plan)
     chosen = {name: count for name, count in plan.removed().items() if count}
-    phase = "prune" if settings.repair == "none" else "repair"
-    errors: dict[str, list[float]] = {}
-    pruned = watch(phase, lambda: _repair(context, number, graph, plan, so_far, errors))
+    with clock("prune" if settings.repair == "none" else "repair"):
+        pruned, errors = _repair(context, number, graph, plan, so_far)
     cut = None
     if REPAIRS.find(settings.repair).needs_images:
-        cut = context.evaluate(prune(graph, plan, check=False), context.data.holdout)
-    repaired = context.evaluate(pruned, context.data.holdout)
+        cut = context.evaluate(prune(graph, plan, check=False), data.holdout)
+    repaired = context.evaluate(pruned, data.holdout)
     composed = so_far.then(plan)
     is_last = not chosen or settings.ratio is not None or context.met(composed, number)
     epochs = settings.last_epochs if is_last and settings.last_epochs is not None else settings.epochs
-    done = sum(len(outcome.retraining) for outcome in earlier)
-    trained, history, kept = watch("retrain", lambda: _retrain(context, number, pruned, epochs, done))
+    with clock("retrain"):
+        done = sum(len(outcome.retraining) for outcome in earlier)
+        trained, history, kept = _retrain(context, number, pruned, epochs, done)
     if history:  # epochs from before an interruption count as well
-        watch.seconds["retrain"] = max(watch.seconds["retrain"], round(sum(epoch.seconds for epoch in history), 3))
+        clock.seconds["retrain"] = max(clock.seconds["retrain"], round(sum(epoch.seconds for epoch in history), 3))
     folder.save_model(trained, composed, number)
     untouched = trained is pruned and settings.fit is None  # a user-provided one may train in place
     # Read it back, so that a resumed run and an unbroken one continue from the same bits.
     trained, composed = folder.load_model(context.original, number, context.graph)
-    cost, ranking = context.graph.cost(composed), f"{folder.round(number).name}/{SENSITIVITY}"
+    cost, ranking = context.graph.cost(composed), folder.in_round(number, SENSITIVITY_FILE)
     outcome = Outcome(
         number=number,
         macs=cost.macs,
         params=cost.params,
         before=before,
         pruned=repaired,
-        after=repaired if untouched else context.evaluate(trained, context.data.holdout),
+        after=repaired if untouched else context.evaluate(trained, data.holdout),
         chosen=chosen,
-        seconds=watch.seconds,
+        seconds=clock.seconds,
         last=not chosen,
         retraining=history,
         cut=cut,
         layer_errors=errors,
         kept_epoch=kept,
-        alpha=folder.parse(ranking, lambda record: record["alpha"]) if folder.has(ranking) else None,
+        alpha=folder.record(ranking, Sensitivity).alpha if folder.has(ranking) else None,
     )
-    folder.write(f"{folder.round(number).name}/{ROUND}", outcome)
+    folder.write(folder.in_round(number, ROUND_FILE), outcome)
     folder.wait_for_writer()
     folder.forget(folder.round(number) / "checkpoint")
     return outcome, trained, composed
 
 
-# -- scores and plan
+# -- what is measured once, and what is decided for a goal
 
 
-def _score(context: RunContext, number: int, graph: ChannelGraph, unit_repair: Callable[[], UnitRepair]) -> Scores:
-    folder, settings = context.folder.round(number), context.settings
-    if (folder / "scores.json").exists():
-        return next(iter(load_scores(folder).values()))
-    metric = settings.metric
-    assert metric is not None  # filled in when the run starts
-    from_repair = isinstance(metric, str) and metric_of(metric).needs == "reader_inputs"
-    with generators_kept(settings.seed + number):  # a loader that shuffles with them gives the same order again
-        scores: Scores = score(
-            graph,
-            unit_repair() if from_repair else context.data.score_on,
-            metric=metric,
-            num_images=None if from_repair else settings.num_images,
-            seed=settings.seed + number,
-            task=context.task,
-            progress=lambda done, total: context.say(f"round {number}: score", done, total),
-            **settings.metric_options,
+@dataclass(frozen=True)
+class Measurements:
+    """What is measured of a round's network once, whatever is then decided for how many goals.
+
+    Each is measured when it is first asked for. What an interrupted run has measured is read from its folder.
+    """
+
+    context: RunContext
+    number: int  # of the round
+    graph: ChannelGraph
+    clock: PhaseClock
+
+    @cached_property
+    def scores(self) -> Scores:
+        """Of all channels."""
+        context, settings, folder = self.context, self.context.settings, self.context.folder.round(self.number)
+        if (folder / "scores.json").exists():
+            return next(iter(load_scores(folder).values()))
+        metric, seed = settings.metric, settings.seed + self.number
+        assert metric is not None  # filled in when the run starts
+        from_repair = isinstance(metric, str) and metric_of(metric).needs == "reader_inputs"
+        with generators_kept(seed):  # a loader that shuffles with them gives the same order again
+            scores: Scores = score(
+                self.graph,
+                self.unit_repair if from_repair else context.data.score_on,
+                metric=metric,
+                num_images=None if from_repair else settings.num_images,
+                seed=seed,
+                task=context.task,
+                progress=lambda done, total: context.say(f"round {self.number}: score", done, total),
+                **settings.metric_options,
+            )
+        if context.folder.writes:
+            save_scores({scores.metric: scores}, folder)
+        return scores
+
+    @cached_property
+    def unit_repair(self) -> UnitRepair:
+        """Each unit repaired separately: to score channels, and to rank units after their repair."""
+        how = self.context.settings.repair
+        if REPAIRS.find(how).reader_changes is None:  # this repair cannot be applied to one unit
+            how = "solve"
+        return repair_each(
+            self.graph, _images(self.context, most=UNIT_IMAGES), how=how, seed=self.context.settings.seed
         )
-    if context.folder.writes:
-        save_scores({scores.metric: scores}, folder)
-    return scores
+
+    def rank(self, asked: SplitSettings) -> Sensitivity:
+        """What held-out images say of each unit."""
+        context, folder = self.context, self.context.folder
+        name = folder.in_round(self.number, SENSITIVITY_FILE)
+        if folder.has(name):
+            return folder.record(name, Sensitivity)
+        if asked.cost == "latency" and context.table is not None:
+            asked = replace(asked, cost=table_cost(self.graph, context.table))
+        provided, measure = context.settings.evaluate, asked.measure
+        if provided is not None and not callable(measure):  # it measures accuracy and loss here too
+
+            def by_provided_evaluation(model: nn.Module, holdout: Batches) -> float:
+                evaluation = context.evaluate(model, holdout)
+                return evaluation.quality if measure == "accuracy" else -evaluation.loss
+
+            by_provided_evaluation.__name__ = str(getattr(provided, "__name__", "own"))
+            asked = replace(asked, measure=by_provided_evaluation)
+        with self.clock("sensitivity"):
+            ranking = sensitivity(
+                self.graph,
+                self.scores,
+                context.data.holdout,
+                asked,
+                ratios=(asked.trial_ratio,),  # the other points of Li et al.'s curves decide nothing
+                repair=self.unit_repair if asked.trials == "repaired" else None,
+                widths=context.widths,
+                progress=lambda done, total: context.say(f"round {self.number}: sensitivity", done, total),
+            )
+        folder.write(name, ranking)
+        return ranking
 
 
-def _plan(
-    context: RunContext,
-    number: int,
-    graph: ChannelGraph,
-    scores: Scores,
-    watch: Stopwatch,
-    unit_repair: Callable[[], UnitRepair],
-) -> Plan:
-    """The round's plan, in the numbering of the network that the round starts from."""
-    settings, folder = context.settings, context.folder
+def plan_for(measured: Measurements, budget: Budget) -> Plan:
+    """The plan for one budget, in the numbering of the measured network. A latency target is timed."""
+    context, settings = measured.context, measured.context.settings
+    task = SplitTask(measured.graph, measured.scores, budget, settings, measured.rank, context.widths)
     if settings.ratio is not None:
-        names = scored(graph, scores, candidates(graph, settings.exclude, settings.only))
-        plan = uniform(graph, scores, settings.ratio, units=names)
-    else:
-        assert settings.split is not None  # filled in when the run starts
-        split = SPLITS.find(settings.split)
-        budget = context.budget.aim(context.budget.of(graph)({}), (settings.rounds or 1) - number + 1)
-
-        def rank(asked: SplitSettings) -> Sensitivity:
-            return watch("sensitivity", lambda: _rank(context, number, graph, scores, asked, unit_repair))
-
-        def decide(budget: Budget, aligned: int) -> Plan:
-            aligned_settings = replace(settings, round_to=aligned)
-            return split.plan(SplitTask(graph, scores, budget, aligned_settings, rank, context.widths))
-
-        plan = watch("decide", lambda: plan_in_time(context, number, graph, scores, budget, decide))
-    folder.write_text(f"{folder.round(number).name}/step-{PLAN_FILE}", plan.to_json())
-    return plan
-
-
-def _rank(
-    context: RunContext,
-    number: int,
-    graph: ChannelGraph,
-    scores: Scores,
-    asked: SplitSettings,
-    unit_repair: Callable[[], UnitRepair],
-) -> Sensitivity:
-    """What held-out images say of each unit, or what an interrupted run has found."""
-    folder, name = context.folder, f"{context.folder.round(number).name}/{SENSITIVITY}"
-    if folder.has(name):
-        return folder.parse(name, lambda record: from_data(Sensitivity, record))
-    if asked.cost == "latency" and context.table is not None:
-        asked = replace(asked, cost=table_cost(graph, context.table))
-    provided, measure = context.settings.evaluate, asked.measure
-    if provided is not None and not callable(measure):  # it measures accuracy and loss here too
-
-        def by_provided_evaluation(model: nn.Module, holdout: Batches) -> float:
-            evaluation = context.evaluate(model, holdout)
-            return evaluation.quality if measure == "accuracy" else -evaluation.loss
-
-        by_provided_evaluation.__name__ = str(getattr(provided, "__name__", "own"))
-        asked = replace(asked, measure=by_provided_evaluation)
-    ranking = sensitivity(
-        graph,
-        scores,
-        context.data.holdout,
-        asked,
-        ratios=(asked.trial_ratio,),  # the other points of Li et al.'s curves decide nothing
-        repair=unit_repair() if asked.trials == "repaired" else None,
-        widths=context.widths,
-        progress=lambda done, total: context.say(f"round {number}: sensitivity", done, total),
-    )
-    folder.write(name, ranking)
-    return ranking
+        return uniform(task.graph, task.scores, settings.ratio, units=task.names)
+    assert settings.split is not None  # filled in when the run starts
+    with measured.clock("decide"):
+        return plan_in_time(context, measured.number, task, SPLITS.find(settings.split).plan)
 
 
 def _keep_pictures(context: RunContext, graph: ChannelGraph, scores: Scores, plan: Plan) -> None:
@@ -247,34 +271,29 @@ def _keep_pictures(context: RunContext, graph: ChannelGraph, scores: Scores, pla
         write_atomically(path, to_bytes(pictures))
 
 
-def class_names(loader: Batches, count: int) -> list[str] | None:
-    """The loader's names of classes, if it has that many."""
-    names = getattr(loader, "classes", None)
-    return [str(name) for name in names] if isinstance(names, tuple | list) and len(names) >= count else None
-
-
 # -- repair
 
 
 def _repair(
-    context: RunContext, number: int, graph: ChannelGraph, plan: Plan, so_far: Plan, errors: dict[str, list[float]]
-) -> nn.Module:
+    context: RunContext, number: int, graph: ChannelGraph, plan: Plan, so_far: Plan
+) -> tuple[nn.Module, dict[str, list[float]]]:
     """The round's network, pruned by `plan` and repaired. `graph` is of the network that `so_far` leads to.
 
     Without retraining, everything that the rounds have cut is repaired from the original network at once: its outputs
     are the target and its weights the start, so that errors of earlier repairs are not passed on. A retrained network
     no longer has the original's features; then the network at the start of the round is the target.
 
-    errors: filled with the relative error of each layer before and after its repair, if the repair knows them.
+    Returns:
+        The network, and the relative error of each layer before and after its repair, if the repair knows them.
     """
-    settings = context.settings
+    settings, errors = context.settings, dict[str, list[float]]()
     method = REPAIRS.find(settings.repair)
     if method.needs_images and not settings.retrains:
         graph, plan = context.graph, so_far.then(plan)
     options: dict[str, Any] = {"memory": settings.memory} if method.needs_images else {}
     if method.tells_errors:
         options["on_layer"] = lambda name, before, after: errors.update({name: [before, after]})
-    return method.run(
+    repaired = method.run(
         graph,
         plan,
         _images(context) if method.needs_images else None,
@@ -282,14 +301,7 @@ def _repair(
         seed=settings.seed,
         progress=lambda done, total: context.say(f"round {number}: repair", done, total),
     )
-
-
-def _repair_units(context: RunContext, graph: ChannelGraph) -> UnitRepair:
-    """Each unit of a round's network repaired separately: to score channels, and to rank units after their repair."""
-    how = context.settings.repair
-    if REPAIRS.find(how).reader_changes is None:  # this repair cannot be applied to one unit
-        how = "solve"
-    return repair_each(graph, _images(context, most=UNIT_IMAGES), how=how, seed=context.settings.seed)
+    return repaired, errors
 
 
 def _images(context: RunContext, most: int | None = None) -> Iterator[Any]:
@@ -362,7 +374,7 @@ def _tested_rate(
     context: RunContext, number: int, pruned: nn.Module, schedule: Any, shared: Mapping[str, Any]
 ) -> float:
     """The learning rate that a short test chooses."""
-    folder, name = context.folder, f"{context.folder.round(number).name}/{RATE}"
+    folder, name = context.folder, context.folder.in_round(number, RATE)
     if not folder.has(name):
         tries = try_rates(
             pruned,

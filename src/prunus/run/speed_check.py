@@ -11,19 +11,18 @@ import numpy as np
 from torch import nn
 
 from prunus.deciding.goal import Budget
+from prunus.deciding.splits import SplitTask
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.plan import Plan
 from prunus.run.context import RunContext
 from prunus.run.folder import SPEED, TABLE, RunFolder
 from prunus.run.settings import Settings
-from prunus.scoring.scores import Scores
 from prunus.timing.latency import Speedup, latency, processor_time, ready_to_time, speedup
 from prunus.timing.latency_table import LatencyTable, machine_of, open_table
 from prunus.timing.layer_timing import latency_table
 from prunus.util.batches import device_of
 from prunus.util.processes import from_first
-from prunus.util.typed_json import from_data
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +47,13 @@ class Check:
     error: float  # of the plan, as the split counts it
     predicted: float  # speed-up by the table
     measured: Speedup
+
+
+@dataclass(frozen=True)
+class SpeedChecks:
+    """speed.json: the splits that were timed, in their order."""
+
+    checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True)
@@ -107,9 +113,7 @@ def time_beside(context: RunContext, small: nn.Module) -> TimedPair:
     return from_first(measure)
 
 
-def plan_in_time(
-    context: RunContext, number: int, graph: ChannelGraph, scores: Scores, budget: Budget, split: Decide
-) -> Plan:
+def plan_in_time(context: RunContext, number: int, task: SplitTask, split: Callable[[SplitTask], Plan]) -> Plan:
     """The plan of a split, timed; the split is repeated with another budget if the network is too slow or too fast.
 
     Layers of aligned widths stay in the layout of fast kernels, which times of single layers do not show. So aligned
@@ -117,14 +121,15 @@ def plan_in_time(
     Of the plans that are as fast as asked, the one of the smallest error is taken, or else the fastest. What was
     measured is in the folder, so that a run that continues makes the same plan.
     """
-    step, cost = context.settings.round_to, context.budget.of(graph)
-    plan = split(budget, step)
-    if not is_checked(context) or not context.budget.met(cost(plan.keep)):  # earlier rounds go a part of the way
+    step, name = task.settings.round_to, context.folder.in_round(number, SPEED)
+
+    def decide(budget: Budget, aligned: int) -> Plan:
+        return split(replace(task, budget=budget, settings=replace(task.settings, round_to=aligned)))
+
+    plan = decide(task.budget, step)
+    if not is_checked(context) or not context.budget.met(task.cost(plan.keep)):  # earlier rounds go a part of the way
         return plan
-    folder, name = context.folder, f"{context.folder.round(number).name}/{SPEED}"
-    known: list[Check] = []
-    if folder.has(name):
-        known = folder.parse(name, lambda record: [from_data(Check, each) for each in record["checks"]])
+    known = known_checks(context.folder, number)
     tried: list[tuple[Check, Plan]] = []
 
     def measure(plan: Plan, left: float, aligned: int) -> Check:
@@ -132,19 +137,19 @@ def plan_in_time(
         if len(tried) < len(known):
             check = known[len(tried)]
         else:
-            spent = cost(plan.keep)
-            timed = time_beside(context, prune(graph, plan, check=False))
-            error, predicted = plan_error(graph, scores, plan), context.budget.whole / spent
+            spent = task.cost(plan.keep)
+            timed = time_beside(context, prune(task.graph, plan, check=False))
+            error, predicted = plan_error(task, plan), context.budget.whole / spent
             check = Check(left, spent, aligned, error, predicted, timed.speedup)
         tried.append((check, plan))
-        folder.write(name, {"checks": [each for each, _ in tried]})
+        context.folder.write(name, SpeedChecks(tuple(each for each, _ in tried)))
         return check
 
     asked = context.settings.speedup or 1.0
     aligned = math.lcm(step, ALIGNED)
     if aligned != step:
-        _search(budget, aligned, TRIES // 2, split, measure, asked)
-    _search(budget, step, TRIES - len(tried), split, measure, asked)
+        _search(task.budget, aligned, TRIES // 2, decide, measure, asked)
+    _search(task.budget, step, TRIES - len(tried), decide, measure, asked)
     good = [pair for pair in tried if pair[0].measured.ratio >= asked]
     if good:
         return min(good, key=lambda pair: pair[0].error)[1]
@@ -157,13 +162,14 @@ def plan_in_time(
     return plan
 
 
+def known_checks(folder: RunFolder, number: int) -> tuple[Check, ...]:
+    """The plans of a round that have been timed so far."""
+    name = folder.in_round(number, SPEED)
+    return folder.record(name, SpeedChecks).checks if folder.has(name) else ()
+
+
 def _search(
-    budget: Budget,
-    aligned: int,
-    tries: int,
-    split: Decide,
-    measure: Callable[[Plan, float, int], Check],
-    asked: float,
+    budget: Budget, aligned: int, tries: int, decide: Decide, measure: Callable[[Plan, float, int], Check], asked: float
 ) -> None:
     """Measure plans of some widths until one is as fast as asked and hardly faster, or no better budget is known.
 
@@ -174,7 +180,7 @@ def _search(
     fast, slow = 0.0, math.inf  # the largest budget that is fast enough, the smallest that is not
     for _ in range(MOST_SPLITS):
         try:
-            plan = split(budget, aligned)
+            plan = decide(budget, aligned)
         except DecideError:  # out of reach
             return
         left = budget.left or 0.0
@@ -205,11 +211,11 @@ def _next_left(checks: list[Check], asked: float) -> float:
     return left
 
 
-def plan_error(graph: ChannelGraph, scores: Scores, plan: Plan) -> float:
+def plan_error(task: SplitTask, plan: Plan) -> float:
     """The sum over units of the highest score among the channels that go: with scores that are errors, the error."""
     total = 0.0
     for name, kept in plan.keep.items():
-        gone = np.setdiff1d(np.arange(graph.units[name].width), kept)
-        if len(gone) and name in scores.values:
-            total += float(np.max(np.asarray(scores.values[name])[gone]))
+        gone = np.setdiff1d(np.arange(task.graph.units[name].width), kept)
+        if len(gone) and name in task.scores.values:
+            total += float(np.max(np.asarray(task.scores.values[name])[gone]))
     return total

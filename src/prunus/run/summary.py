@@ -1,7 +1,4 @@
-"""A finished run in numbers: summary.json, and the figures of classes (classes.json) and layers (network.json).
-
-The dataclasses are the files: `prunus.util.typed_json` reads and writes them.
-"""
+"""A finished run in numbers: summary.json, and what it says to people. The dataclasses are the file."""
 
 from __future__ import annotations
 
@@ -12,22 +9,20 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
-from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
+from prunus.run.classes import quality_on_test
 from prunus.run.context import RunContext
-from prunus.run.folder import CLASSES, SPEED
-from prunus.run.round import Outcome, class_names
-from prunus.run.speed_check import Check, is_checked, time_beside
-from prunus.tasks.evaluate import ClassFigures, Evaluation, evaluate_by_class
-from prunus.tasks.quality import ACCURACY, QualityText
+from prunus.run.round import Outcome
+from prunus.run.speed_check import Check, is_checked, known_checks, time_beside
+from prunus.tasks.evaluate import Evaluation
+from prunus.tasks.quality import QualityText
 from prunus.timing.latency import Speedup, latency, speedup
 from prunus.util.text import big_number
-from prunus.util.typed_json import from_data, to_data
+from prunus.util.typed_json import from_data
 
 FORMAT, VERSION = "prunus-summary", 1
-CLASSES_FORMAT, NETWORK_FORMAT = "prunus-classes", "prunus-network"
 BATCHES = (1, 64)
 TURNS = 20  # of each network at each batch size
 REST = "(the rest)"  # what is not a layer: additions, pooling, overhead
@@ -48,7 +43,7 @@ class NetworkFigures:
 
 
 @dataclass(frozen=True)
-class UnitWidth:
+class UnitFigures:
     """Number of channels of a unit, before and after."""
 
     kind: str
@@ -57,7 +52,7 @@ class UnitWidth:
 
 
 @dataclass(frozen=True)
-class LayerCost:
+class LayerFigures:
     """One layer, before and after."""
 
     inputs: Pair
@@ -96,8 +91,8 @@ class Summary:
     quality: QualityText
     notes: tuple[str, ...]  # about speed, repair, retraining and lost quality
     rounds: tuple[Outcome, ...]
-    units: Mapping[str, UnitWidth]
-    layers: Mapping[str, LayerCost]
+    units: Mapping[str, UnitFigures]
+    layers: Mapping[str, LayerFigures]
     seconds: Mapping[str, float]  # phase -> seconds
     versions: Mapping[str, str]
 
@@ -108,7 +103,7 @@ def summarise(
     """Everything a report needs. The two networks are timed in turns, and the test images are read here alone."""
     graph, original, settings = context.graph, context.original, context.settings
     cost, models = graph.cost(plan), {"before": original, "after": pruned}
-    tests = _test_quality(context, models)
+    tests = quality_on_test(context, models)
     timings = latency(
         models,
         graph.example,
@@ -144,11 +139,11 @@ def summarise(
         time=speed,
         removed={"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
         quality=context.quality,
-        notes=(*speed_notes(speed), *notes(before, rounds, context.quality, settings.solve_only)),
+        notes=(*_speed_notes(speed), *_notes(before, rounds, context.quality, settings.solve_only)),
         rounds=tuple(rounds),
-        units={n: UnitWidth(unit.kind, unit.width, len(plan.keep[n])) for n, unit in graph.units.items()},
+        units={n: UnitFigures(unit.kind, unit.width, len(plan.keep[n])) for n, unit in graph.units.items()},
         layers={
-            name: LayerCost(*((getattr(layer, what), getattr(cost.layers[name], what)) for what in columns))
+            name: LayerFigures(*((getattr(layer, what), getattr(cost.layers[name], what)) for what in columns))
             for name, layer in graph.layers.items()
         },
         seconds=seconds,
@@ -166,14 +161,10 @@ def _speed(context: RunContext, plan: Plan, pruned: nn.Module) -> SpeedFigures |
     table, asked = context.budget.table, context.settings.speedup
     if table is None or asked is None:
         return None
-    graph, how, folder = context.graph, table.measured_with, context.folder
+    graph, how = context.graph, table.measured_with
     before, after = table.by_layer(graph), table.by_layer(graph, plan)
     timed = time_beside(context, pruned) if is_checked(context) else None
-    checks: list[Check] = []
-    for number in range(1, folder.finished_rounds() + 1):
-        name = f"{folder.round(number).name}/{SPEED}"
-        if folder.has(name):
-            checks += folder.parse(name, lambda record: [from_data(Check, each) for each in record["checks"]])
+    rounds = range(1, context.folder.finished_rounds() + 1)
     return SpeedFigures(
         engine=how.engine,
         batch=how.batch,
@@ -187,7 +178,7 @@ def _speed(context: RunContext, plan: Plan, pruned: nn.Module) -> SpeedFigures |
             **{name: (before[name], after[name]) for name in before},
             REST: (table.remainder_of(graph), table.remainder_of(graph, plan)),
         },
-        checks=tuple(checks),
+        checks=tuple(check for number in rounds for check in known_checks(context.folder, number)),
     )
 
 
@@ -226,7 +217,7 @@ def headline(record: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def speed_notes(speed: SpeedFigures | None) -> list[str]:
+def _speed_notes(speed: SpeedFigures | None) -> list[str]:
     """The latency target in words: what was asked, predicted and measured."""
     if speed is None:
         return []
@@ -242,9 +233,7 @@ def speed_notes(speed: SpeedFigures | None) -> list[str]:
     return [f"Speed in {speed.engine}, batch {speed.batch}: {asked}, {predicted}, {measured}.{short}"]
 
 
-def notes(
-    before: Evaluation, rounds: Sequence[Outcome], quality: QualityText = ACCURACY, solve_only: bool = False
-) -> list[str]:
+def _notes(before: Evaluation, rounds: Sequence[Outcome], quality: QualityText, solve_only: bool) -> list[str]:
     """What a user should know about repair and retraining, and the loss of quality in words."""
     said = []
     for outcome in rounds:
@@ -274,113 +263,3 @@ def notes(
         if solve_only:
             said.append("The network was repaired and not retrained. A few epochs (epochs=3) may recover more.")
     return said
-
-
-# -- classes.json: the quality of each class before and after
-
-
-@dataclass(frozen=True)
-class ClassSide:
-    """Figures of the classes, before or after."""
-
-    values: tuple[float | None, ...]  # None for a class that does not occur
-    confused: tuple[tuple[int, int, int], ...] | None  # class, what it was taken for, how often; the most frequent
-    complete: bool  # whether `confused` lists all pairs
-
-
-@dataclass(frozen=True)
-class ClassTable:
-    """The quality of each class before and after."""
-
-    part: str  # test or holdout
-    quality: str  # accuracy, IoU, F1
-    of: str  # images or pixels
-    names: tuple[str, ...] | None
-    sizes: tuple[int, ...]
-    before: ClassSide
-    after: ClassSide
-
-    def __post_init__(self) -> None:
-        """Refuse a file whose lists do not fit."""
-        for side in (self.before, self.after):
-            if len(side.values) != len(self.sizes):
-                raise ValueError(f"{len(side.values)} values for {len(self.sizes)} classes")
-
-    def worst_first(self) -> list[int]:
-        """The classes that occur, the lowest quality after pruning first."""
-        known = [(value, place) for place, value in enumerate(self.after.values) if value is not None]
-        return [place for _, place in sorted(known)]
-
-    def name(self, number: int) -> str:
-        """The name of a class, or its number."""
-        return f"class {number}" if self.names is None else self.names[number]
-
-
-def _test_quality(context: RunContext, models: Mapping[str, nn.Module]) -> dict[str, Evaluation | None]:
-    """Name of a network -> its quality on the test images, None without them; writes classes.json.
-
-    Classes are measured in the pass that also measures the quality; without test images, on the held-out ones. A
-    user-provided evaluation knows no classes.
-    """
-    test, provided, by_class = context.data.test, context.settings.evaluate, context.task.by_class
-    loader = context.data.holdout if test is None else test
-    tests: dict[str, Evaluation | None] = dict.fromkeys(models)
-    sides: dict[str, ClassFigures | None] = {}
-    if test is None and provided is not None:
-        return tests
-    phase = "classes" if test is None else "test"
-    for done, (name, model) in enumerate(models.items()):
-        context.say(phase, done, len(models))
-        if provided is not None:
-            evaluation, sides[name] = context.evaluate(model, loader), None
-        else:
-            evaluation, sides[name] = evaluate_by_class(model, loader, context.task)
-        tests[name] = None if test is None else evaluation
-    context.say(phase, len(models), len(models))
-    before, after = sides["before"], sides["after"]
-    if by_class is not None and before is not None and after is not None:
-        names = class_names(loader, len(before.sizes))
-        table = ClassTable(
-            part="holdout" if test is None else "test",
-            quality=by_class.name,
-            of=by_class.of,
-            names=None if names is None else tuple(names),
-            sizes=before.sizes,
-            before=ClassSide(before.values, before.confused, before.complete),
-            after=ClassSide(after.values, after.confused, after.complete),
-        )
-        context.folder.write(CLASSES, {"format": CLASSES_FORMAT, "version": 1, **to_data(table)})
-    return tests
-
-
-# -- network.json: which layer feeds which, for drawings of the network
-
-INPUT, LAYER, JOIN, OUTPUT = "input", "layer", "join", "output"
-
-
-def network_shape(graph: ChannelGraph) -> dict[str, Any]:
-    """Nodes in the order of execution; each has its kind, its name, and the numbers of the nodes that it reads."""
-    traced = graph.analysis.traced
-    nodes: list[dict[str, Any]] = []
-    origin: dict[fx.Node, int] = {}  # call -> the node that its value comes from
-
-    def add(kind: str, name: str, sources: list[int]) -> int:
-        nodes.append({"kind": kind, "name": name, "from": sources})
-        return len(nodes) - 1
-
-    for call in traced.graph.nodes:
-        sources = list(dict.fromkeys(origin[each] for each in call.all_input_nodes if each in origin))
-        layer = traced.layer_of(call)
-        if call.op == "placeholder":
-            origin[call] = add(INPUT, call.name, [])
-        elif call.op == "output":
-            add(OUTPUT, "output", sources)
-        elif layer in graph.layers:
-            origin[call] = add(LAYER, str(layer), sources)
-        elif len(sources) > 1:  # add, cat, mul: the name of a function or method; the last part of a module's name
-            target = call.target if isinstance(call.target, str) else getattr(call.target, "__name__", str(call.target))
-            name = target.rpartition(".")[2].strip("_")
-            origin[call] = add(JOIN, {"iadd": "add", "imul": "mul", "concat": "cat"}.get(name, name), sources)
-        elif sources:
-            origin[call] = sources[0]
-    return {"format": NETWORK_FORMAT, "version": 1, "nodes": nodes}

@@ -26,8 +26,8 @@ from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.plan import Plan
 from prunus.plots.style import PAGE, figure, legend, line, save, styled
 from prunus.repairing.repair import repair
+from prunus.run.context import first_image
 from prunus.run.folder import CONFIG
-from prunus.run.identity import first_image
 from prunus.scoring.choice import ALL, ChosenMetric, choose_metrics, without_classes
 from prunus.scoring.metrics import METRICS
 from prunus.scoring.passes import sampled
@@ -172,7 +172,7 @@ class MetricComparison:
             [one for one in self.metrics if one.shares == first.metric.shares],
             settings.num_images,
             num_map_images=settings.num_map_images,
-            memory_gib=settings.memory_gib,
+            memory=settings.memory,
             seed=first.seed,
             task=settings.task,
             progress=lambda done, total: self.progress(phase, done, total or done, ""),

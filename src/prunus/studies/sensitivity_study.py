@@ -23,9 +23,8 @@ from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.files import load
 from prunus.plots.style import INK, PAGE, figure, legend, line, save
 from prunus.run.compress import Compressed, compress
-from prunus.run.context import RunData
+from prunus.run.context import RunData, first_image
 from prunus.run.folder import CONFIG, SUMMARY, RunFolder
-from prunus.run.identity import first_image
 from prunus.run.settings import Settings
 from prunus.scoring.score import score
 from prunus.studies.effectiveness_study import units_to_prune

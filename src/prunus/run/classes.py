@@ -1,0 +1,88 @@
+"""The quality of each class before and after pruning: classes.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from prunus.run.context import RunContext, class_names
+from prunus.run.folder import CLASSES
+from prunus.tasks.evaluate import ClassFigures, Evaluation, evaluate_by_class
+from prunus.util.typed_json import to_data
+
+CLASSES_FORMAT = "prunus-classes"
+
+
+@dataclass(frozen=True)
+class ClassSide:
+    """Figures of the classes, before or after."""
+
+    values: tuple[float | None, ...]  # None for a class that does not occur
+    confused: tuple[tuple[int, int, int], ...] | None  # class, what it was taken for, how often; the most frequent
+    complete: bool  # whether `confused` lists all pairs
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """The quality of each class before and after."""
+
+    part: str  # test or holdout
+    quality: str  # accuracy, IoU, F1
+    of: str  # images or pixels
+    names: tuple[str, ...] | None
+    sizes: tuple[int, ...]
+    before: ClassSide
+    after: ClassSide
+
+    def __post_init__(self) -> None:
+        """Refuse a file whose lists do not fit."""
+        for side in (self.before, self.after):
+            if len(side.values) != len(self.sizes):
+                raise ValueError(f"{len(side.values)} values for {len(self.sizes)} classes")
+
+    def worst_first(self) -> list[int]:
+        """The classes that occur, the lowest quality after pruning first."""
+        known = [(value, place) for place, value in enumerate(self.after.values) if value is not None]
+        return [place for _, place in sorted(known)]
+
+    def name(self, number: int) -> str:
+        """The name of a class, or its number."""
+        return f"class {number}" if self.names is None else self.names[number]
+
+
+def quality_on_test(context: RunContext, models: Mapping[str, nn.Module]) -> dict[str, Evaluation | None]:
+    """Quality of the networks "before" and "after" on the test images, None without them; writes classes.json.
+
+    Classes are measured in the pass that also measures the quality; without test images, on the held-out ones. A
+    user-provided evaluation knows no classes.
+    """
+    test, provided, by_class = context.data.test, context.settings.evaluate, context.task.by_class
+    loader = context.data.holdout if test is None else test
+    tests: dict[str, Evaluation | None] = dict.fromkeys(models)
+    sides: dict[str, ClassFigures | None] = dict.fromkeys(models)
+    if test is None and provided is not None:
+        return tests
+    phase = "classes" if test is None else "test"
+    for done, (name, model) in enumerate(models.items()):
+        context.say(phase, done, len(models))
+        if provided is not None:
+            evaluation = context.evaluate(model, loader)
+        else:
+            evaluation, sides[name] = evaluate_by_class(model, loader, context.task)
+        tests[name] = None if test is None else evaluation
+    context.say(phase, len(models), len(models))
+    before, after = sides["before"], sides["after"]
+    if by_class is not None and before is not None and after is not None:
+        table = ClassTable(
+            part="holdout" if test is None else "test",
+            quality=by_class.name,
+            of=by_class.of,
+            names=class_names(loader, len(before.sizes)),
+            sizes=before.sizes,
+            before=ClassSide(before.values, before.confused, before.complete),
+            after=ClassSide(after.values, after.confused, after.complete),
+        )
+        context.folder.write(CLASSES, {"format": CLASSES_FORMAT, "version": 1, **to_data(table)})
+    return tests
