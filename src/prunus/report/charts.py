@@ -215,7 +215,7 @@ def _epochs(run: FinishedRun) -> Markup:
         when = ["before retraining", *(f"epoch {i}" for i in range(1, len(course)))]
         texts = [f"round {number}, {each}: {quality.scaled(value)}" for each, value in zip(when, y, strict=True)]
         _points(axes, x[1:], y[1:], texts[1:], BLUE, linestyle="none", markersize=size)
-        _points(axes, x[:1], y[:1], texts[:1], ORANGE, linestyle="none", markersize=size, zorder=4)
+        _points(axes, x[:1], y[:1], texts[:1], ORANGE, linestyle="none", zorder=4)
     ends = [(quality.scaled(course[0][1], 1), quality.scaled(course[-1][1], 1)) for course in courses]
     told = "; ".join(f"round {i}: {first} to {last}" for i, (first, last) in enumerate(ends, start=1))
     return _chart(fig, f"Held-out {quality.name} over the epochs of retraining. {told}.", "epochs")
