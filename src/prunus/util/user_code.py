@@ -25,7 +25,7 @@ def is_function_name(name: str) -> bool:
 def import_user_function(name: str, error: type[PrunusError]) -> Callable[..., Any]:
     """The function that `module:function` names; `error` with the reason if it cannot be imported."""
     module_name, _, attribute = name.partition(":")
-    with _current_folder_importable():
+    with current_folder_importable():
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as missing:
@@ -46,7 +46,7 @@ def import_user_function(name: str, error: type[PrunusError]) -> Callable[..., A
 def call_user_function(name: str, error: type[PrunusError], **arguments: Any) -> Any:
     """What the function that `module:function` names returns; whatever it raises becomes an `error`."""
     function = import_user_function(name, error)
-    with _current_folder_importable():  # the function may import more
+    with current_folder_importable():  # the function may import more
         try:
             return function(**arguments)
         except Exception as other:
@@ -85,7 +85,7 @@ def cannot_take(function: Callable[..., Any], *arguments: Any, **keywords: Any) 
 
 
 @contextmanager
-def _current_folder_importable() -> Iterator[None]:
+def current_folder_importable() -> Iterator[None]:
     """Add the current folder to the import path, as `python -m` does; a console script does not."""
     before = list(sys.path)
     if "" not in before and str(Path.cwd()) not in before:

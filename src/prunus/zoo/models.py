@@ -152,9 +152,9 @@ def _user_provided(name: str, attribute: str) -> ModelConfig:
     takes = _declared_input(name, factory)
 
     def build(num_classes: int, **arguments: Any) -> nn.Module:
-        if _accepts(factory, "num_classes"):
+        if accepts(factory, "num_classes"):
             arguments = {"num_classes": num_classes, **arguments}
-        if "in_channels" in arguments and not _accepts(factory, "in_channels"):
+        if "in_channels" in arguments and not accepts(factory, "in_channels"):
             raise ModelError(
                 f"{name!r} is for images of {takes.shape[0]} channels, and these have {arguments['in_channels']}: set "
                 f"{attribute}.shape = (channels, height, width), or give {attribute} a parameter in_channels"
@@ -181,7 +181,7 @@ def _declared_input(name: str, factory: Any) -> Input:
     classes: Any = IMAGENET.num_classes
     if hasattr(factory, "num_classes"):
         classes = factory.num_classes
-    elif _accepts(factory, "num_classes"):
+    elif accepts(factory, "num_classes"):
         parameter = inspect.signature(factory).parameters.get("num_classes")
         if parameter is not None and type(parameter.default) is int:
             classes = parameter.default
@@ -195,7 +195,8 @@ def _declared_input(name: str, factory: Any) -> Input:
         ) from error
 
 
-def _accepts(factory: Callable[..., Any], argument: str) -> bool:
+def accepts(factory: Callable[..., Any], argument: str) -> bool:
+    """Whether a factory takes a keyword argument of this name."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # builtins without a signature

@@ -146,7 +146,7 @@ class BasicBlock(nn.Module):
 
 
 def _stage(
-    block: type[BasicBlock | PreBasicBlock | PreBottleneck | Bottleneck],
+    block: Any,
     in_channels: int,
     width: int,
     blocks: int,
