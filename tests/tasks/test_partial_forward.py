@@ -51,12 +51,6 @@ def iadd(net: Block, x: Tensor, y: Tensor) -> Tensor:
 
 
 @join
-def iadd_on_the_other_side(net: Block, x: Tensor, y: Tensor) -> Tensor:
-    y += x
-    return net.relu(y)
-
-
-@join
 def add_method(net: Block, x: Tensor, y: Tensor) -> Tensor:
     return x.add_(y).relu_()
 
@@ -71,11 +65,6 @@ def add_method_result_dropped(net: Block, x: Tensor, y: Tensor) -> Tensor:
 def relu_in_place_and_its_input_used_later(net: Block, x: Tensor, y: Tensor) -> Tensor:
     y = net.relu(x) + y
     return y + x  # x is what the activation left in it
-
-
-@join
-def functional_relu_and_its_input_used_later(net: Block, x: Tensor, y: Tensor) -> Tensor:
-    return F.relu(x, inplace=True) + y + x
 
 
 @join
@@ -98,11 +87,6 @@ def out_argument(net: Block, x: Tensor, y: Tensor) -> Tensor:
 @join
 def function_with_underscore(net: Block, x: Tensor, y: Tensor) -> Tensor:
     return torch.relu_(x) * 0.5 + F.leaky_relu_(y)
-
-
-@join
-def positional_in_place(net: Block, x: Tensor, y: Tensor) -> Tensor:
-    return F.relu(x, True) + F.elu(y, 1.0, True)
 
 
 @join
@@ -158,24 +142,11 @@ class WithOptions(nn.Module):
         self.a, self.b, self.fc = conv(3, 4), conv(4, 6), nn.Linear(6, 5)
 
     def forward(self, x: Tensor, slope: float = 0.3, mask: Tensor | None = None) -> Tensor:
-        x = F.leaky_relu(self.a(x), slope)
+        x = F.leaky_relu(self.a(x), slope) * torch.tensor([0.7])  # part of the graph, and not of the model
         return self.fc(pooled(F.relu(self.b(x if mask is None else x * mask))))
 
 
-class ConstantInForward(nn.Module):
-    """A tensor that forward creates is part of the graph, and not of the model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.fc = conv(3, 4), conv(4, 6), nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.a(x)) * torch.tensor([0.7])
-        return self.fc(pooled(F.relu(self.b(x)))) + torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])
-
-
 ODD = {
-    "constant_in_forward": ConstantInForward,
     "in_place_front": InPlaceFront,
     "called_twice": CalledTwice,
     "two_heads": TwoHeads,
@@ -187,7 +158,6 @@ CASES: dict[str, Tiny | Callable[[], nn.Module]] = {**NETS, **ODD}
 USED_AGAIN = {  # here the order of calls matters, and the model itself must run
     "add_method_result_dropped",
     "relu_in_place_and_its_input_used_later",
-    "functional_relu_and_its_input_used_later",
     "identity_shares_what_is_overwritten",
     "view_is_overwritten",
     "out_argument",

@@ -45,6 +45,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         spare.write_bytes(content)
 
 
+def write_json(path: Path, record: Any) -> None:
+    """Write plain values as JSON, completely or not at all."""
+    write_atomically(path, f"{json.dumps(record, indent=2)}\n".encode())
+
+
 def check_writable(folder: Path) -> None:
     """FileError if no file can be written to a folder, which is made: before long work, not after it."""
     probe = folder / ".writable.partial"

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from prunus.errors import PrunusError
+from prunus.errors import PrunusError, RunError
 from prunus.util.registry import Entry, Registry, guessed, unknown
 
 KEY = "option"
@@ -182,7 +183,9 @@ class Seeded:
     seed: int = option(0, "Seed of samples, order and augmentation", group="Output", least=0)
 
 
-# Lists in the text of a command line option.
+# Values in the text of a command line option.
+
+LEAST_MEMORY = 100 * 10**6  # bytes, for work on batches of images
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -196,3 +199,18 @@ def numbers(text: str) -> tuple[float, ...]:
         return tuple(float(number) for number in text.replace(",", " ").split())
     except ValueError as error:
         raise PrunusError(f"expected numbers separated by commas, such as 0.1,0.2; got {text!r}") from error
+
+
+def parse_memory(text: str | int, least: int = LEAST_MEMORY) -> int:
+    """Bytes of a size such as 4G, 500M or 1.5 GiB, or of a number. Anything else, and less than `least`, is refused."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", str(text).upper())
+    size = int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " ")) if match else 0
+    if size < least:
+        bound = ", at least 100M" if least == LEAST_MEMORY else ""
+        raise RunError(f"memory must be a size such as 4G or 500M{bound}; got {text!r}")
+    return size
+
+
+def maps_memory(text: str | int) -> int:
+    """Bytes for feature maps, of which a few images may be enough."""
+    return parse_memory(text, least=1)

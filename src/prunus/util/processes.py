@@ -8,7 +8,6 @@ temporarily, and the previous one is restored.
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -163,15 +162,6 @@ def check_even(images: int) -> None:
 
 
 # How much memory there is, and how much this process has taken.
-
-
-def parse_memory(text: str | int) -> int:
-    """Bytes of a size such as 4G, 500M or 1.5 GiB, or of a number. Anything else is refused."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", str(text).upper())
-    size = int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " ")) if match else 0
-    if size < 100 * 10**6:
-        raise RunError(f"memory must be a size such as 4G or 500M, at least 100M; got {text!r}")
-    return size
 
 
 def total_memory() -> int:

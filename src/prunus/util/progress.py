@@ -146,9 +146,14 @@ class Lines(Silence):
 _active: ContextVar[Silence | None] = ContextVar("the display of the work around this one", default=None)
 
 
+def is_first_process() -> bool:
+    """Whether this is the only process, or the first one that torchrun started: the one that prints."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _new_display() -> Silence:
     """Bars where they can be drawn; of several processes only the first one speaks."""
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first_process():
         return Silence()
     from rich.console import Console
 

@@ -94,6 +94,10 @@ class ModuleState:
         for part in inside:
             self._save(part, depth)
 
+    def changed(self) -> bool:
+        """Whether anything is not as it was."""
+        return any(self._empty) or any(_differs(live, before) for live, before in self._saved)
+
     @torch.no_grad()
     def restore(self) -> None:
         """Make everything as it was. What has not changed is not written to."""
@@ -101,27 +105,38 @@ class ModuleState:
             if empty:
                 empty.clear()
         for live, before in self._saved:
-            if isinstance(live, dict):
-                if not _same_items(live, before):
-                    live.clear()
-                    live.update(before)
+            if not _differs(live, before):
+                continue
+            if isinstance(live, dict | set):
+                live.clear()
+                live.update(before)
+            elif isinstance(live, list | deque):
+                live.clear()
+                live.extend(before)
             elif isinstance(live, Tensor):
                 if live.shape != before.shape or live.dtype != before.dtype:
                     live.data = before.clone()
-                elif not torch.equal(live, before):
+                else:
                     live.copy_(before)
-            elif isinstance(live, list | deque):
-                if len(live) != len(before) or any(map(operator.is_not, live, before)):
-                    live.clear()
-                    live.extend(before)
-            elif isinstance(live, set):
-                if live != before:
-                    live.clear()
-                    live.update(before)
             elif isinstance(live, np.ndarray):
                 live[...] = before
             else:
                 live.set_state(before)
+
+
+def _differs(live: Any, before: Any) -> bool:
+    """Whether a container, tensor, array or generator is not as it was saved."""
+    if isinstance(live, dict):
+        return not _same_items(live, before)
+    if isinstance(live, Tensor):
+        return live.shape != before.shape or live.dtype != before.dtype or not torch.equal(live, before)
+    if isinstance(live, list | deque):
+        return len(live) != len(before) or any(map(operator.is_not, live, before))
+    if isinstance(live, set):
+        return bool(live != before)
+    if isinstance(live, np.ndarray):
+        return live.shape != before.shape or not np.array_equal(live, before)
+    return not torch.equal(live.get_state(), before)
 
 
 def _same_items(live: dict[Any, Any], saved: dict[Any, Any]) -> bool:
@@ -169,7 +184,10 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for module, training in modes:  # one by one: a training model may contain a frozen batch norm in eval mode
             if module.training != training:
-                module.training = training
+                if type(module).train is nn.Module.train:
+                    module.training = training
+                else:  # it may have changed weights in eval mode, and takes that back
+                    module.train(training)
 
 
 @contextmanager
