@@ -85,15 +85,6 @@ def test_every_class_keeps_its_share_and_no_image_comes_twice(kind: str) -> None
     assert read(sampled(loader, None))[1].count(2) == 10
 
 
-def test_a_seed_makes_it_the_same_each_time() -> None:
-    for kind in ("list", "Subset"):
-        loader = LOADERS[kind]()
-        assert read(sampled(loader, 14, seed=3)) == read(sampled(loader, 14, seed=3))
-        sample = Sample(loader, 14)
-        again = sample.batches()
-        assert read(sample.batches()) == read(again) == read(again)
-
-
 def test_all_subsets_are_equally_likely() -> None:
     """2 of 4 images of one class, picked while reading: each of the 6 pairs about 100 times in 600."""
     loader = [(torch.arange(4.0).view(-1, 1), torch.zeros(4, dtype=torch.int64))]
@@ -105,11 +96,16 @@ def test_all_subsets_are_equally_likely() -> None:
     assert sum((n - 100) ** 2 / 100 for n in seen.values()) < 20.5  # chi-square with 5 degrees, p = 0.001
 
 
-def test_only_the_chosen_images_are_read_where_labels_are_known() -> None:
+def test_a_seed_gives_the_same_sample_and_only_chosen_images_are_read_where_labels_are_known() -> None:
+    for kind in ("list", "Subset"):
+        loader = LOADERS[kind]()
+        assert read(sampled(loader, 14, seed=3)) == read(sampled(loader, 14, seed=3))
+        sample = Sample(loader, 14)
+        again = sample.batches()
+        assert read(sample.batches()) == read(again) == read(again)
     data = Counting()
     images, _ = read(sampled(DataLoader(data, batch_size=8), 14))
-    assert len(data.read) == 14
-    assert sorted(data.read) == sorted(int(i) for i in images)
+    assert len(data.read) == 14 and sorted(data.read) == sorted(map(int, images))
 
 
 def test_a_sharded_loader_is_sampled_within_its_share() -> None:
@@ -118,12 +114,6 @@ def test_a_sharded_loader_is_sampled_within_its_share() -> None:
     )
     images, _ = read(sampled(DataLoader(TensorDataset(IMAGES, LABELS), batch_size=5, sampler=sampler), 10))
     assert all(int(i) % 2 == 1 for i in images)
-
-
-def test_collect_takes_a_sample() -> None:
-    found = collect(graph_of(nets.Chain), batches(60), num_images=20, seed=0)
-    assert found.num_images == 20
-    assert found.units["a:out"][0].moments.num_images.tolist() == [4] * 5
 
 
 def boxed(sizes: tuple[int, ...]) -> list[tuple[Tensor, list[dict[str, Tensor]]]]:
@@ -214,27 +204,21 @@ class Failing:
 
 @pytest.mark.parametrize("tap", ["reader", "before_activation"])
 @pytest.mark.parametrize("metric", METRICS)
-def test_after_an_error_everything_is_as_found(metric: str, tap: Any) -> None:
-    graph = prepared()
-    before = snapshot(graph.model)
-    with pytest.raises(RuntimeError, match="the disk is on fire"):
-        score(graph, Failing(), metric, tap=tap)
-    assert same_values(snapshot(graph.model), before)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_after_an_error_in_the_network_everything_is_as_found(metric: str) -> None:
+def test_after_an_error_of_the_loader_or_the_network_everything_is_as_found(metric: str, tap: Any) -> None:
     graph = prepared()
     before = snapshot(graph.model)
     wrong = [(torch.zeros(4, 2, 8, 8, dtype=torch.float64), torch.arange(4) % 2)]
-    with pytest.raises(RuntimeError):
-        score(graph, wrong, metric, num_map_images=None)
-    assert same_values(snapshot(graph.model), before)
+    for loader, words in ((Failing(), "the disk is on fire"), (wrong, "channels")):
+        with pytest.raises(RuntimeError, match=words):
+            score(graph, loader, metric, tap=tap, num_map_images=None)
+        assert same_values(snapshot(graph.model), before)
 
 
-def test_inside_inference_mode() -> None:
+def test_samples_and_inference_mode() -> None:
     graph = prepared()
     plain = score(graph, batches()).values["conv1:out"]
     with torch.inference_mode():
         inside = score(graph, batches()).values["conv1:out"]
     np.testing.assert_array_equal(plain, inside)
+    found = collect(graph, batches(60), num_images=20, seed=0)
+    assert found.num_images == 20 and found.units["conv1:out"][0].moments.num_images.tolist() == [4] * 5

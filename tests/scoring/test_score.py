@@ -82,13 +82,13 @@ def test_reader_metrics(scored: Any) -> None:
 def test_fisher_is_the_squared_gradient_of_a_gate(scored: Any) -> None:
     """A gate of 1 on each channel in front of the unit's readers; one image at a time, one backward each."""
     graph, found, _ = scored
+    every = [(x[i : i + 1], y[i : i + 1]) for x, y in batches() for i in range(len(y))]
     for unit in graph.units.values():
         total = np.zeros(unit.width)
-        for images, labels in batches():
-            for i in range(len(labels)):
-                gate = torch.ones(unit.width, dtype=torch.float64, requires_grad=True)
-                loss = F.cross_entropy(gated(graph, unit, gate, images[i : i + 1]), labels[i : i + 1])
-                total += torch.autograd.grad(loss, gate)[0].numpy() ** 2
+        for image, label in every:
+            gate = torch.ones(unit.width, dtype=torch.float64, requires_grad=True)
+            loss = F.cross_entropy(gated(graph, unit, gate, image), label)
+            total += torch.autograd.grad(loss, gate)[0].numpy() ** 2
         np.testing.assert_allclose(found["fisher"].values[unit.name], total / 60, rtol=1e-6, atol=1e-18)
 
 
@@ -164,56 +164,38 @@ def filter_rows(graph: pr.ChannelGraph, unit: pr.Unit, weight_of: Callable[[str]
     return rows
 
 
-def test_scales_of_the_norm_behind_the_writer() -> None:
-    graph = graph_of(nets.Chain)
-    norm = graph.model.get_submodule("bn").weight.detach().abs().numpy()
+@pytest.mark.parametrize(
+    ("build", "norms", "without"),
+    [
+        (nets.Chain, {"a:out": "bn"}, "b:out"),  # behind the writer, or none
+        (nets.PreActivation, {"conv1:in": "bn1", "conv1:out": "bn2"}, None),  # in front of the reader
+        (nets.Residual, {"conv1:out": "bn1"}, "conv1:in"),  # one that the whole stream shares is nobody's
+    ],
+)
+def test_scales_of_norms(build: Callable[[], nn.Module], norms: dict[str, str], without: str | None) -> None:
+    graph = graph_of(build)
     found = score(graph, metric="bn_scale")
-    np.testing.assert_array_equal(found.values["a:out"], norm)
-    np.testing.assert_allclose(found.values["b:out"], score(graph, metric="l2").values["b:out"])  # no norm there
-    assert found.num_images == 0
+    for unit, norm in norms.items():
+        np.testing.assert_array_equal(found.values[unit], graph.model.get_submodule(norm).weight.detach().abs())
+    if without is not None:
+        np.testing.assert_allclose(found.values[without], score(graph, metric="l2").values[without], rtol=1e-12)
 
 
-def test_scales_of_a_norm_in_front_of_the_reader() -> None:
-    graph = graph_of(nets.PreActivation)
-    found = score(graph, metric="bn_scale")
-    np.testing.assert_array_equal(
-        found.values["conv1:in"], graph.model.get_submodule("bn1").weight.detach().abs().numpy()
-    )
-    np.testing.assert_array_equal(
-        found.values["conv1:out"], graph.model.get_submodule("bn2").weight.detach().abs().numpy()
-    )
-
-
-def test_a_norm_that_the_whole_stream_shares_is_nobodys() -> None:
-    graph = graph_of(nets.Residual)
-    found, slices = score(graph, metric="bn_scale"), score(graph, metric="l2")
-    np.testing.assert_array_equal(found.values["conv1:in"], slices.values["conv1:in"])
-    np.testing.assert_array_equal(
-        found.values["conv1:out"], graph.model.get_submodule("bn1").weight.detach().abs().numpy()
-    )
-
-
-def test_all_metrics_share_the_pass() -> None:
+def test_metrics_of_a_list_share_the_pass_and_score_as_alone() -> None:
     graph = graph_of(nets.Chain)
     forwards = []
     handle = graph.model.register_forward_hook(lambda *_: forwards.append(1))
     moment = [name for name, metric in METRICS.items() if metric.needs == "moments"]
-    found = score(graph, batches(), moment)
+    found = score(graph, batches(), [*moment, "l1"])
     assert len(forwards) == len(batches())
-    assert list(found) == moment
     handle.remove()
-    assert set(score(graph, batches(), "all")) == set(METRICS)
-
-
-def test_a_list_of_metrics_gives_a_dict() -> None:
-    graph = graph_of(nets.Chain)
-    found = score(graph, batches(), ["gsd", "l1"])
-    assert list(found) == ["gsd", "l1"]
-    for name, scores in found.items():
+    assert list(found) == [*moment, "l1"]
+    for name in ("gsd", "l1"):
         alone = score(graph, batches(), name)
-        assert alone.metric == scores.metric == name
+        assert alone.metric == found[name].metric == name
         for unit, values in alone.values.items():
-            np.testing.assert_allclose(scores.values[unit], values, rtol=1e-9)
+            np.testing.assert_allclose(found[name].values[unit], values, rtol=1e-9)
+    assert set(score(graph, batches(), "all")) == set(METRICS)
 
 
 def test_statistics_serve_any_number_of_metrics() -> None:
@@ -248,12 +230,8 @@ def test_filter_metrics_need_no_data() -> None:
     graph = graph_of(nets.Chain)
     for name in ("l1", "l2", "fpgm", "bn_scale", "random"):
         assert score(graph, metric=name).num_images == 0
-    assert np.array_equal(
-        score(graph, metric="random").values["a:out"], score(graph, metric="random", seed=0).values["a:out"]
-    )
-    assert not np.array_equal(
-        score(graph, metric="random").values["a:out"], score(graph, metric="random", seed=1).values["a:out"]
-    )
+    drawn = [score(graph, metric="random", seed=seed).values["a:out"] for seed in (None, 0, 1)]
+    assert np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[0], drawn[2])
 
 
 def test_with_a_ridge_of_zero_a_dead_channel_is_the_lowest() -> None:
