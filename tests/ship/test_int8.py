@@ -51,7 +51,12 @@ def test_a_file_that_both_engines_run(tmp_path: Path) -> None:
         wanted = model(images).numpy()
     for engine in ("onnxruntime", "openvino"):
         found = ENGINES[engine].prepare(OnnxFile(path), example, 1)(images)
-        assert np.abs(np.asarray(list(found.values()) if hasattr(found, "values") else found)[0] - wanted).max() < 0.02
+        assert np.abs(np.asarray(found[0]) - wanted).max() < 0.02
+    benched = bench({"network": model, "int8": OnnxFile(path)}, example, (2,), ("eager", "onnxruntime"), rounds=1)
+    rows = [(row.model, row.engine) for row in benched.rows]
+    assert rows == [("network", "eager"), ("network", "onnxruntime"), ("int8", "onnxruntime")]
+    assert benched.notes == ("int8 does not run in eager: eager does not read ONNX files",)
+    assert benched.profiles["int8"].macs is None
 
 
 def test_a_drop_that_is_too_large_writes_nothing(tmp_path: Path) -> None:
@@ -65,24 +70,5 @@ def test_a_drop_that_is_too_large_writes_nothing(tmp_path: Path) -> None:
         export_int8(Brightness().eval(), images[:1], path, [], pictures(40, 1))
     with pytest.raises(ModelError, match=r"ends in \.onnx"):
         export_int8(Brightness().eval(), images[:1], tmp_path / "a.pt2", dark, dark)
-
-
-def test_bench_times_a_file_beside_a_network(tmp_path: Path) -> None:
-    model, example, path = Brightness().eval(), torch.zeros(1, 2, 6, 6), tmp_path / "small.onnx"
-    export_int8(model, example, path, pictures(20, 0), pictures(40, 1))
-    found = bench({"network": model, "int8": OnnxFile(path)}, example, (2,), ("eager", "onnxruntime"), rounds=1)
-    assert [(row.model, row.engine) for row in found.rows] == [
-        ("network", "eager"),
-        ("network", "onnxruntime"),
-        ("int8", "onnxruntime"),
-    ]
-    assert found.notes == ("int8 does not run in eager: eager does not read ONNX files",)
-    assert found.profiles["int8"].macs is None
-
-
-def test_files_that_are_no_networks(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="cannot read"):
         OnnxFile(tmp_path / "none.onnx")
-    (tmp_path / "broken.onnx").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match="onnxruntime cannot run the file"):
-        OnnxFile(tmp_path / "broken.onnx")

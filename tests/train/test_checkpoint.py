@@ -18,7 +18,6 @@ from prunus.tasks.evaluate import Evaluation, evaluate
 from prunus.train.checkpoint import NAME, Epoch, digest
 from prunus.train.fit import fit
 from prunus.train.settings import Preset
-from prunus.util.files import write_atomically
 from tests.processes import python
 from tests.train.toys import batches, network, same_tensors, shuffled, state_of
 
@@ -99,25 +98,21 @@ def test_a_broken_run_ends_as_an_unbroken_one(tmp_path: Path, options: dict[str,
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     first = run(tmp_path)
+    tensors = load_file(tmp_path / NAME)  # weights and momentum, and no pickle
+    names = [name for name, _ in first.model.named_parameters()]
+    assert {f"momentum.{name}" for name in names} == {name for name in tensors if name.startswith("momentum.")}
+    assert all(torch.equal(tensors[f"model.{name}"], tensor) for name, tensor in first.model.state_dict().items())
+    assert float(tensors["momentum.5.weight"].abs().sum()) > 0
     (tmp_path / "metrics.jsonl").unlink()  # as if killed after the last checkpoint
     again = run(tmp_path, stop_after=4)  # no epoch is left in which to stop
     assert same_tensors(state_of(first.model), state_of(again.model)) and again.history == first.history
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-def test_the_file_holds_weights_momentum_and_no_pickle(tmp_path: Path) -> None:
-    fitted = run(tmp_path)
-    tensors = load_file(tmp_path / NAME)
-    names = [name for name, _ in fitted.model.named_parameters()]
-    assert {f"momentum.{name}" for name in names} == {name for name in tensors if name.startswith("momentum.")}
-    for name, tensor in fitted.model.state_dict().items():
-        assert torch.equal(tensors[f"model.{name}"], tensor)
-    assert float(tensors["momentum.5.weight"].abs().sum()) > 0
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    before = (tmp_path / NAME).read_bytes()
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"seed": 9}, "seed was 0 and is now 9"),
         ({"lr": 0.2}, "lr was 0.1 and is now 0.2"),
         ({"teacher": network()}, "teacher was None and is now"),
@@ -125,14 +120,14 @@ def test_the_file_holds_weights_momentum_and_no_pickle(tmp_path: Path) -> None:
         ({"about": {"augment": True}}, "augment was None and is now True"),
         ({"first_epoch": 3}, "first_epoch was 0 and is now 3"),
         ({"make": nudged}, "initial weights was"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    run(tmp_path)
-    before = (tmp_path / NAME).read_bytes()
-    with pytest.raises(RunError, match=f"belongs to another run.*{message}"):
-        run(tmp_path, **change)
+    ]
+    for change, message in changes:
+        with pytest.raises(RunError, match=f"belongs to another run.*{message}"):
+            run(tmp_path, **change)
     assert (tmp_path / NAME).read_bytes() == before
+    left, right = network(), network()
+    right[1].running_mean[0] = 1e-7  # type: ignore[union-attr, operator, index]
+    assert digest(left) == digest(network()) != digest(right) and digest(None) is None
 
 
 def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
@@ -160,20 +155,6 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: py
     assert (tmp_path / NAME).read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == [NAME, "metrics.jsonl"]
     assert same_tensors(state_of(run(tmp_path).model), state_of(run(None).model))
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="file/run/x cannot be written: Not a directory"):
-        write_atomically(tmp_path / "file" / "run" / "x", b"")
-
-
-def test_digests_tell_weights_apart() -> None:
-    left, right = network(), network()
-    assert digest(left) == digest(right) and digest(None) is None
-    with torch.no_grad():
-        right[1].running_mean[0] = 1e-7  # type: ignore[union-attr, operator, index]
-    assert digest(left) != digest(right)
 
 
 def test_killed_a_dozen_times_with_9_and_still_the_same_bits(tmp_path: Path) -> None:
@@ -221,7 +202,7 @@ def test_a_destructive_rate_leaves_the_network_as_it_was() -> None:
     assert plain.kept is None
 
 
-@pytest.mark.parametrize("figures", [(0.5, 0.6, 0.9, 0.7, 0.8), (0.9, 0.6, 0.5, 0.7, 0.8), (0.1, 0.2, 0.3, 0.4, 0.5)])
+@pytest.mark.parametrize("figures", [(0.5, 0.6, 0.9, 0.7, 0.8), (0.9, 0.6, 0.5, 0.7, 0.8)])
 def test_an_interrupted_run_keeps_the_same_bits(figures: tuple[float, ...], tmp_path: Path) -> None:
     script = Scripted(*figures)
     options: dict[str, Any] = {"keep_best": True, "evaluate": script}

@@ -21,9 +21,6 @@ def test_an_object_and_names_give_the_same_run() -> None:
     settings = TrainingSettings(epochs=1, lr=0.5, seed=3)
     by_object = fit(network(), batches(2), None, settings, lr=0.01)  # a name replaces a field
     assert same_tensors(state_of(by_name.model), state_of(by_object.model)) and by_name.history[0].number == 1
-
-
-def test_fit_and_compress_share_their_default_preset() -> None:
     assert TrainingSettings().preset == Settings().preset == DEFAULT_PRESET
     assert TrainingSettings(epochs=4, lr=0.2).schedule.epochs == 4
     assert TrainingSettings(lr=0.2).schedule.epochs == PRESETS[DEFAULT_PRESET].epochs
@@ -36,20 +33,10 @@ def test_unknown_and_impossible_settings_are_refused() -> None:
         fit(network(), batches(1), mixed_precision="half")
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "train.settings",
-        "run.settings",
-        "scoring.metrics",
-        "repairing.repair",
-        "deciding.settings",
-        "tasks.quality",
-        "timing.engines",
-    ],
-)
-def test_settings_and_registries_do_not_import_torch(module: str) -> None:
-    code = f"import sys, prunus.{module}; sys.exit('torch' in sys.modules)"
+def test_settings_and_registries_do_not_import_torch() -> None:
+    rooms = ("train.settings", "run.settings", "scoring.metrics", "repairing.repair", "deciding.settings")
+    modules = ", ".join(f"prunus.{name}" for name in (*rooms, "tasks.quality", "timing.engines"))
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
 
 
@@ -78,17 +65,16 @@ def test_cosine_climbs_and_falls() -> None:
     assert preset.lr_at(21) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_a_short_run_warms_up_for_a_tenth_of_it() -> None:
-    preset = preset_of("cosine", epochs=2)
-    assert preset.lr_at(0.1) == pytest.approx(preset.lr / 2)
-    assert preset.lr_at(0.2) == pytest.approx(preset.lr)
-
-
-def test_milestones_fall_on_whole_epochs_in_spite_of_binary_fractions() -> None:
+def test_warm_ups_and_milestones() -> None:
+    preset = preset_of("cosine", epochs=2)  # a short run warms up for a tenth of it
+    assert preset.lr_at(0.1) == pytest.approx(preset.lr / 2) and preset.lr_at(0.2) == pytest.approx(preset.lr)
+    preset = Preset("p", epochs=10, lr=1.0, batch_size=8, schedule="cosine", warmup=5)
+    assert preset.lr_at(0.5) == pytest.approx(0.5)
+    assert preset.warmed_up(0.4).lr_at(2) == pytest.approx(0.5) and preset.warmed_up(0.4).lr_at(4) == pytest.approx(1)
+    assert preset.warmed_up(0).lr_at(0) == 1 and preset.warmed_up(None) is preset
     preset = Preset("own", epochs=25, lr=1.0, batch_size=8, milestones=(0.28,), factor=0.1)
     assert 0.28 * 25 > 7  # in binary
-    assert preset.lr_at(7) == pytest.approx(0.1)
-    assert preset.lr_at(6.999) == 1.0
+    assert preset.lr_at(7) == pytest.approx(0.1) and preset.lr_at(6.999) == 1.0
 
 
 def test_epochs_and_rate_are_replaced_and_the_preset_stays() -> None:

@@ -40,20 +40,9 @@ def test_epochs_of_training(tmp_path: Path) -> None:
     assert "holdout/loss" not in found  # it is not a number
 
 
-def test_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
-    fit(network(), batches(1), preset=STEPS, epochs=1, checkpoint_dir=tmp_path)
-    assert not [path for path in tmp_path.rglob("*") if "tfevents" in path.name]
-
-
 def test_rounds_plans_and_result_of_a_run(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "target": 0.4,
-        "rounds": 2,
-        "metric": "l1",
-        "repair": "none",
-        "epochs": 2,
-        "test": HOLDOUT,
-    }
+    options: dict[str, Any] = {"target": 0.4, "rounds": 2, "metric": "l1", "repair": "none", "epochs": 2}
+    options["test"] = HOLDOUT
     done = compress(trained(), TRAIN, HOLDOUT, folder=tmp_path / "run", tracker="tensorboard", **options)
     found = scalars(tmp_path / "run")
     rounds = done.rounds

@@ -1,0 +1,196 @@
+"""A pruned network as a Python file that needs no prunus."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import prunus as pr
+from prunus.errors import ModelError
+from tests.processes import python
+from tests.ship.nets import network, pictures, pruned
+from tests.zoo_nets import torchvision_models
+
+EXAMPLE = torch.zeros(1, 3, 8, 8)
+
+# A user's own module: widths as arguments, a parameter of its own, weight-standardised convolutions, groups, tied tensors.
+NETS = '''
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Standard(nn.Conv2d):
+    """Its filters depend on the weights for all inputs, so that it keeps them all."""
+
+    def forward(self, x):
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, weight, self.bias, padding=1)
+
+
+class Net(nn.Module):
+    def __init__(self, width, num_classes=4):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.scale = nn.Parameter(torch.rand(width, 1, 1) + 0.5)
+        self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.norm = nn.BatchNorm2d(width)
+        self.grouped = nn.Conv2d(width, 2 * width, 3, padding=1, groups=2)
+        self.standard = Standard(2 * width, width, 3, padding=1)
+        self.up = nn.ConvTranspose2d(width, width, 2, stride=2)
+        self.slopes = nn.PReLU(width)
+        self.fc = nn.Linear(width, num_classes)
+        self.register_buffer("offset", torch.linspace(0, 1, width).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.depthwise(self.stem(x) * self.scale + self.offset)))
+        x = x + self.standard(F.relu(self.grouped(x)))
+        return {"logits": self.fc(self.slopes(self.up(x)).mean((2, 3))), "size": x.shape[-1]}
+
+
+def make(num_classes=4):
+    return Net(8, num_classes)
+'''
+
+
+def cut(model: nn.Module, example: Tensor, streams: Any = "select", ratio: float = 0.4) -> nn.Module:
+    """A pruned copy whose norms have statistics that are not zeros and ones."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+            nn.init.normal_(module.running_mean)
+    graph = pr.trace(model.eval(), example, streams)
+    return pr.prune(graph, pr.uniform(graph, pr.score(graph, [], metric="l2"), ratio)).eval()
+
+
+def test_a_file_beside_its_weights(tmp_path: Path) -> None:
+    """The class of this network is in a module that imports prunus, so its source goes into the file."""
+    model, _ = pruned()
+    done = pr.export(model, EXAMPLE, tmp_path / "small.py", images=pictures(3))
+    weights = tmp_path / "small.safetensors"
+    assert sorted(tmp_path.iterdir()) == [done.path, weights]
+    assert (done.format, done.num_images, done.error < 1e-6) == ("py", 4, True)
+    assert done.bytes == done.path.stat().st_size + weights.stat().st_size
+    assert load_file(weights).keys() == model.state_dict().keys()
+    text = done.path.read_text()
+    assert "import prunus" not in text and "from prunus" not in text
+    assert '    "conv1": {"in_channels": 4, "out_channels": 4},\n    "norm1": {"num_features": 4},\n' in text
+    assert 'SELECTIONS = {\n    "conv1": (1, [0, 1, 4, 5]),\n}' in text
+    assert "class Residual(nn.Module):" in text and "def network" not in text
+    code = "import small, torch; net = small.build(); print(net); print(net(torch.ones(1, 3, 8, 8)).tolist())"
+    shown = python("-c", code, PYTHONPATH=str(tmp_path))
+    assert "(selection): Selection(axis 1, channels [0, 1, 4, 5])" in shown
+    with torch.no_grad():
+        assert torch.allclose(torch.tensor(eval(shown.splitlines()[-1])), model.eval()(torch.ones(1, 3, 8, 8)))
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the user, in the current folder."""
+    (tmp_path / "nets_of_mine.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield __import__("nets_of_mine")
+    del sys.modules["nets_of_mine"]
+
+
+@pytest.mark.parametrize("streams", ["select", "coupled"])
+def test_own_classes_and_functions(nets: Any, streams: str, tmp_path: Path) -> None:
+    model = cut(nets.make(), EXAMPLE, streams)
+    calls: dict[str, tuple[Any, dict[str, Any]]] = {
+        "from nets_of_mine import Net\n": (partial(nets.Net, 8), {}),
+        "model = make()": (nets.make, {}),
+        "model = make(num_classes=4)": ("nets_of_mine:make", {}),
+        "model = make(num_classes=7)": (nets.make, {"num_classes": 7}),  # the head has its width from the pruned one
+    }
+    for line, (original, arguments) in calls.items():
+        done = pr.export(model, EXAMPLE, tmp_path / "small.py", original=original, arguments=arguments)
+        assert line in done.path.read_text() and done.error < 1e-6
+
+
+def test_half_precision_and_several_inputs(nets: Any, tmp_path: Path) -> None:
+    model = cut(nets.make(), EXAMPLE).to(torch.bfloat16)
+    done = pr.export(model, {"x": EXAMPLE.bfloat16()}, tmp_path / "small.py", original=nets.make)
+    assert done.error == 0 and "model = make().to(torch.bfloat16)" in done.path.read_text()
+
+
+def test_networks_of_the_zoo(tmp_path: Path) -> None:
+    from prunus.zoo.models import create
+
+    model = cut(create("resnet8", num_classes=7), torch.zeros(1, 3, 16, 16))
+    done = pr.export(model, torch.zeros(1, 3, 16, 16), tmp_path / "small.py", original="resnet8")
+    assert done.error < 1e-6 and "model = CifarResNet(num_classes=10, depth=8)" in done.path.read_text()
+    coupled = cut(create("resnet8"), torch.zeros(1, 3, 16, 16), "coupled")  # with zero-padded shortcuts that are cut
+    assert pr.export(coupled, torch.zeros(1, 3, 16, 16), tmp_path / "b.py", original="resnet8").error < 1e-6
+
+
+def test_a_mobilenet_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where torchvision is built for another PyTorch, the new process needs its operators too.
+    (tmp_path / "sitecustomize.py").write_text("import tests.zoo_nets; tests.zoo_nets.torchvision_models()")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}:{Path(pr.__file__).parents[1]}")
+    model, example = torchvision_models().mobilenet_v2(num_classes=10, width_mult=0.35), torch.zeros(1, 3, 32, 32)
+    small = cut(model, example)
+    done = pr.export(small, example, tmp_path / "small.py", original="torchvision:mobilenet_v2")
+    text = done.path.read_text()
+    assert done.error < 1e-6 and 'torchvision.models.get_model("mobilenet_v2", num_classes=1000)' in text
+
+
+def inner() -> type[nn.Module]:
+    class Inside(nn.Sequential):
+        pass
+
+    return Inside
+
+
+def test_what_cannot_be_rebuilt(nets: Any, tmp_path: Path) -> None:
+    model = cut(nets.make(), EXAMPLE)
+    other, hooked = cut(nets.make(), EXAMPLE), cut(nets.make(), EXAMPLE)
+    other.fc = nn.Identity()
+    hooked.fc.register_forward_hook(lambda *_: None)
+    (tmp_path / "with_prunus.py").write_text("from nets_with_prunus import make")
+    (tmp_path / "nets_with_prunus.py").write_text("import nets_that_need_it\n" + NETS)
+    (tmp_path / "nets_that_need_it.py").write_text("import prunus")
+    import nets_with_prunus
+
+    shifted = nn.Conv2d(3, 4, 3)
+    shifted.forward = lambda x: nn.Conv2d.forward(shifted, x) + 1  # type: ignore[method-assign]
+    convolution: Callable[..., nn.Module] = partial(nn.Conv2d, 3, 4, 3)
+    sequence = nn.Sequential(nn.Conv2d(3, 4, 3))
+    cases: list[tuple[str, nn.Module, str, dict[str, Any]]] = [
+        ("Net cannot be built with no arguments .*'width'.*give original=", model, "a.py", {}),
+        ("layer 0 is Conv2d in the pruned network and missing in Sequential", sequence, "a.py", {}),
+        ("not a network", model, "a.py", {"original": model}),
+        ("could not import a lambda", model, "a.py", {"original": lambda: model}),
+        ("it has no name in a module", inner()(), "a.py", {}),
+        ("layer fc is Identity in the pruned network and Linear in make", other, "a.py", {"original": nets.make}),
+        ("fc has hooks", hooked, "a.py", {"original": nets.make}),
+        ("which cannot be written", model, "a.py", {"original": partial(nets.make, torch.ones(2))}),
+        ("folded", model, "a.py", {"original": nets.make, "fold_bn": True}),
+        ("cannot be imported: give a name", model, "a-b.py", {"original": nets.make}),
+        ("would hide the module", model, "sub/nets_of_mine.py", {"original": nets.make}),
+        ("format py only", model, "a.pt2", {"original": nets.make}),
+        (
+            "import prunus; put the class",
+            cut(nets_with_prunus.make(), EXAMPLE),
+            "a.py",
+            {"original": nets_with_prunus.make},
+        ),
+        ("differs by .* besides widths", shifted, "a.py", {"original": convolution}),
+    ]
+    for message, net, name, options in cases:
+        with pytest.raises(ModelError, match=message):
+            pr.export(net, EXAMPLE, tmp_path / name, **options)
+    assert not list(tmp_path.glob("a*"))
+
+
+def test_the_unpruned_network_too(tmp_path: Path) -> None:
+    done = pr.export(network(), EXAMPLE, tmp_path / "whole.py")
+    assert done.error == 0 and "LAYERS = {\n}" in done.path.read_text()
