@@ -14,7 +14,7 @@ from prunus.studies.folder import StudyFolder
 from tests.cli.command_line import lines, prunus
 from tests.run.toys import contents, run
 
-SHORT = ["lenet5", "--data", "digits", "--epochs", "1", "--limit", "64", "--no-augment", "--device", "cpu"]
+SHORT = ["lenet5", "--data", "digits", "--epochs", "1", "--num-images", "64", "--no-augment", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")

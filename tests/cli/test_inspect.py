@@ -1,16 +1,31 @@
-"""`prunus inspect`: the paper's totals, what a plan takes, what stays and why."""
+"""`prunus inspect`: the paper's totals, what a plan takes, what stays and why; --scores, --sensitivity, --latency."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
+from PIL import Image
+from safetensors.torch import save_model
 from torch import Tensor, nn
+from typer.testing import Result
 
 import prunus as pr
+from prunus.cli.network import open_model, resolve
+from prunus.scoring.metrics import METRICS
+from prunus.scoring.score import score
+from prunus.scoring.scores import load_scores
+from prunus.timing import engines
+from prunus.timing.latency_table import LatencyTable
+from prunus.util.typed_json import to_data
+from prunus.zoo.data import load
 from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
+from tests.deciding.toys import seeded
+from tests.processes import torchrun
 from tests.proof import counted_macs
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
@@ -95,3 +110,132 @@ def test_without_a_network_the_built_in_ones_are_listed() -> None:
     assert by_name["vgg16_imagenet"][1:9] == ["3x224x224", "1000", "15.47", "G", "138.34", "M", "138.36", "M"]
     assert sum(len(line.split()) > 1 and "x" in line.split()[1] for line in said[1:21]) == 20
     assert any(line.startswith("zero-padded shortcuts: resnet8, resnet14") for line in said)
+
+
+# -- scores, sensitivity, latency
+
+SCORES = ["--data", "digits", "--num-images", "100", "--size", "32", "--device", "cpu"]
+
+
+def scored(metrics: str, *more: str | Path) -> Result:
+    return prunus("inspect", "lenet5", "--scores", metrics, *SCORES, *more)
+
+
+def test_a_table_of_scores_and_files(tmp_path: Path) -> None:
+    result = scored("gsd,l1", "--scores", "l2", "--out", tmp_path / "s", "--show", "2")
+    said = lines(result)
+    assert said[0] == "4 units scored by gsd, 100 images; higher means keep"
+    assert said[1].split() == ["unit", "kind", "width", "weakest", "strongest"]
+    kept = load_scores(tmp_path / "s")
+    assert list(kept) == ["gsd", "l1", "l2"]
+    row = next(line for line in said if line.startswith("conv1:out")).split()
+    order = kept["gsd"].order("conv1:out")
+    assert [int(cell.split(":")[0]) for cell in row[3:]] == [order[0], order[1], order[-1], order[-2]]
+    assert "rank correlation (Spearman, mean over units)" in said
+    assert "the network is untrained" in result.stderr
+
+
+def test_scores_are_those_of_the_library(tmp_path: Path) -> None:
+    lines(scored("gsd:ridge=0.5", "--out", tmp_path))
+    images = load("digits", size=32)
+    graph = pr.trace(open_model(resolve("lenet5"), images), torch.zeros(1, *images.shape))
+    wanted = score(graph, images.loader("train", 128, limit=100, seed=0), "gsd", ridge=0.5)
+    found = load_scores(tmp_path)["gsd"]
+    assert found.options == {"ridge": 0.5} and found.num_images == 100
+    assert list(found.values) == list(graph.units)
+    for unit, values in wanted.values.items():
+        np.testing.assert_allclose(found.values[unit], values, rtol=1e-6)
+
+
+def test_scores_by_all_metrics_as_json() -> None:
+    found = json.loads("".join(lines(scored("all", "--json"))))
+    assert set(found["scores"]) == set(METRICS)
+    assert found["num_images"] == 100
+    assert found["rank_correlation"]["gsd"]["gsd"] == pytest.approx(1)
+    assert found["rank_correlation"]["gsd"]["l1"] == found["rank_correlation"]["l1"]["gsd"]
+
+
+def test_two_processes_score_as_one_does(tmp_path: Path) -> None:
+    lines(scored("gsd_reader", "--out", tmp_path / "one"))
+    torchrun("prunus", "inspect", "lenet5", "--scores", "gsd_reader", *SCORES, "--out", tmp_path / "two")
+    one, two = (load_scores(tmp_path / name)["gsd_reader"] for name in ("one", "two"))
+    assert two.num_images == 100
+    for unit, values in one.values.items():
+        np.testing.assert_allclose(two.values[unit], values, rtol=1e-5)
+
+
+SHORT = ["--sensitivity", "--data", "digits", "--num-images", "60", "--num-eval-images", "40"]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "resnet8.safetensors"
+    save_model(seeded(lambda: create("resnet8", num_classes=10, in_channels=1)), str(path))
+    return path
+
+
+def test_sensitivity_as_table_json_and_picture(weights: Path, tmp_path: Path) -> None:
+    said = lines(prunus("inspect", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path))
+    found = json.loads((tmp_path / "sensitivity.json").read_text())
+    units = [f"layer{n}.0.conv1:{end}" for n in (1, 2, 3) for end in ("in", "out")]
+    assert sorted(found["tried"]) == units and found["num_images"] == 40 and found["split"] == "algorithm1"
+    assert {name: row["channels"] for name, row in found["tried"].items()} == {
+        "layer1.0.conv1:in": 6,
+        "layer1.0.conv1:out": 3,
+        "layer2.0.conv1:in": 12,
+        "layer2.0.conv1:out": 8,  # (16 + 32) x 9 x 256 MACs a channel, those of layer1 have (16 + 16) x 9 x 1024
+        "layer3.0.conv1:in": 24,
+        "layer3.0.conv1:out": 16,
+    }
+    rows = {line.split()[0]: line for line in said if line.startswith("layer")}
+    assert sorted(rows) == units and sum(line.rstrip().endswith("chosen") for line in rows.values()) == 2
+    best = sorted(units, key=lambda n: (-found["tried"][n]["value"], found["tried"][n]["loss"]))[:2]
+    assert all(rows[name].rstrip().endswith("chosen") for name in best)
+    for name, line in rows.items():
+        assert f"{100 * found['tried'][name]['accuracy']:.2f}%" in line
+    assert any(f"whole network: {100 * found['base_accuracy']:.2f}% on 40 held-out images" in line for line in said)
+    with Image.open(tmp_path / "sensitivity.png") as picture:
+        assert picture.width > 600 and len(picture.convert("RGB").getcolors(1 << 20) or []) > 3
+
+
+def test_curves_of_sensitivity(weights: Path, tmp_path: Path) -> None:
+    words = ["--split", "ratio", "--exclude", "layer[23]*", "--measure", "loss", "--k", "1"]
+    lines(prunus("inspect", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path))
+    found = json.loads((tmp_path / "sensitivity.json").read_text())
+    assert found["alpha"] is None and found["measure"] == "loss"
+    curve = found["curves"]["layer1.0.conv1:out"]
+    assert [row["channels"] for row in curve] == [2, 3, 5, 6, 8, 10, 11, 13, 14]  # of 16
+    assert (tmp_path / "sensitivity.png").stat().st_size > 5000
+
+
+def test_units_judged_after_their_repair(weights: Path, tmp_path: Path) -> None:
+    words = ["--exact", "--repair", "solve", "--num-repair-images", "50"]
+    lines(prunus("inspect", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path / "solve"))
+    lines(prunus("inspect", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path / "cut"))
+    solved, cut = (json.loads((tmp_path / name / "sensitivity.json").read_text()) for name in ("solve", "cut"))
+    assert (solved["repair"], cut["repair"]) == ("solve", "none") and solved["base_loss"] == cut["base_loss"]
+    gaps = [[abs(row["loss"] - found["base_loss"]) for row in found["tried"].values()] for found in (solved, cut)]
+    assert sum(gaps[0]) < 0.7 * sum(gaps[1])  # repaired units are nearer to the whole network
+
+
+QUICK = "--latency", "--engine", "eager", "--batch", "1", "--threads", "1"
+
+
+def test_a_table_of_times_and_its_picture(tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    shown = lines(prunus("inspect", "lenet5", *QUICK, "--out", out))
+    assert all(len(line) <= 80 for line in shown[1:-1])
+    assert shown[0].startswith("eager ") and "batch 1, 1 thread" in shown[0]
+    assert {line.split()[0] for line in shown[2:7]} == {"conv1", "conv2", "conv3", "fc1", "fc2"}
+    assert any(line.startswith("what is not a layer") for line in shown)
+    table = LatencyTable.load(out)
+    assert set(table.layers) == {"conv1", "conv2", "conv3", "fc1", "fc2"}
+    assert out.with_suffix(".png").stat().st_size > 10_000 and "conv1" in out.with_suffix(".svg").read_text()
+    printed = json.loads("".join(lines(prunus("inspect", "lenet5", *QUICK, "--json", columns=10_000))))
+    assert printed == json.loads(json.dumps(to_data(table)))  # from the cache
+
+
+def test_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "openvino" else object())
+    found = prunus("inspect", "lenet5", "--latency", "--engine", "openvino")
+    assert found.exit_code == 1 and "pip install 'prunus[openvino]'" in found.stderr

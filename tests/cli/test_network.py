@@ -97,7 +97,7 @@ def test_every_verb_takes_a_run(place: Path, name: str, folders: list[str], tmp_
     (unit,) = [v for k, v in json.loads("\n".join(lines(scored)))["scores"]["l1"].items() if k == "conv2:out"]
     assert torch.tensor(unit).argsort().tolist() == weights.argsort().tolist()
     assert "untrained" not in scored.stderr
-    few = ["--limit", "50", "--num-images", "50", "--metric", "l2"]
+    few = ["--num-eval-images", "50", "--num-images", "50", "--metric", "l2"]
     tried = lines(prunus("inspect", name, "--sensitivity", *few))
     assert any(line.startswith("conv1:out ") for line in tried)
     lines(prunus("show", "channels", name, "--classes", "2", "--device", "cpu", "--out", tmp_path / "p"))
@@ -108,11 +108,8 @@ def test_every_verb_takes_a_run(place: Path, name: str, folders: list[str], tmp_
 
 
 def test_studies_take_runs(tmp_path: Path) -> None:
-    result = prunus(
-        "study", "effectiveness", "first", "--metrics", "l1", "--ratios", "0.3", "--limit", "50", "--device", "cpu",
-        "--out", tmp_path / "study",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
+    short = ["--metrics", "l1", "--ratios", "0.3", "--num-eval-images", "50", "--device", "cpu"]
+    lines(prunus("study", "effectiveness", "first", *short, "--out", tmp_path / "study"))
     study = json.loads((tmp_path / "study" / "config.json").read_text())
     assert "first" in json.dumps(study)
 

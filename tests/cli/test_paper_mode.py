@@ -11,8 +11,11 @@ from safetensors.torch import save_file
 
 import prunus as pr
 from prunus.cli import prune as verb
+from prunus.cli.images import DataOptions
 from prunus.cli.network import NamedModel
+from prunus.cli.options import DeviceOptions
 from prunus.cli.paper_mode import paper_lines
+from prunus.cli.prune import PruneOptions, Request
 from prunus.errors import RunError
 from prunus.run import checkup as run_estimate
 from prunus.run import compress as compress_module
@@ -32,7 +35,7 @@ def weights(tmp_path: Path) -> Path:
 def heard_by(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> dict[str, Any]:
     """The options that a run would start with."""
     heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(verb, "_prune", lambda asked, named, folder: heard.append(asked))
+    monkeypatch.setattr(verb, "_prune", lambda asked, *_, **__: heard.append(asked.record()))
     lines(prunus("prune", *words))
     return heard[0]
 
@@ -109,10 +112,10 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
 
 def told(model: str, data: str, settings: pr.Settings, classes: int = 10) -> list[str]:
     """What is printed before a run of a network in the paper."""
-    asked = {"model": model, "data": data, "batch_size": 128, "augment": True, "holdout": "train:0.1"}
+    request = Request(model, DataOptions(data), PruneOptions(), settings, DeviceOptions())
     side = 64 if model == "resnet50" else 8
     graph = pr.trace(create(model, classes), torch.zeros(1, 3, side, side), check=False)
-    return paper_lines(graph, settings, asked, NamedModel(model, model))
+    return paper_lines(graph, request, NamedModel(model, model))
 
 
 def differing(said: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
     [
         (["--macs", "250K"], 250e3, 200e3),
         (["--target", "0.25", "--split", "ratio"], 0.75 * WHOLE, 0.65 * WHOLE),
-        (["--target", "0.3", "--cost", "params", "--exact"], 0.7 * WHOLE, 0.55 * WHOLE),
+        (["--target", "0.3", "--cost", "params"], 0.7 * WHOLE, 0.55 * WHOLE),
         (["--ratio", "0.5", "--metric", "l1"], 0.5 * WHOLE, 0.2 * WHOLE),
         (["--ratio", "0.25", "--exclude", "conv1*", "--streams", "coupled"], 0.95 * WHOLE, 0.6 * WHOLE),
         ([], 0.5 * WHOLE, 0.4 * WHOLE),  # half of the MACs, unless something else is asked for
@@ -151,7 +152,7 @@ def test_a_folder_of_something_else_is_not_continued(tmp_path: Path) -> None:
 
 def test_without_arguments_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[dict[str, Any], Path]] = []
-    monkeypatch.setattr(verb, "_prune", lambda asked, named, folder: heard.append((asked, folder.out)))
+    monkeypatch.setattr(verb, "_prune", lambda asked, _, folder, **__: heard.append((asked.record(), folder)))
     for words in ([], ["--epochs", "3"], ["--max-drop", "0"], ["--out", "here"]):
         lines(prunus("prune", *words))
     (demo, folder), (shorter, _), (other, _), (_, named) = heard
@@ -252,3 +253,35 @@ def test_the_same_options_may_be_repeated(finished: Path) -> None:
     same = ["--target", "0.3", "--data", "digits", "--epochs", "0", "--out", finished]
     assert lines(prunus("prune", "lenet5", "--resume", finished, *same))
     assert lines(prunus("prune", "--resume", finished))
+
+
+# -- the command in the report asks for the very same run
+
+ASKED: list[dict[str, Any]] = [
+    {"model": "resnet8", "weights": "w.pt", "rounds": 2, "epochs": 12, "lr": 0.02, "augment": False},
+    {"model": "my.nets:make it", "weights": "a b/c.pt", "data": "folder:x'y", "max_drop": 0.5, "target": None},
+    {"model": "vgg16", "weights": "w.pt", "params": 4e5, "exclude": ("a*", "b"), "only": ("c",), "target": None},
+    {"model": "lenet5", "weights": "w.pt", "metric": "gsd:ridge=0", "mean": "0.5", "workers": 2, "holdout": "test:0.5"},
+    {"model": "lenet5", "weights": "w.pt", "alpha": 2.0, "streams": "coupled", "k": 3, "seed": 7, "device": "cpu"},
+]
+
+
+@pytest.mark.parametrize("changes", ASKED, ids=lambda changes: changes["model"])
+def test_typed_again_it_asks_for_the_same(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("a b/c.pt", "w.pt", "x'y/file"):  # what the commands name must exist
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    heard: list[verb.Request] = []
+    monkeypatch.setattr(verb, "_prune", lambda request, *_, **__: heard.append(request))
+    asked = verb.Request.from_record({"data": "digits", "target": 0.5, **changes})
+    program, *words = shlex.split(asked.command_line())
+    assert program == "prunus" and lines(prunus(*words)) == [] and heard == [asked]
+    assert verb.Request.from_record(json.loads(json.dumps(asked.record()))) == asked
+
+
+def test_defaults_are_left_out_of_the_command() -> None:
+    asked = verb.Request.from_record({"model": "resnet8", "data": "digits", "params": "400K", "exclude": ["a*", "b"]})
+    assert asked.command_line() == "prunus prune resnet8 --data digits --params 400000 --exclude 'a*' --exclude b"

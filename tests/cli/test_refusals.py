@@ -190,7 +190,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PRUNE = "prune lenet5=w.safetensors --data digits"
-SENSITIVITY = "inspect lenet5=w.safetensors --data digits --sensitivity --num-images 60 --limit 40"
+SENSITIVITY = "inspect lenet5=w.safetensors --data digits --sensitivity --num-images 60 --num-eval-images 40"
 
 
 @pytest.mark.usefixtures("here")
@@ -202,14 +202,15 @@ SENSITIVITY = "inspect lenet5=w.safetensors --data digits --sensitivity --num-im
         ("train trial_nets:stumbles --data digits", "trial_nets.py:10)"),
         ("bench trial_nets:stumbles", "does not run on an image of 1 x 8 x 8"),
         ("bench lenet5 resnet20", "different sizes"),
+        ("report .", "is not the folder of a run"),
         ("inspect trial_nets:needs", "missing a required argument: 'path'. Give its parameters defaults"),
         ("inspect trial_nets:rgb", "trial_nets.py:11). What it takes can be said: factory.shape = (channels, height"),
         ("inspect trial_nets:raises", "'trial_nets:raises' failed with ValueError: boom"),
         ("inspect trial_nets:nothing", "nothing"),
         ("inspect lenet5 --classes 1000000000000", "there is not enough memory: "),
         ("inspect trial_nets:linear --data digits --scores l1", "there is nothing to score"),
-        ("inspect lenet5 --data digits --scores gsd --option ridge", "an option of a metric must be NAME=VALUE"),
-        ("inspect lenet5 --data digits --scores gsd --option rho=1", "gsd has no option 'rho'"),
+        ("inspect lenet5 --data digits --scores gsd:ridge", "an option of a metric must be NAME=VALUE"),
+        ("inspect lenet5 --data digits --scores gsd:rho=1", "gsd has no option 'rho'"),
         (f"{SENSITIVITY} --k 100", "k must lie between 1 and"),
         (f"{SENSITIVITY} --exclude *", "no unit is left to prune"),
         (f"{SENSITIVITY} --holdout none", "has no holdout images"),
@@ -232,7 +233,7 @@ SENSITIVITY = "inspect lenet5=w.safetensors --data digits --sensitivity --num-im
         (f"{PRUNE} --paper --repair solve", "the paper has no repair: leave out --repair solve, or leave out --paper"),
         (f"{PRUNE} --split least_error --metric gsd", "needs scores that are errors, and gsd gives none: use rebuilt"),
         ("train lenet5 --data digits --mixed-precision fp16", "fp16 needs a GPU"),
-        ("train resnet8 --data digits --limit 1 --size 1", "a batch norm cannot be trained on a single image"),
+        ("train resnet8 --data digits --num-images 1 --size 1", "a batch norm cannot be trained on a single image"),
         ("data cifar10 --from trial_nets.py --to new", "trial_nets.py: is not a complete tar archive (ReadError: "),
         ("show channels lenet5=w.safetensors --data digits --layer conv9", "did you mean conv"),
         ("study sensitivity lenet5=w.safetensors --data digits --metric gsd:rigde=0", "gsd has no option 'rigde'"),

@@ -20,7 +20,7 @@ from tests.cli.command_line import lines, prunus
 from tests.processes import torchrun
 from tests.proof import assert_accuracy
 
-SHORT = ["lenet5", "--data", "digits", "--epochs", "2", "--limit", "256", "--no-augment", "--device", "cpu"]
+SHORT = ["lenet5", "--data", "digits", "--epochs", "2", "--num-images", "256", "--no-augment", "--device", "cpu"]
 
 
 def test_lenet_on_digits_passes_97_per_cent_and_evaluate_says_the_same(tmp_path: Path) -> None:

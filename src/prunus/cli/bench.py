@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import Early, complain, console, friendly, say, table
-from prunus.cli.network import Network, check_network_or_onnx, open_network, open_onnx, resolve
+from prunus.cli.console import Early, complain, console, existing_file, friendly, print_json, say, table
+from prunus.cli.network import Network, check_network, open_network, resolve
 from prunus.cli.options import Classes, Json, Original, options_from_settings
 from prunus.errors import RunError
 from prunus.timing.engines import ENGINES
-from prunus.util.options import check, option
+from prunus.util.options import option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,16 +23,29 @@ if TYPE_CHECKING:
     from prunus.ship.bench import Benched
 
 
-def _is_batch(size: int) -> None:
+def _check_batch(size: int) -> None:
     if size < 1:
         raise RunError(f"batch must be at least 1, got {size}")
+
+
+def _check_network(text: str) -> None:
+    existing_file(Path(text)) if text.endswith(".onnx") else check_network(text)
+
+
+def _open(typed: str, model: str | None, classes: int | None) -> Network:
+    if not typed.endswith(".onnx"):
+        return open_network(resolve(typed, model=model), classes)
+    from prunus.timing.onnx_export import OnnxFile
+
+    file = OnnxFile(typed)
+    return Network(Path(typed).stem, file, file.shape)
 
 
 @dataclass(frozen=True)
 class BenchOptions:
     """How networks are timed."""
 
-    batch: tuple[int, ...] = option((1, 64), "Batch size; repeat for several; 1 and 64 by default", valid=_is_batch)
+    batch: tuple[int, ...] = option((1, 64), "Batch size; repeat for several; 1 and 64 by default", valid=_check_batch)
     engine: tuple[str, ...] = option(
         (), f"Engine: {', '.join(ENGINES)}; repeat for several; all by default", valid=ENGINES.check
     )
@@ -50,7 +63,7 @@ def command(
     networks: Annotated[
         list[str],
         typer.Argument(help="Folders of pruned networks, names, NAME=WEIGHTS, or .onnx files"),
-        Early(check_network_or_onnx),
+        Early(_check_network),
     ],
     timing: BenchOptions,
     model: Original = None,
@@ -70,25 +83,14 @@ def command(
     """
     from prunus.ship.bench import bench
 
-    check(timing, RunError)
-    opened = [
-        open_onnx(typed) if typed.endswith(".onnx") else open_network(resolve(typed, model=model), classes)
-        for typed in networks
-    ]
+    opened = [_open(typed, model, classes) for typed in networks]
     if len({network.shape for network in opened}) > 1:
         raise RunError(f"networks for images of different sizes cannot be compared: {[n.shape for n in opened]}")
-    result = bench(
-        _named(opened),
-        opened[0].example(),
-        timing.batch,
-        timing.engine or None,
-        rounds=timing.rounds,
-        threads=timing.threads,
-        fold_bn=timing.fold_bn,
-        cpu_time=timing.cpu_time,
-    )
+    how = dict(vars(timing))
+    batches, engines = how.pop("batch"), how.pop("engine")
+    result = bench(_named(opened), opened[0].example(), batches, engines or None, **how)
     if as_json:
-        console.print_json(json.dumps(_record(result)))
+        print_json(_record(result))
     else:
         _print(result)
     for note in result.notes:

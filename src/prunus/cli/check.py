@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prunus.cli.console import EXIT_ERROR, console, friendly, say
+from prunus.cli.console import EXIT_ERROR, console, friendly, print_json, say
 from prunus.cli.images import DataOptions
 from prunus.cli.inspect import frozen_lines
 from prunus.cli.network import open_model, open_network, resolve
-from prunus.cli.options import (
-    DeviceOptions,
-    Json,
-    LayerTimeOptions,
-    Model,
-    Streams,
-    Weights,
-    options_from_settings,
-)
-from prunus.errors import RunError
+from prunus.cli.options import DeviceOptions, Json, LayerTimeOptions, Model, Weights, options_from_settings
+from prunus.deciding.settings import StreamSettings, TimeSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import ACCURACY, TaskOptions
 from prunus.timing.engines import ENGINES
-from prunus.util.options import check, option
+from prunus.util.options import option
 from prunus.util.text import big_number, count, duration
 
 if TYPE_CHECKING:
@@ -53,8 +44,8 @@ def command(
     timing: SpeedOptions,
     task: TaskOptions,
     device: DeviceOptions,
+    units: StreamSettings,
     weights: Weights = None,
-    streams: Streams = "select",
     as_json: Json = False,
 ) -> None:
     """A dry run of `prune`, in under a minute: what can be pruned, which goals can be reached, what a run would take,
@@ -77,12 +68,11 @@ def command(
 
         prunus check nets:unet --data folder:. --task segmentation
     """
-    check(timing, RunError)
     if timing.engine is not None:
         ENGINES.find(timing.engine).check_installed()
     named = resolve(model, weights)
     known = None if data.data is None and "data" not in named.asked else data.known_for(named)
-    from prunus.run.checkup import TimedIn, checkup
+    from prunus.run.checkup import checkup
 
     wanted = task_of(named.task(task.task))
     images = None if known is None else known.open(named, task=wanted)
@@ -97,11 +87,11 @@ def command(
         images,
         trained=named.has_weights,
         task=wanted,
-        streams=streams,  # type: ignore[arg-type]
-        timed_in=None if timing.engine is None else TimedIn(timing.engine, timing.batch, timing.threads),
+        streams=units.streams,
+        timed_in=None if timing.engine is None else TimeSettings(timing.engine, timing.batch, timing.threads),
     )
     if as_json:
-        console.print_json(json.dumps({"model": model, "data": known and known.name, **result.to_dict()}))
+        print_json({"model": model, "data": known and known.name, **result.to_dict()})
     else:
         _print(named.label, result)
     if result.problems:

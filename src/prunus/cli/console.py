@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
+import json
 import os
 import shlex
 import sys
@@ -27,13 +29,17 @@ T = TypeVar("T")
 console = Console(highlight=False, markup=False, emoji=False)
 complaints = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
+# Exit codes. 2 is a command that cannot be parsed (typer's own).
 EXIT_ERROR = 1  # a PrunusError: wrong input, a missing file, a goal that cannot be reached
 EXIT_INTERRUPTED = 130
 PIPED_WIDTH = 1000  # in a file or a pipe, where there are no columns to fit into, rows of tables are not broken
 
 
 def friendly(verb: Callable[P, T]) -> Callable[P, T]:
-    """Print a PrunusError as one red line on stderr and exit with code 1. Other exceptions give a traceback."""
+    """What every verb has: a PrunusError is one red line on stderr and exit code 1; other exceptions give a traceback.
+
+    Paragraphs of the docstring become single lines, which `--help` wraps to the terminal. Indented lines are examples.
+    """
 
     @functools.wraps(verb)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -43,7 +49,12 @@ def friendly(verb: Callable[P, T]) -> Callable[P, T]:
         elif not console.is_terminal:
             console.width = PIPED_WIDTH
         try:
-            run_early_checks(verb, kwargs)
+            for name, hint in get_type_hints(verb, include_extras=True).items():
+                value = kwargs.get(name)
+                for mark in getattr(hint, "__metadata__", ()):
+                    if isinstance(mark, Early) and value is not None:
+                        for each in value if isinstance(value, list) else [value]:
+                            mark.check(each)
             return verb(*args, **kwargs)
         except (PrunusError, OSError) as error:  # OSError: a disk, a permission, a network
             complain("error", str(error), "bold red")
@@ -60,6 +71,8 @@ def friendly(verb: Callable[P, T]) -> Callable[P, T]:
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(EXIT_ERROR)
 
+    paragraphs = inspect.cleandoc(verb.__doc__ or "").split("\n\n")
+    run.__doc__ = "\n\n".join(p if p.startswith(" ") else p.replace("\n", " ") for p in paragraphs)
     return run
 
 
@@ -85,6 +98,11 @@ def typed_command() -> str:
 def say(text: str = "") -> None:
     """Print a line, which the terminal wraps: piped, it stays one line."""
     console.print(text, soft_wrap=True)
+
+
+def print_json(record: Any) -> None:
+    """Print plain values as JSON, for programs."""
+    console.print_json(json.dumps(record))
 
 
 def complain(kind: str, text: str, style: str = "yellow") -> None:
@@ -119,19 +137,9 @@ def run_folder(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Early:
-    """Marks a parameter of a verb: `check` raises a PrunusError for a wrong value."""
+    """Marks a parameter of a verb: `check` raises a PrunusError for a wrong value, each one of a list."""
 
     check: Callable[[Any], object]
-
-
-def run_early_checks(verb: Callable[..., Any], values: dict[str, Any]) -> None:
-    """Check the values of a verb's parameters that are marked; each one of a list."""
-    for name, hint in get_type_hints(verb, include_extras=True).items():
-        value = values.get(name)
-        for mark in getattr(hint, "__metadata__", ()):
-            if isinstance(mark, Early) and value is not None:
-                for each in value if isinstance(value, list) else [value]:
-                    mark.check(each)
 
 
 def choice(option: str, *choices: str) -> Early:

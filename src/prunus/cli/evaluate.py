@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prunus.cli.console import Early, complain, console, existing_folder, friendly, say
+from prunus.cli.console import Early, complain, existing_folder, friendly, print_json, say
 from prunus.cli.images import DataOptions
 from prunus.cli.network import open_model, resolve
-from prunus.cli.options import DeviceOptions, Json, Model, Part, Weights, options_from_settings
+from prunus.cli.options import DeviceOptions, Json, Model, NumImages, Part, Weights, options_from_settings
 from prunus.errors import DataError
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText, TaskOptions
@@ -44,9 +43,7 @@ def command(
     ] = None,
     part: Part = "test",
     batch_size: Annotated[int, typer.Option(help="Number of images in a batch", min=1)] = 256,
-    limit: Annotated[
-        int | None, typer.Option(help="Largest number of images; a sample with the same share of each class", min=1)
-    ] = None,
+    num_images: NumImages = None,
     seed: Annotated[int, typer.Option(help="Seed of the held-out images and of the sample", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
@@ -73,7 +70,7 @@ def command(
     wanted = task_of(named.task(task.task))
     text = QualityText.of(wanted)
     images = data.open(named, seed, wanted)
-    loader = images.loader(part, batch_size, limit=limit, seed=seed)  # type: ignore[arg-type]
+    loader = images.loader(part, batch_size, limit=num_images, seed=seed)  # type: ignore[arg-type]
     network = open_model(named, images, seed=seed)
     if pruned is not None:
         network = load(pruned, network)
@@ -94,7 +91,7 @@ def command(
             "num_images": measured.num_images,
             "seconds": seconds,
         }
-        console.print_json(json.dumps(record))
+        print_json(record)
     else:
         say(f"{model} on {images.name}, {part}: {measured.num_images:,} images")
         lines = figures(measured, text)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from prunus.cli.console import Early, complain, friendly, say
-from prunus.cli.images import HOLDOUT_HELP, DataOptions, pixel_values
+from prunus.cli.images import DataOptions
 from prunus.cli.network import NamedModel, Network, check_network, open_network, resolve
-from prunus.cli.options import Classes, Original, options_from_settings
+from prunus.cli.options import Classes, Original, Without, options_from_settings
 from prunus.errors import DataError, ModelError
 from prunus.ship.formats import file_format
 from prunus.util.files import refuse_overwriting
-from prunus.util.options import check, option
-from prunus.zoo.names import is_user_data, parse_holdout
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from prunus.util.options import option
+from prunus.zoo.names import is_user_data
 
 
 @dataclass(frozen=True)
@@ -33,37 +30,7 @@ class ExportOptions:
     int8: bool = option(False, "ONNX in 8-bit integers, calibrated on training images of --data")
     max_drop: float = option(1.0, "With --int8: points of held-out accuracy that may be lost", least=0)
     num_calibration: int = option(200, "With --int8: number of images to calibrate on", least=1)
-
-
-@dataclass(frozen=True)
-class ComparisonData:
-    """Images on which the file is compared with PyTorch."""
-
-    data: str | None = option(None, "Data set to compare on, instead of random images", group="Comparison")
-    data_root: Path | None = option(None, "Folder that holds the data set", group="Comparison")
-    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Comparison")
-    std: str | None = option(None, "Standard deviation to divide by", group="Comparison")
-    holdout: str = option(
-        "train:0.1",
-        f"With --int8, {HOLDOUT_HELP.lower()}",
-        group="Comparison",
-        valid=parse_holdout,
-    )
-    num_images: int = option(100, "Number of images of --data", group="Comparison", least=1)
-
-    def images(self, shape: tuple[Any, ...]) -> Tensor | None:
-        """Test images of this shape (channels, height, width); None without a data set."""
-        from prunus.zoo.data import load
-
-        check(self, DataError)
-        if self.data is None:
-            return None
-        if len(shape) != 3 or is_user_data(self.data):
-            raise DataError(f"{self.data}: a file is compared on images of a data set by name; leave out --data")
-        mean, std = pixel_values(self.mean), pixel_values(self.std)
-        data = load(self.data, self.data_root, mean=mean, std=std, size=shape[-1])
-        images: Tensor = next(iter(data.loader("test", self.num_images, limit=self.num_images)))[0]
-        return images
+    num_images: int = option(100, "Number of images of --data to compare on; random ones without --data", least=1)
 
 
 @friendly
@@ -76,12 +43,13 @@ def command(
     ],
     out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 or .safetensors")],
     file: ExportOptions,
-    comparison: ComparisonData,
+    data: Annotated[DataOptions, Without("size", "workers")],
     model: Original = None,
     classes: Classes = None,
 ) -> None:
-    """Write a network as ONNX, as torch.export's .pt2 or as safetensors. The file is read back and compared with
-    PyTorch.
+    """Write a network as ONNX, as torch.export's .pt2 or as safetensors.
+
+    The file is read back and compared with PyTorch, on random images or on those of --data.
 
     Examples:
 
@@ -91,10 +59,14 @@ def command(
 
         prunus export runs/prune-resnet56-cifar10 small.onnx --int8 --data cifar10
     """
-    check(file, ModelError)
     named = resolve(network, model=model)
     if file.int8:
-        _check_int8(file, comparison, named, out)
+        if file.format not in (None, "onnx") or out.suffix != ".onnx":
+            raise ModelError(f"--int8 writes an ONNX file: give a name that ends in .onnx, not {out.name}")
+        if file.opset is not None or file.fixed_batch is not None:
+            raise ModelError("--int8 takes neither --opset nor --fixed-batch: the file takes any number of images")
+        if data.data is None and "data" not in named.asked:
+            raise DataError("--int8 needs images to calibrate on and to check its accuracy on: give --data")
     file_format(out, file.format)
     refuse_overwriting(out)
     from prunus.ship.export import export
@@ -102,9 +74,14 @@ def command(
 
     opened = open_network(named, classes)
     if file.int8:
-        _export_int8(opened, comparison, file, named, out)
+        _export_int8(opened, data.known_for(named), file, named, out)
         return
-    images = comparison.images(opened.shape)
+    images = None
+    if data.data is not None:
+        if len(opened.shape) != 3 or is_user_data(data.data):
+            raise DataError(f"{data.data}: a file is compared on images of a data set by name; leave out --data")
+        known = replace(data.known_for(named), size=opened.shape[-1]).open(named, task=named.task(None))
+        (images, *_) = next(iter(known.loader("test", file.num_images, limit=file.num_images)))
     done = export(
         opened.model,
         repeated(opened.example(), file.fixed_batch or 1),
@@ -124,19 +101,9 @@ def command(
         complain("note", "no weights were given, so the network is not trained")
 
 
-def _check_int8(file: ExportOptions, comparison: ComparisonData, named: NamedModel, out: Path) -> None:
-    if file.format not in (None, "onnx") or out.suffix != ".onnx":
-        raise ModelError(f"--int8 writes an ONNX file: give a name that ends in .onnx, not {out.name}")
-    if file.opset is not None or file.fixed_batch is not None:
-        raise ModelError("--int8 takes neither --opset nor --fixed-batch: the file takes any number of images")
-    if comparison.data is None and "data" not in named.asked:
-        raise DataError("--int8 needs images to calibrate on and to check its accuracy on: give --data")
-
-
-def _export_int8(network: Network, given: ComparisonData, file: ExportOptions, named: NamedModel, out: Path) -> None:
+def _export_int8(network: Network, data: DataOptions, file: ExportOptions, named: NamedModel, out: Path) -> None:
     from prunus.ship.int8 import export_int8
 
-    data = DataOptions(given.data, given.holdout, given.data_root, given.mean, given.std).known_for(named)
     images = data.open_classes(named)
     done = export_int8(
         network.model,

@@ -37,7 +37,7 @@ def pixel_values(text: str | None) -> tuple[float, ...] | None:
 class DataOptions:
     """The data set: its name, where it is, and how its images are prepared and divided."""
 
-    data: str | None = option(None, DATA_HELP, group="Data", valid=check_data_set)
+    data: str | None = option(None, DATA_HELP, group="Data", everyday=True, valid=check_data_set)
     holdout: str = option("train:0.1", HOLDOUT_HELP, group="Data", valid=parse_holdout)
     data_root: Path | None = option(None, "Folder that holds the data set", group="Data")
     mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Data", valid=pixel_values)
@@ -51,6 +51,10 @@ class DataOptions:
         assert self.data is not None
         return self.data
 
+    @property
+    def _given(self) -> list[str]:
+        return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+
     def known_for(self, named: NamedModel) -> Self:
         """These options, where those that were not given are those of the run that MODEL names, if it is one."""
         asked = named.asked
@@ -60,10 +64,8 @@ class DataOptions:
             )
         if self.data not in (None, asked.get("data")):
             return self
-        before = settings_from(DataOptions, asked)
-        names = [each.name for each in fields(DataOptions)]
-        taken = [n for n in names if getattr(self, n) == getattr(type(self)(), n)]
-        return replace(self, **{n: getattr(before, n) for n in taken})
+        before = vars(settings_from(DataOptions, asked))
+        return replace(self, **{name: value for name, value in before.items() if name not in self._given})
 
     def open(self, named: NamedModel, seed: int = 0, task: Any = None) -> AnyData:
         """The data set, with the size, mean and standard deviation that the network names unless others are given.
@@ -75,12 +77,8 @@ class DataOptions:
         """
         wanted, name = task_of(task), self.name
         if is_user_data(name):
-            usual = type(self)()
-            given = [
-                f.name for f in fields(self) if getattr(self, f.name) != getattr(usual, f.name) and f.name != "data"
-            ]
-            if given:
-                what = given[0].replace("_", "-")
+            for given in (each for each in self._given if each != "data"):
+                what = given.replace("_", "-")
                 raise DataError(f"--{what} does not apply to {name}, which prepares and divides its images itself")
             return open_user_data(name, wanted)
         from prunus.zoo.data import load
@@ -117,13 +115,6 @@ class DataOptions:
         if isinstance(data, UserData) or task.label_kind != "classes":
             raise DataError(f"{data.name}: this needs one class per image, of a data set by name: {', '.join(NAMES)}")
         return data
-
-
-@dataclass(frozen=True)
-class EverydayData(DataOptions):
-    """A data set whose name is listed among the everyday options, for verbs with many options."""
-
-    data: str | None = option(None, DATA_HELP, group="Data", everyday=True, valid=check_data_set)
 
 
 @dataclass(frozen=True)
@@ -172,7 +163,7 @@ class UserData:
         """An input of the network: one image."""
         import torch
 
-        from prunus.run.identity import first_image
+        from prunus.run.context import first_image
         from prunus.util.state import generators_kept
 
         if self.given is not None:

@@ -2,49 +2,96 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import Early, console, existing_file, friendly, say, table
+from prunus.cli.console import Early, console, existing_file, friendly, print_json, say, table
 from prunus.cli.images import DataOptions
-from prunus.cli.inspect_modes import (
-    InspectOptions,
-    LatencyOptions,
-    RankOptions,
-    ScoreOptions,
-    check_metrics,
-    print_latency,
-    print_scores,
-    print_sensitivity,
-)
-from prunus.cli.network import MODEL_HELP, NamedModel, check_network, open_network, resolve
+from prunus.cli.network import MODEL_HELP, NamedModel, check_network, open_graph, open_network, resolve
 from prunus.cli.options import (
+    PARTS,
     Classes,
     DeviceOptions,
     Json,
+    LayerTimeOptions,
     OnlyWith,
-    Streams,
+    Weights,
     Without,
     options_from_settings,
     refuse_other_modes,
 )
-from prunus.deciding.settings import RankSettings
+from prunus.deciding.settings import SPLITS, RankSettings, StreamSettings
 from prunus.errors import ModelError
+from prunus.repairing.repair import REPAIRS
+from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, metric_option, suited_metric
 from prunus.scoring.settings import ScoreSettings
+from prunus.tasks import task_of
+from prunus.tasks.quality import QualityText
+from prunus.timing.engines import ENGINES
+from prunus.util.files import SCORES, SENSITIVITY, refuse_others, refuse_overwriting
+from prunus.util.options import names, option
 from prunus.util.text import big_number, percent
 from prunus.zoo.names import known_models
 
 if TYPE_CHECKING:
+    from prunus.deciding.sensitivity import Sensitivity
     from prunus.graph.channel_graph import ChannelGraph
     from prunus.graph.cost import Cost
+    from prunus.scoring.scores import Scores
+    from prunus.timing.latency_table import LatencyTable
 
-NAMED = 3  # frozen names that are listed for a reason
+SHOWN_NAMES = 3  # of what is frozen for a reason
+SHOWN_LAYERS = 12  # layer shapes in the printed table of times
+SHARES = {"3/4": 0.75, "1/2": 0.5, "1/4": 0.25}  # of a layer's width
+
+
+@dataclass(frozen=True)
+class OutOptions:
+    """Where results are written."""
+
+    out: Path | None = option(
+        None,
+        "Folder for scores or sensitivity as files; file for the table of --latency, with its picture beside it",
+    )
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """Which images are scored on, and what is printed."""
+
+    part: str = option("train", "Images to score on: train, holdout or test", choices=PARTS)
+    batch_size: int = option(128, "Images per batch", least=1)
+    show: int = option(3, "Number of channels shown at each end of a unit", least=0)
+    seed: int = option(0, "Seed of samples, order and augmentation", least=0)
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """How channels are scored and repaired before units are ranked."""
+
+    metric: str | None = metric_option(None, "Metric that scores channels; as in `prunus prune` by default")
+    num_images: int | None = option(None, "Number of images to score on, a stratified sample; all by default", least=1)
+    repair: str = option("none", f"Rank each unit after its own repair: {', '.join(REPAIRS)}", choices=REPAIRS)
+    num_repair_images: int = option(250, "Unlabelled training images for that repair", least=1)
+    num_eval_images: int | None = option(None, "Number of held-out images that rank; all by default", least=1)
+
+
+@dataclass(frozen=True)
+class LatencyOptions(LayerTimeOptions):
+    """Where layers are timed."""
+
+    engine: str = option("eager", f"Engine: {', '.join(ENGINES)}", valid=ENGINES.check)
+
+
+def _check_metrics(text: str) -> None:
+    for name in names(text):
+        if name != "all":
+            METRICS.check(name.partition(":")[0])
 
 
 @friendly
@@ -60,14 +107,14 @@ def command(
     scores: Annotated[
         list[str] | None,
         typer.Option(metavar="METRIC", help="Score every channel by a metric, several separated by commas, or all"),
-        Early(check_metrics),
+        Early(_check_metrics),
     ] = None,
     sensitivity: Annotated[
         bool,
         typer.Option("--sensitivity", help="Rank the units as Algorithm 1 does, on held-out images"),
     ] = False,
     latency: Annotated[bool, typer.Option("--latency", help="Time the layers at many widths in an engine")] = False,
-    options: Annotated[InspectOptions, OnlyWith("scores", "sensitivity")],
+    place: Annotated[OutOptions, OnlyWith("scores", "sensitivity", "latency")],
     data: Annotated[DataOptions, OnlyWith("scores", "sensitivity"), Without("size")],
     device: Annotated[DeviceOptions, OnlyWith("scores", "sensitivity")],
     scoring: Annotated[ScoreSettings, OnlyWith("scores")],
@@ -75,25 +122,24 @@ def command(
     ranking: Annotated[RankSettings, OnlyWith("sensitivity")],
     rank_options: Annotated[RankOptions, OnlyWith("sensitivity")],
     timing: Annotated[LatencyOptions, OnlyWith("latency")],
+    units: StreamSettings,
+    weights: Weights = None,
     plan: Annotated[
         Path | None, typer.Option(help="A plan.json: show what it removes from each layer"), Early(existing_file)
     ] = None,
-    streams: Streams = "select",
     size: Annotated[int | None, typer.Option(help="Height and width of the images in pixels", min=1)] = None,
     classes: Classes = None,
     as_json: Json = False,
 ) -> None:
     """Show a network's layers, its prunable units, and which channels are frozen and why.
 
-    --scores: every channel is scored; pruning removes those with the lowest.
-    Several processes: torchrun --nproc-per-node N -m prunus inspect ...
+    --scores: every channel is scored; pruning removes those with the lowest. Several processes: torchrun
+    --nproc-per-node N -m prunus inspect ...
 
-    --sensitivity: each unit loses channels in turn, and held-out images say
-    what that costs.
+    --sensitivity: each unit loses channels in turn, and held-out images say what that costs.
 
-    --latency: layers are timed in the engine where the network will run, and
-    times are kept. With one thread, processor time is measured, which other
-    programs change little. To prune for another machine, run this there with
+    --latency: layers are timed in the engine where the network will run, and times are kept. With one thread,
+    processor time is measured, which other programs change little. To prune for another machine, run this there with
     --out table.json, and here `prune --latency-table table.json`.
 
     Examples:
@@ -128,13 +174,15 @@ def command(
         raise ModelError(f"--plan shows what a plan removes from each layer: leave it out, or leave out --{mode}")
     if mode in ("scores", "sensitivity") and classes is not None:
         raise ModelError(f"--classes is for a network without a data set: leave it out, or leave out --{mode}")
-    named, data = resolve(model, options.weights), replace(data, size=size)
+    named, data = resolve(model, weights), replace(data, size=size)
+    streams: Any = units.streams
     if mode == "scores":
-        print_scores(named, scores or [], data, device, scoring, score_options, streams, options.out, as_json=as_json)
+        chosen = [name for text in scores or () for name in names(text)]
+        _score(named, chosen, data, device, scoring, score_options, streams, place.out, as_json=as_json)
     elif mode == "sensitivity":
-        print_sensitivity(named, data, device, ranking, rank_options, streams, options.out, as_json=as_json)
+        _rank(named, data, device, ranking, rank_options, streams, place.out, as_json=as_json)
     elif mode == "latency":
-        print_latency(named, timing, streams, size, classes, as_json=as_json)
+        _time(named, timing, streams, size, classes, place.out, as_json=as_json)
     else:
         _show(named, plan, streams, size, classes, as_json=as_json)
 
@@ -148,23 +196,26 @@ def _list_models() -> None:
         rows.append([name, "x".join(map(str, each.shape)), str(each.classes), *counts])
     console.print(table(("name", "input", *numbers), rows, numbers))
     for about in dict.fromkeys(each.about for each in known.values() if each.about):
-        names = ", ".join(name for name, each in known.items() if each.about == about)
-        say(textwrap.fill(f"{about}: {names}", 80, subsequent_indent="  "))
+        alike = ", ".join(name for name, each in known.items() if each.about == about)
+        say(textwrap.fill(f"{about}: {alike}", 80, subsequent_indent="  "))
     say("MACs, weights: of convolutions and linear layers. params: all parameters.")
     say("Other models: torchvision:NAME, timm:NAME, package.module:factory.")
+
+
+# -- layers, units and what is frozen
 
 
 def frozen_lines(frozen: Mapping[str, Sequence[str]]) -> list[str]:
     """reason -> names, as lines: the first names and the reason."""
     lines = []
-    for reason, names in frozen.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        lines.append(f"{', '.join(names[:NAMED])}{more}: {reason}")
+    for reason, layers in frozen.items():
+        more = f" and {len(layers) - SHOWN_NAMES} more" if len(layers) > SHOWN_NAMES else ""
+        lines.append(f"{', '.join(layers[:SHOWN_NAMES])}{more}: {reason}")
     return lines
 
 
 def _show(
-    named: NamedModel, plan_file: Path | None, streams: str, size: int | None, classes: int | None, *, as_json: bool
+    named: NamedModel, plan_file: Path | None, streams: Any, size: int | None, classes: int | None, *, as_json: bool
 ) -> None:
     from prunus.graph.channel_graph import trace
     from prunus.graph.plan import Plan
@@ -176,7 +227,7 @@ def _show(
     graph = trace(network.model, example, streams if plan is None else plan.streams)  # type: ignore[arg-type]
     cost = None if plan is None else graph.cost(plan)
     if as_json:
-        console.print_json(json.dumps(_record(named.typed, graph, cost)))
+        print_json(_record(named.typed, graph, cost))
         return
     counts = f"{big_number(graph.macs)} MACs, {big_number(graph.params)} weights, {len(graph.units)} units"
     console.print(f"{named.typed} on {shapes_of(example)}: {counts}", soft_wrap=True, style="bold")
@@ -208,7 +259,6 @@ def _show(
 
 def _print_layers(graph: ChannelGraph, cost: Cost | None) -> None:
     titles = ["layer", "channels", "weights", "MACs"]
-    titles += [] if cost is None else ["pruned weights", "pruned MACs", "removed"]
     rows = []
     for name, layer in graph.layers.items():
         row = [name, f"{layer.inputs} → {layer.outputs}", big_number(layer.params), big_number(layer.macs)]
@@ -218,12 +268,13 @@ def _print_layers(graph: ChannelGraph, cost: Cost | None) -> None:
                 row[1] += f"  ⇒  {now.inputs} → {now.outputs}"
             row += [big_number(now.params), big_number(now.macs), _removed(layer.macs, now.macs)]
         rows.append(row)
+    total = ["total", "", big_number(graph.params), big_number(graph.macs)]
+    if cost is not None:
+        titles += ["pruned weights", "pruned MACs", "removed"]
+        total += [big_number(cost.params), big_number(cost.macs), _removed(graph.macs, cost.macs)]
     whole = sum(not layer.depthwise for layer in graph.layers.values())
     say(f"Layers ({len(graph.prunable)} of {whole} can be pruned)")
     drawn = table(titles, rows, titles[1:])
-    total = ["total", "", big_number(graph.params), big_number(graph.macs)]
-    if cost is not None:
-        total += [big_number(cost.params), big_number(cost.macs), _removed(graph.macs, cost.macs)]
     drawn.add_row(*total, style="bold")
     console.print(drawn)
 
@@ -261,3 +312,205 @@ def _record(name: str, graph: ChannelGraph, cost: Cost | None) -> dict[str, Any]
         layers = {n: of_layer(layer) for n, layer in cost.layers.items()}
         record["pruned"] = {"macs": cost.macs, "params": cost.params, "layers": layers}
     return record
+
+
+# -- scores
+
+
+def _score(
+    named: NamedModel,
+    metrics: list[str],
+    data: DataOptions,
+    device: DeviceOptions,
+    settings: ScoreSettings,
+    how: ScoreOptions,
+    streams: Any,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Score every channel of every unit by some metrics, print one of them, and how alike they rank channels."""
+    if out is not None:
+        refuse_others(out, SCORES, beside=(SENSITIVITY,))
+    task, part, seed, data = named.task(settings.task), how.part, how.seed, data.known_for(named)
+    from prunus.scoring.score import score
+    from prunus.scoring.scores import rank_correlation, save_scores
+    from prunus.util.processes import leave, rank_and_world
+
+    rank, world = rank_and_world(device.device)
+    images = data.open(named, seed, task)
+    graph = open_graph(named, images, seed=seed, device=device.pick(), streams=streams)
+    wanted = settings.num_images
+    if world > 1:  # equal shares for all processes
+        whole = images.count(part)  # type: ignore[arg-type]
+        wanted = min(wanted or whole, whole)
+        wanted -= wanted % world
+    loader = images.loader(part, how.batch_size, limit=wanted, seed=seed, rank=rank, world=world)  # type: ignore[arg-type]
+    settings = replace(settings, num_images=None, seed=seed, task=task)  # the loader's limit is the sample
+    results = score(graph, loader, metrics, **vars(settings))
+    if rank == 0:
+        alike = {a: {b: rank_correlation(results[a], results[b]) for b in results} for a in results}
+        if out is not None:
+            save_scores(results, out)
+        if as_json:
+            values = {name: {unit: v.tolist() for unit, v in s.values.items()} for name, s in results.items()}
+            number = max(scores.num_images for scores in results.values())
+            print_json({"scores": values, "rank_correlation": alike, "num_images": number})
+        else:
+            _print_scores(results, alike, graph, how.show)
+            if out is not None:
+                say(f"\nwritten: {out / 'scores.safetensors'}, {out / 'scores.json'}")
+        named.note_untrained()
+    leave()
+
+
+def _print_scores(
+    results: dict[str, Scores], alike: dict[str, dict[str, float]], graph: ChannelGraph, ends: int
+) -> None:
+    name = DEFAULT_METRIC if DEFAULT_METRIC in results else next(iter(results))
+    shown, rows = results[name], []
+    for unit, values in shown.values.items():
+        order = shown.order(unit)
+        cells = [" ".join(f"{c}:{values[c]:.3g}" for c in some[:ends]) for some in (order, order[::-1])]
+        rows.append([unit, graph.units[unit].kind, str(graph.units[unit].width), *cells])
+    count = f"{shown.num_images:,} images" if shown.num_images else "no images"
+    say(f"{len(shown.values)} units scored by {name}, {count}; higher means keep")
+    console.print(table(("unit", "kind", "width", "weakest", "strongest"), rows, ("width",)))
+    for note in shown.notes:
+        say(f"note: {note}")
+    if len(results) < 2:
+        return
+    say("\nrank correlation (Spearman, mean over units)")
+    columns = list(results)
+    step = max(1, console.width // (max(map(len, columns)) + 2) - 1)  # many columns: several tables below each other
+    for start in range(0, len(columns), step):
+        some = columns[start : start + step]
+        console.print(table(("", *some), [[a, *(f"{alike[a][b]:.2f}" for b in some)] for a in results], some))
+
+
+# -- sensitivity
+
+
+def _rank(
+    named: NamedModel,
+    data: DataOptions,
+    device: DeviceOptions,
+    settings: RankSettings,
+    how: RankOptions,
+    streams: Any,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Measure what the held-out quality loses when each unit loses channels: which units Algorithm 1 would prune."""
+    if out is not None:
+        refuse_others(out, SENSITIVITY, beside=(SCORES,))
+    data, seed = data.known_for(named), settings.seed
+    settings = replace(settings, task=named.task(settings.task))
+    from prunus.deciding.sensitivity import sensitivity
+    from prunus.deciding.settings import check_k
+    from prunus.plots.charts import draw_sensitivity
+    from prunus.repairing.unit_repair import repair_each
+    from prunus.scoring.score import score
+    from prunus.tasks.evaluate import inputs_alone
+    from prunus.util.files import write_json
+    from prunus.util.typed_json import to_data
+
+    named.note_untrained()
+    task = task_of(settings.task)
+    images = data.open(named, seed, task)
+    graph = open_graph(named, images, seed=seed, device=device.pick(), streams=streams)
+    metric = how.metric or suited_metric(SPLITS.find(settings.split or "algorithm1").metric, settings.task)
+    scored = images.loader("train", 256)
+    scores = score(graph, scored, metric=metric, num_images=how.num_images, seed=seed, task=settings.task)
+    repair = None
+    if how.repair != "none":
+        few = images.loader("train", 125, limit=how.num_repair_images, seed=seed)
+        repair = repair_each(graph, inputs_alone(task, few), how=how.repair, seed=seed)
+    held_out = images.loader("holdout", 256, limit=how.num_eval_images)
+    measured = sensitivity(graph, scores, held_out, settings, repair=repair)
+    chosen = measured.ranked()[: check_k(settings.k, len(measured.tried))]
+    if out is not None:
+        write_json(out / "sensitivity.json", to_data(measured))
+        draw_sensitivity(measured, chosen, out / "sensitivity.png")
+    if as_json:
+        print_json(to_data(measured))
+        return
+    _print_units(measured, chosen, QualityText.of(task))
+    if out is not None:
+        say(f"\nwritten: {out / 'sensitivity.json'}, {out / 'sensitivity.png'}")
+
+
+def _print_units(measured: Sensitivity, chosen: list[str], text: QualityText) -> None:
+    titles = ["unit", "width", "removed", text.name, "loss", f"{measured.cost} saved", "images", ""]
+    rows = []
+    for name in measured.ranked():
+        unit = measured.tried[name]
+        quality = "-" if unit.accuracy is None else text.shown(unit.accuracy)
+        loss = "-" if unit.loss is None else f"{unit.loss:.4f}"
+        saved = f"{unit.saved:,.0f}" if unit.saved >= 1 else f"{unit.saved:.2e}"
+        marked = "chosen" if name in chosen else ""
+        rows.append([name, str(unit.width), str(unit.channels), quality, loss, saved, str(unit.num_images), marked])
+    console.print(table(titles, rows, numbers=titles[1:-1]))
+    if measured.base_accuracy is not None:
+        say(f"\nwhole network: {text.shown(measured.base_accuracy)} on {measured.num_images} held-out images")
+
+
+# -- latency
+
+
+def _time(
+    named: NamedModel,
+    how: LatencyOptions,
+    streams: Any,
+    size: int | None,
+    classes: int | None,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Time the layers at many widths. Times are kept in the user's cache folder."""
+    ENGINES.find(how.engine).check_installed()
+    if out is not None:
+        refuse_overwriting(out)
+    from prunus.graph.channel_graph import trace
+    from prunus.plots.charts import draw_latency
+    from prunus.plots.style import save
+    from prunus.run.checkup import shapes_of
+    from prunus.timing.layer_timing import latency_table
+    from prunus.util.typed_json import to_data
+
+    network = open_network(named, classes)
+    example = network.zeros(size)
+    times = latency_table(trace(network.model.eval(), example, streams), how.engine, how.batch, how.threads)
+    if out is not None:
+        times.save(out)
+        save(draw_latency(times, f"{network.name} on {shapes_of(example)}"), out.parent, out.stem)
+    if as_json:
+        print_json(to_data(times))
+        return
+    _print_times(times)
+    if out is not None:
+        say(f"wrote {out}, {out.with_suffix('.png')} and .svg")
+
+
+def _print_times(times: LatencyTable) -> None:
+    from prunus.plots.charts import longest_shapes
+
+    rows = []
+    for layers, layer in longest_shapes(times, SHOWN_LAYERS).items():
+        whole = layer.seconds[-1][-1]
+        more = f" (+{len(layers) - 1})" if len(layers) > 1 else ""
+        narrower = [
+            layer.at(*(max(1, int(share * axis[-1])) for axis in (layer.inputs, layer.outputs)))
+            for share in SHARES.values()
+        ]
+        row = [f"{layers[0]}{more}", f"{layer.inputs[-1]} to {layer.outputs[-1]}", f"{1e3 * whole:.3f}"]
+        rows.append([*row, f"{100 * len(layers) * whole / times.whole:.0f}%", *(f"{1e3 * s:.3f}" for s in narrower)])
+    rest = f"{100 * times.remainder / times.whole:.0f}%"
+    rows.append(["what is not a layer", "", f"{1e3 * times.remainder:.3f}", rest])
+    rows.append(["whole network", "", f"{1e3 * times.whole:.3f}", "100%"])
+    say(str(times.measured_with))
+    titles = ["layer (and more alike)", "channels", "ms", "share", *SHARES]
+    console.print(table(titles, rows, titles[2:]))
+    say("ms: one layer, one batch; share: all alike; 3/4, 1/2, 1/4: ms at these widths")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunus.cli.console import complain, existing_file, say
+from prunus.cli.console import complain, say
 from prunus.errors import FileError, ModelError
 from prunus.util.files import PRUNING, TRAINING, held_by, read_object
 from prunus.util.user_code import failure
@@ -144,11 +144,6 @@ def check_network(text: str) -> None:
     check_model(named.name)
     if named.weights is not None:
         check_weight_file(named.weights)
-
-
-def check_network_or_onnx(text: str) -> None:
-    """Early check of what `check_network` takes, or an ONNX file."""
-    existing_file(Path(text)) if text.endswith(".onnx") else check_network(text)
 
 
 # -- with a data set
@@ -328,11 +323,3 @@ def open_network(named: NamedModel, classes: int | None = None) -> Network:
         inputs = example_of(plan, original, folder / "plan.json")
         shape = tuple(tuple(x.shape[1:]) for x in tree_leaves(inputs) if isinstance(x, torch.Tensor))
     return Network(named.label, network, shape, plan, original, inputs)
-
-
-def open_onnx(typed: str) -> Network:
-    """The network in an ONNX file."""
-    from prunus.timing.onnx_export import OnnxFile
-
-    file = OnnxFile(typed)
-    return Network(Path(typed).stem, file, file.shape)

@@ -45,11 +45,6 @@ class OnlyWith:
     def __init__(self, *modes: str) -> None:
         object.__setattr__(self, "modes", modes)
 
-    @property
-    def panel(self) -> str:
-        """The title in `--help`."""
-        return f"With {' or '.join(f'--{mode}' for mode in self.modes)}"
-
 
 @dataclass(frozen=True)
 class Without:
@@ -72,7 +67,7 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
     others: list[inspect.Parameter] = []
     spread: dict[str, tuple[int, inspect.Parameter]] = {}
     declared: dict[str, tuple[str, Any]] = {}  # option -> its help and default, the same in all classes
-    modes: dict[str, OnlyWith] = {}
+    modes: dict[str, list[str]] = {}  # option -> the modes that use it
     for parameter in inspect.signature(verb).parameters.values():
         hint, marks = hints[parameter.name], getattr(hints[parameter.name], "__metadata__", ())
         kind = get_args(hint)[0] if marks else hint
@@ -83,26 +78,26 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
             continue
         classes[parameter.name] = kind
         without = [name for mark in marks if isinstance(mark, Without) for name in mark.names]
-        only = next((mark for mark in marks if isinstance(mark, OnlyWith)), None)
+        used_by = [mode for mark in marks if isinstance(mark, OnlyWith) for mode in mark.modes]
         for field, about in _offered(kind):
             if field.name in without:
                 continue
-            if only is not None:
-                before = modes[field.name].modes if field.name in modes else ()
-                modes[field.name] = OnlyWith(*dict.fromkeys((*before, *only.modes)))
-            group = modes[field.name].panel if field.name in modes else about.group
-            place = -1 if about.everyday else GROUPS.index(group) if group in GROUPS else len(GROUPS)
-            made = _parameter(kind, field, about, EVERYDAY if about.everyday else group or None)
             meaning = about.help, default_of(field)
             if declared.setdefault(field.name, meaning) != meaning:  # one option would silently hide the other
                 raise TypeError(f"{kind.__name__}.{field.name}: {meaning}, but also {declared[field.name]}")
-            spread[field.name] = place, made
+            group = EVERYDAY if about.everyday else about.group
+            if used_by:
+                known = modes.setdefault(field.name, [])
+                known += [mode for mode in used_by if mode not in known]
+                group = f"With {' or '.join(f'--{mode}' for mode in known)}"
+            place = (EVERYDAY, *GROUPS, group).index(group)
+            spread[field.name] = place, _parameter(kind, field, about, group or None)
 
     @functools.wraps(verb)
     def run(**values: Any) -> Any:
         typed = {name: values.pop(name) for name in spread}
         for name, kind in classes.items():
-            values[name] = settings_typed(kind, typed)
+            values[name] = settings_from(kind, typed)
             check(values[name], PrunusError)  # before anything slow is imported
             if hasattr(values[name], "check"):
                 values[name].check()
@@ -138,54 +133,38 @@ def _parameter(kind: type[Any], field: dataclasses.Field[Any], about: Option, pa
     )
 
 
-def settings_typed(kind: type[S], typed: Mapping[str, Any]) -> S:
-    """Settings of a class from what was typed for its options; those that were not offered have their defaults."""
-    values = {}
+def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
+    """Settings of a class from values by name, as they were typed or as they come back from JSON.
+
+    What is missing or None has its default, as have settings that the command line does not offer.
+    """
+    hints = get_type_hints(kind)
+    chosen = {}
     for field, about in _offered(kind):
-        value = typed.get(field.name)
+        value = values.get(field.name)
         if value is None:
             value = default_of(field)
-        elif about.parse is not None:
+        elif about.parse is not None and isinstance(value, str):
             value = about.parse(value)
-        values[field.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)
+        elif Path in (hints[field.name], *get_args(hints[field.name])):
+            value = Path(value)
+        chosen[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**chosen)
 
 
 def values_of(*settings: Any) -> dict[str, Any]:
-    """The command line options of some settings as plain values: name -> value."""
+    """The command line options of some settings as plain values for JSON: name -> value."""
     values = {field.name: getattr(each, field.name) for each in settings for field, _ in _offered(type(each))}
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
-def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
-    """The inverse of `values_of`: settings of a class from plain values, also after a round trip through JSON."""
-    hints = get_type_hints(kind)
-    chosen = {}
-    for field, _ in _offered(kind):
-        if field.name in values:
-            value = values[field.name]
-            path = value is not None and Path in (hints[field.name], *get_args(hints[field.name]))
-            chosen[field.name] = Path(value) if path else tuple(value) if isinstance(value, list) else value
-    return kind(**chosen)
-
-
-def command_line(
-    verb: str, argument: str, *settings: Any, always: Collection[str] = (), never: Collection[str] = ()
-) -> str:
-    """The command that gives these settings again. Options at their default are left out, except those in `always`.
-
-    Args:
-        verb: As it is typed.
-        argument: MODEL.
-        settings: Objects whose fields are options.
-        always: Options that are named even at their default.
-        never: Options that the verb does not offer.
-    """
+def command_line(verb: str, argument: str, *settings: Any, never: Collection[str] = ()) -> str:
+    """The command that gives these settings again, without options at their default and those in `never`."""
     words = ["prunus", verb, argument]
     for each in settings:
         for field, _ in _offered(type(each)):
             value = getattr(each, field.name)
-            if field.name not in never and (value != default_of(field) or field.name in always):
+            if field.name not in never and value != default_of(field):
                 words += _words(f"--{field.name.replace('_', '-')}", value)
     return shlex.join(words)
 
@@ -249,16 +228,24 @@ class DeviceOptions:
         return chosen
 
 
+@dataclass(frozen=True)
+class TrainingImages:
+    """How images are read for retraining."""
+
+    augment: bool = option(True, "Random crops and flips in retraining", group="Retraining")
+    batch_size: int = option(128, "Images per training step", group="Retraining", least=1)
+
+
 PARTS = ("train", "holdout", "test")
-STREAMS = ("select", "coupled")
-STREAMS_HELP = "Residual channels: each reader selects its own (select), or all drop them together (coupled)"
 
 Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default", min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Model = Annotated[str, typer.Argument(help=MODEL_HELP), Early(check_network)]
+NumImages = Annotated[
+    int | None, typer.Option(help="Number of images, a sample with the same share of each class; all by default", min=1)
+]
 Original = Annotated[str | None, typer.Option(help="Original network of a folder, if the folder does not name it")]
 Part = Annotated[str, typer.Option(help="Images to read: train, holdout or test"), choice("part", *PARTS)]
-Streams = Annotated[str, typer.Option(help=STREAMS_HELP), choice("streams", *STREAMS)]
 Weights = Annotated[
     Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th)"), Early(check_weight_file)
 ]

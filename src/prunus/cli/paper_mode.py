@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from prunus.cli.console import say
 from prunus.cli.images import UserData
 from prunus.cli.network import NamedModel
-from prunus.cli.options import settings_from, values_of
-from prunus.run.settings import Settings
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from prunus.cli.images import AnyData
+    from prunus.cli.prune import Request
     from prunus.graph.channel_graph import ChannelGraph
 
 
-def as_in_the_paper(asked: Mapping[str, Any], named: NamedModel, typed: Collection[str]) -> dict[str, Any]:
-    """The options with the paper's settings, its batch size and the layers that it does not prune among them.
+def as_in_the_paper(request: Request, named: NamedModel, typed: Collection[str]) -> Request:
+    """The request with the paper's settings, its batch size and the layers that it does not prune.
 
     Args:
-        asked: All options by name.
+        request: What the user asked for.
         named: The network.
         typed: Names of the options that were typed.
     """
@@ -28,23 +30,32 @@ def as_in_the_paper(asked: Mapping[str, Any], named: NamedModel, typed: Collecti
     from prunus.studies.recipes import recipe_for
     from prunus.train.settings import preset_of
 
-    settings = paper_settings(settings_from(Settings, asked), asked["data"], named.name, typed)
+    settings = paper_settings(request.settings, request.data.name, named.name, typed)
     recipe = recipe_for(named.name)
     if recipe is not None and not {"only", "exclude"} & set(typed):
         settings = replace(settings, exclude=tuple(recipe.run.get("exclude", ())))
-    size = asked["batch_size"] if "batch_size" in typed else preset_of(settings.preset).batch_size
-    return {**values_of(settings), "batch_size": size}
+    options = request.options
+    if "batch_size" not in typed:
+        options = replace(options, batch_size=preset_of(settings.preset).batch_size)
+    return replace(request, settings=settings, options=options)
 
 
-def paper_lines(
-    graph: ChannelGraph, settings: Settings, asked: Mapping[str, Any], named: NamedModel, *, user_data: bool = False
-) -> list[str]:
+def print_paper(network: nn.Module, images: AnyData, request: Request, named: NamedModel) -> None:
+    """Print the settings, what differs from the paper, what it leaves open, and what the run will cost."""
+    from prunus.graph.channel_graph import trace
+    from prunus.util.batches import device_of, to_device
+
+    graph = trace(network, to_device(images.example(), device_of(network)), request.settings.streams)
+    lines = paper_lines(graph, request, named, user_data=isinstance(images, UserData))
+    say("\n".join([*lines, _cost(graph, images, request), ""]))
+
+
+def paper_lines(graph: ChannelGraph, request: Request, named: NamedModel, *, user_data: bool = False) -> list[str]:
     """The settings, what differs from the paper, and what it leaves open: lines to print.
 
     Args:
         graph: The network.
-        settings: Those of the run.
-        asked: All options by name.
+        request: With the paper's settings.
         named: How the network was named.
         user_data: Whether batches come from user-provided loaders.
     """
@@ -53,7 +64,7 @@ def paper_lines(
     from prunus.studies.recipes import recipe_for
     from prunus.train.settings import preset_of
 
-    data, recipe = asked["data"], recipe_for(named.name)
+    settings, options, data, recipe = request.settings, request.options, request.data.name, recipe_for(named.name)
     excluded = None if recipe is None else tuple(recipe.run.get("exclude", ()))
     ridge = " without a ridge, as printed" if ridge_of(settings) == 0 else ""
     lines = [
@@ -72,17 +83,17 @@ def paper_lines(
         differs += recipe.departs if is_its_data else recipe.layers
     if not user_data:
         size = preset_of(schedule_for(data, named.name)).batch_size
-        if asked["batch_size"] != size:
-            differs.append(f"batch_size {size} -> {asked['batch_size']}")
-        if not asked["augment"]:
+        if options.batch_size != size:
+            differs.append(f"batch_size {size} -> {options.batch_size}")
+        if not options.augment:
             differs.append("augmentation of the training images -> none")
     lines += [f"different from the paper: {text}" for text in differs]
-    holdout = None if user_data else asked["holdout"]
+    holdout = None if user_data else request.data.holdout
     lines += [f"left open in the paper: {text}" for text in left_open(settings, data, holdout)]
     return [*lines, "left to your loaders: batch size and augmentation"] if user_data else lines
 
 
-def paper_cost_line(graph: ChannelGraph, images: AnyData, settings: Settings) -> str:
+def _cost(graph: ChannelGraph, images: AnyData, request: Request) -> str:
     """What the run will cost on this machine, as far as the number of images is known without reading them."""
     from prunus.run.checkup import measure_speed
     from prunus.run.paper import paper_cost
@@ -96,8 +107,9 @@ def paper_cost_line(graph: ChannelGraph, images: AnyData, settings: Settings) ->
     some = images.example()
     if not isinstance(images, UserData):
         some, _ = images.loader("train", 64, limit=64).images_at(range(min(64, train)))
-    speed = measure_speed(graph.model, to_device(some, device_of(graph.model)), task_of(settings.task))
-    return str(paper_cost(graph, settings, speed, train, held_out))
+    task = task_of(request.settings.task)
+    speed = measure_speed(graph.model, to_device(some, device_of(graph.model)), task)
+    return str(paper_cost(graph, request.settings, speed, train, held_out))
 
 
 def _images_in(images: AnyData, part: Any) -> int | None:

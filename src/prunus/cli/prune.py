@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunus.cli.console import Early, console, existing_folder, friendly, resumable, run_folder, say, table
-from prunus.cli.images import EverydayData, UserData
+from prunus.cli.images import DataOptions, UserData
 from prunus.cli.network import (
     DEMO_DATA,
     DEMO_MODEL,
@@ -24,6 +25,7 @@ from prunus.cli.network import (
 )
 from prunus.cli.options import (
     DeviceOptions,
+    TrainingImages,
     Without,
     command_line,
     options_from_settings,
@@ -31,12 +33,11 @@ from prunus.cli.options import (
     typed_options,
     values_of,
 )
-from prunus.cli.paper_mode import as_in_the_paper, paper_cost_line, paper_lines
 from prunus.cli.report import live_page
-from prunus.errors import DataError, ModelError, RunError
+from prunus.errors import ModelError, RunError
 from prunus.run.settings import Settings, check_settings
 from prunus.util.files import PRUNING, read_object, refuse_others
-from prunus.util.options import check, option
+from prunus.util.options import option
 from prunus.util.text import count
 from prunus.zoo.names import check_weight_file
 
@@ -45,20 +46,23 @@ if TYPE_CHECKING:
     from prunus.run.compress import Compressed
 
 DEFAULT_TARGET = 0.5
-DEMO = {"target": 0.5, "rounds": 2, "k": 4, "epochs": 24, "lr": 0.02, "augment": False, "distill": True}
+DEMO: dict[str, Any] = {
+    "rounds": 2,
+    "k": 4,
+    "epochs": 24,
+    "lr": 0.02,
+}  # settings of the demo, which has no augmentation either
 # Settings that are rarely worth changing in a run; Python has them, and `train` and `inspect --sensitivity` do.
-PYTHON_ONLY = Without("measure", "trial_ratio", "trials", "ema", "distill_weight", "views")
+PYTHON_ONLY = Without("measure", "exact", "trial_ratio", "trials", "ema", "temperature", "distill_weight", "views")
 
 
 @dataclass(frozen=True)
-class PruneOptions:
+class PruneOptions(TrainingImages):
     """Options of the command line alone."""
 
     weights: Path | None = option(
         None, "Weight file of the trained network", group="Data", everyday=True, valid=check_weight_file
     )
-    augment: bool = option(True, "Random crops and flips in retraining", group="Retraining")
-    batch_size: int = option(128, "Images per training step", group="Retraining", least=1)
     paper: bool = option(False, "The paper's method to the letter; its cost is printed first", group="Goal")
 
 
@@ -73,6 +77,37 @@ class FolderOptions:
     watch: bool = option(False, "Write a page that shows the run at work", group="Output", everyday=True)
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a `prunus prune` asks for. The run's config.json keeps it: --resume and other verbs read it there."""
+
+    model: str
+    data: DataOptions
+    options: PruneOptions
+    settings: Settings
+    device: DeviceOptions
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Request:
+        """The inverse of `record`, also after a round trip through JSON."""
+        kinds = (DataOptions, PruneOptions, Settings, DeviceOptions)
+        return cls(record["model"], *(settings_from(kind, record) for kind in kinds))  # type: ignore[arg-type]
+
+    def record(self) -> dict[str, Any]:
+        """All options by name, as plain values."""
+        return {"model": self.model, **values_of(self.data, self.options, self.settings, self.device)}
+
+    def command_line(self) -> str:
+        """The command that asks for the same."""
+        parts = self.data, self.options, self.settings, self.device
+        return command_line("prune", self.model, *parts, never=PYTHON_ONLY.names)
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether the demo's network is pruned on the demo's images."""
+        return (self.model, self.data.data) == (DEMO_MODEL, DEMO_DATA)
+
+
 @friendly
 @options_from_settings
 def command(
@@ -83,7 +118,7 @@ def command(
     ] = None,
     *,
     context: typer.Context,
-    data: EverydayData,
+    data: DataOptions,
     options: PruneOptions,
     settings: Annotated[Settings, PYTHON_ONLY],
     device: DeviceOptions,
@@ -114,70 +149,58 @@ def command(
         prunus prune vgg16 --data cifar10 --weights w.safetensors --paper
     """
     typed = typed_options(context)
-    asked = {"model": model, **values_of(data, options, settings, device)}
+    request = Request(model or DEMO_MODEL, data, options, settings, device)
     if folder.resume is not None:
-        before = _asked_before(folder.resume)
-        now = {**asked, "out": None if folder.out is None else str(folder.out)}
-        _refuse_changes(typed, {**before, "out": str(folder.resume)}, now, folder.resume)
-        asked, folder = before, replace(folder, out=folder.resume)
-    elif model is None:
-        if asked["data"] not in (None, DEMO_DATA):
-            raise ModelError(f"name the network to prune: prunus prune MODEL --weights FILE --data {asked['data']}")
-        asked |= {"model": DEMO_MODEL, "data": DEMO_DATA}
-        if not settings.given and not options.paper:
-            asked |= {name: value for name, value in DEMO.items() if name not in typed}
-    _check(asked)
-    named = resolve(asked["model"], settings_from(PruneOptions, asked).weights)
-    asked |= values_of(settings_from(EverydayData, asked).known_for(named))
-    if not named.has_weights and not _is_demo(asked):
+        request = _resumed(request, folder, typed)
+    else:
+        if model is None:
+            if data.data not in (None, DEMO_DATA):
+                raise ModelError(f"name the network to prune: prunus prune MODEL --weights FILE --data {data.data}")
+            request = replace(request, data=replace(data, data=DEMO_DATA))
+            if not settings.given and not options.paper:
+                free = {name: value for name, value in DEMO.items() if name not in typed}
+                plain = replace(options, augment="augment" in typed and options.augment)
+                request = replace(request, settings=replace(settings, **free), options=plain)
+        if not settings.given:
+            request = replace(request, settings=replace(request.settings, target=DEFAULT_TARGET))
+    named = resolve(request.model, request.options.weights)
+    request = replace(request, data=request.data.known_for(named))
+    if not named.has_weights and not request.is_demo:
         raise ModelError(
             f"pruning starts from a trained network: pass --weights FILE with the weights of {named.name}. "
-            f"To train one first: prunus train {named.name} --data {asked['data']}"
+            f"To train one first: prunus train {named.name} --data {request.data.name}"
         )
-    asked["task"] = named.task(asked["task"])
-    if asked["paper"] and folder.resume is None:
-        asked |= as_in_the_paper(asked, named, typed)
-        _check(asked)
-    _prune(asked, named, replace(folder, out=folder.out or _new_folder(named, asked["data"])))
+    task = named.task(request.settings.task)
+    request = replace(request, settings=replace(request.settings, task=task))
+    if request.options.paper and folder.resume is None:
+        from prunus.cli.paper_mode import as_in_the_paper
+
+        request = as_in_the_paper(request, named, typed)
+    check_settings(request.settings)  # before torch is imported
+    out = folder.resume or folder.out or _new_folder(named, request.data.name)
+    refuse_others(out, PRUNING)
+    _prune(request, named, out, watch=folder.watch)
 
 
-def _check(asked: dict[str, Any]) -> None:
-    """Refuse wrong options at once, before torch is imported."""
-    check(settings_from(PruneOptions, asked), RunError)
-    check(settings_from(EverydayData, asked), DataError)
-    check_settings(_with_goal(settings_from(Settings, asked)))
-
-
-def _with_goal(settings: Settings) -> Settings:
-    return settings if settings.given else replace(settings, target=DEFAULT_TARGET)
-
-
-def _is_demo(asked: dict[str, Any]) -> bool:
-    return (asked["model"], asked["data"]) == (DEMO_MODEL, DEMO_DATA)
-
-
-def _asked_before(folder: Path) -> dict[str, Any]:
-    """The options of the run in a folder."""
-    config = folder / "config.json"
-    asked = read_object(config, f"; {folder} holds no run that could continue").get("command")
-    if not isinstance(asked, dict) or not isinstance(asked.get("model"), str):
+def _resumed(request: Request, folder: FolderOptions, typed: dict[str, Any]) -> Request:
+    """What the run in a folder was asked for. RunError if an option was typed that differs from it."""
+    assert folder.resume is not None
+    config = folder.resume / "config.json"
+    before = read_object(config, f"; {folder.resume} holds no run that could continue").get("command")
+    if not isinstance(before, dict) or not isinstance(before.get("model"), str):
         raise RunError(f"{config} was not written by `prunus prune`; use prunus.compress to continue")
-    return asked
-
-
-def _refuse_changes(typed: dict[str, Any], before: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
-    """RunError for options next to --resume that differ from those of the run."""
+    asked = {**request.record(), "out": None if folder.out is None else str(folder.out)}
     for name, parameter in typed.items():
-        if name in ("resume", "watch"):
-            continue
-        was, now = (json.loads(json.dumps(options.get(name))) for options in (before, asked))
-        if was != now:
+        was = str(folder.resume) if name == "out" else before.get(name)
+        now = json.loads(json.dumps(asked.get(name)))
+        if name not in ("resume", "watch") and was != now:
             word = "MODEL" if parameter.param_type_name == "argument" else f"--{name.replace('_', '-')}"
             there = "was started without it" if was is None else f"has {was}"
             raise RunError(
-                f"{word} {now} differs from the run in {folder}, which {there}: --resume continues a run with its "
-                "own options. Leave the option out, or start another run with --out"
+                f"{word} {now} differs from the run in {folder.resume}, which {there}: --resume continues a run with "
+                "its own options. Leave the option out, or start another run with --out"
             )
+    return Request.from_record(before)
 
 
 def _new_folder(named: NamedModel, data: str) -> Path:
@@ -188,57 +211,46 @@ def _new_folder(named: NamedModel, data: str) -> Path:
     return run_folder(f"{name}-{int(number) + 1}" if name and number.isdigit() else f"{named.label}-2")
 
 
-def _prune(asked: dict[str, Any], named: NamedModel, place: FolderOptions) -> None:
-    from prunus.graph.channel_graph import trace
+def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) -> None:
     from prunus.report.run_page import write_report
     from prunus.run.compress import compress
     from prunus.run.folder import RunFolder
     from prunus.util.batches import device_of, to_device
     from prunus.util.processes import leave, rank_and_world
 
-    folder = place.out
-    assert folder is not None  # the caller has named one
-    refuse_others(folder, PRUNING)
-    options, device = settings_from(PruneOptions, asked), settings_from(DeviceOptions, asked)
-    settings, data = settings_from(Settings, asked), settings_from(EverydayData, asked)
-    again = command_line(
-        "prune", asked["model"], data, options, settings, device, always=("data",), never=PYTHON_ONLY.names
-    )
-    settings = _with_goal(settings)
-    rank, world = rank_and_world(device.device)
-    images = data.open(named, settings.seed, settings.task)
-    if options.weights is None and _is_demo(asked) and not isinstance(images, UserData):
+    settings = request.settings
+    rank, world = rank_and_world(request.device.device)
+    images = request.data.open(named, settings.seed, settings.task)
+    if request.options.weights is None and request.is_demo and not isinstance(images, UserData):
         network = demo_network(images, settings.seed, rank)
     else:
         network = open_model(named, images, seed=settings.seed)
     if world == 1:
-        network = network.to(device.pick())
-    if asked["paper"] and rank == 0:
-        graph = trace(network, to_device(images.example(), device_of(network)), settings.streams)
-        lines = paper_lines(graph, settings, asked, named, user_data=isinstance(images, UserData))
-        say("\n".join([*lines, paper_cost_line(graph, images, settings), ""]))
-    parts = _parts(images, options, settings.seed, rank, world)
+        network = network.to(request.device.pick())
+    parts = _parts(images, request, rank, world)
     parts["example"] = to_device(parts["example"], device_of(network))
-    about: dict[str, Any] = {"command": asked, "command_line": again}
-    if named.name != asked["model"]:  # a run's folder or NAME=WEIGHTS: what it starts from
+    if request.options.paper and rank == 0:
+        from prunus.cli.paper_mode import print_paper
+
+        print_paper(network, images, request, named)
+    about: dict[str, Any] = {"command": request.record(), "command_line": request.command_line()}
+    if named.name != request.model:  # a run's folder or NAME=WEIGHTS: what it starts from
         about["start"] = {"network": named.name, "earlier": [str(earlier) for earlier in named.folders]}
-    with (
-        resumable(f"prunus prune --resume {folder}"),
-        live_page(folder) if place.watch and rank == 0 else nullcontext(),
-    ):
+    with resumable(f"prunus prune --resume {folder}"), live_page(folder) if watch and rank == 0 else nullcontext():
         result = compress(network, **parts, settings=settings, folder=RunFolder(folder, about=about))
     if rank == 0:
         print_result(result, folder, write_report(folder), named.folders)
         if not settings.retrains_at_all:
-            quality = result.summary["quality"]["name"]
+            quality, again = result.summary["quality"]["name"], request.command_line()
             say(f"to retrain as well, which may add {quality}: {again} --epochs 3 --out NEW")
     leave()
 
 
-def _parts(images: AnyData, options: PruneOptions, seed: int, rank: int, world: int) -> dict[str, Any]:
+def _parts(images: AnyData, request: Request, rank: int, world: int) -> dict[str, Any]:
     """The parts of a data set as arguments of `compress`."""
     if isinstance(images, UserData):
         return {**images.loaders, "example": images.given}
+    seed, options = request.settings.seed, request.options
     batch = max(1, options.batch_size // world)
     mine: dict[str, Any] = {"rank": rank, "world": world, "seed": seed}
     return {
@@ -251,14 +263,7 @@ def _parts(images: AnyData, options: PruneOptions, seed: int, rank: int, world: 
 
 
 def print_result(result: Compressed, folder: Path, report: Path, before: tuple[Path, ...] = ()) -> None:
-    """Print the run's summary.
-
-    Args:
-        result: The finished run.
-        folder: Where it is written.
-        report: Its page.
-        before: Pruned networks that the run goes on from.
-    """
+    """Print the summary of a finished run, and how to load it; `before`: the pruned networks it goes on from."""
     from prunus.run.summary import headline
 
     console.print(table(("", "before", "after", " "), headline(result.summary), numbers=("before", "after", " ")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,19 +11,12 @@ import typer
 from prunus.cli.console import Early, choice, friendly, run_folder, say
 from prunus.cli.images import DataOptions
 from prunus.cli.network import DEMO_DATA, DEMO_MODEL, MODEL_HELP, check_network, demo_network, open_model, resolve
-from prunus.cli.options import (
-    PARTS,
-    STREAMS,
-    STREAMS_HELP,
-    DeviceOptions,
-    options_from_settings,
-    typed_options,
-)
+from prunus.cli.options import PARTS, DeviceOptions, Weights, options_from_settings, typed_options
+from prunus.deciding.settings import StreamSettings
 from prunus.errors import DataError
 from prunus.plots.settings import ChannelsFigureSettings, SeparationSettings
 from prunus.util.files import refuse_others
 from prunus.util.options import option, options_of
-from prunus.zoo.names import check_weight_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,12 +25,10 @@ PICTURES = {"separation": SeparationSettings, "channels": ChannelsFigureSettings
 
 
 @dataclass(frozen=True)
-class ShowOptions:
+class ShowOptions(StreamSettings):
     """Options of both pictures that only the command line has."""
 
-    weights: Path | None = option(None, "Weight file of the trained network", group="Data", valid=check_weight_file)
     part: str = option("test", "Images to draw: train, holdout or test", group="Images", choices=PARTS)
-    streams: str = option("select", STREAMS_HELP, group="Channels", choices=STREAMS)
     classes: int | None = option(
         None, "Number of classes to show, evenly spread; 10, and 5 of the picture `channels`", group="Images", least=1
     )
@@ -63,6 +53,7 @@ def command(
     options: ShowOptions,
     data: DataOptions,
     device: DeviceOptions,
+    weights: Weights = None,
 ) -> None:
     """Pictures of weak and strong channels on images, as PNG and SVG that fit a paper.
 
@@ -87,7 +78,7 @@ def command(
             raise DataError(f"--{name} is not an option of the picture {picture}: leave it out")
     if options.out is not None:
         refuse_others(options.out, "pictures")
-    named = resolve(model or DEMO_MODEL, options.weights)
+    named = resolve(model or DEMO_MODEL, weights)
     data = replace(data, data=DEMO_DATA) if model is None and data.data is None else data.known_for(named)
     from prunus import studies
     from prunus.graph.channel_graph import trace
@@ -96,13 +87,13 @@ def command(
     from prunus.plots.separation import draw_separation
 
     images = data.open_classes(named, settings.seed)
-    if options.weights is None and (named.typed, data.name) == (DEMO_MODEL, DEMO_DATA):
+    if weights is None and (named.typed, data.name) == (DEMO_MODEL, DEMO_DATA):
         network = demo_network(images, settings.seed)
     else:
         named.note_untrained()
         network = open_model(named, images, seed=settings.seed)
     home = device.pick()
-    graph = trace(network.to(home), images.example().to(home), options.streams)  # type: ignore[arg-type]
+    graph = trace(network.to(home), images.example().to(home), options.streams)
     folder = options.out or run_folder(f"show-{named.label}-{data.name}")
     given: dict[str, Any] = {"normalised": Normalisation(images.mean, images.std), "settings": settings}
     scored, drawn = (images.loader(part, 128, seed=settings.seed) for part in ("train", options.part))  # type: ignore[arg-type]
@@ -136,8 +127,8 @@ def _print_silent(silent: tuple[int, ...]) -> None:
 
 def _write(picture: Figure, numbers: dict[str, Any], folder: Path, name: str) -> None:
     from prunus.plots.style import save
-    from prunus.util.files import write_atomically
+    from prunus.util.files import write_json
 
     save(picture, folder, name)
-    write_atomically(folder / f"{name}.json", f"{json.dumps(numbers, indent=2)}\n".encode())
+    write_json(folder / f"{name}.json", numbers)
     say(f"written: {', '.join(str(folder / f'{name}.{ending}') for ending in ('png', 'svg', 'json'))}")

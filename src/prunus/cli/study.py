@@ -24,12 +24,14 @@ from prunus.cli.console import (
 )
 from prunus.cli.images import DataOptions, UndividedData, UserData
 from prunus.cli.network import NamedModel, check_network, open_graph, open_model, open_network, resolve
-from prunus.cli.options import Classes, DeviceOptions, Model, Original, Streams, Weights, options_from_settings
-from prunus.errors import DataError, ModelError, PlanError, ScoreError
+from prunus.cli.options import Classes, DeviceOptions, Model, Original, TrainingImages, Weights, options_from_settings
+from prunus.deciding.settings import StreamSettings
+from prunus.errors import ModelError, PlanError, ScoreError
 from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
-from prunus.util.options import check, names, option
+from prunus.util.options import names, option
+from prunus.util.progress import is_first_process
 from prunus.util.user_code import import_user_function
 
 if TYPE_CHECKING:
@@ -61,19 +63,18 @@ def root() -> None:
 
 
 @dataclass(frozen=True)
-class StudyImages:
+class StudyImages(TrainingImages):
     """How a study reads images, in addition to `DataOptions`."""
 
-    augment: bool = option(True, "Random crops and flips in retraining", group="Retraining")
-    batch_size: int = option(128, "Images per training step", group="Retraining", least=1)
-    limit: int | None = option(None, "Largest number of held-out and of test images", group="Data", least=1)
+    num_eval_images: int | None = option(
+        None, "Number of held-out and of test images; all by default", group="Data", least=1
+    )
 
     def provenance(self, data: DataOptions, images: AnyData) -> Provenance:
         """The command line, and everything that is needed to get the same images again."""
         from prunus.studies.folder import Provenance
 
-        check(self, DataError)
-        about: dict[str, Any] = {"data": data.data, "limit": self.limit}
+        about: dict[str, Any] = {"data": data.data, "num_eval_images": self.num_eval_images}
         if not isinstance(images, UserData):
             about |= {"mean": images.mean, "std": images.std, "size": images.shape[-1], "holdout": data.holdout}
             about |= {"augment": self.augment, "batch_size": self.batch_size}
@@ -91,17 +92,12 @@ class StudyOutput:
         return self.out or run_folder(f"study-{study}-{model}-{data}")
 
 
-def is_first_process() -> bool:
-    """Whether this is the only process, or the first one that torchrun started: the one that prints."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def print_results(folder: Path) -> None:
     """Write the study's page, and print where the results are."""
-    from prunus.report.study_page import write_study_report
+    from prunus.report.run_page import write_report
 
     say(f"\nresults in {folder}: study.json, table.csv, pictures as .png and .svg")
-    say(f"report: {write_study_report(folder)} (open it in a browser)")
+    say(f"report: {write_report(folder)} (open it in a browser)")
 
 
 def trained(models: list[str], weights: Path | None) -> list[NamedModel]:
@@ -184,7 +180,9 @@ def effectiveness(
         rows = study(
             networks,
             opened.loader("train", 128, seed=settings.seed),
-            opened.loader("test", BATCH if home.type == "cpu" else 256, limit=images.limit, seed=settings.seed),
+            opened.loader(
+                "test", BATCH if home.type == "cpu" else 256, limit=images.num_eval_images, seed=settings.seed
+            ),
             folder,
             settings=replace(settings, metrics=tuple(metric_of(name) for name in settings.metrics)),
             retrain_on=retrain_on,
@@ -251,9 +249,9 @@ def sensitivity(
         rows = study(
             network,
             opened.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=seed),
-            opened.loader("holdout", 256, limit=images.limit, seed=seed),
+            opened.loader("holdout", 256, limit=images.num_eval_images, seed=seed),
             folder,
-            test=opened.loader("test", 256, limit=images.limit, seed=seed) if opened.has("test") else None,
+            test=opened.loader("test", 256, limit=images.num_eval_images, seed=seed) if opened.has("test") else None,
             score_on=opened.loader("train", 256, seed=seed),
             example=move(opened.example(), device_of(network)),
             provenance=images.provenance(data, opened),
@@ -281,13 +279,13 @@ def structure(
         str, typer.Argument(help="Folder of a pruned network, or a model's name with --widths"), Early(check_network)
     ],
     output: StudyOutput,
+    units: StreamSettings,
     by: Annotated[str, typer.Option(help="One row per layer or per block"), choice("by", "layer", "block")] = "layer",
     widths: Annotated[
         str | None, typer.Option(help="Channels to keep: 11,39,... in the order of the units, or UNIT=11,UNIT=39")
     ] = None,
     model: Original = None,
     classes: Classes = None,
-    streams: Streams = "select",
 ) -> None:
     """Show the cost of each part of a network before and after pruning, as in the paper's supplement.
 
@@ -310,7 +308,8 @@ def structure(
     if (plan is None) == (widths is None):
         raise PlanError("give either the folder of a pruned network, or a network's name and --widths")
     whole = opened.model if opened.original is None else opened.original
-    graph = trace(whole, opened.example(), streams if plan is None else plan.streams)  # type: ignore[arg-type]
+    streams: Any = units.streams if plan is None else plan.streams
+    graph = trace(whole, opened.example(), streams)
     if plan is None:
         plan = _plan_of_text(graph, str(widths))
     rows = study(graph, plan, by)  # type: ignore[arg-type]
@@ -320,7 +319,7 @@ def structure(
     console.print(table(titles, cells, set(titles) - {"part"}))
     total = rows[-1]
     say(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain")
-    asked = {"network": network, "by": by, "widths": widths, "model": model, "classes": classes, "streams": streams}
+    asked = {"network": network, "by": by, "widths": widths, "model": model, "classes": classes, **vars(units)}
     folder = output.folder("structure", opened.name, by)
     place = StudyFolder(folder, "structure", asked, Provenance(command=typed_command()))
     print_results(write_structure(rows, f"{opened.name}: cost of each {by}", place))
@@ -426,9 +425,9 @@ def timing(
     data: UndividedData,
     device: DeviceOptions,
     output: StudyOutput,
+    units: StreamSettings,
     weights: Weights = None,
     threads: Annotated[int | None, typer.Option(help="Number of torch threads", min=1, max=os.cpu_count())] = None,
-    streams: Streams = "select",
     batch_size: Annotated[int, typer.Option(help="Images per batch in forward passes", min=1)] = 32,
 ) -> None:
     """Measure how long each metric takes to score each layer, with and without the time for the feature maps.
@@ -450,8 +449,8 @@ def timing(
     from prunus.studies.timing_study import timing as study
 
     images = data.open_classes(named, settings.seed)
-    graph = open_graph(named, images, seed=settings.seed, device=device.pick(), streams=streams)
-    asked = {"model": model, "data": data.data, "size": data.size, "streams": streams, "threads": threads}
+    graph = open_graph(named, images, seed=settings.seed, device=device.pick(), streams=units.streams)
+    asked = {"model": model, "data": data.data, "size": data.size, "threads": threads, **vars(units)}
     asked |= {"weights": None if weights is None else str(weights), **asdict(settings)}
     place = output.folder("timing", model, data.name)
     folder = StudyFolder(place, "timing", asked, Provenance(command=typed_command()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +10,9 @@ import typer
 
 from prunus.cli.console import Early, complain, console, friendly, resumable, run_folder, say, typed_command
 from prunus.cli.evaluate import figures
-from prunus.cli.images import EverydayData, UserData
+from prunus.cli.images import DataOptions, UserData
 from prunus.cli.network import check_network, open_model, resolve
-from prunus.cli.options import DeviceOptions, Model, options_from_settings, values_of
+from prunus.cli.options import DeviceOptions, Model, NumImages, options_from_settings, values_of
 from prunus.errors import RunError
 from prunus.tasks import Task, task_of
 from prunus.tasks.quality import QualityText
@@ -33,7 +32,7 @@ WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
 @options_from_settings
 def command(
     model: Model,
-    data: EverydayData,
+    data: DataOptions,
     settings: TrainingSettings,
     device: DeviceOptions,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default")] = None,
@@ -44,7 +43,7 @@ def command(
         Path | None, typer.Option(help="Weight file of the teacher"), Early(check_weight_file)
     ] = None,
     augment: Annotated[bool, typer.Option(help="Random crops and flips")] = True,
-    limit: Annotated[int | None, typer.Option(help="Largest number of training images", min=1)] = None,
+    num_images: NumImages = None,
 ) -> None:
     """Train a network. The same command continues a run that was killed.
 
@@ -90,10 +89,10 @@ def command(
         )
     each = whole_batch // world
     loaders: dict[str, Any] = {"seed": seed, "rank": rank, "world": world}
-    train = images.loader("train", each, augment=augment, shuffle=True, limit=limit, **loaders)
-    num_images = train.num_images * world if isinstance(train, Loader) else images.count("train")
+    train = images.loader("train", each, augment=augment, shuffle=True, limit=num_images, **loaders)
+    number = train.num_images * world if isinstance(train, Loader) else images.count("train")
     held_out = images.loader("holdout", each, **loaders) if images.has("holdout") else None
-    about = {"data": images.name, "images": num_images}  # a checkpoint of other data is refused
+    about = {"data": images.name, "images": number}  # a checkpoint of other data is refused
     if not isinstance(images, UserData):
         about |= {"shape": images.shape, "mean": images.mean, "std": images.std}
         about |= {"holdout": data.holdout, "augment": augment}
@@ -122,7 +121,7 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches 
     from safetensors.torch import save
 
     from prunus.tasks.evaluate import evaluate, too_good
-    from prunus.util.files import write_atomically
+    from prunus.util.files import write_atomically, write_json
     from prunus.util.typed_json import to_data
 
     test = None if tests is None else evaluate(fitted.model, tests, task=task)
@@ -137,7 +136,7 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches 
         "holdout": to_data(holdout),
         "test": to_data(test),
     }
-    write_atomically(folder / SUMMARY, f"{json.dumps(summary, indent=2)}\n".encode())
+    write_json(folder / SUMMARY, summary)
     text = QualityText.of(task)
     for part, measured in (("held-out", holdout), ("test", test)):
         if measured is not None:

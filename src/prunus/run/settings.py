@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from prunus.deciding.goal import Goal
-from prunus.deciding.settings import SPLITS, SplitSettings, TimeSettings, check_split, ranking_settings
+from prunus.deciding.settings import SPLITS, SplitSettings, StreamSettings, TimeSettings, check_split, ranking_settings
 from prunus.errors import DecideError
 from prunus.repairing.repair import REPAIRS
 from prunus.scoring.metrics import METRICS, metric_of, metric_option, suited_metric
 from prunus.train.settings import DEFAULT_PRESET, FineTuning, preset_of
 from prunus.train.trackers import TrackerSettings
-from prunus.util.options import check, option, plain
+from prunus.util.options import check, option, parse_memory, plain
 from prunus.util.user_code import cannot_take
 
 if TYPE_CHECKING:
@@ -24,14 +24,8 @@ if TYPE_CHECKING:
     from prunus.timing.latency_table import LatencyTable
 
 
-def _check_memory(size: str) -> None:
-    from prunus.util.processes import parse_memory  # it imports torch
-
-    parse_memory(size)
-
-
 @dataclass(frozen=True)
-class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
+class Settings(TrackerSettings, FineTuning, SplitSettings, StreamSettings, TimeSettings, Goal):
     """How to prune: a goal (see `Goal`), where time is measured (`TimeSettings`), how the cut is split among units
     (`SplitSettings`), how the network is retrained (`FineTuning`), a tracker (`TrackerSettings`), and the following.
 
@@ -54,12 +48,6 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     num_images: int | None = option(
         None, "Score on this number of images, sampled again each round; all by default", group="Channels", least=1
     )
-    streams: Literal["select", "coupled"] = option(
-        "select",
-        "Residual channels: each reader selects its own (select), or all drop them together (coupled)",
-        group="Channels",
-        choices=("select", "coupled"),
-    )
     repair: str = option(
         "solve", f"Repair after each cut: {', '.join(REPAIRS)}", group="Repair", everyday=True, choices=REPAIRS
     )
@@ -74,7 +62,7 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         "Memory for the repair, such as 4G; half of the machine's by default. What does not fit goes to a file or is "
         "computed again",
         group="Repair",
-        valid=_check_memory,
+        valid=parse_memory,
     )
     epochs: int = option(0, "Epochs of retraining in each round", group="Retraining", everyday=True, least=0)
     last_epochs: int | None = option(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from prunus.deciding.settings import StreamSettings
 from prunus.errors import DecideError, ScoreError
 from prunus.repairing.repair import REPAIRS
 from prunus.run.settings import Settings, check_settings
@@ -14,11 +15,11 @@ from prunus.scoring.metrics import METRICS, check_metric_options, metric_of, met
 from prunus.tasks import Task, task_of
 from prunus.tasks.quality import QualityText, task_option
 from prunus.train.settings import preset_of
-from prunus.util.options import check, names, numbers, option, plain
+from prunus.util.options import check, maps_memory, names, numbers, option, plain
 
 
 @dataclass(frozen=True)
-class EffectivenessSettings:
+class EffectivenessSettings(StreamSettings):
     """How channels are scored and removed, and how accuracy is recovered.
 
     metrics: names, with options if needed ("gsd:ridge=0.5"), your own functions, or "all".
@@ -46,12 +47,6 @@ class EffectivenessSettings:
         group="Channels",
         choices=("inner", "all"),
     )
-    streams: Literal["select", "coupled"] = option(
-        "select",
-        "Residual channels: each reader selects its own (select), or all drop them together (coupled)",
-        group="Channels",
-        choices=("select", "coupled"),
-    )
     num_images: int | None = option(
         None, "Number of training images to score on; all by default", group="Channels", least=1
     )
@@ -62,7 +57,7 @@ class EffectivenessSettings:
         group="Channels",
         least=1,
     )
-    memory_gib: float = option(2.0, "Memory for whole feature maps in GiB", group="Channels", above=0)
+    memory: str = option("2G", "Memory for whole feature maps, such as 4G", group="Channels", valid=maps_memory)
     num_seeds: int = option(
         1, "Number of samples of images; with several, the table has standard deviations", group="Channels", least=1
     )
@@ -195,8 +190,11 @@ class TimingSettings:
         parse=names,
     )
     num_images: int = option(200, "Number of images to score on; the paper used 3,000", group="Timing", least=1)
-    memory_gib: float = option(
-        2.0, "Memory for feature maps in GiB, and the same again for matrices", group="Timing", above=0
+    memory: str = option(
+        "2G",
+        "Memory for feature maps, such as 4G, and the same again for matrices",
+        group="Timing",
+        valid=maps_memory,
     )
     inverse_channels: int = option(
         1, "Channels per layer timed for DI with an explicit inverse; 0: do not time it", group="Timing", least=0

@@ -28,7 +28,7 @@ from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.studies.settings import TimingSettings
 from prunus.timing.latency import timed
 from prunus.util.batches import Batches, device_of, move, unpack
-from prunus.util.options import replaced
+from prunus.util.options import maps_memory, replaced
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import evaluating, generators_kept
 from prunus.util.text import count
@@ -222,7 +222,7 @@ def timing(
     kept = {} if folder is None else {key: row for key in keys if (row := folder.row("/".join(key))) is not None}
     if len(kept) < len(keys):
         with shown(progress, steps("maps and scores")) as report:
-            memory = int(chosen.memory_gib * GIB)
+            memory = maps_memory(chosen.memory)
             request = MapRequest(chosen.num_images, memory, seed=chosen.seed, progress=report)
             taken, units = collect_maps(graph, loader, request)
             sample = Sample(loader, taken, chosen.seed, balanced=True)
