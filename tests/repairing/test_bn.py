@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from prunus.graph.channel_graph import prune, trace
 from prunus.graph.plan import Plan
 from prunus.repairing.repair import repair
-from tests.repairing.toys import KEEP, Residual, chain, pictures
+from tests.repairing.toys import KEEP, Residual, pictures
+from tests.scoring.toys import chain
 
 
 @torch.no_grad()

@@ -55,15 +55,11 @@ def test_batches_of_any_form_give_what_the_tensor_gives() -> None:
         assert same_tensors(state_of(repair(graph, plan, iter(form))), want)
 
 
-def test_a_plan_that_keeps_everything_gives_the_original() -> None:
+def test_a_plan_that_keeps_everything_gives_the_original_and_none_only_prunes() -> None:
     model = seeded(READERS["two readers in a row"])
     graph = traced(model)
     for how in ("solve", "bn"):
-        assert same_tensors(state_of(repair(graph, Plan.of(graph, {}), pictures(), how=how)), state_of(model))  # type: ignore[arg-type]
-
-
-def test_none_only_prunes_and_needs_no_images() -> None:
-    graph = traced(seeded(READERS["plain"]))
+        assert same_tensors(state_of(repair(graph, Plan.of(graph, {}), pictures(), how=how)), state_of(model))
     plan = half_of(graph, "0:out")
     assert same_tensors(state_of(repair(graph, plan, None, how="none")), state_of(prune(graph, plan)))
 

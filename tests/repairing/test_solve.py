@@ -19,7 +19,8 @@ from prunus.graph.plan import Plan
 from prunus.graph.traced import TRANSPOSED, is_depthwise
 from prunus.repairing.repair import repair
 from prunus.scoring.rows import acts_plainly, grid_of, inputs_at, outputs_at, rows_of_weight, spots_of, weight_of_rows
-from tests.repairing.toys import KEEP, READERS, Residual, chain, conv, half_of, naive, pictures, seeded, traced, twins
+from tests.repairing.toys import KEEP, READERS, Residual, conv, half_of, naive, pictures, seeded, traced, twins
+from tests.scoring.toys import Scaled, chain
 from tests.train.toys import same_tensors, state_of
 
 KEPT = [0, 2, 4, 5]  # of 8; each half of the channels keeps as many
@@ -181,20 +182,13 @@ def test_only_what_was_cut_is_solved_if_asked() -> None:
     assert errors[2] < 0.9 * errors[1]
 
 
-class Doubling(nn.Conv2d):
-    """Acts like a convolution as far as channels go, but is not weight times patches."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
 def test_a_layer_that_computes_something_else_is_only_pruned(caplog: pytest.LogCaptureFixture) -> None:
-    model = seeded(lambda: nn.Sequential(twins(conv(3, 8)), nn.ReLU(), Doubling(8, 5, 3)))
+    model = seeded(lambda: nn.Sequential(twins(conv(3, 8)), nn.ReLU(), Scaled(8, 5, 3)))
     graph = traced(model)
     plan = half_of(graph, "0:out")
     with caplog.at_level(logging.WARNING):
         got = repair(graph, plan, pictures())
-    assert "2 (Doubling) is not a linear map" in caplog.text
+    assert "2 (Scaled) is not a linear map" in caplog.text
     assert same_tensors(state_of(got), state_of(prune(graph, plan)))
 
 
@@ -281,7 +275,7 @@ def columns_of(layer: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", LAYERS)
 @torch.no_grad()
-def test_solved_weights_equal_dense_least_squares(name: str) -> None:
+def test_solved_weights_equal_dense_least_squares_and_rows_times_weights_are_the_layer(name: str) -> None:
     model, pictures = network(name)
     images, ridge = pictures(9), 0.02
     graph = trace(model, pictures(1))
@@ -298,19 +292,12 @@ def test_solved_weights_equal_dense_least_squares(name: str) -> None:
         np.testing.assert_allclose([*weight, float(got[-1].bias[o])], want, rtol=1e-6, atol=1e-8)
     assert (weights - start).abs().max() > 1e-3  # there was something to solve
 
-
-@pytest.mark.parametrize("name", LAYERS)
-@torch.no_grad()
-def test_rows_times_weights_are_the_layer(name: str) -> None:
-    model, pictures = network(name)
     layer: Any = model[-1]
     x = model[:-1](pictures(3))
     y = layer(x)
     where = spots_of(range(3), grid_of(layer, y), 5, (0,))
-    mine = (
-        torch.einsum("ipgn,gon->ipgo", inputs_at(layer, x, where).flatten(3), rows_of_weight(layer)).flatten(2)
-        + layer.bias
-    )
+    rows = inputs_at(layer, x, where).flatten(3)
+    mine = torch.einsum("ipgn,gon->ipgo", rows, rows_of_weight(layer)).flatten(2) + layer.bias
     torch.testing.assert_close(mine, outputs_at(layer, y, where))
     assert acts_plainly(layer, x)
     assert torch.equal(weight_of_rows(layer, rows_of_weight(layer)), layer.weight)

@@ -16,7 +16,8 @@ import prunus as pr
 from prunus.repairing.least_squares import RIDGES
 from prunus.util.batches import call
 from tests.nets import NETS
-from tests.repairing.toys import KEEP, READERS, Residual, chain, conv, naive, part_of_each_block, pictures, seeded
+from tests.repairing.toys import KEEP, READERS, Residual, conv, naive, part_of_each_block, pictures, seeded
+from tests.scoring.toys import chain
 from tests.train.toys import same_tensors, state_of
 
 BUILDS: dict[str, Callable[[], nn.Module]] = {

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.plan import Plan
 from prunus.graph.units import Unit
+from tests.scoring.toys import pictures as noise
 
 KEEP = [0, 2, 5]  # of 6
 
@@ -27,8 +28,7 @@ def naive(x: np.ndarray, y: np.ndarray, start: np.ndarray, ridge: float, constan
 
 
 def pictures(count: int = 40, side: int = 8, seed: int = 0) -> Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 3, side, side, generator=draw, dtype=torch.float64)
+    return noise(count, side, seed)
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
@@ -63,16 +63,6 @@ def twins(layer: nn.Conv2d) -> nn.Conv2d:
         if layer.bias is not None:
             layer.bias[half:] = 0.5 * layer.bias[:half]
     return layer
-
-
-def chain() -> nn.Module:
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)
-    ).double()
-    nn.init.uniform_(net[3].running_var, 0.5, 2.0)
-    nn.init.normal_(net[3].running_mean)
-    return net.eval()
 
 
 class Residual(nn.Module):

@@ -13,6 +13,7 @@ from prunus.scoring import reader_inputs
 from prunus.scoring.gram_sums import GramSums, KeptRows
 from prunus.scoring.metrics import METRICS
 from prunus.scoring.reader_inputs import collect_reader_inputs
+from tests.scoring.toys import pictures
 
 
 def network(width: int = 4) -> nn.Sequential:
@@ -20,10 +21,6 @@ def network(width: int = 4) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(3, width, 3, bias=False), nn.ReLU(), nn.Conv2d(width, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)
     ).double()
-
-
-def pictures(count: int) -> Tensor:
-    return torch.randn(count, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 def labelled(images: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:

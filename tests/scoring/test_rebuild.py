@@ -16,7 +16,7 @@ from prunus.scoring import reader_inputs
 from prunus.scoring.evidence import Contributions
 from prunus.scoring.metrics import METRICS, rebuild
 from prunus.scoring.metrics.rebuild import Elimination
-from tests.scoring.toys import chain, pictures
+from tests.scoring.toys import Scaled, chain, pictures
 
 
 def contributions_of(model: nn.Sequential, images: Tensor) -> np.ndarray:
@@ -303,13 +303,6 @@ def test_few_images_cut_nothing_for_nothing_and_the_log_names_the_layers(caplog:
         pr.score(graph, pr.repair_each(graph, torch.randn(count, 3, 3, 3)), "rebuilt")
         texts = [record.getMessage() for record in caplog.records if "uncertain" in record.getMessage()]
         assert [text.partition("covariance: ")[2] for text in texts] == uncertain
-
-
-class Scaled(nn.Conv2d):
-    """A convolution that is no linear map with its own weight."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 0.5
 
 
 def small_network(reader: type[nn.Conv2d], scale: float = 1.0, width: int = 6) -> nn.Sequential:

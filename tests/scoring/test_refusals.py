@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 import prunus as pr
 from prunus.errors import DataError, PrunusError, ScoreError
-from prunus.scoring.choice import choose_metrics
 from prunus.scoring.metrics.rebuild import Elimination
 from prunus.scoring.reader_inputs import collect_reader_inputs
 from prunus.scoring.score import score
 from tests import nets
-from tests.scoring.toys import batches, chain, graph_of, pictures
+from tests.scoring.toys import Scaled, batches, chain, graph_of, pictures
 
 
 def hooks(graph: pr.ChannelGraph) -> int:
@@ -52,11 +51,6 @@ def test_metrics_and_options(metric: Any, options: dict[str, Any], words: str) -
     with pytest.raises(PrunusError, match=words):
         score(graph, batches(), metric, **options)
     assert hooks(graph) == 0
-
-
-def test_mistakes_are_said_before_any_pass() -> None:
-    with pytest.raises(ScoreError, match="gsd, l1 has no option 'rho'"):
-        choose_metrics(["gsd", "l1"], {"rho": 1})
 
 
 def relabelled(function: Any) -> list[tuple[Any, Any]]:
@@ -119,28 +113,21 @@ def test_sources_without_images() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
-    ("metric", "words"),
+    ("build", "layer", "metric", "words"),
     [
-        ("gsd", "batch 0: activations of unit a:out that enter b are NaN"),
-        ("mmd", "batch 0: activations of unit a:out that enter b are NaN"),
-        ("fisher", r"batch 0: gradients at \w+ are NaN"),
+        (nets.Chain, "a", "gsd", "batch 0: activations of unit a:out that enter b are NaN"),
+        (nets.Chain, "a", "mmd", "batch 0: activations of unit a:out that enter b are NaN"),
+        (nets.Chain, "a", "fisher", r"batch 0: gradients at \w+ are NaN"),
+        (nets.Concat, "b", "gsd", "batch 0: activations of unit b:out that enter c"),  # of a tensor that units share
     ],
 )
-def test_weights_that_are_not_finite(bad: float, metric: str, words: str) -> None:
-    graph = graph_of(nets.Chain)
+def test_weights_that_are_not_finite(build: Any, layer: str, metric: str, words: str, bad: float) -> None:
+    graph = graph_of(build)
     with torch.no_grad():
-        graph.model.get_submodule("a").weight[1] = bad
+        graph.model.get_submodule(layer).weight[1] = bad
     with pytest.raises(ScoreError, match=words):
         score(graph, batches(), metric)
     assert hooks(graph) == 0
-
-
-def test_a_nan_in_one_unit_of_a_shared_tensor_is_found() -> None:
-    graph = graph_of(nets.Concat)
-    with torch.no_grad():
-        graph.model.get_submodule("b").weight[2] = float("nan")
-    with pytest.raises(ScoreError, match="batch 0: activations of unit b:out that enter c"):
-        score(graph, batches())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -182,27 +169,12 @@ class Folded(nn.Module):
         return self.fc(h[: len(x)])
 
 
-def test_layers_that_see_another_number_of_images() -> None:
-    graph = graph_of(Folded)
+def test_networks_and_moments_that_cannot_be_scored() -> None:
     with pytest.raises(ScoreError, match="fc is called with another number of images than the network"):
-        score(graph, batches())
-
-
-class Scaled(nn.Conv2d):
-    """A convolution that is no linear map with its own weight."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 0.5
-
-
-def test_no_unit_that_can_be_scored_by_its_readers() -> None:
+        score(graph_of(Folded), batches())
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), Scaled(6, 4, 3)).double().eval()
-    graph = pr.trace(model, pictures(1))
     with pytest.raises(ScoreError, match=r"no unit can be scored by its readers.*use a metric of activations"):
-        score(graph, [pictures(40)], "rebuilt")
-
-
-def test_moments_that_are_not_numbers() -> None:
+        score(pr.trace(model, pictures(1)), [pictures(40)], "rebuilt")
     moments = torch.full((3, 3), torch.nan, dtype=torch.float64)
     with pytest.raises(ScoreError, match="values that are not finite"):
         Elimination(torch.ones(1, 3, dtype=torch.float64), moments, torch.arange(3)[:, None])
