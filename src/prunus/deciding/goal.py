@@ -66,7 +66,9 @@ class Goal:
     def budget(self, graph: ChannelGraph, table: LatencyTable | None = None) -> Budget:
         """The goal in numbers for a network. A goal that the network already meets is an error.
 
-        table: seconds of the network's layers, which a latency target needs.
+        Args:
+            graph: The traced network.
+            table: Seconds of its layers, which a latency target needs.
         """
         given = [name for name in self.given if name != "max_drop"]
         if len(given) > 1:

@@ -78,13 +78,21 @@ SHOWN = 10  # units in the text of a plan
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """The channels that each unit keeps. Units that are not pruned are listed too, and keep all their channels."""
+    """The channels that each unit keeps. Units that are not pruned are listed too, and keep all their channels.
 
-    fingerprint: str  # of the structure of the network it belongs to
-    streams: str  # how streams are treated: "select" or "coupled"
-    example: Any  # shapes and types of the example input, so that the network can be traced again
-    widths: Mapping[str, int]  # unit -> its number of channels in that network
-    keep: Mapping[str, tuple[int, ...]]  # unit -> kept channels, ascending
+    Attributes:
+        fingerprint: Of the structure of the network it belongs to.
+        streams: How streams are treated: "select" or "coupled".
+        example: Shapes and types of the example input, so that the network can be traced again.
+        widths: Unit -> its number of channels in that network.
+        keep: Unit -> kept channels, ascending.
+    """
+
+    fingerprint: str
+    streams: str
+    example: Any
+    widths: Mapping[str, int]
+    keep: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def of(cls, graph: ChannelGraph, keep: Keep) -> Plan:

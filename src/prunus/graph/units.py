@@ -20,13 +20,16 @@ Keep = Mapping[str, Sequence[int]]  # unit -> channels to keep
 class Reader:
     """A conv or linear layer that mixes the channels of a unit.
 
-    `inputs[i, j]` is the position on the layer's input-channel axis that carries channel `channels[i]` of the unit for
-    the j-th time. There is usually one; flatten -> linear gives one position per pixel.
+    Attributes:
+        module: The name of the layer.
+        channels: Which of the unit's channels it reads [n], usually all.
+        inputs: `inputs[i, j]` is the position on the layer's input-channel axis that carries channel `channels[i]` of
+            the unit for the j-th time [n, m]. There is usually one; flatten -> linear gives one position per pixel.
     """
 
     module: str
-    channels: Indices  # [n] which of the unit's channels this layer reads, usually all
-    inputs: Indices  # [n, m]
+    channels: Indices
+    inputs: Indices
 
     def __repr__(self) -> str:
         return f"Reader({self.module}: {len(self.channels)} channels)"
@@ -34,11 +37,17 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """A conv or linear layer whose filters produce the channels of a unit: `outputs[i, j]` is the index of a filter."""
+    """A conv or linear layer whose filters produce the channels of a unit.
+
+    Attributes:
+        module: The name of the layer.
+        channels: Which of the unit's channels it writes [n].
+        outputs: `outputs[i, j]` is the index of a filter that writes channel `channels[i]` [n, m].
+    """
 
     module: str
-    channels: Indices  # [n]
-    outputs: Indices  # [n, m]
+    channels: Indices
+    outputs: Indices
 
     def __repr__(self) -> str:
         return f"Writer({self.module}: {len(self.channels)} channels)"
@@ -48,12 +57,18 @@ class Writer:
 class Unit:
     """Channels that have the same writers and the same readers.
 
-    private: all readers drop a channel together, so the writers lose the filter.
-    stream: the channels also go through an addition. With streams="select" each reader is a unit of its own.
-
     Grouped convolutions and channel shuffles divide the channels into blocks, and the same number of channels must be
-    kept in each block. `blocks[i]` is the block of channel i. `granule` is the number of blocks, so channels can only
-    be removed in multiples of it.
+    kept in each block.
+
+    Attributes:
+        name: As in plans and scores.
+        width: Number of channels.
+        granule: Number of blocks: channels can only be removed in multiples of it.
+        kind: "private": all readers drop a channel together, so the writers lose the filter. "stream": the channels
+            also go through an addition. With streams="select" each reader is a unit of its own.
+        readers: The layers that read the channels.
+        writers: The layers that write them.
+        blocks: `blocks[i]` is the block of channel i.
     """
 
     name: str
@@ -62,7 +77,7 @@ class Unit:
     kind: Kind
     readers: tuple[Reader, ...]
     writers: tuple[Writer, ...]
-    blocks: Indices  # [width]
+    blocks: Indices
 
     def __repr__(self) -> str:
         """One line without the arrays: width, kind, and the layers by name."""

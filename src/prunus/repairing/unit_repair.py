@@ -77,8 +77,14 @@ def repair_each(
 ) -> UnitRepair:
     """What `sensitivity(..., repair=)` takes: every unit's cut is then evaluated after a repair of that unit alone.
 
-    images: unlabelled, as for `repair`. They are read once, here. `score(graph, units, metric="rebuilt")` uses what
-    this pass has seen.
+    `score(graph, units, metric="rebuilt")` uses what this pass has seen.
+
+    Args:
+        graph: The traced network.
+        images: Unlabelled, as for `repair`. They are read once, here.
+        how: solve or bn.
+        positions: Positions of a feature map that are taken of an image, at most.
+        seed: Chooses them.
     """
     _reader_changes(how)  # an unknown one is an error before the pass
     seen = collect_reader_inputs(graph, images, positions=positions, seed=seed)

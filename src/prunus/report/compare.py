@@ -100,12 +100,19 @@ def sides(run: FinishedRun) -> tuple[Side, Side]:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs beside each other."""
+    """Runs beside each other.
+
+    Attributes:
+        entrants: The runs.
+        published: Rows of the paper about the same networks and data.
+        differing: Setting -> its value in each run, where not all are equal.
+        notes: About what makes the comparison less than fair.
+    """
 
     entrants: tuple[Entrant, ...]
-    published: tuple[PublishedGroup, ...]  # rows of the paper about the same networks and data
-    differing: Mapping[str, tuple[Any, ...]]  # setting -> its value in each run, where not all are equal
-    notes: tuple[str, ...]  # about what makes the comparison less than fair
+    published: tuple[PublishedGroup, ...]
+    differing: Mapping[str, tuple[Any, ...]]
+    notes: tuple[str, ...]
 
     def front(self, cost: str, quality: QualityText) -> frozenset[str]:
         """Letters of the finished runs that no other one beats: none costs less and is at least as good, or the same

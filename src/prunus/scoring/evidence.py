@@ -19,11 +19,17 @@ from prunus.scoring.moments import ClassMoments
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """n channels of a unit as they enter the layers that share one tensor."""
+    """n channels of a unit as they enter the layers that share one tensor.
+
+    Attributes:
+        unit: The name of the unit.
+        moments: Of K classes [K, n].
+        reader_norms: Squared norm of the weights of those layers for each channel [n].
+    """
 
     unit: str
-    moments: ClassMoments  # [K, n]
-    reader_norms: Tensor  # [n] squared norm of the weights of those layers for the channel
+    moments: ClassMoments
+    reader_norms: Tensor
 
 
 @dataclass(frozen=True, eq=False)

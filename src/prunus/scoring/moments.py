@@ -153,12 +153,19 @@ def combine(a: Triple, b: Triple) -> Triple:
 
 @dataclass(frozen=True, eq=False)
 class ClassMoments:
-    """Statistics of a tensor's channels, one row per class. The population variance is `m2 / count`."""
+    """Statistics of a tensor's channels, one row per class. The population variance is `m2 / count`.
 
-    num_images: Tensor  # [K] number of images of each class
-    count: Tensor  # [K] number of activations of a channel: images x positions
-    mean: Tensor  # [K, C]
-    m2: Tensor  # [K, C] sum of squared deviations from the mean
+    Attributes:
+        num_images: Number of images of each class [K].
+        count: Number of activations of a channel, images x positions [K].
+        mean: Of each class and channel [K, C].
+        m2: Sum of squared deviations from the mean [K, C].
+    """
+
+    num_images: Tensor
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
 
     @property
     def classes(self) -> int:

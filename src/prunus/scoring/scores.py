@@ -32,11 +32,19 @@ def check_scores(scores: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """`values[unit][i]` is the score of channel i of that unit by `metric`."""
+    """The score of each channel by a metric.
+
+    Attributes:
+        metric: Its name.
+        values: `values[unit][i]` is the score of channel i of that unit.
+        num_images: Images that they were computed on; 0 if none were needed.
+        options: Of the metric.
+        notes: What was left out, and why.
+    """
 
     metric: str
     values: Mapping[str, Vector]
-    num_images: int = 0  # images that they were computed on; 0 if none were needed
+    num_images: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
