@@ -57,8 +57,9 @@ def test_the_notebooks_say_what_is_true() -> None:
     before, after = re.search(r"test accuracy +([\d.]+)% +([\d.]+)%", texts["quickstart"]).groups()  # type: ignore[union-attr]
     assert float(before) > 95 and float(after) > float(before) - 3
     assert re.search(r"MACs .* -50\.\d%", texts["quickstart"]) and texts["quickstart"].rstrip().endswith("True")
-    accuracy = dict(re.findall(r"^(before|as cut|repaired) +([\d.]+)%$", texts["choosing-what-to-cut"], re.MULTILINE))
-    assert float(accuracy["as cut"]) <= float(accuracy["repaired"]) <= float(accuracy["before"])
+    rows = re.findall(r"^(unpruned|before repair|repaired) +([\d.]+)%$", texts["choosing-what-to-cut"], re.MULTILINE)
+    accuracy = {name: float(value) for name, value in rows}
+    assert accuracy["before repair"] <= accuracy["repaired"] <= accuracy["unpruned"]
 
 
 def test_a_notebook_becomes_a_page(tmp_path: Path) -> None:
