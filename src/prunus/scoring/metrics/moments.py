@@ -7,20 +7,17 @@ finite for a channel that is dead for a class. It is ours: the paper has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from prunus.scoring.evidence import Channels
 from prunus.scoring.metrics import Metric
-from prunus.scoring.moments import ClassMoments
 
 SMALLEST = 1e-200  # a denominator of 0, of a channel that is dead for a class and a ridge of 0, counts as this
 
 
-@dataclass(frozen=True, eq=False)
-class Partition:
+class Partition(NamedTuple):
     """A channel's activations split into a class and all others (section 7.2 of the paper), for every class at once."""
 
     gap: Tensor  # [K, C] mean of the class - mean of the rest
@@ -30,11 +27,11 @@ class Partition:
     num_rest_images: Tensor  # [K, 1]
 
 
-def one_versus_rest(moments: ClassMoments, measure: Callable[[Partition], Tensor]) -> Tensor:
-    """(1 / C) sum over classes c of measure(F^c, F^-c): Eqn. 8 of the paper. -> [C]"""
-    rest = moments.rest
-    gap, images, rest_images = moments.mean - rest.mean, moments.num_images[:, None], rest.num_images[:, None]
-    return measure(Partition(gap, moments.variance, rest.variance, images, rest_images)).mean(0)
+def partition(channels: Channels) -> Partition:
+    """(F^c, F^-c) of every class c. The mean of a measure over its rows is Eqn. 8 of the paper."""
+    moments, rest = channels.moments, channels.moments.rest
+    images, rest_images = moments.num_images[:, None], rest.num_images[:, None]
+    return Partition(moments.mean - rest.mean, moments.variance, rest.variance, images, rest_images)
 
 
 def over(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -48,25 +45,21 @@ def gsd(channels: Channels, ridge: float = 0.05) -> Tensor:
     SD = 1/2 [v / (w + r) + w / (v + r)] + 1/2 (mu - nu)^2 / (v + w + r) - 1. Without a ridge this divides by zero if a
     channel is dead for a class; 0.05 is the value in the first author's later public code. "gsd:ridge=0" leaves it out.
     """
-
-    def divergence(p: Partition) -> Tensor:
-        v, w = p.variance, p.rest_variance
-        ratio = over(v, w + ridge) + over(w, v + ridge)
-        return 0.5 * ratio + 0.5 * over(p.gap.square(), v + w + ridge) - 1
-
-    return one_versus_rest(channels.moments, divergence)
+    gap, v, w, _, _ = partition(channels)
+    ratio = over(v, w + ridge) + over(w, v + ridge)
+    return (0.5 * ratio + 0.5 * over(gap.square(), v + w + ridge) - 1).mean(0)
 
 
 def fdr(channels: Channels, ridge: float = 1e-4) -> Tensor:
     """G-FDR = mean over classes of (mu - nu)^2 / (v + w + r); Eqn. 5."""
-    return one_versus_rest(channels.moments, lambda p: over(p.gap.square(), p.variance + p.rest_variance + ridge))
+    gap, v, w, _, _ = partition(channels)
+    return over(gap.square(), v + w + ridge).mean(0)
 
 
 def abs_snr(channels: Channels, ridge: float = 1e-4) -> Tensor:
     """G-AbsSNR = mean over classes of |mu - nu| / (sqrt(v) + sqrt(w) + r); Eqn. 4."""
-    return one_versus_rest(
-        channels.moments, lambda p: over(p.gap.abs(), p.variance.sqrt() + p.rest_variance.sqrt() + ridge)
-    )
+    gap, v, w, _, _ = partition(channels)
+    return over(gap.abs(), v.sqrt() + w.sqrt() + ridge).mean(0)
 
 
 def ttest(channels: Channels, ridge: float = 1e-4) -> Tensor:
@@ -75,12 +68,8 @@ def ttest(channels: Channels, ridge: float = 1e-4) -> Tensor:
     |P| and |Q| count images, not activations. The ridge is added to the variances, so that it means the same for any
     number of images: added to the noise itself, 1e-4 is 20 times the noise of 4,500 images of a class.
     """
-
-    def statistic(p: Partition) -> Tensor:
-        noise = (p.variance + ridge) / p.num_images + (p.rest_variance + ridge) / p.num_rest_images
-        return over(p.gap.abs(), noise.sqrt())
-
-    return one_versus_rest(channels.moments, statistic)
+    gap, v, w, images, rest_images = partition(channels)
+    return over(gap.abs(), ((v + ridge) / images + (w + ridge) / rest_images).sqrt()).mean(0)
 
 
 def gsd_reader(channels: Channels, ridge: float = 0.05) -> Tensor:
