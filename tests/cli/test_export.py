@@ -42,3 +42,11 @@ def test_int8(pruned_lenet: Path) -> None:
     assert "held-out images" in shown[2] and "points" in shown[3]
     timed = lines(prunus("bench", out, "--engine", "onnxruntime", "--batch", "1", "--rounds", "1"))
     assert any("small" in line and "onnxruntime" in line for line in timed)
+
+
+def test_plain_pytorch(pruned_lenet: Path) -> None:
+    out = pruned_lenet.parent / "small.py"
+    shown = lines(prunus("export", pruned_lenet, out, columns=200))
+    assert shown[0].startswith(f"{out} and small.safetensors: ") and shown[0].endswith(" bytes, run without prunus")
+    assert shown[1].startswith("compared with PyTorch on 4 random images: largest difference ")
+    assert "model = LeNet5(num_classes=10)" in out.read_text()

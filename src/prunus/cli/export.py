@@ -23,7 +23,7 @@ from prunus.zoo.names import is_user_data
 class ExportOptions:
     """The file that is written."""
 
-    format: str | None = option(None, "onnx, pt2 or safetensors; by the file's suffix by default")
+    format: str | None = option(None, "onnx, pt2, safetensors or py; by the file's suffix by default")
     fold_bn: bool = option(False, "Fold batch norms into the layers before them")
     opset: int | None = option(None, "ONNX opset")
     fixed_batch: int | None = option(None, "Fixed number of images at a time; any number by default", least=1)
@@ -41,21 +41,24 @@ def command(
         typer.Argument(help="Folder of a pruned network, or a model's NAME or NAME=WEIGHTS"),
         Early(check_network),
     ],
-    out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 or .safetensors")],
+    out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2, .safetensors or .py")],
     file: ExportOptions,
     data: Annotated[DataOptions, Without("size", "workers")],
     model: Original = None,
     classes: Classes = None,
 ) -> None:
-    """Write a network as ONNX, as torch.export's .pt2 or as safetensors.
+    """Write a network as ONNX, as torch.export's .pt2, as safetensors or as plain PyTorch.
 
-    The file is read back and compared with PyTorch, on random images or on those of --data.
+    The file is read back and compared with PyTorch, on random images or on those of --data. A .py builds the narrow
+    network from its own class, without prunus; its weights are in a .safetensors file beside it.
 
     Examples:
 
         prunus export runs/prune-resnet56-cifar10 small.onnx --fold-bn
 
         prunus export resnet56=resnet56.safetensors full.pt2
+
+        prunus export runs/prune-resnet56-cifar10 small.py
 
         prunus export runs/prune-resnet56-cifar10 small.onnx --int8 --data cifar10
     """
@@ -67,8 +70,10 @@ def command(
             raise ModelError("--int8 takes neither --opset nor --fixed-batch: the file takes any number of images")
         if data.data is None and "data" not in named.asked:
             raise DataError("--int8 needs images to calibrate on and to check its accuracy on: give --data")
-    file_format(out, file.format)
+    kind = file_format(out, file.format)
     refuse_overwriting(out)
+    if kind == "py":
+        refuse_overwriting(out.with_suffix(".safetensors"))
     from prunus.ship.export import export
     from prunus.timing.latency import repeated
 
@@ -91,9 +96,14 @@ def command(
         opset=file.opset,
         images=images,
         dynamic_batch=file.fixed_batch is None,
+        original=named.name if kind == "py" else None,
+        arguments=opened.arguments if kind == "py" else None,
     )
     opset = f" opset {done.opset}" if done.opset else ""
-    say(f"{done.path}: {done.bytes:,} bytes, {done.format}{opset}")
+    if kind == "py":
+        say(f"{done.path} and {done.path.with_suffix('.safetensors').name}: {done.bytes:,} bytes, run without prunus")
+    else:
+        say(f"{done.path}: {done.bytes:,} bytes, {done.format}{opset}")
     if done.num_images:
         compared = f"{done.num_images} {'images' if images is not None else 'random images'}"
         say(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of how much the outputs vary")

@@ -251,6 +251,7 @@ class Network:
         shape: Channels, height, width of an image; of several inputs, the shape of each.
         original: The unpruned network with initial weights.
         inputs: Of a network that takes no single image: what it takes, as zeros.
+        arguments: What the factory of the original network was given.
     """
 
     name: str
@@ -259,6 +260,7 @@ class Network:
     plan: Plan | None = None
     original: nn.Module | None = None
     inputs: Any = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def zeros(self, size: int | None = None) -> Any:
         """One image of zeros, of this height and width if they are given; or several inputs of zeros."""
@@ -307,7 +309,7 @@ def open_network(named: NamedModel, classes: int | None = None) -> Network:
         if named.weights is not None:
             load_weights(network, named.weights)
         check_runs(network, named, example(named.name))
-        return Network(named.label, network, named.config.shape)
+        return Network(named.label, network, named.config.shape, arguments=arguments)
 
     folder = named.folders[-1]
     plan = Plan.load(folder / "plan.json")
@@ -322,4 +324,4 @@ def open_network(named: NamedModel, classes: int | None = None) -> Network:
     if not one:
         inputs = example_of(plan, original, folder / "plan.json")
         shape = tuple(tuple(x.shape[1:]) for x in tree_leaves(inputs) if isinstance(x, torch.Tensor))
-    return Network(named.label, network, shape, plan, original, inputs)
+    return Network(named.label, network, shape, plan, original, inputs, arguments)

@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import warnings
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from prunus.errors import FileError, ModelError
+from prunus.errors import DataError, FileError, ModelError
 from prunus.graph.files import read_tensors, save
 from prunus.graph.plan import Plan
 from prunus.graph.traced import Example
 from prunus.ship.fold import fold_batch_norm
 from prunus.ship.formats import Format, file_format
+from prunus.ship.python_file import Original, export_python
+from prunus.timing.latency import check_example
 from prunus.timing.onnx_export import Difference, compare, comparison_batches, export_onnx, export_program
-from prunus.util.batches import call
+from prunus.util.batches import call, device_of, to_device
 from prunus.util.files import atomic
+from prunus.util.progress import PhaseProgress, phases, shown
 from prunus.util.state import evaluating, generators_kept
+from prunus.util.user_code import failure
 
 
 @dataclass(frozen=True)
@@ -29,8 +37,8 @@ class Exported:
 
     Attributes:
         path: The file, or the folder if there is a plan.
-        format: onnx, pt2 or safetensors.
-        bytes: The size of the file.
+        format: onnx, pt2, safetensors or py.
+        bytes: The size of the file; of a Python file, with that of its weights.
         error: The largest difference from PyTorch's outputs, relative to how much the values of each vary.
         num_images: Images that were compared.
         opset: Of an ONNX file.
@@ -55,6 +63,9 @@ def export(
     images: Tensor | None = None,
     dynamic_batch: bool = True,
     plan: Plan | None = None,
+    original: Original | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    progress: PhaseProgress | bool | None = None,
 ) -> Exported:
     """Write `model` to `path`, read it back, run it, and compare it with PyTorch. `model` is not changed.
 
@@ -62,8 +73,9 @@ def export(
         model: The network.
         example: An input, for its shape.
         path: The file to write.
-        format: "onnx" (for onnxruntime), "pt2" (torch.export; load with `torch.export.load(path).module()`) or
-            "safetensors" (tensors only; with `plan`, a folder for `prunus.load`). Default: by the suffix of `path`.
+        format: "onnx" (for onnxruntime), "pt2" (torch.export; load with `torch.export.load(path).module()`),
+            "safetensors" (tensors only; with `plan`, a folder for `prunus.load`) or "py" (a Python file that builds the
+            narrow network from its own class, and the weights beside it). Default: by the suffix of `path`.
             A program that loads a .pt2 whose outputs are dataclasses registers them first, with their full names:
             torch.export.register_dataclass(Answer, serialized_type_name="package.module.Answer").
         fold_bn: Fold batch norms into the layers before them, see `fold_batch_norm`.
@@ -71,6 +83,15 @@ def export(
         images: Images to compare on, as the network takes them; random ones if not given.
         dynamic_batch: The file takes any number of images at a time; otherwise that of the example.
         plan: The plan of a pruned network, which is saved with it.
+        original: For "py", what builds the unpruned network: a class or function of a module, a `functools.partial` of
+            one, `"module:factory"` or a name of the zoo. By default the model's class, without arguments.
+        arguments: For "py", keyword arguments of `original`.
+        progress: Called with phase, steps done, steps in all and a note; False for silence.
+
+    Raises:
+        ModelError: The network cannot be written in this format, or what was written computes something else.
+        DataError: The example, or the images, are not what the network takes.
+        FileError: The file cannot be written.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, got {getattr(model, '__name__', type(model).__name__)}")
@@ -80,19 +101,60 @@ def export(
     kind = file_format(path, format or ("safetensors" if plan is not None else None))
     if opset is not None and kind != "onnx":
         raise ModelError(f"opset applies to the format onnx only, got opset={opset} with format {kind}")
-    if kind == "safetensors":
-        return _export_tensors(model, path, fold_bn, plan, example)
-    if fold_bn:
-        model = fold_batch_norm(model, example)
+    if kind != "py" and (original is not None or arguments):
+        raise ModelError(f"original and arguments apply to the format py only, not to {kind}")
+    if kind == "safetensors" and not fold_bn:
+        return _export_tensors(model, path, plan)
+    if fold_bn and (kind == "py" or plan is not None):
+        raise ModelError(
+            "a network with folded batch norms no longer has the layers of its class, so it cannot be built from it; "
+            "export it without fold_bn, or as onnx or pt2"
+        )
+    check_input(model, example)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(path) as part:
-        if kind == "onnx":
-            opset, difference = export_onnx(
-                model, example, part, opset=opset, images=images, dynamic_batch=dynamic_batch
+    with shown(progress, phases) as report:
+        report("export", 0, 1, "")
+        if fold_bn:
+            model = fold_batch_norm(model, example)
+        if kind == "safetensors":
+            return _export_tensors(model, path, None)
+        if kind == "py":
+            difference = export_python(
+                model,
+                example,
+                path,
+                original=original,
+                arguments=arguments,
+                images=images,
+                dynamic_batch=dynamic_batch,
             )
         else:
-            difference = _export_pt2(model, example, part, images, dynamic_batch)
-    return Exported(path, kind, path.stat().st_size, difference.error, difference.num_images, opset)
+            with atomic(path) as part:
+                if kind == "onnx":
+                    opset, difference = export_onnx(
+                        model, example, part, opset=opset, images=images, dynamic_batch=dynamic_batch
+                    )
+                else:
+                    difference = _export_pt2(model, example, part, images, dynamic_batch)
+        report("export", 1, 1, "")
+    size = sum(f.stat().st_size for f in ([path, path.with_suffix(".safetensors")] if kind == "py" else [path]))
+    return Exported(path, kind, size, difference.error, difference.num_images, opset)
+
+
+def check_input(model: nn.Module, example: Example) -> None:
+    """DataError unless the example is a batch that the network takes."""
+    arrays = [value for value in tree_leaves(example) if isinstance(value, np.ndarray)]
+    if arrays:
+        raise DataError(f"the example is a numpy array {list(arrays[0].shape)}; pass a tensor: torch.from_numpy(...)")
+    check_example(example)
+    with evaluating(model), generators_kept(), torch.no_grad():
+        try:
+            call(model, to_device(example, device_of(model)))
+        except Exception as error:  # the network's own code may raise anything
+            shapes = [list(value.shape) for value in tree_leaves(example) if isinstance(value, Tensor)]
+            raise DataError(
+                f"{type(model).__name__} does not run on the example {' and '.join(map(str, shapes))}: {failure(error)}"
+            ) from error
 
 
 def _export_pt2(
@@ -116,19 +178,13 @@ def _export_pt2(
         return compare(model, lambda batch: call(loaded, batch), batches)
 
 
-def _export_tensors(model: nn.Module, path: Path, fold_bn: bool, plan: Plan | None, example: Example) -> Exported:
+def _export_tensors(model: nn.Module, path: Path, plan: Plan | None) -> Exported:
     if plan is not None:
-        if fold_bn:
-            raise ModelError(
-                "a network with folded batch norms no longer has the layers of its class, so prunus.load cannot "
-                "read it back; export it without fold_bn, or as onnx or pt2"
-            )
         save(model, plan, path)
         file = path / "model.safetensors"
     else:
         from safetensors.torch import save_model
 
-        model = fold_batch_norm(model, example) if fold_bn else model
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as part:
             save_model(model, str(part))

@@ -8,8 +8,9 @@ from typing import Literal, cast
 from prunus.errors import ModelError
 from prunus.util.registry import unknown
 
-Format = Literal["onnx", "pt2", "safetensors"]
-FORMATS = ("onnx", "pt2", "safetensors")
+Format = Literal["onnx", "pt2", "safetensors", "py"]
+FORMATS = ("onnx", "pt2", "safetensors", "py")
+NUM_CALIBRATION = 200  # images that the ranges of 8-bit integers are measured on
 
 
 def file_format(path: Path, format: str | None = None) -> Format:
