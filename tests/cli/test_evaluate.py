@@ -29,8 +29,5 @@ def test_a_pruned_network_is_evaluated_from_its_folder(tmp_path: Path) -> None:
     found = json.loads(prunus(*words, "--pruned", tmp_path).stdout)
     digits = load("digits", size=32).loader("test", 50, limit=50)
     assert found["loss"] == pytest.approx(evaluate(small, digits).loss, rel=1e-5)
-
-
-def test_an_untrained_network_is_pointed_out() -> None:
     result = prunus("evaluate", "lenet5", "--data", "digits", "--num-images", "20")
     assert result.exit_code == 0 and "no --weights were given" in result.stderr

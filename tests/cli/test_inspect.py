@@ -85,6 +85,8 @@ def test_a_plan(tmp_path: Path) -> None:
     assert any(line.startswith("layer1.0.conv1 ") and "⇒" in line and "75.0%" in line for line in said)
     units = {line.split()[0]: line.split()[-1] for line in said if ":" in line.split(" ")[0]}
     assert units["layer1.0.conv1:out"] == "12" and units["layer2.0.conv1:in"] == "6"
+    result = prunus("inspect", "resnet8", "--plan", tmp_path / "plan.json")
+    assert result.exit_code == 1 and "the plan is for another network" in result.stderr
 
 
 def test_what_stays_and_why() -> None:
@@ -93,13 +95,6 @@ def test_what_stays_and_why() -> None:
     assert "b" in text.split(":")[1] and "fc" in text
     facts = json.loads(prunus("inspect", "tests.cli.test_inspect:build", "--size", "8", "--json").stdout)
     assert set(facts["units"]) == {"a:out"} and set(facts["frozen"]) == {"b", "fc"}
-
-
-def test_a_plan_of_another_network(tmp_path: Path) -> None:
-    graph = pr.trace(create("resnet20").eval(), EXAMPLE)
-    (tmp_path / "plan.json").write_text(pr.Plan.of(graph, {}).to_json())
-    result = prunus("inspect", "resnet8", "--plan", tmp_path / "plan.json")
-    assert result.exit_code == 1 and "the plan is for another network" in result.stderr
 
 
 def test_without_a_network_the_built_in_ones_are_listed() -> None:
@@ -140,7 +135,7 @@ def test_scores_are_those_of_the_library(tmp_path: Path) -> None:
     images = load("digits", size=32)
     graph = pr.trace(open_model(resolve("lenet5"), images), torch.zeros(1, *images.shape))
     wanted = score(graph, images.loader("train", 128, limit=100, seed=0), "gsd", ridge=0.5)
-    found = load_scores(tmp_path)["gsd"]
+    found = load_scores(tmp_path)["gsd:ridge=0.5"]
     assert found.options == {"ridge": 0.5} and found.num_images == 100
     assert list(found.values) == list(graph.units)
     for unit, values in wanted.values.items():

@@ -53,7 +53,7 @@ DEMO: dict[str, Any] = {
     "lr": 0.02,
 }  # settings of the demo, which has no augmentation either
 # Settings that are rarely worth changing in a run; Python has them, and `train` and `inspect --sensitivity` do.
-PYTHON_ONLY = Without("measure", "exact", "trial_ratio", "trials", "ema", "temperature", "distill_weight", "views")
+PYTHON_ONLY = Without("measure", "trial_ratio", "trials", "ema", "temperature", "distill_weight", "views")
 
 
 @dataclass(frozen=True)
