@@ -24,6 +24,7 @@ from prunus.train.distillation import FeatureMaps, Teacher, common_maps, distill
 from prunus.train.settings import Preset, TrainingSettings, check_together
 from prunus.train.sparsity import Objective, ProximalSGD, batch_norm_scales, with_penalty
 from prunus.util.batches import Batch, Batches, device_of, move, order_channels_last
+from prunus.util.options import plain
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -291,22 +292,15 @@ def identity_of(
     run: TrainingRun, settings: TrainingSettings, model: nn.Module, teacher: nn.Module | None
 ) -> dict[str, Any]:
     """Everything that the result depends on. A checkpoint with another identity belongs to another run."""
+    elsewhere = ("preset", "epochs", "lr", "warmup", "about", "device", "tracker")  # in the schedule, or without effect
     return {
         **dict(settings.about),
+        **{name: value for name, value in plain(settings).items() if name not in elsewhere},
         **dataclasses.asdict(run.schedule),
-        "seed": settings.seed,
         "steps": run.steps,
         "processes": run.accelerator.num_processes,
-        "mixed_precision": run.accelerator.mixed_precision,
-        "channels_last": settings.channels_last,
         "initial weights": digest(model),
         "teacher": digest(teacher),
-        "keep_best": settings.keep_best,
-        "first_epoch": settings.first_epoch,
-        "sparsity": settings.sparsity,
-        "sparsity_by": settings.sparsity_by,
-        "soft_prune": settings.soft_prune,
-        **settings.fine_tuning,
         "task": run.task.name or "user-provided",
     }
 

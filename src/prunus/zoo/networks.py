@@ -92,7 +92,6 @@ class LeNet5(nn.Module):
         self.fc2 = nn.Linear(84, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of a batch of images."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)  # [N, 6, 14, 14]
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)  # [N, 16, 5, 5]
         x = F.relu(self.conv3(x))  # [N, 120, 1, 1]
@@ -186,7 +185,6 @@ class CifarResNet(nn.Module):
         self.apply(_initialise)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of a batch of images."""
         x = F.relu(self.bn1(self.conv1(x)))  # [N, 16, 32, 32]
         x = self.layer3(self.layer2(self.layer1(x)))  # [N, 64, 8, 8]
         x = F.adaptive_avg_pool2d(x, 1)
@@ -261,7 +259,6 @@ class PreResNet(nn.Module):
         self.apply(_initialise)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of a batch of images."""
         x = self.conv1(x)  # [N, 16, 32, 32]
         x = self.layer3(self.layer2(self.layer1(x)))  # [N, 64 or 256, 8, 8]
         x = F.adaptive_avg_pool2d(F.relu(self.bn(x)), 1)
@@ -323,7 +320,6 @@ class ResNet50(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of a batch of images."""
         x = F.relu(self.bn1(self.conv1(x)))  # [N, 64, 112, 112]
         x = F.max_pool2d(x, 3, stride=2, padding=1)  # [N, 64, 56, 56]
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # [N, 2048, 7, 7]
@@ -368,7 +364,6 @@ class VGG(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of a batch of images."""
         x = self.avgpool(self.features(x))  # [N, 512, grid, grid]
         return self.classifier(torch.flatten(x, 1))  # type: ignore[no-any-return]
 
