@@ -70,14 +70,18 @@ def lost_by(plan: pr.Plan) -> dict[str, int]:
 # --------------------------------------------------------------------------------------------------------- algorithm 1
 
 
-@pytest.mark.parametrize("target", [0.03, 0.25, 0.5, 0.7])
 @pytest.mark.parametrize("name", ["resnet20", "preresnet20"])
-def test_targets_are_met_within_half_a_per_cent(name: str, target: float) -> None:
+def test_targets_are_met_within_half_a_per_cent(name: str) -> None:
     model, example, graph, scores = network(name)
-    for k, seed in ((None, 0), (2, 1)):
+    for target, k, seed in ((0.03, None, 0), (0.5, None, 0), (0.25, 2, 1), (0.7, 2, 1)):
         plan = decide(graph, scores, made(graph, scores, seed=seed), k, target)
         removed = 1 - counted_macs(pr.prune(graph, plan), example) / counted_macs(model, example)
         assert target <= removed <= target + 0.005
+    # A later round, whose target is of the original network.
+    later = pr.trace(pr.prune(graph, decide(graph, scores, made(graph, scores), target=0.3)), example)
+    scores = random_scores(later, seed=1)
+    plan = decide(later, scores, made(later, scores), target=0.5, whole=graph.macs)
+    assert 0.5 <= 1 - counted_macs(pr.prune(later, plan), example) / counted_macs(model, example) <= 0.505
 
 
 def test_targets_in_weights_and_in_a_user_provided_cost() -> None:
@@ -136,21 +140,11 @@ def test_out_of_reach_says_how_far_it_can_go(name: str) -> None:
         decide(graph, scores, found, target=reach + 1e-3)
 
 
-def test_a_target_of_the_original_network_in_a_later_round() -> None:
-    model, example, graph, scores = network("resnet20")
-    first = pr.prune(graph, decide(graph, scores, made(graph, scores), target=0.3))
-    later = pr.trace(first, example)
-    scores = random_scores(later, seed=1)
-    plan = decide(later, scores, made(later, scores), target=0.5, whole=graph.macs)
-    assert 0.5 <= 1 - counted_macs(pr.prune(later, plan), example) / counted_macs(model, example) <= 0.505
-
-
-@pytest.mark.parametrize("round_to", [4, 8])
-@pytest.mark.parametrize("target", [None, 0.15, 0.4])
-def test_widths_are_multiples(round_to: int, target: float | None) -> None:
+@pytest.mark.parametrize("name", ["mixed", "resnet20"])
+def test_widths_are_multiples(name: str) -> None:
     """Mixed has widths 16, 24, 48 in fours, and 20: what a unit is left with is a multiple, or all of it."""
-    for name in ("mixed", "resnet20"):
-        _, _, graph, scores = network(name)
+    _, _, graph, scores = network(name)
+    for round_to, target in itertools.product((4, 8), (None, 0.15, 0.4)):
         found = made(graph, scores, round_to=round_to)
         plan = decide(graph, scores, found, target=target, round_to=round_to)
         lost = lost_by(plan)
@@ -216,7 +210,7 @@ def rising(graph: pr.ChannelGraph) -> Scores:
     return Scores("rising", {name: np.arange(unit.width, dtype=float) for name, unit in graph.units.items()})
 
 
-def test_the_weakest_go_and_counts_are_rounded() -> None:
+def test_the_weakest_go_and_counts_are_rounded_of_units_chosen_by_names_and_patterns() -> None:
     graph = graph_of(nets.Residual())  # conv1:in 4, conv1:out 6, fc:in 4
     plan = uniform(graph, rising(graph), 0.3)
     assert plan.keep["conv1:in"] == (1, 2, 3)  # 1.2 -> 1
@@ -226,10 +220,6 @@ def test_the_weakest_go_and_counts_are_rounded() -> None:
     plan = uniform(graph, Scores("mine", {"conv1:out": np.array([5.0, 1.0, 4.0, 0.0, 2.0, 3.0])}), 0.5)
     assert plan.keep["conv1:out"] == (0, 2, 5)
     assert plan.keep["conv1:in"] == (0, 1, 2, 3)  # no scores: it stays
-
-
-def test_names_and_patterns_choose_units() -> None:
-    graph = graph_of(nets.Residual())
     for how, lost in (
         ({"units": ["fc:in"]}, {"fc:in": 2}),
         ({"only": "*:out"}, {"conv1:out": 3}),
@@ -366,8 +356,8 @@ def blocks(seed: int) -> tuple[nn.Module, pr.ChannelGraph, Scores]:
     return model, pr.trace(model, torch.zeros(1, STREAM, 8, 8)), Scores("rebuilt", values, 1)
 
 
-@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("share", [0.75, 0.5, 0.3])
+@pytest.mark.parametrize("seed", range(3))
 def test_no_other_split_has_a_smaller_error(seed: int, share: float) -> None:
     model, graph, scores = blocks(seed)
     example = torch.zeros(1, STREAM, 8, 8)
@@ -387,15 +377,12 @@ def test_no_other_split_has_a_smaller_error(seed: int, share: float) -> None:
         assert set(plan.keep[name]) == set(np.argsort(scores.values[name])[n:].tolist())
 
 
-def test_a_unit_with_ten_times_the_error_loses_less() -> None:
+def test_larger_errors_multiples_and_units_that_save_nothing() -> None:
     _, graph, scores = blocks(0)
     before = least_error(within(graph, scores, 0.6 * graph.macs)).removed()
     larger = {**scores.values, NAMES[2]: 10 * scores.values[NAMES[2]]}
     after = least_error(within(graph, Scores("rebuilt", larger, 1), 0.6 * graph.macs)).removed()
     assert after[NAMES[2]] < before[NAMES[2]] and sum(after.values()) == sum(before.values())
-
-
-def test_multiples_and_units_that_save_nothing() -> None:
     _, graph, scores = blocks(2)
     plan = least_error(within(graph, scores, 0.5 * graph.macs, 2))
     assert all(len(plan.keep[name]) % 2 == 0 for name in lost_by(plan)) and graph.cost(plan).macs <= 0.5 * graph.macs

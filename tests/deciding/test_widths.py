@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -36,11 +38,15 @@ def test_multiples_by_hand() -> None:
     assert WidthLimits(64).choices(unit) == [0]
 
 
+@functools.cache
+def graph_of(network: str) -> pr.ChannelGraph:
+    return pr.trace(seeded(Mixed), Mixed.example) if network == "mixed" else pr.trace(create(network), CIFAR)
+
+
 @pytest.mark.parametrize("alpha", [0.7, 2.0, 3.0, 4.0, 9.5])
 @pytest.mark.parametrize("network", ["mixed", "resnet8", "resnet56"])
 def test_all_units_lose_the_same_within_half_a_granule(network: str, alpha: float) -> None:
-    build, example = (Mixed, Mixed.example) if network == "mixed" else (lambda: create(network), CIFAR)
-    graph = pr.trace(seeded(build), example)
+    graph = graph_of(network)
     found = amounts_of(graph, alpha)
     aim = alpha * max(amount.floss for amount in found.values())
     free = [amount for amount in found.values() if not amount.stopped]
@@ -59,7 +65,7 @@ def test_resnet56_by_hand() -> None:
     """An inner channel of stage 1: a filter of conv1 and the slice of conv2, 2 x 16 x 9 x 32 x 32 MACs. An input of
     a block: the slice of conv1 alone. Stages 2 and 3 have twice the width on a quarter of the positions. Parameters do
     not know of positions: an inner channel of stage n saves 2 x 16n x 9 weights."""
-    graph = pr.trace(create("resnet56"), CIFAR)
+    graph = graph_of("resnet56")
     found = amounts_of(graph, 3)
     assert found["layer1.3.conv1:out"].floss == 2 * 16 * 9 * 1024 == 294_912
     assert found["layer1.3.conv1:in"].floss == 16 * 9 * 1024

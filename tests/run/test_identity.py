@@ -22,14 +22,9 @@ from tests.run.toys import HOLDOUT, QUICK, TEST, TRAIN, Small, batches, contents
 from tests.zoo.formats import random_images, write_picture
 
 IMAGES, LABELS = (torch.cat(parts) for parts in zip(*TRAIN, strict=True))
-
-
 WHOLE = TensorDataset(IMAGES, LABELS)
-
-
+WHOLE_LOADER = DataLoader(WHOLE, batch_size=16)
 OTHER = batches(12, 16, seed=1)
-
-
 GOAL = {**QUICK, "target": 0.3, "rounds": 1, "epochs": 0, "metric": "l2"}
 
 
@@ -133,17 +128,12 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_the_same_images_in_another_loader_continue(tmp_path: Path, name: str) -> None:
+def test_the_same_images_in_another_loader_have_the_same_facts_and_continue(tmp_path: Path, name: str) -> None:
     continues(tmp_path, TRAIN, LOADERS[name]())
     continues(tmp_path, LOADERS[name](), DataLoader(WHOLE, batch_size=16, shuffle=True))
-
-
-def test_facts_are_those_of_the_data_set() -> None:
     positions = [0, 27, 55, 82, 109, 136, 164, 191]  # eight of 192, evenly spread
-    for name, make in LOADERS.items():
-        if name == "a stream":
-            continue
-        facts = loader_facts(make())
+    if name != "a stream":
+        facts = loader_facts(LOADERS[name]())
         assert facts["images"] == 192 and facts["shape"] == [3, 6, 6]
         assert facts["labels"] == [int(LABELS[p]) for p in positions]
         assert facts["pixels"] == [
@@ -156,9 +146,8 @@ def test_facts_are_those_of_the_data_set() -> None:
 def test_augmented_images_continue(tmp_path: Path, own: bool) -> None:
     """Random images of torch's generator can be compared, those of a generator of their own cannot."""
     for workers in (0, 1):
-        for _ in range(3):
-            first = DataLoader(Augmented(own), batch_size=16, shuffle=True)
-            continues(tmp_path, first, DataLoader(Augmented(own), batch_size=16, num_workers=workers))
+        first = DataLoader(Augmented(own), batch_size=16, shuffle=True)
+        continues(tmp_path, first, DataLoader(Augmented(own), batch_size=16, num_workers=workers))
     brighter = DataLoader(Augmented(own, noise=9.0), batch_size=16)
     if own:
         continues(tmp_path, DataLoader(Augmented(own), batch_size=16), brighter)
@@ -167,18 +156,11 @@ def test_augmented_images_continue(tmp_path: Path, own: bool) -> None:
             continues(tmp_path, DataLoader(Augmented(own), batch_size=16), brighter)
 
 
-def test_a_rare_random_change_is_no_other_data(tmp_path: Path) -> None:
+def test_rare_changes_and_rounding_are_no_other_data(tmp_path: Path) -> None:
     changed = IMAGES.clone()
     changed[[0, 27, 55]] += 3  # three of the eight that are looked at
-    continues(tmp_path, WHOLE_LOADER, DataLoader(TensorDataset(changed, LABELS), batch_size=16))
-
-
-WHOLE_LOADER = DataLoader(WHOLE, batch_size=16)
-
-
-def test_rounding_is_no_other_data(tmp_path: Path) -> None:
-    nearly = IMAGES * (1 + 1e-6)
-    continues(tmp_path, WHOLE_LOADER, DataLoader(TensorDataset(nearly, LABELS), batch_size=16))
+    for images in (changed, IMAGES * (1 + 1e-6)):
+        continues(tmp_path, WHOLE_LOADER, DataLoader(TensorDataset(images, LABELS), batch_size=16))
 
 
 def test_another_sample_of_the_same_data_set_is_refused(tmp_path: Path) -> None:

@@ -154,27 +154,20 @@ def test_every_open_point_is_named_once() -> None:
     for data in ("cifar10", "cifar100", "imagenet:ILSVRC"):
         found = said(data)
         assert [words for words, start in zip(found, starts, strict=True) if words.startswith(start)] == found
-
-
-def test_the_ridge_of_gsd_may_be_given() -> None:
-    """The paper prints the formula without a ridge."""
     assert "a ridge of 0.05, from the first author's later code. gsd:ridge=0 leaves it out." in said()[0]
-    for changes in ({"metric": "gsd:ridge=0"}, {"metric_options": {"ridge": 0}}):
+    for changes in ({"metric": "gsd:ridge=0"}, {"metric_options": {"ridge": 0}}):  # the paper prints no ridge
         assert not any("ridge" in words for words in said(**changes))
     assert Settings.paper(metric="gsd:ridge=0.5").metric == "gsd:ridge=0.5"
     assert "a ridge of 0.5. gsd" in said(metric="gsd:ridge=0.5")[0]
-
-
-def test_k_and_alpha_are_those_of_the_run() -> None:
     assert ": a third of the units and alpha 3 here," in said()[4]
     assert ": k = 7 and alpha 2.5 here," in said(k=7, alpha=2.5)[4]
     given = open_points(OpenChoices([], 3.0, 2, "cifar10", "train:0.1", rounds=4))["k_and_alpha"]
     assert given.endswith(": k = 2 here, and the alpha with which 4 rounds reach the goal.")
-
-
-def test_without_retraining_nothing_is_said_about_epochs() -> None:
-    found = said(epochs=0)
+    found = said(epochs=0)  # nothing is said about epochs
     assert len(found) == 4 and not any("epoch" in words for words in found)
+    for data in ("digits", "mnist", "folder:mine", "nets:loaders"):
+        assert said(data)[6:] == [f"The paper has no schedule for {data}: that of its CIFAR experiments is used here."]
+        assert len(said(data, preset="cosine")) == 6  # which is named as different from the paper
 
 
 @pytest.mark.parametrize(
@@ -190,12 +183,6 @@ def test_without_retraining_nothing_is_said_about_epochs() -> None:
 )
 def test_which_images_decide(data: str, holdout: str | None, words: str) -> None:
     assert said(data, holdout)[5].startswith(f"The layers are chosen by validation accuracy{words}")
-
-
-@pytest.mark.parametrize("data", ["digits", "mnist", "folder:mine", "nets:loaders"])
-def test_the_schedule_of_a_data_set_that_the_paper_does_not_have(data: str) -> None:
-    assert said(data)[6:] == [f"The paper has no schedule for {data}: that of its CIFAR experiments is used here."]
-    assert len(said(data, preset="cosine")) == 6  # which is named as different from the paper
 
 
 @pytest.mark.parametrize(

@@ -75,16 +75,14 @@ def compress(**words: Any) -> None:
         ),
     ],
 )
-def test_long_work_is_shown(work: Callable[..., None], expected: set[str], heard: Heard) -> None:
+def test_long_work_is_shown_unless_false_turns_it_off(
+    work: Callable[..., None], expected: set[str], heard: Heard
+) -> None:
+    work(progress=False)
+    assert heard.phases == {}
     work()
     assert set(heard.phases) == expected
     assert all(done == total for done, total in heard.phases.values()) and heard.closed == 1
-
-
-@pytest.mark.parametrize("work", [score, sensitivity, repair, fit, compress])
-def test_false_turns_it_off(work: Callable[..., None], heard: Heard) -> None:
-    work(progress=False)
-    assert heard.phases == {}
 
 
 def test_a_fit_of_the_users_own_is_part_of_the_run(heard: Heard) -> None:

@@ -59,6 +59,15 @@ def test_what_is_left_open_depends_on_the_case() -> None:
     ):
         found = fill_defaults(Settings(**words), graph)  # type: ignore[arg-type]
         assert (found.metric, found.trials, found.num_repair_images) == (metric, trials, count), words
+    for given, teaches in (  # the unpruned network teaches a retraining unless told not to
+        ({"epochs": 1}, True),
+        ({"last_epochs": 1}, True),
+        ({"epochs": 1, "repair": "none"}, True),
+        ({"epochs": 1, "distill": False}, False),
+        ({"epochs": 0}, False),
+        ({"fit": lambda model, train, holdout: model}, False),
+    ):
+        assert fill_defaults(Settings(target=0.3, **given), graph).distill is teaches, given  # type: ignore[arg-type]
     solved = Settings(repair="solve", epochs=0)
     assert [fill_defaults(solved, graph, pixels).num_repair_images for pixels in (32 * 32, 224 * 224)] == [2000, 500]
 
@@ -75,17 +84,3 @@ def test_what_is_asked_of_a_ranking_gets_one(asked: dict[str, Any]) -> None:
         with pytest.raises(DecideError, match=f"{way} ranks no units, so {next(iter(asked))} would have no effect"):
             check_settings(Settings(**{**words, **asked}))
         check_settings(Settings(**words))
-
-
-def test_the_unpruned_network_teaches_a_retraining_unless_told_not_to() -> None:
-    graph = pr.trace(trained(), EXAMPLE)
-    for given, expected in (
-        ({"epochs": 1}, True),
-        ({"last_epochs": 1}, True),
-        ({"epochs": 1, "repair": "none"}, True),
-        ({"epochs": 1, "distill": False}, False),
-        ({"epochs": 0}, False),
-        ({"fit": lambda model, train, holdout: model}, False),
-    ):
-        filled = fill_defaults(Settings(target=0.3, **given), graph)  # type: ignore[arg-type]
-        assert filled.distill is expected, given

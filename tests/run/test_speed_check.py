@@ -28,11 +28,7 @@ from prunus.timing.layer_timing import latency_table
 from tests.run.toys import TRAIN, run, trained
 
 TICK = 1e-6  # seconds for each pair of an input and an output of a layer
-
-
 OVERHEAD = 500 * TICK  # of a whole network, which the table does not know
-
-
 QUICK: dict[str, Any] = {"repair": "solve", "epochs": 0, "engine": "eager", "batch": 8, "threads": 1}
 
 

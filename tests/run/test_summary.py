@@ -16,11 +16,16 @@ from prunus.tasks.evaluate import Evaluation
 from tests.run.toys import HOLDOUT, TRAIN, run, trained
 
 
-def test_a_drop_is_said_in_points() -> None:
+def test_a_drop_is_said_in_points_and_a_result_prints_as_a_short_table() -> None:
     result = run(ratio=0.6, epochs=0)
-    lost = 100 * (result.summary["before"]["holdout"]["quality"] - result.rounds[-1].after.quality)
-    assert lost > 1
-    assert result.summary["notes"] == [f"The held-out accuracy is {lost:.2f} points lower than before pruning."]
+    before, after = (100 * result.summary[side]["holdout"]["quality"] for side in ("before", "after"))
+    assert before - after > 1 and after == 100 * result.rounds[-1].after.quality
+    assert result.summary["notes"] == [
+        f"The held-out accuracy is {before - after:.2f} points lower than before pruning."
+    ]
+    lines = repr(result).splitlines()
+    assert lines[0] == "Compressed Small in 1 round(s)" and len(lines) <= 9
+    assert lines[2].split()[:4] == ["held-out", "accuracy", f"{before:.2f}%", f"{after:.2f}%"]
 
 
 def test_own_fit_that_makes_it_worse_is_kept_and_said() -> None:
@@ -34,14 +39,6 @@ def test_own_fit_that_makes_it_worse_is_kept_and_said() -> None:
     now = 100 * result.rounds[0].after.quality
     assert result.summary["notes"][0].startswith("Round 1: your own fit lowered the held-out accuracy from")
     assert result.summary["notes"][0].endswith(f"to {now:.2f}%.")
-
-
-def test_a_result_prints_as_a_short_table() -> None:
-    result = run(epochs=0, rounds=1)
-    lines = repr(result).splitlines()
-    assert lines[0] == "Compressed Small in 1 round(s)" and len(lines) <= 9
-    before, after = (100 * result.summary[side]["holdout"]["quality"] for side in ("before", "after"))
-    assert lines[2].split()[:4] == ["held-out", "accuracy", f"{before:.2f}%", f"{after:.2f}%"]
 
 
 def pixels(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:

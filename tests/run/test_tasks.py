@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 import prunus as pr
 from prunus.report.run_page import write_report
-from prunus.tasks.partial_forward import PartialForward
 from tests.tasks.nets import Answer, Tagger, UNet, Wrapped, squares, sums, tags
 
 SEGMENTED = {"target": 0.3, "task": "segmentation", "epochs": 1, "lr": 0.05, "progress": False}
@@ -142,22 +141,6 @@ def test_a_task_of_ones_own_races_and_retrains() -> None:
     assert "minus error" in repr(result) and "people" in repr(result)
 
 
-def test_a_race_of_batches_in_parts_is_that_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = pr.Task(
-        loss=lambda out, y: F.mse_loss(out.logits[:, 0], y), quality=lambda out, y: -((out.logits[:, 0] - y) ** 2)
-    )
-    batches = sums(images=40)
-    graph = pr.trace(Wrapped().eval(), (torch.zeros(1, 1, 6, 6), torch.zeros(1, 1, 6, 6)))
-    scores = pr.score(graph, batches, metric="l1", task=task)
-    whole = pr.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
-    for images in (1, 3):
-        monkeypatch.setattr(PartialForward, "at_once", property(lambda _: images, lambda *_: None), raising=False)  # noqa: B023
-        parts = pr.sensitivity(graph, scores, batches, task=task, k=1, progress=False)
-        assert parts.ranked() == whole.ranked()
-        for name, tried in whole.tried.items():
-            assert parts.tried[name].value == pytest.approx(tried.value, rel=1e-5)
-
-
 def test_images_alone_are_enough_to_score_and_repair(unet: nn.Module) -> None:
     graph, images = pr.trace(unet, torch.zeros(1, 1, 12, 12)), squares(labels=False)
     labelled = squares()
@@ -180,13 +163,6 @@ def test_a_function_of_ones_own_decides_without_labels(unet: nn.Module) -> None:
             apart = sum(F.mse_loss(model(x)["out"], unet(x)["out"]).item() for x in batches)
         return pr.Evaluation(-18.4 - apart, apart, 48)
 
-    how = {
-        "target": 0.3,
-        "task": "segmentation",
-        "metric": "reader_energy",
-        "repair": "solve",
-        "epochs": 0,
-        "split": "algorithm1",
-    }
+    how = {"target": 0.3, "task": "segmentation", "metric": "reader_energy", "epochs": 0, "split": "algorithm1"}
     result = pr.compress(unet, images, images, evaluate=likeness, progress=False, **how)
     assert len(seen) > 2 and result.summary["before"]["holdout"]["quality"] == pytest.approx(-18.4)

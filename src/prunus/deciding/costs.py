@@ -101,7 +101,7 @@ def table_cost(graph: ChannelGraph, table: LatencyTable) -> LayeredCost:
     )
 
 
-def latency(graph: ChannelGraph) -> LayeredCost:
+def _measured(graph: ChannelGraph) -> LayeredCost:
     """Seconds per batch in eager mode, measured now."""
     from prunus.timing.layer_timing import latency_table
 
@@ -119,6 +119,6 @@ PARAMS = CostEntry(
 LATENCY = CostEntry(
     name="latency",
     help="Seconds per batch, from a table of layer timings measured on this machine",
-    of=latency,
+    of=_measured,
     measured=True,
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prunus.deciding.candidates import candidates, check_patterns, scored
-from prunus.deciding.costs import CostOf, cost_function, name_of, widths_of
+from prunus.deciding.costs import cost_function, name_of, widths_of
 from prunus.deciding.settings import RankSettings
 from prunus.deciding.trials import UnitTrial, run_trials
 from prunus.deciding.widths import Cutter, WidthLimits, amounts
@@ -51,9 +51,17 @@ class TrialRow:
 
 @dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """How much the network suffers when each unit loses channels."""
+    """How much the network suffers when each unit loses channels.
 
-    split: str  # "algorithm1" or "ratio"
+    Attributes:
+        split: "algorithm1" or "ratio".
+        tried: Unit -> the result with n_l channels removed, or at the ratio that units are ranked by.
+        curves: Of the split "ratio": the results at all ratios.
+        repair: How each unit was repaired before it was evaluated.
+        unit: Of the measure; "%": values are fractions of 1.
+    """
+
+    split: str
     measure: str
     cost: str
     alpha: float | None
@@ -61,10 +69,10 @@ class Sensitivity:
     base_loss: float | None
     base_value: float
     num_images: int
-    tried: Mapping[str, TrialRow]  # unit -> result with n_l channels removed, or at the ratio that units are ranked by
-    curves: Mapping[str, tuple[TrialRow, ...]] = field(default_factory=dict)  # split "ratio": over all ratios
-    repair: str = "none"  # how each unit was repaired before it was evaluated
-    unit: str = ""  # of the measure; "%": values are fractions of 1
+    tried: Mapping[str, TrialRow]
+    curves: Mapping[str, tuple[TrialRow, ...]] = field(default_factory=dict)
+    repair: str = "none"
+    unit: str = ""
 
     def ranked(self) -> list[str]:
         """Units, the least sensitive first; ties go to the lower loss, then to the larger saving."""
@@ -135,10 +143,25 @@ def sensitivity(
     cutter = Cutter(graph, scores, WidthLimits(chosen.round_to, widths or {}, widths_of(cost)))
     check_patterns(graph, chosen.exclude, chosen.only, widths or {})
     names = scored(graph, scores, candidates(graph, chosen.exclude, chosen.only))
+    whole = cost({})
+
+    def without(name: str, removed: int, floss: float | None = None, stopped: bool = False) -> UnitTrial:
+        kept = cutter.keep(name, removed)
+        saved = whole - cost({name: kept})
+        return UnitTrial(name, kept, saved, saved / removed if floss is None else floss, stopped)
+
     if split == "ratio":
-        trials = _by_ratio(cutter, names, ratios, cost)
+        wrong = [ratio for ratio in ratios if not 0 < ratio < 1]
+        if wrong:
+            raise DecideError(f"ratios are fractions removed, above 0 and below 1; got {wrong[0]}")
+        trials = []
+        for name in names:
+            width, step = graph.units[name].width, graph.units[name].granule
+            counts = [min(width - step, step * round(ratio * width / step)) for ratio in ratios]
+            trials += [without(name, count) for count in dict.fromkeys(counts) if count > 0]
     else:
-        trials = _by_amount(cutter, names, chosen.alpha, cost)
+        able = amounts(cutter, names, alpha=chosen.alpha, cost=cost)
+        trials = [without(n, one.channels, one.floss, one.stopped) for n, one in able.items() if one.channels]
     if not trials:
         raise NothingToLoseError("no unit can lose a whole granule within its floor; lower round_to or raise alpha")
     with shown(progress, steps("sensitivity")) as report:
@@ -181,27 +204,3 @@ def sensitivity(
         repair="none" if repair is None else str(getattr(repair, "how", "own")),
         unit=unit,
     )
-
-
-def _by_amount(cutter: Cutter, names: Sequence[str], alpha: float, cost: CostOf) -> list[UnitTrial]:
-    trials, whole = [], cost({})
-    for name, amount in amounts(cutter, names, alpha=alpha, cost=cost).items():
-        if amount.channels:
-            kept = cutter.keep(name, amount.channels)
-            trials.append(UnitTrial(name, kept, whole - cost({name: kept}), amount.floss, amount.stopped))
-    return trials
-
-
-def _by_ratio(cutter: Cutter, names: Sequence[str], ratios: Sequence[float], cost: CostOf) -> list[UnitTrial]:
-    wrong = [ratio for ratio in ratios if not 0 < ratio < 1]
-    if wrong:
-        raise DecideError(f"ratios are fractions removed, above 0 and below 1; got {wrong[0]}")
-    trials, whole = [], cost({})
-    for name in names:
-        unit = cutter.graph.units[name]
-        counts = [min(unit.width - unit.granule, unit.granule * round(r * unit.width / unit.granule)) for r in ratios]
-        for removed in dict.fromkeys(count for count in counts if count > 0):
-            kept = cutter.keep(name, removed)
-            saved = whole - cost({name: kept})
-            trials.append(UnitTrial(name, kept, saved, saved / removed))
-    return trials

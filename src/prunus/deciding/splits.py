@@ -34,10 +34,8 @@ SCALES = "bn_scale"
 class SplitTask:
     """Everything that a split may look at."""
 
-    # Measured once, whatever the budget.
     graph: ChannelGraph  # of the network that loses channels
     scores: Scores
-    # Decided for.
     budget: Budget
     settings: SplitSettings = field(default_factory=SplitSettings)
     # Settings (with k and alpha filled in) -> what held-out images say of each unit. The caller has the images.

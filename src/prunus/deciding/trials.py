@@ -32,6 +32,7 @@ from prunus.util.processes import add_up
 from prunus.util.progress import Progress
 from prunus.util.state import evaluating, generators_kept
 
+NO_IMAGES = "the held-out loader gave no images; pass at least one batch of (images, labels)"
 KEPT_BYTES = 2**30  # a race reads the images many times: up to this size they are kept in memory
 
 Pair = tuple[Any, Any]  # inputs and labels of some images
@@ -141,7 +142,8 @@ def _on_all_images(runner: _Runner, holdout: Batches, progress: Progress | None)
 
         for i, outputs, labels, count in runner.run(every, pair, number, step):
             sums[i + 1].add(outputs, labels, count)
-    _check_count(sums[0].num_images)
+    if not sums[0].num_images:
+        raise DataError(NO_IMAGES)
     figures = torch.zeros(len(every), 2, dtype=torch.float64)
     for i in runner.mine(every):
         evaluation = sums[i + 1].evaluation()
@@ -173,7 +175,8 @@ def _race(
             margins.append(task.margins(outputs, labels).abs().cpu().double().numpy())
         if one_number:
             vectors.append(labels.cpu().numpy())
-    _check_count(whole.num_images)
+    if not whole.num_images:
+        raise DataError(NO_IMAGES)
     base, truth = np.concatenate(values), np.concatenate(vectors) if vectors else None
     losses, asked = np.zeros(len(runner.trials)), 0  # changes of the sum of losses
 
@@ -286,8 +289,3 @@ def _picked(pairs: Iterable[Pair], wanted: Places, truth: Places | None) -> list
         return [tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *parts)]
     except RuntimeError:
         return parts
-
-
-def _check_count(images: int) -> None:
-    if not images:
-        raise DataError("the held-out loader gave no images; pass at least one batch of (images, labels)")

@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.deciding.candidates import candidates
-from prunus.deciding.costs import cost_function, table_cost
+from prunus.deciding.costs import CostOf, cost_function, table_cost
+from prunus.deciding.settings import TimeSettings
 from prunus.deciding.splits import lowest_cost
 from prunus.errors import DataError, DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
@@ -35,15 +36,6 @@ from prunus.zoo.images import FileImages
 NEEDED = {"train": "training", "holdout": "held-out"}  # part -> its name in messages
 LOOKED_AT = 256  # training images
 EVALUATED, SECONDS = 2000, 15.0  # held-out images at most, and about the time for them
-
-
-@dataclass(frozen=True)
-class TimedIn:
-    """Where the layers of a network are timed."""
-
-    engine: str
-    batch: int = 64
-    threads: int | None = None  # None: PyTorch's choice
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,7 @@ def checkup(
     trained: bool,
     task: Task | str | None = None,
     streams: Streams = "select",
-    timed_in: TimedIn | None = None,
+    timed_in: TimeSettings | None = None,
 ) -> Checkup:
     """Look at a network, and at its images if there are some.
 
@@ -178,8 +170,19 @@ def checkup(
     if data is not None and trained and parts.get("holdout"):
         most = int(min(EVALUATED, max(len(data.classes), SECONDS / speed.forward)))
         held_out = data.loader("holdout", 128, limit=min(most, parts["holdout"]))
-        accuracy, wrong, more = quality_problems(model, held_out, chosen, example, parts["holdout"])
-        problems, notes = problems + wrong, notes + more
+        try:
+            accuracy = evaluate(model, held_out, task=chosen)
+            problems += quality_doubts(accuracy, model, to_device(example, device), chosen)
+        except DataError as error:
+            problems.append(str(error))
+        count = parts["holdout"]
+        if accuracy is not None and chosen.chance is not None and count < FEW_IMAGES:
+            notes.append(f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points")
+    speedup = None
+    if timed_in is not None and graph.units:
+        table = latency_table(graph, timed_in.engine, timed_in.batch, timed_in.threads)
+        how, fastest = table.measured_with, 1 / least_share(graph, table_cost(graph, table))
+        speedup = SpeedReach(how.engine, how.batch, how.threads, table.whole, fastest)
     whole = data is not None and parts.get("train") and parts.get("holdout")
     frozen: dict[str, tuple[str, ...]] = {}
     for name, reason in graph.frozen.items():
@@ -193,9 +196,9 @@ def checkup(
         prunable=len(graph.prunable),
         units={kind: sum(u.kind == kind for u in graph.units.values()) for kind in ("private", "stream")},
         frozen=frozen,
-        reach={cost: reach_of(graph, cost) for cost in ("macs", "params")},
+        reach={cost: 1 - least_share(graph, cost_function(graph, cost)) for cost in ("macs", "params")},
         speed=speed,
-        speedup=speed_reach(graph, timed_in) if timed_in is not None and graph.units else None,
+        speedup=speedup,
         images=parts,
         classes=0 if data is None else len(data.classes),
         accuracy=accuracy,
@@ -207,25 +210,13 @@ def checkup(
     )
 
 
-def reach_of(graph: ChannelGraph, cost: str) -> float:
-    """The largest fraction of a cost that can be removed: every unit at its floor."""
+def least_share(graph: ChannelGraph, cost: CostOf) -> float:
+    """The smallest fraction of a cost that pruning can leave: every unit at its floor, or where it costs the least."""
     try:
-        names = candidates(graph, ())
-    except DecideError:  # nothing can be pruned
-        return 0.0
-    cost_of = cost_function(graph, cost)
-    return 1 - lowest_cost(graph, names, cost_of) / cost_of({})
-
-
-def speed_reach(graph: ChannelGraph, timed_in: TimedIn) -> SpeedReach:
-    """The fastest that `--speedup` can ask for: every unit at the width at which its layers take the least time."""
-    table = latency_table(graph, timed_in.engine, timed_in.batch, timed_in.threads)
-    cost, how = table_cost(graph, table), table.measured_with
-    try:
-        least = lowest_cost(graph, candidates(graph), cost)
+        names = candidates(graph)
     except DecideError:  # nothing is pruned by default
-        least = cost({})
-    return SpeedReach(how.engine, how.batch, how.threads, table.whole, cost({}) / least)
+        return 1.0
+    return lowest_cost(graph, names, cost) / cost({})
 
 
 def shapes_of(example: Any) -> str:
@@ -316,22 +307,6 @@ def batch_norm_problems(model: nn.Module, images: Any) -> list[str]:
         f"the normalisation of the images does not seem to be that of the training: at the first batch norm, channels "
         f"are {shift:.2g} standard deviations off and have {spread:.2g} times the variance. Check --mean and --std"
     ]
-
-
-def quality_problems(
-    model: nn.Module, held_out: Batches, task: Task, example: Any, count: int
-) -> tuple[Evaluation | None, list[str], list[str]]:
-    """Quality on held-out images (None if it cannot be measured), what looks wrong about it, and notes.
-
-    count: number of all held-out images.
-    """
-    try:
-        evaluation = evaluate(model, held_out, task=task)
-    except DataError as error:
-        return None, [str(error)], []
-    problems = quality_doubts(evaluation, model, to_device(example, device_of(model)), task)
-    few = f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points"
-    return evaluation, problems, [few] if task.chance is not None and count < FEW_IMAGES else []
 
 
 def quality_doubts(evaluation: Evaluation, model: nn.Module, example: Any, task: Task) -> list[str]:

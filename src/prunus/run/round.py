@@ -209,7 +209,7 @@ class Measurements:
         )
 
     def rank(self, asked: SplitSettings) -> Sensitivity:
-        """What held-out images say of each unit."""
+        """What held-out images say of each unit. A round ranks once: at the alpha that is asked for first."""
         context, folder = self.context, self.context.folder
         name = folder.in_round(self.number, SENSITIVITY_FILE)
         if folder.has(name):
