@@ -81,15 +81,10 @@ class StudyImages(TrainingImages):
         return Provenance(about, typed_command())
 
 
-@dataclass(frozen=True)
-class StudyOutput:
-    """Where a study is written."""
-
-    out: Path | None = option(None, "Study folder; runs/study-NAME-MODEL-DATA by default", group="Output")
-
-    def folder(self, study: str, model: str, data: str) -> Path:
-        """The folder that was asked for, or runs/study-NAME-MODEL-DATA."""
-        return self.out or run_folder(f"study-{study}-{model}-{data}")
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Study folder; runs/study-NAME-MODEL-DATA by default", rich_help_panel="Output"),
+]
 
 
 def print_results(folder: Path) -> None:
@@ -139,8 +134,8 @@ def effectiveness(
     data: UndividedData,
     images: StudyImages,
     device: DeviceOptions,
-    output: StudyOutput,
     weights: Weights = None,
+    out: Out = None,
 ) -> None:
     """Remove the same fraction of every unit by each metric, and measure accuracy (the paper's Figs. 2 and 4).
 
@@ -166,7 +161,7 @@ def effectiveness(
     opened = data.open(named[0], settings.seed, settings.task)
     networks = open_all(named, opened, device, settings.seed)
     home = device_of(next(iter(networks.values())))
-    folder = output.folder("effectiveness", "-".join(each.label for each in named), data.name)
+    folder = out or run_folder("-".join(["study-effectiveness", *(each.label for each in named), data.name]))
 
     def retrain_on(seed: int) -> Batches:
         return opened.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=seed)
@@ -219,8 +214,8 @@ def sensitivity(
     data: DataOptions,
     images: StudyImages,
     device: DeviceOptions,
-    output: StudyOutput,
     weights: Weights = None,
+    out: Out = None,
 ) -> None:
     """Prune and retrain by Algorithm 1 and by the analysis of Li et al., side by side (the paper's Fig. 5).
 
@@ -244,7 +239,7 @@ def sensitivity(
     seed = settings.seed
     opened = data.open(named, seed, settings.task)
     (network,) = open_all([named], opened, device, seed).values()
-    folder = output.folder("sensitivity", named.label, data.name)
+    folder = out or run_folder(f"study-sensitivity-{named.label}-{data.name}")
     with resumable(typed_command()):
         rows = study(
             network,
@@ -278,7 +273,6 @@ def structure(
     network: Annotated[
         str, typer.Argument(help="Folder of a pruned network, or a model's name with --widths"), Early(check_network)
     ],
-    output: StudyOutput,
     units: StreamSettings,
     by: Annotated[str, typer.Option(help="One row per layer or per block"), choice("by", "layer", "block")] = "layer",
     widths: Annotated[
@@ -286,6 +280,7 @@ def structure(
     ] = None,
     model: Original = None,
     classes: Classes = None,
+    out: Out = None,
 ) -> None:
     """Show the cost of each part of a network before and after pruning, as in the paper's supplement.
 
@@ -320,7 +315,7 @@ def structure(
     total = rows[-1]
     say(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain")
     asked = {"network": network, "by": by, "widths": widths, "model": model, "classes": classes, **vars(units)}
-    folder = output.folder("structure", opened.name, by)
+    folder = out or run_folder(f"study-structure-{opened.name}-{by}")
     place = StudyFolder(folder, "structure", asked, Provenance(command=typed_command()))
     print_results(write_structure(rows, f"{opened.name}: cost of each {by}", place))
 
@@ -424,11 +419,11 @@ def timing(
     settings: TimingSettings,
     data: UndividedData,
     device: DeviceOptions,
-    output: StudyOutput,
     units: StreamSettings,
     weights: Weights = None,
     threads: Annotated[int | None, typer.Option(help="Number of torch threads", min=1, max=os.cpu_count())] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch in forward passes", min=1)] = 32,
+    out: Out = None,
 ) -> None:
     """Measure how long each metric takes to score each layer, with and without the time for the feature maps.
 
@@ -452,7 +447,7 @@ def timing(
     graph = open_graph(named, images, seed=settings.seed, device=device.pick(), streams=units.streams)
     asked = {"model": model, "data": data.data, "size": data.size, "threads": threads, **vars(units)}
     asked |= {"weights": None if weights is None else str(weights), **asdict(settings)}
-    place = output.folder("timing", model, data.name)
+    place = out or run_folder(f"study-timing-{model}-{data.name}")
     folder = StudyFolder(place, "timing", asked, Provenance(command=typed_command()))
     folder.start()
     before = torch.get_num_threads()
