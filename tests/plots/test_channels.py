@@ -40,12 +40,15 @@ def test_averages_are_over_the_strongest() -> None:
     assert len(graph.units) == 4  # the view on one unit is not the caller's graph
 
 
-def test_metrics_of_the_averages_may_have_options() -> None:
+def test_metrics_may_have_options() -> None:
     graph = pr.trace(trained(), EXAMPLE)
     words: dict[str, Any] = {"layer": "conv1", "top": 3, "num_images": None}
     found = studies.channels_shown(graph, TRAIN, HOLDOUT, [0], by="gsd:ridge=0", metrics=("gsd:ridge=9", "l1"), **words)
     scores = pr.score(graph, TRAIN, metric="gsd", ridge=9).values["conv1:out"]
     assert found.strongest["gsd:ridge=9"] == tuple(np.argsort(scores)[::-1][:3])
     assert metric_name("gsd:ridge=9") == "G-SD, ridge=9" and metric_name("act_variance") == "act variance"
+    for wrong in ({"metrics": ("gsd:rigde=9",)}, {"by": "gsd:rigde=9"}):
+        with pytest.raises(ScoreError, match="no option 'rigde'"):
+            studies.channels_shown(graph, TRAIN, HOLDOUT, [0], **words, **wrong)
     with pytest.raises(ScoreError, match="no option 'rigde'"):
-        studies.channels_shown(graph, TRAIN, HOLDOUT, [0], metrics=("gsd:rigde=9",), **words)
+        studies.separation(graph, TRAIN, HOLDOUT, [0, 1], layer="conv1", metric="gsd:rigde=0")

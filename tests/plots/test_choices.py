@@ -54,17 +54,15 @@ def test_images_of_classes() -> None:
         images_of(batches, [5], 1)
 
 
-def test_inputs_that_are_no_images_give_no_pictures() -> None:
-    assert some_images([{"x": {"a": torch.ones(2, 3)}, "y": torch.tensor([0, 1])}], 0, 4) is None
-    assert some_images([(torch.ones(2, 3), torch.tensor([0, 1]))], 0, 4) is None
-    assert some_images([], 0, 4) is None
-
-
-def test_another_class_may_come_in_a_later_batch() -> None:
+def test_one_image_of_each_class() -> None:
+    """Another class may come in a later batch; inputs that are no images give no pictures."""
     batches = [(torch.full((3, 1, 2, 2), float(i)), torch.full((3,), i)) for i in (5, 5, 2, 9)]
     found = some_images(batches, 0, count=2)
     assert found is not None
     assert found[1] == [2, 5] and found[0][:, 0, 0, 0].tolist() == [2.0, 5.0]
+    assert some_images([{"x": {"a": torch.ones(2, 3)}, "y": torch.tensor([0, 1])}], 0, 4) is None
+    assert some_images([(torch.ones(2, 3), torch.tensor([0, 1]))], 0, 4) is None
+    assert some_images([], 0, 4) is None
 
 
 # -- feature maps
@@ -102,17 +100,13 @@ def test_the_model_is_as_it_was_also_after_an_error() -> None:
     feature_maps(graph, images, {"conv1:out": [0]})
     with pytest.raises(RuntimeError):
         feature_maps(graph, images[:, :2], {"conv1:out": [0]})
+    for wanted, words in (({"conv9": [0]}, "conv9"), ({"conv1:out": [24]}, "0 to 23")):
+        with pytest.raises(ScoreError, match=words):
+            feature_maps(graph, images, wanted)
     assert [m.training for m in model.modules()] == modes
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not any(m._forward_pre_hooks for m in model.modules())
-
-
-@pytest.mark.parametrize(("wanted", "words"), [({"conv9": [0]}, "conv9"), ({"conv1:out": [24]}, "0 to 23")])
-def test_what_is_not_there(wanted: dict[str, list[int]], words: str) -> None:
-    graph = pr.trace(trained(), HOLDOUT[0][0][:1])
-    with pytest.raises(ScoreError, match=words):
-        feature_maps(graph, HOLDOUT[0][0][:1], wanted)
 
 
 def test_pixels() -> None:

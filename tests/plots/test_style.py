@@ -28,12 +28,8 @@ def test_png_and_svg_at_paper_size_with_text_as_text(tmp_path: Path) -> None:
     assert dict(matplotlib.rcParams) == before
 
 
-def test_lines_differ_without_colours_too() -> None:
-    styles = [line(i) for i in range(24)]
-    assert len({(s["marker"], s["linestyle"]) for s in styles}) == 24
-
-
-def test_the_legend_stands_beside_the_axes(tmp_path: Path) -> None:
+def test_lines_differ_without_colours_and_the_legend_stands_beside_the_axes(tmp_path: Path) -> None:
+    assert len({(style["marker"], style["linestyle"]) for style in map(line, range(24))}) == 24
     for where in ("right", "below"):
         fig, axes = figure(7.0, 3.0)
         axes.plot([0, 1], [0, 1], label="a line with a long name", **line(0))

@@ -36,6 +36,9 @@ def test_the_same_study_goes_on_and_another_is_refused(tmp_path: Path) -> None:
         started(tmp_path / "s", ratios=[0.1], seed=0)
     with pytest.raises(RunError, match="holds another study: study was 'trial' there and is 'timing' now"):
         StudyFolder(tmp_path / "s", "timing", {}).start()
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(RunError, match="not empty and holds no study"):
+        started(tmp_path)
 
 
 def test_other_data_are_refused_and_more_rows_are_not(tmp_path: Path) -> None:
@@ -47,12 +50,6 @@ def test_other_data_are_refused_and_more_rows_are_not(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "s" / "config.json").read_text())["asked"] == {"seeds": 2}
     with pytest.raises(RunError, match="holds a study on other data: the pixels of the training images had the means"):
         folder.start({"train": [(2 * images[0][0], images[0][1])]})
-
-
-def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(RunError, match="not empty and holds no study"):
-        started(tmp_path)
 
 
 def test_what_finish_writes(tmp_path: Path) -> None:

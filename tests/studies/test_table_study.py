@@ -19,11 +19,6 @@ from prunus.studies.table_study import COLUMNS, label, rows_as_csv, short, table
 from tests.cli.command_line import lines, prunus
 
 
-@pytest.fixture
-def run(lenet_run: Path) -> Path:
-    return lenet_run
-
-
 def as_if(run: Path, folder: Path, model: str, data: str, **after: Any) -> Path:
     """A copy of a run that says it was made from another network and data."""
     shutil.copytree(run, folder)
@@ -39,8 +34,8 @@ def as_if(run: Path, folder: Path, model: str, data: str, **after: Any) -> Path:
     return folder
 
 
-def test_a_run_stands_at_its_place_by_macs_removed(run: Path, tmp_path: Path) -> None:
-    folder = as_if(run, tmp_path / "mine", "resnet56", "cifar10")
+def test_a_run_stands_at_its_place_by_macs_removed(lenet_run: Path, tmp_path: Path) -> None:
+    folder = as_if(lenet_run, tmp_path / "mine", "resnet56", "cifar10")
     found = pr.studies.table([folder])
     assert [row["method"] for row in found.rows] == [
         *("L1", "GAL", "NISP", "G-SD-A", "DCP", "mine", "FPGM", "TAS", "KSE", "G-SD-B")  # 49.6, 49.8, 51.1, 52.6 ...
@@ -68,8 +63,8 @@ def test_a_run_stands_at_its_place_by_macs_removed(run: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("typed", ["resnet56=w.safetensors", "runs/train-resnet56-cifar10"])
-def test_a_network_from_a_file_or_a_folder_goes_by_its_name(run: Path, tmp_path: Path, typed: str) -> None:
-    folder = as_if(run, tmp_path / "mine", typed, "cifar10")
+def test_a_network_from_a_file_or_a_folder_goes_by_its_name(lenet_run: Path, tmp_path: Path, typed: str) -> None:
+    folder = as_if(lenet_run, tmp_path / "mine", typed, "cifar10")
     config = json.loads((folder / "config.json").read_text())
     config["start"] = {"network": "resnet56", "earlier": []}
     (folder / "config.json").write_text(json.dumps(config))
@@ -80,9 +75,9 @@ def test_a_network_from_a_file_or_a_folder_goes_by_its_name(run: Path, tmp_path:
     assert [row["network"] for row in pr.studies.table([folder]).rows] == [typed]
 
 
-def test_where_the_paper_has_no_rows_the_run_stands_alone(run: Path) -> None:
-    found = table([run])
-    summary = json.loads((run / "summary.json").read_text())
+def test_where_the_paper_has_no_rows_the_run_stands_alone(lenet_run: Path) -> None:
+    found = table([lenet_run])
+    summary = json.loads((lenet_run / "summary.json").read_text())
     assert [row["method"] for row in found.rows] == ["run"]
     (row,) = found.rows
     assert row["top1"] == round(100 * summary["after"]["test"]["quality"], 2)
@@ -90,10 +85,10 @@ def test_where_the_paper_has_no_rows_the_run_stands_alone(run: Path) -> None:
     assert "The paper has no rows for lenet5 on digits." in found.notes
 
 
-def test_without_test_images_the_note_says_so(run: Path, tmp_path: Path) -> None:
-    folder = as_if(run, tmp_path / "mine", "vgg16", "cifar10", test=None)
+def test_without_test_images_the_note_says_so(lenet_run: Path, tmp_path: Path) -> None:
+    folder = as_if(lenet_run, tmp_path / "mine", "vgg16", "cifar10", test=None)
     found = table([folder])
-    held = json.loads((run / "summary.json").read_text())["after"]["holdout"]
+    held = json.loads((lenet_run / "summary.json").read_text())["after"]["holdout"]
     assert next(row for row in found.rows if row["method"] == "mine")["top1"] == round(100 * held["quality"], 2)
     assert any("held-out images that decisions used" in note for note in found.notes)
     assert any(note.startswith("Table 1, VGG-16, L1") for note in found.notes)  # this group's oddity is told
@@ -107,22 +102,22 @@ def test_all_published_rows_and_some_of_them() -> None:
         table(model="lenet5")
 
 
-def test_folders_that_cannot_be_used(run: Path, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_used(lenet_run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"holds no finished run: summary.json is missing"):
         table([tmp_path])
-    nameless = shutil.copytree(run, tmp_path / "nameless")
+    nameless = shutil.copytree(lenet_run, tmp_path / "nameless")
     config = json.loads((nameless / "config.json").read_text())
     (nameless / "config.json").write_text(json.dumps({**config, "command": None}))
     with pytest.raises(RunError, match="pass --model and --data"):
         table([nameless])
     assert len(table([nameless], model="vgg19", data="cifar100").rows) == 3
     (nameless / "summary.json").write_text('{"before": 1}')
-    with pytest.raises(FileError, match=r"summary.json is not as prunus writes it"):
+    with pytest.raises(FileError, match=r"summary.json has unexpected content"):
         table([nameless], model="vgg19", data="cifar100")
 
 
-def test_formats(run: Path, tmp_path: Path) -> None:
-    folder = as_if(run, tmp_path / "mine", "preresnet164", "cifar100")
+def test_formats(lenet_run: Path, tmp_path: Path) -> None:
+    folder = as_if(lenet_run, tmp_path / "mine", "preresnet164", "cifar100")
     said = prunus("study", "table", folder, "--format", "csv")
     read = list(csv.DictReader(io.StringIO(said.stdout)))
     assert said.stdout == rows_as_csv(table([folder]).rows)
@@ -141,8 +136,8 @@ def test_formats(run: Path, tmp_path: Path) -> None:
     assert wrong.exit_code == 1 and "text, csv, json, markdown; got 'xml'" in wrong.stderr
 
 
-def test_a_folder_with_a_picture(run: Path, tmp_path: Path) -> None:
-    folder = as_if(run, tmp_path / "mine", "resnet56", "cifar10")
+def test_a_folder_with_a_picture(lenet_run: Path, tmp_path: Path) -> None:
+    folder = as_if(lenet_run, tmp_path / "mine", "resnet56", "cifar10")
     lines(prunus("study", "table", folder, "--out", tmp_path / "study"))
     study = pr.studies.read_study(tmp_path / "study")
     assert study["study"] == "table" and study["rows"] == list(table([folder]).rows)

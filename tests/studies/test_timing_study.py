@@ -16,7 +16,6 @@ from torch import nn
 import prunus as pr
 from prunus.errors import ScoreError
 from prunus.scoring.evidence import Maps
-from prunus.scoring.maps import GIB
 from prunus.scoring.metrics import METRICS
 from prunus.studies import timing_study as timing_module
 from prunus.studies.folder import StudyFolder
@@ -103,8 +102,8 @@ def test_the_explicit_inverse_is_di() -> None:
 
 
 def test_an_inverse_that_does_not_fit_is_left_out(graph: pr.ChannelGraph) -> None:
-    memory = inverse_bytes(25) / GIB  # enough for the second unit's maps of 5x5 pixels, not for 7x7
-    found = timing(graph, batches(), metrics=("gsd", "di"), num_images=12, memory_gib=memory)
+    memory = inverse_bytes(25)  # enough for the second unit's maps of 5x5 pixels, not for 7x7
+    found = timing(graph, batches(), metrics=("gsd", "di"), num_images=12, memory=str(memory))
     assert [r["layer"] for r in found.rows if r["metric"] == INVERSE] == ["3:out"]
     assert any("di_inverse of 0:out was not timed: maps of 49 pixels need" in note for note in found.notes)
     assert any("Estimate from 3:out, as the cube of the pixels:" in note for note in found.notes)
@@ -162,8 +161,8 @@ def test_the_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         "40",
         "--inverse-channels",
         "1",
-        "--memory-gib",
-        "0.5",
+        "--memory",
+        "512M",
         "--threads",
         "1",
     ]

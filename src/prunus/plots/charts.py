@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from prunus.deciding.sensitivity import Sensitivity
 from prunus.plots.style import BLUE, GREY, ORANGE, PAGE, figure, legend, line, styled
@@ -52,51 +54,41 @@ def longest_shapes(table: LatencyTable, count: int = PANELS) -> Mapping[tuple[st
 def draw_sensitivity(measured: Sensitivity, chosen: Collection[str], path: str | Path) -> None:
     """Write a PNG or SVG: the held-out quality (or loss) when each unit alone loses channels.
 
-    With curves over several ratios (Li et al.), a line for each unit; otherwise one value for each unit.
+    With curves over several ratios (Li et al.), a line for each unit. Otherwise a line from the original network's
+    value to each unit's, with a dot that is visible even if nothing is lost.
     """
-    fig, axes = figure(max(PAGE, 0.22 * len(measured.tried) + 2), 4.4)
-    with styled():
-        axes.set_ylabel({"%": f"held-out {measured.measure} (%)"}.get(measured.unit, f"held-out {measured.measure}"))
-        if measured.curves:
-            _draw_curves(axes, measured)
-        else:
-            _draw_values(axes, measured, chosen)
-        fig.savefig(path, dpi=150)
-
-
-def _level(measured: Sensitivity, value: float) -> float:
-    """A value as the axis shows it: fractions in per cent, and the loss, which is ranked by its negative, as it is."""
-    return 100 * value if measured.unit == "%" else -value if measured.measure == "loss" else value
-
-
-def _draw_values(axes: Any, measured: Sensitivity, chosen: Collection[str]) -> None:
-    """A line from the original network's value to each unit's, with a dot that is visible even if nothing is lost."""
-    names = list(measured.tried)
-    base = _level(measured, measured.base_value)
-    for is_chosen, colour, label in ((True, BLUE, "chosen"), (False, GREY, "not chosen")):
-        places = [i for i, name in enumerate(names) if (name in chosen) == is_chosen]
-        values = [_level(measured, measured.tried[names[i]].value) for i in places]
-        axes.vlines(places, base, values, color=colour, linewidth=3)
-        axes.scatter(places, values, color=colour, s=28, zorder=3, label=label)
-    axes.axhline(base, color=ORANGE, linewidth=1.2, zorder=1, label="original network")
-    labels = [f"{name} (-{measured.tried[name].channels})" for name in names]
-    axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=7)
-    axes.set_xlabel("unit (channels lost)")
-    saved = {"macs": "MACs", "params": "weights"}.get(measured.cost, measured.cost)
-    axes.set_title(f"Every unit loses channels worth the same {saved} (alpha {measured.alpha:.2g}); no retraining")
-    axes.set_xlim(-0.8, len(names) - 0.2)
-    legend(axes.figure, axes, where="below", columns=3)
-
-
-def _draw_curves(axes: Any, measured: Sensitivity) -> None:
     from matplotlib import colormaps
 
-    colours = colormaps["viridis"]
-    for i, (name, curve) in enumerate(measured.curves.items()):
-        shares = [0.0, *(100 * row.channels / row.width for row in curve)]
-        values = [_level(measured, measured.base_value), *(_level(measured, row.value) for row in curve)]
-        axes.plot(shares, values, color=colours(i / max(1, len(measured.curves) - 1)), linewidth=1, label=name)
-    axes.set_xlabel("channels removed from the unit (%)")
-    axes.set_title("Sensitivity of each unit, first (dark) to last (light), no retraining")
-    if len(measured.curves) <= 12:
-        axes.legend(fontsize=7, loc="lower left")
+    def level(value: float) -> float:
+        """As the axis shows it: fractions in per cent, and the loss, which is ranked by its negative, as it is."""
+        return 100 * value if measured.unit == "%" else -value if measured.measure == "loss" else value
+
+    names, base = list(measured.tried), level(measured.base_value)
+    fig, axes = figure(max(PAGE, 0.22 * len(names) + 2), 4.4)
+    with styled():
+        axes.set_ylabel(f"held-out {measured.measure}{' (%)' if measured.unit == '%' else ''}")
+        if measured.curves:
+            colours = colormaps["viridis"](np.linspace(0, 1, len(measured.curves)))
+            for colour, (name, curve) in zip(colours, measured.curves.items(), strict=True):
+                shares = [0.0, *(100 * row.channels / row.width for row in curve)]
+                axes.plot(shares, [base, *(level(row.value) for row in curve)], color=colour, linewidth=1, label=name)
+            axes.set_xlabel("channels removed from the unit (%)")
+            axes.set_title("Sensitivity of each unit, first (dark) to last (light), no retraining")
+            if len(measured.curves) <= 12:
+                axes.legend(fontsize=7, loc="lower left")
+        else:
+            for is_chosen, colour, label in ((True, BLUE, "chosen"), (False, GREY, "not chosen")):
+                places = [i for i, name in enumerate(names) if (name in chosen) == is_chosen]
+                values = [level(measured.tried[names[i]].value) for i in places]
+                axes.vlines(places, base, values, color=colour, linewidth=3)
+                axes.scatter(places, values, color=colour, s=28, zorder=3, label=label)
+            axes.axhline(base, color=ORANGE, linewidth=1.2, zorder=1, label="original network")
+            labels = [f"{name} (-{measured.tried[name].channels})" for name in names]
+            axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=7)
+            axes.set_xlabel("unit (channels lost)")
+            saved = {"macs": "MACs", "params": "weights"}.get(measured.cost, measured.cost)
+            title = f"Every unit loses channels worth the same {saved} (alpha {measured.alpha:.2g}); no retraining"
+            axes.set_title(title)
+            axes.set_xlim(-0.8, len(names) - 0.2)
+            legend(fig, axes, where="below", columns=3)
+        fig.savefig(path, dpi=150)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from prunus.report.read import FinishedRun
-from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.util.text import big_number, count, milliseconds, percent, relative_change, signed
 
@@ -52,26 +51,21 @@ def what_was_lost(run: FinishedRun) -> str:
     """The change in quality, on test and on held-out images; of accuracy, also in number of mistakes."""
     quality = run.summary.quality
     part, was, now = run.reported()
-    head = f"{_changed(quality, part, was, now)} on {count(now.num_images, 'image')}"
+    before, after = quality.shown(was.quality), quality.shown(now.quality)
+    gained, images = points(now.quality - was.quality, quality), count(now.num_images, "image")
+    head = f"The {part} {quality.name} changed from {before} to {after} ({gained})"
+    mistakes = round((was.quality - now.quality) * now.num_images)
+    if quality == ACCURACY and mistakes == 0:
+        head = f"The {part} accuracy is still {after}: the same number of mistakes"
+    elif quality == ACCURACY:
+        head += f": {abs(mistakes):,} {'more' if mistakes > 0 else 'fewer'} mistake{'s' * (abs(mistakes) != 1)}"
     if part != "test":
-        return f"{head}. These images were also used for decisions."
+        return f"{head} on {images}. These images were also used for decisions."
     first, last = run.summary.before.holdout, run.summary.after.holdout
     return (
-        f"{head} that were not used for any decision. On the {count(last.num_images, 'held-out image')}, which "
-        f"decisions used, it changed from {quality.shown(first.quality)} to {quality.shown(last.quality)}."
+        f"{head} on {images} that were not used for any decision. On the {count(last.num_images, 'held-out image')}, "
+        f"which decisions used, it changed from {quality.shown(first.quality)} to {quality.shown(last.quality)}."
     )
-
-
-def _changed(quality: QualityText, part: str, was: Evaluation, now: Evaluation) -> str:
-    gained = points(now.quality - was.quality, quality)
-    change = f"from {quality.shown(was.quality)} to {quality.shown(now.quality)} ({gained})"
-    if quality != ACCURACY:
-        return f"The {part} {quality.name} changed {change}"
-    mistakes = round((was.quality - now.quality) * now.num_images)
-    if mistakes == 0:
-        return f"The {part} accuracy is still {quality.shown(now.quality)}: the same number of mistakes"
-    more = "more" if mistakes > 0 else "fewer"
-    return f"The {part} accuracy changed {change}: {abs(mistakes):,} {more} mistake{'s' * (abs(mistakes) != 1)}"
 
 
 def what_was_gained(run: FinishedRun) -> str:

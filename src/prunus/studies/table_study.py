@@ -115,7 +115,7 @@ def _own_row(method: str, name: str, data: str, summary: dict[str, Any]) -> tupl
         )
         known = old is not None and new is not None
         for column, value in ((f"base_{key}", old), (key, new), (f"{key}_drop", old - new if known else None)):
-            row[column] = round(100 * value, 2) if known else None
+            row[column] = round(100 * value, 2) if known and value is not None else None
     for key in ("macs", "params"):
         row |= {key: after[key], f"{key}_removed": round(100 * (1 - after[key] / before[key]), 1)}
     images = f"{after[part]['num_images']:,}"
