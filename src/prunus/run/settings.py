@@ -68,7 +68,9 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, StreamSettings, TimeS
     last_epochs: int | None = option(
         None, "Epochs of the round that meets the goal, if different", group="Retraining", least=0
     )
-    preset: str = option(DEFAULT_PRESET, "Schedule of the retraining, as in `prunus train`", group="Retraining")
+    preset: str = option(
+        DEFAULT_PRESET, "Schedule of the retraining, as in `prunus train`", group="Retraining", valid=preset_of
+    )
     lr: float | None = option(
         None,
         "Learning rate; by default a short test chooses: at most 0.05, after the repair solve at most 0.01",
