@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.cli.command_line import lines, prunus
@@ -40,6 +41,7 @@ def test_int8(pruned_lenet: Path) -> None:
     shown = lines(prunus("export", pruned_lenet, out, *words))
     assert shown[0].endswith("bytes, onnx in 8-bit integers") and shown[1] == "calibrated on 20 training images"
     assert "held-out images" in shown[2] and "points" in shown[3]
+    assert shown[4].startswith("speed in onnxruntime for one image on one thread, relative to 32 bits: ")
     timed = lines(prunus("bench", out, "--engine", "onnxruntime", "--batch", "1", "--rounds", "1"))
     assert any("small" in line and "onnxruntime" in line for line in timed)
 
@@ -50,3 +52,17 @@ def test_plain_pytorch(pruned_lenet: Path) -> None:
     assert shown[0].startswith(f"{out} and small.safetensors: ") and shown[0].endswith(" bytes, run without prunus")
     assert shown[1].startswith("compared with PyTorch on 4 random images: largest difference ")
     assert "model = LeNet5(num_classes=10)" in out.read_text()
+
+
+def test_int8_on_own_data(pruned_lenet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, out = pruned_lenet.parent, pruned_lenet.parent / "own.onnx"
+    (folder / "grey_data.py").write_text(
+        "import torch\n"
+        "def make_data():\n"
+        "    batch = torch.rand(6, 1, 32, 32), torch.arange(6)\n"
+        "    return {'train': [batch, batch], 'holdout': [batch]}\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    words = "--int8", "--data", "grey_data:make_data", "--max-drop", "100"
+    shown = lines(prunus("export", pruned_lenet, out, *words))
+    assert shown[1] == "calibrated on 12 training images" and "accuracy on 6 held-out images" in shown[2]

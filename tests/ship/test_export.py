@@ -167,3 +167,19 @@ def test_a_plan_and_weights_that_do_not_belong_together(tmp_path: Path) -> None:
     pr.save(model, plan, tmp_path / "c")
     with pytest.raises(PrunusError, match="does not run on the example"):
         pr.load(tmp_path / "c", create("lenet5"))
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a.pt2", "a.py"])
+def test_examples_that_do_not_fit(tmp_path: Path, name: str) -> None:
+    model, _ = pruned()
+    cases: list[tuple[str, Any]] = [
+        (r"numpy array \[1, 3, 8, 8\]; pass a tensor", np.zeros((1, 3, 8, 8), np.float32)),
+        (r"does not run on the example \[1, 5, 8, 8\]: RuntimeError: .*5 channels", torch.zeros(1, 5, 8, 8)),
+        (r"does not run on the example \[1, 3, 8, 8\]: RuntimeError: ", torch.zeros(1, 3, 8, 8, dtype=torch.uint8)),
+        (r"at least one image \[N, C, H, W\], got NoneType", None),
+        (r"got \[\[0, 3, 8, 8\]\]", torch.zeros(0, 3, 8, 8)),
+    ]
+    for message, example in cases:
+        with pytest.raises(DataError, match=message):
+            export(model, example, tmp_path / name)
+    assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 
@@ -68,6 +69,22 @@ def test_a_bar_appears_after_two_seconds(clock: Clock) -> None:
         clock.now += 0.2
         report(10, 40)
         assert any(row.startswith("score") and " 10/40 " in row for row in stderr.rows())
+
+
+def test_a_bar_appears_during_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "BAR_AFTER", 0.05)
+    with stream(terminal=True) as stderr:
+        with shown(None, steps("export")) as report:
+            report(0, 1)
+            for _ in range(100):
+                time.sleep(0.05)
+                if "export" in stderr.getvalue():
+                    break
+        assert any(row.startswith("export") and " 0/1 " in row for row in stderr.rows())
+        with shown(None, steps("short")) as report:
+            report(0, 1)
+        time.sleep(0.1)
+        assert "short" not in stderr.getvalue()
 
 
 def test_the_time_left_is_not_cut_at_80_columns(clock: Clock) -> None:

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from prunus.cli.console import Early, complain, friendly, say
-from prunus.cli.images import DataOptions
+from prunus.cli.images import DataOptions, UserData
 from prunus.cli.network import NamedModel, Network, check_network, open_network, resolve
 from prunus.cli.options import Classes, Original, Without, options_from_settings
 from prunus.errors import DataError, ModelError
-from prunus.ship.formats import file_format
+from prunus.ship.formats import NUM_CALIBRATION, file_format
 from prunus.util.files import refuse_overwriting
 from prunus.util.options import option
 from prunus.zoo.names import is_user_data
@@ -29,7 +29,7 @@ class ExportOptions:
     fixed_batch: int | None = option(None, "Fixed number of images at a time; any number by default", least=1)
     int8: bool = option(False, "ONNX in 8-bit integers, calibrated on training images of --data")
     max_drop: float = option(1.0, "With --int8: points of held-out accuracy that may be lost", least=0)
-    num_calibration: int = option(200, "With --int8: number of images to calibrate on", least=1)
+    num_calibration: int = option(NUM_CALIBRATION, "With --int8: number of images to calibrate on", least=1)
     num_images: int = option(100, "Number of images of --data to compare on; random ones without --data", least=1)
 
 
@@ -114,17 +114,23 @@ def command(
 def _export_int8(network: Network, data: DataOptions, file: ExportOptions, named: NamedModel, out: Path) -> None:
     from prunus.ship.int8 import export_int8
 
-    images = data.open_classes(named)
+    images = data.open(named, task=named.task(None))
+    own = isinstance(images, UserData)  # in its own order; of a data set by name, a sample
     done = export_int8(
         network.model,
         network.example(),
         out,
-        images.loader("train", 64, limit=file.num_calibration),
+        images.loader("train", 64) if own else images.loader("train", 64, limit=file.num_calibration),
         images.loader("holdout", 64),
         max_drop=file.max_drop,
+        num_calibration=file.num_calibration,
+        task=named.task(None),
     )
     say(f"{done.path}: {done.bytes:,} bytes, onnx in 8-bit integers")
     say(f"calibrated on {done.num_calibration} training images")
-    before, after = (f"{100 * accuracy.quality:.2f}%" for accuracy in (done.before, done.after))
-    say(f"accuracy on {done.before.num_images} held-out images: {before} before, {after} in 8-bit integers,")
-    say(f"a drop of {done.drop:.2f} points")
+    before, after = (done.quality.shown(each.quality) for each in (done.before, done.after))
+    what, count = done.quality.name, done.before.num_images
+    say(f"{what} on {count} held-out images: {before} before, {after} in 8-bit integers,")
+    say(f"a change of {done.quality.change(done.after.quality - done.before.quality)}")
+    for engine, gain in done.speed.items():
+        say(f"speed in {engine} for one image on one thread, relative to 32 bits: {gain}")

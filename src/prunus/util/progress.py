@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
+from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prunus.util.text import duration
@@ -100,7 +101,10 @@ class Bars(Silence):
             *columns, console=console, transient=True, expand=True, redirect_stdout=not piped, redirect_stderr=True
         )
         self._tasks: dict[str, Any] = {}
-        self._start, self._started = clock(), False
+        self._start, self._started, self._lock = clock(), False, Lock()
+        self._timer = Timer(BAR_AFTER, self._begin)  # one step may take longer than that
+        self._timer.daemon = True
+        self._timer.start()
 
     def show(self, phase: str, done: int, total: int | None, note: str) -> None:
         if phase not in self._tasks:
@@ -108,12 +112,20 @@ class Bars(Silence):
                 self._bars.update(task.id, visible=not task.finished)
             self._tasks[phase] = self._bars.add_task(phase, total=total, note="")
         self._bars.update(self._tasks[phase], completed=done, total=total, note=note)
-        if not self._started and clock() - self._start >= BAR_AFTER:
-            self._started = True
-            self._bars.start()
+        if clock() - self._start >= BAR_AFTER:
+            self._begin()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self._started and self._tasks:
+                self._started = True
+                self._bars.start()
 
     def close(self) -> None:
-        if self._started:
+        self._timer.cancel()
+        with self._lock:
+            started, self._started = self._started, True
+        if started:
             self._bars.stop()
 
 

@@ -75,6 +75,11 @@ class Engine(Entry):
         names, run = self.open_onnx(content if isinstance(content, bytes) else exported(model, example), threads)
         return PreparedModel(lambda batch: run(inputs_of(batch, names)), torch.device("cpu"))
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether the packages that the engine needs are there."""
+        return all(find_spec(package) is not None for package in self.requires)
+
     def check_installed(self) -> None:
         """Raise RunError with the command to run if a package that the engine needs is missing."""
         require(self.requires, f"the engine {self.name}")
