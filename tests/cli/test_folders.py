@@ -67,5 +67,5 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None:
 def test_a_summary_of_something_else_is_no_traceback(tmp_path: Path) -> None:
     run(tmp_path, epochs=0, rounds=1, target=0.3)
     (tmp_path / "summary.json").write_text(json.dumps({"model": "lenet5", "epochs": 2}))
-    with pytest.raises(FileError, match=r"summary\.json is not as prunus writes it: expected \"format\""):
+    with pytest.raises(FileError, match=r"summary\.json.* \"format\""):
         run(tmp_path, epochs=0, rounds=1, target=0.3)
