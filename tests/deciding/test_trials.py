@@ -19,17 +19,7 @@ from prunus.deciding.sensitivity import Sensitivity, sensitivity
 from prunus.errors import DataError
 from prunus.scoring.scores import Scores
 from prunus.tasks import TASKS, partial_forward
-from tests.deciding.toys import (
-    Mixed,
-    answered,
-    batches,
-    drawn,
-    measured,
-    mixed,
-    random_scores,
-    seeded,
-    without_weakest,
-)
+from tests.deciding.toys import Mixed, answered, batches, drawn, measured, mixed, random_scores, seeded, without_weakest
 from tests.nets import NETS
 from tests.proof import assert_accuracy
 

@@ -20,11 +20,7 @@ WEIGHTS = "trained.safetensors"
 CASES = {
     "exact": {"exact": True},
     "race": {"measure": "loss"},
-    "solve": {
-        "repair": "solve",
-        "num_repair_images": 192,
-        "trials": "cut",
-    },  # on all images, half from each process
+    "solve": {"repair": "solve", "num_repair_images": 192, "trials": "cut"},  # on all images, half from each process
     "spare": {"metric": "l2"},
 }
 TABLE = "table.json"  # of this machine, so that the first process times the networks
