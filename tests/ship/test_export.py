@@ -137,7 +137,7 @@ def test_an_older_opset(tmp_path: Path) -> None:
         np.testing.assert_allclose(run_onnx(done.path, pictures(2)), model(pictures(2)), rtol=1e-4, atol=1e-5)
 
 
-NAMES = ("lenet5", "preresnet20")  # benchmarks/guards.py takes all of the registry
+NAMES = ("lenet5", "resnet8")  # benchmarks/guards.py takes all of the registry
 
 
 def test_there_and_back_in_a_new_process(tmp_path: Path) -> None:
