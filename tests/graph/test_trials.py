@@ -8,7 +8,8 @@ import torch.fx
 from torch import Tensor, nn
 
 import prunus as pr
-from prunus.graph.trials import constants_varied, modes_of, trials_for
+from prunus.graph.record import trace_calls
+from prunus.graph.trials import constants_varied, trials_for
 from tests.graph.checks import unchanged
 from tests.graph.odd_nets import WIDTH, Plain, centred
 
@@ -32,14 +33,6 @@ def centred_with_gradients(h: Tensor) -> Tensor:
 class ByAFunction(Plain):
     def between(self, h: Tensor) -> Tensor:
         return centred_with_gradients(h)
-
-
-class Freezes(Plain):
-    """Sets requires_grad, but does not ask for it."""
-
-    def freeze(self) -> None:
-        for parameter in self.parameters():
-            parameter.requires_grad = False
 
 
 class Merging(nn.Conv2d):
@@ -84,14 +77,9 @@ def test_no_mode_is_wrong(kind: type[nn.Module], training: bool) -> None:
 def test_the_reason_names_the_mode() -> None:
     torch.manual_seed(0)
     graph = pr.trace(WithGradients().double().eval(), PICTURE)
-    assert graph.frozen["b"].startswith("with fewer channels the network computes something else with gradients: ")
-
-
-def test_modes_are_tried_only_where_code_asks_for_them() -> None:
-    both = ["eval", "eval with gradients", "training with gradients"]
-    assert modes_of(Freezes()) == ["eval"]
-    assert modes_of(Adapted()) == ["eval", "training"]
-    assert modes_of(ByAFunction()) == modes_of(WithRequiredGradients()) == both
+    assert graph.frozen["b"].startswith(
+        "with fewer channels the network computes something else in training mode, with gradients: "
+    )
 
 
 class MovingAverage(Plain):
@@ -121,18 +109,6 @@ def test_weights_that_forward_writes_are_restored(training: bool) -> None:
     assert torch.equal(small.c.bias, before["c.bias"]) and torch.equal(small.slow.bias, before["slow.bias"])
 
 
-def test_code_that_asks_for_the_mode() -> None:
-    class Asks(Plain):
-        def between(self, h: Tensor) -> Tensor:
-            return next(h if self.training else -h for _ in range(1))
-
-    assert modes_of(nn.Sequential(Plain(), nn.Dropout(0.5), nn.BatchNorm2d(8))) == ["eval"]
-    assert modes_of(nn.Sequential(Asks())) == ["eval", "training"]
-    hooked = Plain()
-    hooked.a.register_forward_hook(lambda module, args, output: None)
-    assert modes_of(hooked) == ["eval", "training"]
-
-
 class Wide(nn.Module):
     """Needs images of 80 pixels a side, and in training of 200."""
 
@@ -146,12 +122,18 @@ class Wide(nn.Module):
 
 
 def test_trials_take_the_smallest_images_that_the_network_allows() -> None:
-    in_eval, in_training = trials_for(Wide().eval(), torch.zeros(1, 3, 224, 224))
-    assert (in_eval.mode, in_eval.inputs.shape) == ("eval", (1, 3, 128, 128))
-    assert (in_training.mode, in_training.inputs.shape) == ("training", (2, 3, 224, 224))
+    def shapes(model: nn.Module, *size: int) -> list[list[tuple[int, ...]]]:
+        trials, output = trials_for(trace_calls(model.eval(), torch.zeros(size)), torch.zeros(size))
+        assert output is not None
+        assert [trial.mode for trial in trials] == ["eval", "training with gradients"]
+        return [[tuple(inputs.shape) for inputs in trial.inputs] for trial in trials]
+
+    in_eval, in_training = shapes(Wide(), 1, 3, 224, 224)
+    assert in_eval[0] == (1, 3, 128, 128)
+    assert in_training == [(2, 3, 128, 192), (2, 3, 128, 128), (2, 3, 224, 224), (1, 3, 224, 224)]
     small = nn.Sequential(nn.Conv2d(3, 2, 3))
-    assert trials_for(small, torch.zeros(1, 3, 224, 224))[0].inputs.shape == (1, 3, 64, 64)
-    assert trials_for(small, torch.zeros(4, 3, 80, 80))[0].inputs.shape == (1, 3, 80, 80)
+    assert shapes(small, 1, 3, 224, 224)[0][0] == (1, 3, 64, 64)
+    assert shapes(small, 4, 3, 80, 80)[0][0] == (1, 3, 80, 80)
 
 
 def test_only_constants_vary_and_all_is_restored() -> None:

@@ -32,6 +32,7 @@ from prunus.graph.record import trace_calls
 from prunus.graph.replay import replay_plan
 from prunus.graph.surgery import carve
 from prunus.graph.traced import Example, Traced, check_example, check_network
+from prunus.graph.trials import Trial
 from prunus.graph.units import Keep, Streams, Unit
 from prunus.util.options import check_choice
 from prunus.util.state import generators_kept
@@ -56,6 +57,7 @@ class ChannelGraph:
         self.layers: dict[str, Layer] = find_layers(analysis.traced)
         self.grouped = make_units(analysis, streams)
         self.units: dict[str, Unit] = self.grouped.units
+        self.trials: list[Trial] = []  # in which `trace` ran it, besides eval mode
 
     def __repr__(self) -> str:
         return (
@@ -244,6 +246,6 @@ def prune(graph: ChannelGraph, plan: Plan, *, check: bool = True) -> nn.Module:
     except (ValueError, RuntimeError, IndexError, TypeError) as error:
         raise PlanError(f"the plan cannot be carried out on the layers of the network: {error}") from error
     if check:
-        verify(graph, keep, model)
+        verify(graph, keep, slices, model)
     remember_plan(model, graph.model, plan)
     return model

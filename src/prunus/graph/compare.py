@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.graph.surgery import copy_sharing
-from prunus.graph.traced import Example, as_call
-from prunus.util.state import evaluating, generators_kept, module_state_kept, nothing_compiled, overrides_train
+from prunus.graph.traced import Example, as_call, channel_dim, named_modules
+from prunus.graph.units import Indices
+from prunus.util.state import (
+    ModuleState,
+    evaluating,
+    generators_kept,
+    module_state_kept,
+    nothing_compiled,
+    overrides_train,
+)
 
 # -- inputs on which two networks are compared
 
@@ -120,7 +130,7 @@ def distance(got: list[Any], want: list[Any]) -> float:
     return largest
 
 
-def tensor_distance(got: Tensor, want: Tensor) -> float:
+def tensor_distance(got: Tensor, want: Tensor, by_parts: bool = True) -> float:
     """The largest difference of two tensors of one shape, relative to how much the values vary.
 
     In tensors with three dimensions or more this is asked of each part along the second and the last dimension: one
@@ -139,7 +149,7 @@ def tensor_distance(got: Tensor, want: Tensor) -> float:
     if not bool(difference.isfinite().all()):
         return math.inf
     values = torch.where(want.isfinite(), want, 0)
-    axes = {1, want.dim() - 1} if want.dim() > 2 else set()
+    axes = {1, want.dim() - 1} if want.dim() > 2 and by_parts else set()
     parts = [(difference.movedim(axis, 0).flatten(1), values.movedim(axis, 0).flatten(1)) for axis in sorted(axes)]
     parts = [part for part in parts if part[0].size(1) >= _MANY] + [(difference.reshape(1, -1), values.reshape(1, -1))]
     return max(_relative(*part) for part in parts)
@@ -184,15 +194,135 @@ class WithoutDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def outputs_of(model: nn.Module, inputs: Example, seed: int = 0, dropout: bool = True) -> list[Any]:
+def outputs_of(
+    model: nn.Module, inputs: Example, seed: int = 0, dropout: bool = True, watch: Watch | None = None
+) -> list[Any]:
     """The flattened output of a model in its present mode. Model and random generators are left as they were.
 
-    Training mode is without dropout, and so is eval mode if asked.
+    Training mode is without dropout, and so is eval mode if asked. A model that is watched, and that keeps something
+    from one call to the next, is called twice.
     """
     quiet = nullcontext() if dropout and not model.training else WithoutDropout()
-    with module_state_kept(model), generators_kept(seed), nothing_compiled(), quiet:
-        args, kwargs = as_call(copied(inputs))
-        return flattened(model(*args, **kwargs))
+    state = ModuleState(model)
+    with generators_kept(seed), nothing_compiled(), quiet:
+        try:
+            with nullcontext() if watch is None else watch.of(model):
+                args, kwargs = as_call(copied(inputs))
+                output = flattened(model(*args, **kwargs))
+                if watch is not None and not model.training and state.changed():
+                    args, kwargs = as_call(copied(inputs))
+                    output += flattened(model(*args, **kwargs))
+            return output
+        finally:
+            state.restore()
+
+
+# -- what happens inside of a network: labels, masks and clamped numbers at its end may hide differences
+
+_POSITIONS = 8  # along each axis that carries no channels, of values inside a network
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What of a network is compared, besides its outputs.
+
+    Attributes:
+        kept: layer -> the channels of its input, and of its output, that the pruned layer has; None if it has all.
+        foreign: whether a tensor belongs to the original network, so that the pruned one must not use it.
+    """
+
+    kept: Mapping[str, tuple[Indices | None, Indices | None]]
+    foreign: Callable[[Tensor], bool]
+
+
+@dataclass
+class Watch(TorchFunctionMode):
+    """Notes samples of the values that enter and leave layers, and of the results of functions."""
+
+    inside: Inside
+    pruned: bool
+    values: dict[tuple[Any, int], tuple[str, torch.Size, Tensor]] = field(default_factory=dict)  # by place and number
+    met: Counter[Any] = field(default_factory=Counter)
+    running: list[str] = field(default_factory=list)  # layers that were entered and not left
+    left: str = "the input"  # the layer that was left last
+    foreign: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    @contextmanager
+    def of(self, model: nn.Module) -> Iterator[None]:
+        """Inside the block, the calls of the model's layers and functions are watched."""
+
+        def entering(name: str, kept: Indices | None) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+                self.running.append(name)
+                self._note(f"the input of {name}", next(iter((*args, *kwargs.values())), None), module, kept)
+
+            return hook
+
+        def leaving(name: str, kept: Indices | None) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                self.left = self.running.pop()
+                self._note(name, output, module, kept)
+
+            return hook
+
+        def quiet(on: bool) -> Callable[..., None]:
+            return lambda module, args: setattr(self, "quiet", on)
+
+        with ExitStack() as hooks:
+            for _, module in named_modules(model):
+                if module._forward_pre_hooks:  # selections and masks, which only one of the networks may have
+                    hooks.callback(module.register_forward_pre_hook(quiet(True), prepend=True).remove)
+                    hooks.callback(module.register_forward_pre_hook(quiet(False)).remove)
+            for name, (inputs, outputs) in self.inside.kept.items():
+                module = model.get_submodule(name)
+                inputs, outputs = (None, None) if self.pruned else (inputs, outputs)
+                before = module.register_forward_pre_hook(entering(name, inputs), with_kwargs=True)
+                hooks.callback(before.remove)
+                hooks.callback(module.register_forward_hook(leaving(name, outputs)).remove)
+            with self:
+                yield
+
+    def _note(self, place: Any, value: Any, module: nn.Module | None = None, kept: Indices | None = None) -> None:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout != torch.strided:
+            return
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            axis = -1 if module is None else channel_dim(module, value)
+            few = tuple(slice(None, None, 1 if d == axis else -(-n // _POSITIONS)) for d, n in enumerate(value.shape))
+            sample = value.detach()[few]
+            if kept is not None:
+                sample = sample.index_select(axis, torch.from_numpy(kept).to(value.device))
+            shape = (
+                value.shape if module is None else sample.shape
+            )  # channels tell whether a function's results compare
+            where = place
+            if module is None:
+                name = getattr(place, "__name__", str(place))
+                where = f"{name} in {self.running[-1]}" if self.running else f"{name} after {self.left}"
+            self.values[place, self.met[place]] = where, shape, sample.clone()
+            self.met[place] += 1
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if self.pruned and not self.foreign:
+            self.foreign = any(isinstance(value, Tensor) and self.inside.foreign(value) for value in args)
+        result = func(*args, **(kwargs or {}))
+        if not self.quiet:
+            self._note(func, result)
+        return result
+
+    def distances(self, want: Watch) -> Iterator[tuple[str, float]]:
+        """How far the values of two runs are apart at each place that both have, in order.
+
+        A function is a place if both runs call it equally often. Values of another shape have lost channels; what
+        reads them tells whether they are the right ones.
+        """
+        for (place, number), (where, shape, got) in self.values.items():
+            _, other_shape, other = want.values.get((place, number), ("", None, got))
+            if other_shape == shape and self.met[place] == want.met[place]:
+                yield where, tensor_distance(got, other, by_parts=False)
 
 
 def precision_of(model: nn.Module) -> torch.dtype:
@@ -201,21 +331,44 @@ def precision_of(model: nn.Module) -> torch.dtype:
     return max(kinds, key=lambda kind: torch.finfo(kind).eps, default=torch.float32)
 
 
-def difference(pruned: nn.Module, whole: nn.Module, inputs: Example, dropout: bool = True) -> str | None:
-    """How the outputs of two networks in their present modes differ, in words; None if only by rounding.
+def difference(
+    pruned: nn.Module, whole: nn.Module, inputs: Example, inside: Inside | None = None, dropout: bool = True
+) -> str | None:
+    """How the outputs of two networks in their present modes differ, in words; None if only by rounding. With
+    `inside`, also how values inside of them differ.
 
     Raises NotRun if `whole` itself does not run on these inputs.
     """
+
+    def run(model: nn.Module, numbers: Example, seed: int = 0) -> tuple[list[Any], Watch | None]:
+        watch = None if inside is None else Watch(inside, model is pruned or model is finer)
+        try:
+            return outputs_of(model, numbers, seed, dropout, watch), watch
+        except Exception as error:
+            if model is not pruned:
+                raise
+            where = f" in {watch.running[-1]}" if watch is not None and watch.running else ""
+            raise _Fails(f"it fails with {said(error)}{where}") from error
+
+    def apart(got: tuple[list[Any], Watch | None], want: tuple[list[Any], Watch | None]) -> float:
+        places = [] if got[1] is None or want[1] is None else [d for _, d in got[1].distances(want[1])]
+        return max([distance(got[0], want[0]), *places])
+
+    finer: nn.Module | None = None
     try:
-        want = outputs_of(whole, inputs, dropout=dropout)
+        want = run(whole, inputs)
     except Exception as error:
         raise NotRun(said(error)) from error
     try:
-        got = outputs_of(pruned, inputs, dropout=dropout)
-    except Exception as error:  # noqa: BLE001  whatever the model's own code raises
-        return f"it fails with {said(error)}"
-    apart = distance(got, want)
-    if apart <= _CLOSE.get(precision_of(whole), -1.0):
+        got = run(pruned, inputs)
+    except _Fails as error:
+        return str(error)
+    if got[1] is not None and got[1].foreign:
+        return "it uses a tensor of the original network, as a function does that was patched into the original"
+    largest = apart(got, want)
+    # Training mode magnifies rounding: its batch norms divide by the spread of a few values.
+    close = _CLOSE.get(precision_of(whole), -1.0) * (10 if whole.training else 1)
+    if largest <= close:
         return None
     # In float64 rounding is too small to be taken for a difference. A forward that insists on a coarser type is judged
     # in that type.
@@ -223,36 +376,51 @@ def difference(pruned: nn.Module, whole: nn.Module, inputs: Example, dropout: bo
     finer, exact = (copy_sharing(model).double() for model in (pruned, whole))
     numbers = tree_map(_in_double, inputs)
     try:
-        output = outputs_of(exact, numbers, dropout=dropout)
-        remaining = distance(outputs_of(finer, numbers, dropout=dropout), output)
+        output = run(exact, numbers)
+        remaining = apart(run(finer, numbers), output)
         noise = min(noise, torch.finfo(torch.float32).eps)
     except Exception:  # noqa: BLE001  forward mixes types
-        exact, numbers, remaining = copy_sharing(whole), inputs, apart
-        output = outputs_of(exact, numbers, dropout=dropout)
+        exact, numbers, remaining = copy_sharing(whole), inputs, largest
+        output = run(exact, numbers)
     if remaining <= _SAME:
         return None
-    if distance(outputs_of(whole, inputs, 1, dropout), want) > 0.0:
-        return difference(pruned, whole, inputs, dropout=False) if dropout else RANDOM
-    if math.isfinite(remaining) and remaining <= _MARGIN * _effect_of_noise(exact, numbers, output, noise):
-        return None
-    if math.isinf(apart):
-        return "its outputs have another shape, type or structure"
-    return f"its outputs differ by {apart:.2g} of their size"
+    again = run(whole, inputs, 1)
+    if apart(again, want) > 0.0:
+        if distance(again[0], want[0]) == 0.0:  # only values inside are random, or memory that nobody has written yet
+            return difference(pruned, whole, inputs, None, dropout)
+        return difference(pruned, whole, inputs, inside, dropout=False) if dropout else RANDOM
+    if math.isfinite(remaining):
+        _add_noise(exact, noise)
+        moved = apart(run(exact, numbers), output)
+        if math.isfinite(moved) and remaining <= _MARGIN * moved:
+            return None
+    where = ""
+    if got[1] is not None and want[1] is not None:
+        rounding = float(torch.finfo(precision_of(whole)).eps) ** 0.5
+        where = next((f", first at {place}" for place, d in got[1].distances(want[1]) if not d <= rounding), "")
+    outputs = distance(got[0], want[0])
+    if where and outputs <= close:
+        return f"values inside it differ by {largest:.2g} of their size, though its outputs do not{where}"
+    if math.isinf(outputs):
+        return f"its outputs have another shape, type or structure{where}"
+    return f"its outputs differ by {outputs:.2g} of their size{where}"
+
+
+class _Fails(Exception):
+    """The pruned network does not run."""
 
 
 def _in_double(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _effect_of_noise(model: nn.Module, inputs: Example, output: list[Any], noise: float) -> float:
-    """How far the output moves if each weight is rounded: a network may magnify rounding. Changes the model."""
+def _add_noise(model: nn.Module, noise: float) -> None:
+    """Round each weight: a network may magnify rounding, and this shows how much."""
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         if parameter.is_floating_point():
             drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 0.5
             parameter.data.mul_((1 + noise * drawn).to(parameter.device, parameter.dtype))
-    moved = distance(outputs_of(model, inputs), output)
-    return moved if math.isfinite(moved) else 0.0
 
 
 def said(error: BaseException) -> str:
@@ -265,7 +433,7 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
     """Inside the block the model is in "eval" or "training" mode, or in its "own", without gradients unless the mode
     says so ("eval with gradients")."""
     plain = mode.removesuffix(WITH_GRADIENTS)
-    state = module_state_kept(model) if overrides_train(model) else nullcontext()
+    state = module_state_kept(model, weights=True) if overrides_train(model) else nullcontext()
     with state, nullcontext() if plain == "own" else evaluating(model):
         if plain == "training":
             model.train()

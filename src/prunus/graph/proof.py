@@ -6,37 +6,34 @@ network cannot lose. `verify` runs the pruned and the zeroed network: they compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from prunus.errors import PlanError
 from prunus.graph.compare import (
     RANDOM,
+    WITH_GRADIENTS,
+    Inside,
     NotRun,
     difference,
-    few_images,
     in_mode,
     is_constant,
-    outputs_of,
-    precision_of,
     randomised,
     said,
-    tensor_distance,
 )
 from prunus.graph.discover import tensors_behind
 from prunus.graph.labels import Mismatch, present
 from prunus.graph.layer_surgery import depthwise_filters
 from prunus.graph.replay import Slices, replay, replay_plan
 from prunus.graph.surgery import carve, zeroed
-from prunus.graph.traced import Example, channel_dim, is_depthwise, named_modules
+from prunus.graph.traced import MIXING, is_depthwise, named_modules
 from prunus.graph.trials import Trial, check_recording, constants_varied, may_write_weights, trials_for
 from prunus.graph.units import Indices, Keep, Unit
-from prunus.util.state import generators_kept, module_state_kept
+from prunus.util.state import module_state_kept
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
@@ -55,10 +52,11 @@ def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
     model = graph.model
     # Hooks of copies may write to the model, and so may code for training, which the trials run too.
     with module_state_kept(model, weights=may_write_weights(model)), constants_varied(model):
-        trials = trials_for(model, graph.example)
-        check_recording(graph.analysis.traced, next((t for t in trials if t.mode == "eval"), None), graph.example)
+        trials, output = trials_for(graph.analysis.traced, graph.example)
+        check_recording(graph.analysis.traced, graph.example, trials[0].inputs[0], output)
         while graph.units and (reasons := _culprits_by_running(graph, trials)):
             graph = graph.without(reasons)
+    graph.trials = [trial for trial in trials[1:] if trial.inputs]
     return graph
 
 
@@ -126,91 +124,110 @@ def _why(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> str:
     for trial in trials:
         what = failure(graph, keep, [trial])
         if what is not None:
-            layer = _layer_that_differs(graph, keep, trial)
-            when = f" {trial.mode}".replace(" eval", "").replace(" training", " in training mode")
-            return f"with fewer channels the network computes something else{when}: {what}" + (
-                f", first at {layer}" if layer else ""
-            )
+            return f"with fewer channels the network computes something else{_when(trial)}: {what}"
     return "with fewer channels of it and of others the network computes something else"
+
+
+def _when(trial: Trial) -> str:
+    return " in training mode, with gradients" if "training" in trial.mode else ""
 
 
 # -- the check at the end of `prune`
 
 
-def verify(graph: ChannelGraph, keep: Keep, pruned: nn.Module) -> None:
+def verify(graph: ChannelGraph, keep: Keep, slices: Slices, pruned: nn.Module) -> None:
     """Raise PlanError unless `pruned` computes what the zeroed network computes.
 
-    Both run on the example and on random inputs of its shape, in eval mode, and in the mode of the model if that is
-    another one. Both are left as they were.
+    Both run on the example in eval mode, on random inputs of its shape with gradients, in the mode of the model if that
+    is another one, and in the trials in which `trace` ran it: in training mode, on other sizes. Both are left as they
+    were.
     """
-    modes = ["own"] if not any(module.training for _, module in named_modules(graph.model)) else ["eval", "own"]
-    given = [] if is_constant(graph.example) else [graph.example]
-    trials = [Trial(mode, inputs, []) for inputs in [*given, randomised(graph.example)] for mode in modes]
+    drawn, evaluation = randomised(graph.example), "eval" + WITH_GRADIENTS
+    trials = [] if is_constant(graph.example) else [Trial("eval", [graph.example])]
+    trials += [Trial(evaluation if trials else "eval", [drawn]), *graph.trials]
+    if any(module.training for _, module in named_modules(graph.model)):
+        trials.append(Trial("own" + WITH_GRADIENTS, [drawn]))
     writing = may_write_weights(graph.model)
+    memory = {t.untyped_storage().data_ptr() for t in (*graph.model.parameters(), *graph.model.buffers())} - {0}
     with module_state_kept(graph.model, pruned, weights=writing):  # also what hooks of the copy write to the model
-        failing = _first_failing(graph, keep, pruned, trials)
+        inside = _inside(graph, slices, lambda tensor: tensor.untyped_storage().data_ptr() in memory)
+        failing = _first_failing(graph, keep, pruned, trials, inside)
         if failing is not None:
             raise PlanError(_message(graph, keep, *failing))
 
 
 def _message(graph: ChannelGraph, keep: Keep, trial: Trial, what: str) -> str:
-    """What differs, the first layer at which it does, and the unit to exclude."""
+    """What differs, and the unit to exclude."""
     cut = [name for name, kept in keep.items() if len(kept) < graph.units[name].width]
 
     def fails(names: Sequence[str]) -> bool:
         return failure(graph, {name: keep[name] for name in names}, [trial]) is not None
 
     units = [] if what == RANDOM else culprits(cut, fails)
-    layer = _layer_that_differs(graph, {name: keep[name] for name in units or cut}, trial)
-    where = f", first at layer {layer!r}" if layer else ""
     advice = f"Keep all channels of {' and '.join(repr(name) for name in units[:3])}" if units else "Keep all channels"
-    in_training = " in training mode" if trial.mode == "own" and graph.model.training else ""
+    in_training = " in training mode" if trial.mode.startswith("own") and graph.model.training else _when(trial)
     return (
         f"the pruned {type(graph.model).__name__} does not compute what the zeroed network computes{in_training}: "
-        f"{what}{where}. {advice}; or pass check=False if this is known and wanted."
+        f"{what}. {advice}; or pass check=False if this is known and wanted."
     )
 
 
 def failure(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> str | None:
     """What goes wrong if the network is pruned to `keep` and run in these trials, in words; None if nothing does."""
     try:
-        pruned = carve(graph, *replay_plan(graph, keep), share=True)
+        record, slices = replay_plan(graph, keep)
+        pruned = carve(graph, record, slices, share=True)
     except Exception as error:  # noqa: BLE001  a plan that cannot be carried out fails, for whatever reason
         return str(error) if isinstance(error, PlanError) else said(error)
-    failing = _first_failing(graph, keep, pruned, trials)
+    own = {id(tensor) for tensor in (*graph.model.parameters(), *graph.model.buffers())}
+    failing = _first_failing(graph, keep, pruned, trials, _inside(graph, slices, lambda tensor: id(tensor) in own))
     return None if failing is None else failing[1]
 
 
+def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], bool]) -> Inside:
+    """What is compared inside of the pruned and the zeroed network."""
+    kept: dict[str, tuple[Indices | None, Indices | None]] = {}
+    for name, layer in graph.analysis.traced.modules.items():
+        if name in slices.mixing:
+            kept[name] = slices.mixing[name]
+        elif name in slices.passing:
+            channels = slices.passing[name][0]
+            kept[name] = channels, depthwise_filters(layer, channels) if is_depthwise(layer) else channels
+        elif isinstance(layer, MIXING):
+            kept[name] = None, None
+    return Inside(kept, foreign)
+
+
 def _first_failing(
-    graph: ChannelGraph, keep: Keep, pruned: nn.Module, trials: Sequence[Trial]
+    graph: ChannelGraph, keep: Keep, pruned: nn.Module, trials: Sequence[Trial], inside: Inside
 ) -> tuple[Trial, str] | None:
-    """The first trial in which the pruned network and the zeroed one differ, and how, in words."""
-    with zeroed(graph, keep):  # once for all: the weights of a large network take as long to copy as a run
+    """The first trial in which the pruned network and the zeroed one differ, and how, in words.
+
+    In training mode, networks that depend on random numbers cannot be compared.
+    """
+    with zeroed(graph, keep):
         for trial in trials:
-            with in_mode(graph.model, trial.mode), ExitStack() as modes:
-                try:
-                    modes.enter_context(in_mode(pruned, trial.mode))
-                except Exception as error:  # noqa: BLE001  a `train` of the model's own may work on its weights
-                    return trial, f"it fails with {said(error)}"
-                what = _difference_from_zeroed(graph.model, pruned, trial.inputs)
+            what: str | None = None
+            while trial.inputs:
+                inputs = trial.inputs[0]
+                with in_mode(graph.model, trial.mode), ExitStack() as modes:
+                    try:
+                        modes.enter_context(in_mode(pruned, trial.mode))
+                        what = difference(pruned, graph.model, inputs, inside)
+                        break
+                    except NotRun as error:
+                        what = f"it cannot be compared, because the network fails with {error}"
+                    except Exception as error:  # noqa: BLE001  a `train` of the model's own may work on its weights
+                        what = f"it fails with {said(error)}"
+                        break
+                trial.inputs.pop(0)
+            if not trial.inputs and trial.mode != "eval":
+                what = None
+            if what == RANDOM and "training" in trial.mode:
+                what = None
             if what is not None:
                 return trial, what
     return None
-
-
-def _difference_from_zeroed(whole: nn.Module, pruned: nn.Module, inputs: Example) -> str | None:
-    """How the outputs differ, in words; None if they do not.
-
-    In training mode, networks that do not run on these inputs or depend on random numbers cannot be compared.
-    """
-    try:
-        try:
-            what = difference(pruned, whole, few_images(inputs))
-        except NotRun:
-            what = difference(pruned, whole, inputs)
-    except NotRun as error:
-        return None if whole.training else f"it cannot be compared, because the network fails with {error}"
-    return None if what == RANDOM and whole.training else what
 
 
 def culprits(names: Sequence[str], fails: Callable[[Sequence[str]], bool], trials: int = 200) -> list[str]:
@@ -234,90 +251,3 @@ def culprits(names: Sequence[str], fails: Callable[[Sequence[str]], bool], trial
         return guilty
 
     return search(list(names), []) if names else []
-
-
-# -- the first layer at which a pruned network and the zeroed one compute different values
-
-
-class _Stop(Exception):
-    """The search is over."""
-
-
-def _layer_that_differs(graph: ChannelGraph, keep: Keep, trial: Trial) -> str | None:
-    """The name of the first layer whose values differ, or in which the pruned network fails; None if no layer does."""
-    inside: list[str] = []  # modules that are running
-    differing: list[str] = []
-    try:
-        record, slices = replay_plan(graph, keep)
-        whole, pruned = graph.model, carve(graph, record, slices, share=True)
-        rounding = float(torch.finfo(precision_of(whole)).eps) ** 0.5
-        with generators_kept(), in_mode(whole, trial.mode), in_mode(pruned, trial.mode), zeroed(graph, keep):
-            expected: list[tuple[str, Any]] = []
-
-            def note(name: str, output: Any) -> None:
-                expected.append((name, _part_kept(whole, slices, name, output)))
-
-            def compare(name: str, got: Any) -> None:
-                other, want = expected.pop(0) if expected else ("", None)
-                # Shapes may differ behind layers without weights, which are not cut.
-                differs = other != name
-                if isinstance(got, Tensor) and isinstance(want, Tensor) and got.shape == want.shape:
-                    differs = differs or not tensor_distance(got, want) <= rounding
-                if differs:
-                    differing.append(name)
-                    raise _Stop
-
-            with _tapped(whole, note, []):
-                outputs_of(whole, trial.inputs)
-            try:
-                with _tapped(pruned, compare, inside):
-                    outputs_of(pruned, trial.inputs)
-            except _Stop:
-                return differing[0]
-            except Exception:  # noqa: BLE001  whatever the model's own code raises
-                return inside[-1] if inside else None
-    except Exception:  # noqa: BLE001  the layer is only named to help
-        return None
-    return None
-
-
-@contextmanager
-def _tapped(model: nn.Module, seen: Callable[[str, Any], None], inside: list[str]) -> Iterator[None]:
-    """Call `seen` with the name and the output of each layer after it ran. `inside` lists modules that are running."""
-    handles = []
-
-    def before(name: str) -> Callable[..., None]:
-        return lambda module, args: inside.append(name)
-
-    def after(name: str, leaf: bool) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            inside.pop()
-            if leaf:
-                seen(name, output)
-
-        return hook
-
-    try:
-        for name, module in named_modules(model):
-            if name:
-                leaf = not any(True for _ in module.children())
-                handles.append(module.register_forward_pre_hook(before(name), prepend=True))
-                handles.append(module.register_forward_hook(after(name, leaf)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _part_kept(whole: nn.Module, slices: Slices, name: str, output: Any) -> Any:
-    """The part of a layer's output that the pruned layer still computes."""
-    layer = whole.get_submodule(name)
-    index: Indices | None = None
-    if name in slices.mixing:
-        index = slices.mixing[name][1]
-    elif name in slices.passing:
-        channels = slices.passing[name][0]
-        index = depthwise_filters(layer, channels) if is_depthwise(layer) else channels
-    if index is None or not isinstance(output, Tensor):
-        return output
-    return output.index_select(channel_dim(layer, output), torch.from_numpy(index).to(output.device))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dis
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.errors import TraceError
 from prunus.graph.compare import (
@@ -26,65 +26,89 @@ from prunus.graph.compare import (
 )
 from prunus.graph.runner import GraphRunner, last_uses
 from prunus.graph.traced import Example, Traced, named_modules
-from prunus.util.state import generators_kept, module_state_kept, overrides_train
+from prunus.util.state import generators_kept, module_state_kept
 
 _SIDES = (64, 128)  # pixels of images in trials, if they are larger: five halvings leave two pixels, or four
 _LARGER = 1.5  # how much larger
+_LARGEST = 512  # pixels of a side that is tried because the code compares sizes with it
+_COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
-# What code reads to know that it is trained, or that gradients are computed.
-_TRAINING, _GRADIENTS = frozenset(("training",)), frozenset(("is_grad_enabled", "requires_grad"))
 # What code names that writes to weights, besides methods that work in place.
 _WRITERS = frozenset(("data", "parameters", "named_parameters", "no_grad", "load_state_dict"))
-_WHOLE_BRANCHES = frozenset(("StochasticDepth", "DropPath"))  # drop branches of whole images, and no channels
 
 
-class Trial(NamedTuple):
-    """One run: a mode of `in_mode`, inputs, and the flattened output of the whole model."""
+@dataclass(frozen=True)
+class Trial:
+    """One run in a mode of `in_mode`, on the first of these inputs on which the network runs; others are removed."""
 
     mode: str
-    inputs: Example
-    output: list[Any]
+    inputs: list[Example]
 
 
-def trials_for(model: nn.Module, example: Example) -> list[Trial]:
-    """A trial in each mode in which the model's own code may do something else, on random inputs: small images if the
-    model runs on them, else of the shape of the example. A network that runs in none of them has no trials."""
+def trials_for(traced: Traced, example: Example) -> tuple[list[Trial], list[Any] | None]:
+    """Trials in eval mode, and in training mode on images of another, oblong size; and at further sizes if the code
+    compares sizes. All on random inputs: small images, or of the shape of the example where the network needs that.
+
+    Also returns the flattened output of the whole network in the first trial; None if it does not run.
+    """
+    model = traced.model
 
     def doubled(value: Any) -> Any:  # batch norms in training mode need more than one value
         lonely = isinstance(value, Tensor) and value.dim() > 1 and value.size(0) == 1
         return torch.cat([value, value]) if lonely else value
 
-    def corner(value: Any, side: int) -> Any:
-        large = isinstance(value, Tensor) and value.dim() >= 4 and min(value.shape[-2:]) > _LARGER * side
-        return value[..., :side, :side] if large else value
+    one, two = few_images(example, 1), few_images(tree_map(doubled, example))
+    small = [side for side in _SIDES if min(_size_of(example) or (0,)) > _LARGER * side]
+    evaluation = Trial("eval", [randomised(e) for e in (*(_resized(one, side, side) for side in small), one, example)])
+    output = None
+    while evaluation.inputs and output is None:
+        try:
+            with in_mode(model, "eval"):
+                output = outputs_of(model, evaluation.inputs[0])
+        except Exception:  # noqa: BLE001  whatever the model's own code raises
+            evaluation.inputs.pop(0)
+    trials, size = [evaluation] if evaluation.inputs else [], _size_of(evaluation.inputs[0] if output else example)
+    other = [_resized(two, size[0], size[1] * 3 // 2), _resized(two, *size)] if size else []
+    trials.append(Trial("training" + WITH_GRADIENTS, [randomised(e) for e in (*other, two, example)]))
+    for height, width in _sizes_compared(traced, size) if size else ():
+        trials.append(Trial("eval", [randomised(_resized(one, height, width))]))
+    return trials, output
 
-    trials = []
-    for mode in modes_of(model):
-        few = few_images(example, 1) if mode.startswith("eval") else few_images(tree_map(doubled, example))
-        for inputs in (*(tree_map(partial(corner, side=side), few) for side in _SIDES), few, example):
-            drawn = randomised(inputs)
-            try:
-                with in_mode(model, mode):
-                    trials.append(Trial(mode, drawn, outputs_of(model, drawn)))
-                break
-            except Exception:  # noqa: BLE001  whatever the model's own code raises
-                continue
-    return trials
+
+def _size_of(example: Example) -> tuple[int, int] | None:
+    """Height and width of the first image; None if there are no images."""
+    images = (value for value in tree_leaves(example) if isinstance(value, Tensor) and value.dim() >= 4)
+    return next(((image.size(-2), image.size(-1)) for image in images), None)
+
+
+def _resized(example: Example, height: int, width: int) -> Example:
+    """The example with images, and what has their size, repeated or cropped to another size."""
+    size = _size_of(example)
+
+    def resize(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() < 3 or tuple(value.shape[-2:]) != size:
+            return value
+        rows, columns = torch.arange(height) % value.size(-2), torch.arange(width) % value.size(-1)
+        return value[..., rows.to(value.device), :][..., columns.to(value.device)]
+
+    return tree_map(resize, example)
+
+
+def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, int]]:
+    """Sizes on both sides of the numbers that the code compares with others to choose its path: as a side of the image,
+    or as its area; and an oblong one and a larger one."""
+    sides: set[int] = set()
+    for node in traced.graph.nodes:
+        if node.name in traced.guards and node.target in _COMPARISONS:
+            numbers = [n for n in (*node.args, *node.kwargs.values()) if isinstance(n, int | float) and n > 1]
+            sides.update(int(side) for n in numbers for side in (n, n**0.5) if 4 <= side <= _LARGEST)
+    if not sides:
+        return [(size[0] * 5 // 2, size[1] * 7 // 2), (size[0] * 2, size[1])] if traced.guards else []
+    steps = {step for side in sides for step in (side // 16 * 8, side, -(-side // 8) * 8 + 8)} - {0}
+    return [(a, b) for side in sorted(steps) for a, b in ((side, side), (side, side * 3 // 2), (side * 3 // 2, side))]
 
 
 # -- what the model's own code does
-
-
-def modes_of(model: nn.Module) -> list[str]:
-    """Eval mode; training mode too, if code of the model that is not PyTorch's own asks for it or may do so in a hook;
-    and both with gradients, if the code asks for those."""
-    modules = [module for _, module in named_modules(model)]
-    codes = _own_code(model)
-    hooked = any("forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks for m in modules)
-    if any(_reads(code, _GRADIENTS) for code in codes):
-        return ["eval", "eval" + WITH_GRADIENTS, "training" + WITH_GRADIENTS]
-    asked = hooked or overrides_train(model) or any(_reads(code, _TRAINING) for code in codes)
-    return ["eval", "training"] if asked else ["eval"]
 
 
 def may_write_weights(model: nn.Module) -> bool:
@@ -98,8 +122,7 @@ def _own_code(model: nn.Module) -> list[CodeType]:
     functions of their Python modules that they name."""
     waiting = []
     for kind in {type(module) for _, module in named_modules(model)}:
-        if kind.__name__ not in _WHOLE_BRANCHES:
-            waiting += [(method.__code__, method.__globals__) for method in _own_methods(kind)]
+        waiting += [(method.__code__, method.__globals__) for method in _own_methods(kind)]
     codes: dict[CodeType, None] = {}
     while waiting:
         code, names = waiting.pop()
@@ -107,8 +130,9 @@ def _own_code(model: nn.Module) -> list[CodeType]:
             continue
         codes[code] = None
         waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
-        for name in code.co_names:
-            called = names.get(name)
+        named = [names.get(name) for name in code.co_names]
+        helpers = [vars(m).get(name) for m in named if isinstance(m, ModuleType) for name in code.co_names]
+        for called in (*named, *helpers):
             if isinstance(called, FunctionType) and not called.__module__.startswith("torch."):
                 waiting.append((called.__code__, called.__globals__))
     return list(codes)
@@ -125,21 +149,14 @@ def _own_methods(kind: type) -> Iterator[FunctionType]:
                     yield function
 
 
-def _reads(code: CodeType, names: frozenset[str]) -> bool:
-    """Whether code reads one of these names, and not only sets it."""
-    if not names.intersection(code.co_names):
-        return False
-    return any(step.argval in names and step.opname.startswith("LOAD") for step in dis.get_instructions(code))
-
-
 # -- check a recorded graph: run node by node, it must compute what the model computes
 
 _ROUNDING = 1e-3  # both run the same calls: only the code of another path differs by more
 
 
-def check_recording(traced: Traced, trial: Trial | None, example: Example) -> None:
-    """Raise TraceError unless the graph computes what the model computes in a trial, or else on random inputs of the
-    shape of the example.
+def check_recording(traced: Traced, example: Example, inputs: Example, output: list[Any] | None) -> None:
+    """Raise TraceError unless the graph computes what the model computes: this output from these inputs, or else from
+    random inputs of the shape of the example.
 
     Code that looks at sizes may be recorded for the sizes of the example only. The example itself would not show that
     something computed from it was recorded as a constant.
@@ -155,7 +172,7 @@ def check_recording(traced: Traced, trial: Trial | None, example: Example) -> No
             return float("inf")
 
     with in_mode(traced.model, "eval"):
-        if trial is not None and not traced.guards and apart(trial.inputs, trial.output) <= _ROUNDING:
+        if output is not None and not traced.guards and apart(inputs, output) <= _ROUNDING:
             return
         drawn = randomised(example)
         error = apart(drawn, outputs_of(traced.model, drawn))
