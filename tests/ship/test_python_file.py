@@ -121,6 +121,43 @@ def test_half_precision_and_several_inputs(nets: Any, tmp_path: Path) -> None:
     assert done.error == 0 and "model = make().to(torch.bfloat16)" in done.path.read_text()
 
 
+SCRIPT = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+import prunus
+
+WIDTH = 6
+
+def conv(inputs, outputs):
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+
+class UNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down1, self.down2, self.up = conv(1, WIDTH), conv(WIDTH, 8), conv(8 + WIDTH, 8)
+        self.head = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x):
+        a = self.down1(x)
+        b = F.interpolate(self.down2(F.max_pool2d(a, 2)), scale_factor=2.0)
+        return self.head(self.up(torch.cat([b, a], 1)))
+
+example = torch.zeros(1, 1, 8, 8)
+graph = prunus.trace(UNet().eval(), example)
+plan = prunus.uniform(graph, prunus.score(graph, [], metric="l2"), 0.4)
+print(prunus.export(prunus.prune(graph, plan), example, "small.py").error < 1e-6)
+"""
+
+
+def test_a_unet_of_the_script_that_prunes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prune_it.py").write_text(SCRIPT)
+    assert python("prune_it.py") == "True\n"
+    text = (tmp_path / "small.py").read_text()
+    assert "class UNet" in text and "WIDTH = 6" in text and "def conv" in text and "trace" not in text
+
+
 def test_networks_of_the_zoo(tmp_path: Path) -> None:
     from prunus.zoo.models import create
 
