@@ -89,7 +89,8 @@ def masked(model: nn.Module, graph: pr.ChannelGraph, keep: Mapping[str, Sequence
             for reader in unit.readers:
                 gone = ~np.isin(reader.channels, kept)
                 positions = torch.as_tensor(reader.inputs[gone].reshape(-1))
-                handles.append(modules[reader.module].register_forward_pre_hook(mask_of(positions)))
+                mask = mask_of(positions)
+                handles.append(modules[reader.module].register_forward_pre_hook(mask, with_kwargs=True))
         yield
     finally:
         for handle in handles:
@@ -97,9 +98,12 @@ def masked(model: nn.Module, graph: pr.ChannelGraph, keep: Mapping[str, Sequence
 
 
 def mask_of(positions: Tensor) -> Any:
-    def hook(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        axis = -1 if isinstance(module, nn.Linear) else 1
-        return (arguments[0].index_fill(axis, positions, 0.0), *arguments[1:])
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else kwargs["input"]
+        batched = x.dim() == 2 + len(module.kernel_size) if isinstance(module, nn.modules.conv._ConvNd) else True
+        axis = -1 if isinstance(module, nn.Linear) else int(batched)
+        x = x.index_fill(axis, positions, 0.0)
+        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
 
     return hook
 

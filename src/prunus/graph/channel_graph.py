@@ -35,7 +35,7 @@ from prunus.graph.traced import Example, Traced, check_example, check_network
 from prunus.graph.trials import Trial
 from prunus.graph.units import Keep, Streams, Unit
 from prunus.util.options import check_choice
-from prunus.util.state import generators_kept
+from prunus.util.state import undisturbed
 
 
 class ChannelGraph:
@@ -114,7 +114,8 @@ class ChannelGraph:
                 f"{writer} would have no outputs left: no layer reads any of its channels. Keep one of them, "
                 f"for example channel {channel} of unit {name!r}; graph.balance(keep) does that."
             )
-        replay_plan(self, keep)
+        with undisturbed(self.model):
+            replay_plan(self, keep)
 
     def liveness(self, keep: Keep) -> Liveness:
         """The channels that are left if each unit in `keep` keeps only these channels."""
@@ -218,7 +219,8 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select", *, ch
     check_choice("streams", streams, ("select", "coupled"), TraceError)
     check_network(model)
     check_example(example)
-    with generators_kept():
+    with undisturbed(model):
+        example = tree_map(lambda v: v.clone() if isinstance(v, Tensor) and v.is_inference() else v, example)
         return prove(ChannelGraph(discover(model, example), example, streams), by_running=check)
 
 
@@ -240,12 +242,13 @@ def prune(graph: ChannelGraph, plan: Plan, *, check: bool = True) -> nn.Module:
     if not isinstance(graph, ChannelGraph):
         raise PlanError(f"expected prune(graph, plan) with the graph of prunus.trace, got {type(graph).__name__}")
     keep = graph.keep_of(plan)
-    record, slices = replay_plan(graph, keep)
-    try:
-        model = carve(graph, record, slices)
-    except (ValueError, RuntimeError, IndexError, TypeError) as error:
-        raise PlanError(f"the plan cannot be carried out on the layers of the network: {error}") from error
-    if check:
-        verify(graph, keep, slices, model)
+    with undisturbed(graph.model):
+        record, slices = replay_plan(graph, keep)
+        try:
+            model = carve(graph, record, slices)
+        except (ValueError, RuntimeError, IndexError, TypeError) as error:
+            raise PlanError(f"the plan cannot be carried out on the layers of the network: {error}") from error
+        if check:
+            verify(graph, keep, slices, model)
     remember_plan(model, graph.model, plan)
     return model

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import random
 import sys
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 PLAIN = frozenset(
     (int, float, bool, str, bytes, complex, type(None), type, torch.dtype, torch.device, torch.Size, slice, range)
@@ -165,6 +168,69 @@ def module_state_kept(*models: nn.Module, weights: bool = False) -> Iterator[Non
         yield
     finally:
         state.restore()
+
+
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Inside the block torch behaves as usual, and afterwards nothing that several networks share has changed.
+
+    One thread at a time; not in inference mode, nor with new tensors on the meta device; generators, and what the
+    network's classes and Python modules hold, are restored.
+    """
+    meta = torch.get_default_device().type == "meta"
+    with _LOCK, torch.inference_mode(False), torch.device("cpu") if meta else nullcontext(), generators_kept():
+        state = SharedState(model)
+        try:
+            yield
+        finally:
+            state.restore()
+
+
+class SharedState:
+    """What the classes of a network's modules, and the Python modules that define them, hold: caches, for example."""
+
+    def __init__(self, model: nn.Module) -> None:
+        kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+        kinds = {kind for kind in kinds if not kind.__module__.startswith(("torch.", "builtins"))}
+        modules = {sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules}
+        self._owners = [(owner, dict(vars(owner))) for owner in (*kinds, *modules)]
+        self._inside, self._caches = ModuleState(), []
+        for _, values in self._owners:
+            for value in values.values():
+                if isinstance(value, dict | list | set | deque | Tensor) and not isinstance(value, nn.Module):
+                    self._inside._save(value, _DEPTH)
+                elif isinstance(value, functools._lru_cache_wrapper):
+                    self._caches.append((value, value.cache_info().currsize))
+
+    def restore(self) -> None:
+        """Make everything as it was that has got tensors since; functions with a cache forget what they did not know.
+
+        Other things may have been changed by other threads.
+        """
+        self._inside._saved = [
+            (live, before)
+            for live, before in self._inside._saved
+            if isinstance(live, Tensor) or (_differs(live, before) and _holds_tensors(live))
+        ]
+        self._inside.restore()
+        for function, size in self._caches:
+            if function.cache_info().currsize != size:
+                function.cache_clear()
+        for owner, before in self._owners:
+            for name, value in [*vars(owner).items()]:
+                if value is not before.get(name) and _holds_tensors(value):
+                    if name in before:
+                        setattr(owner, name, before[name])
+                    else:
+                        delattr(owner, name)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or what stands in for one while a network is recorded, or contains one."""
+    return any(isinstance(leaf, Tensor | fx.Proxy) for leaf in tree_leaves(value))
 
 
 def overrides_train(model: nn.Module) -> bool:
