@@ -32,7 +32,7 @@ from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, metric_option, suite
 from prunus.scoring.settings import ScoreSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
-from prunus.timing.engines import ENGINES
+from prunus.timing.engines import ENGINES, default_engine
 from prunus.util.files import SCORES, SENSITIVITY, refuse_others, refuse_overwriting
 from prunus.util.options import names, option
 from prunus.util.text import big_number, percent
@@ -85,7 +85,11 @@ class RankOptions:
 class LatencyOptions(LayerTimeOptions):
     """Where layers are timed."""
 
-    engine: str = option("eager", f"Engine: {', '.join(ENGINES)}", valid=ENGINES.check)
+    engine: str = option(
+        default_engine(),
+        f"Engine: {', '.join(ENGINES)}; onnxruntime by default if it is installed",
+        valid=ENGINES.check,
+    )
 
 
 def _check_metrics(text: str) -> None:

@@ -206,10 +206,8 @@ def refuse_other_modes(context: typer.Context, mode: str | None) -> None:
 class LayerTimeOptions:
     """How the layers of a network are timed."""
 
-    batch: int = option(64, "Number of images in a batch", least=1)
-    threads: int | None = option(
-        None, "Number of CPU threads; PyTorch's choice by default", least=1, most=os.cpu_count()
-    )
+    batch: int = option(1, "Number of images in a batch", least=1)
+    threads: int = option(1, "Number of CPU threads", least=1, most=os.cpu_count())
 
 
 @dataclass(frozen=True)
@@ -239,7 +237,6 @@ class TrainingImages:
 PARTS = ("train", "holdout", "test")
 
 Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default", min=1)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Model = Annotated[str, typer.Argument(help=MODEL_HELP), Early(check_network)]
 NumImages = Annotated[
     int | None, typer.Option(help="Number of images, a sample with the same share of each class; all by default", min=1)

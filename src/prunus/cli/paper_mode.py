@@ -45,7 +45,7 @@ def print_paper(network: nn.Module, images: AnyData, request: Request, named: Na
     from prunus.graph.channel_graph import trace
     from prunus.util.batches import device_of, to_device
 
-    graph = trace(network, to_device(images.example(), device_of(network)), request.settings.streams)
+    graph = trace(network, to_device(images.example(), device_of(network)), request.settings.streams or "select")
     lines = paper_lines(graph, request, named, user_data=isinstance(images, UserData))
     say("\n".join([*lines, _cost(graph, images, request), ""]))
 

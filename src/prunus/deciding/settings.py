@@ -51,7 +51,7 @@ class RankSettings(Seeded):
     exclude: tuple[str, ...] = option(
         (), "Do not prune units or layers that match this pattern", group="Layers", several=True
     )
-    round_to: int = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
+    round_to: int | None = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
     alpha: float = option(
         3.0, "Pruning rate of Eqn. 3, 2 to 4 in the paper; solved if --rounds is given", group="Layers", above=0
     )
@@ -104,15 +104,19 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class TimeSettings:
-    """Where time is measured, for a latency target or for cost="latency"."""
+    """Where time is measured: for a latency target, for cost="latency", and at the end of every run."""
 
-    engine: str = option(
-        "eager", f"Engine in which time is measured: {', '.join(ENGINES)}", group="Goal", choices=ENGINES
+    engine: str | None = option(
+        None,
+        f"Engine in which time is measured: {', '.join(ENGINES)}; onnxruntime by default if it is installed",
+        group="Goal",
+        everyday=True,
+        choices=ENGINES,
     )
-    batch: int = option(64, "Images in a batch whose time is measured", group="Goal", least=1)
-    threads: int | None = option(
-        None, "CPU threads of the engine when time is measured; PyTorch's number by default", group="Goal", least=1
-    )
+    batch: int = option(1, "Images in a batch whose time is measured", group="Goal", least=1)
+    # One thread is measured in processor time, which other programs on the machine hardly change.
+    threads: int = option(1, "CPU threads of the engine when time is measured", group="Goal", least=1)
+    timing: bool = option(True, "Time the result beside the original in every installed engine", group="Goal")
     latency_table: str | None = option(
         None, "Times of `prunus inspect --latency --out`, measured on the machine where the network ships", group="Goal"
     )

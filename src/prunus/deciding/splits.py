@@ -69,7 +69,7 @@ def in_order(graph: ChannelGraph) -> Scores:
     return Scores("order", {name: np.arange(float(unit.width)) for name, unit in graph.units.items()})
 
 
-def lowest_cost(graph: ChannelGraph, names: Sequence[str], cost: CostOf, round_to: int = 1) -> float:
+def lowest_cost(graph: ChannelGraph, names: Sequence[str], cost: CostOf, round_to: int | None = 1) -> float:
     """The lowest cost that these units can be pruned to; all readers of a stream drop the same channels."""
     return least_cost(Cutter(graph, in_order(graph), WidthLimits(round_to, known=widths_of(cost))), names, cost)
 
@@ -225,6 +225,7 @@ def uniform(
     units: Sequence[str] | None = None,
     only: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    round_to: int | None = 1,
 ) -> Plan:
     """Remove the weakest `ratio` of every unit: round(ratio x width) channels, in whole granules.
 
@@ -237,8 +238,9 @@ def uniform(
         ratio: The fraction removed.
         units: Names of the units to prune instead.
         only, exclude: Patterns of units or layers, such as "layer1.*" or "*:out", as in `sensitivity` and `compress`.
+        round_to: Widths are multiples of this, the nearest ones; None: of what suits kernels.
     """
-    cutter = Cutter(graph, scores)
+    cutter = Cutter(graph, scores, WidthLimits(round_to))
     if not isinstance(ratio, int | float) or not 0 <= ratio < 1:
         raise DecideError(f"ratio is the fraction removed and must be at least 0 and below 1, got {ratio!r}")
     units = [units] if isinstance(units, str) else units
@@ -254,7 +256,8 @@ def uniform(
     for name in scored(graph, scores, names):
         unit = graph.units[name]
         wanted = unit.granule * round(ratio * unit.width / unit.granule)
-        keep[name] = cutter.keep(name, min(wanted, unit.width - floor_of(unit)))
+        wanted = min(wanted, unit.width - floor_of(unit))
+        keep[name] = cutter.keep(name, wanted if round_to == 1 else cutter.limits.nearest(unit, wanted))
     return cutter.plan(keep)
 
 

@@ -23,6 +23,15 @@ TO_THE_FLOOR = 1e9  # a factor that takes every unit to its floor
 Kept = dict[str, list[int]]  # unit -> channels that it keeps
 
 
+def kernel_step(width: int) -> int:
+    """The number of channels whose multiples suit the kernels of engines, for a unit of this width.
+
+    Kernels compute 8 or 16 channels at a time, and a width between two multiples costs as much as the next one, or
+    leaves the fast layout. Narrow units would have too few choices left: they get 4, and below 8 channels any width.
+    """
+    return 8 if width >= 32 else 4 if width >= 8 else 1
+
+
 def floor_of(unit: Unit, round_to: int = 1, width: int | None = None) -> int:
     """The smallest number of channels that a unit may keep: max(2, 10%), in whole granules and multiples of `round_to`.
 
@@ -46,19 +55,23 @@ def weakest_first(unit: Unit, values: Vector) -> Indices:
 class WidthLimits:
     """The widths that units may be pruned to."""
 
-    round_to: int = 1  # the width of a pruned unit is a multiple of this
+    round_to: int | None = 1  # the width of a pruned unit is a multiple of this; None: of what suits kernels
     original: Mapping[str, int] = field(default_factory=dict)  # unit -> width in the original network, for the floors
     known: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # unit -> widths whose cost is known, if not all
 
     def __post_init__(self) -> None:
         """Check `round_to`."""
-        if self.round_to < 1:
+        if self.round_to is not None and self.round_to < 1:
             raise DecideError(f"round_to must be a whole number of channels, at least 1; got {self.round_to}")
+
+    def multiple(self, unit: Unit) -> int:
+        """The number of which the width of a pruned unit is a multiple, besides its granule."""
+        return kernel_step(self.original.get(unit.name, unit.width)) if self.round_to is None else self.round_to
 
     def choices(self, unit: Unit) -> list[int]:
         """The numbers of channels that the unit may lose, in ascending order, starting with 0."""
-        step = math.lcm(unit.granule, self.round_to)
-        floor = floor_of(unit, self.round_to, self.original.get(unit.name))
+        step = math.lcm(unit.granule, self.multiple(unit))
+        floor = floor_of(unit, self.multiple(unit), self.original.get(unit.name))
         left: Iterable[int] = range(step * (unit.width // step), floor - 1, -step)
         if unit.name in self.known:
             left = {*left} & {*self.known[unit.name]}
@@ -66,7 +79,7 @@ class WidthLimits:
 
     def nearest(self, unit: Unit, exact: float, least: int = 0) -> int:
         """The choice nearest to `exact` that is at least `least`; ties go to the even number of steps."""
-        double = 2 * math.lcm(unit.granule, self.round_to)
+        double = 2 * math.lcm(unit.granule, self.multiple(unit))
         choices = [n for n in self.choices(unit) if n >= least]
         return min(choices, key=lambda n: (abs(n - exact), n % double), default=0)
 
@@ -160,7 +173,7 @@ def amounts(cutter: Cutter, names: Sequence[str], *, alpha: float, cost: CostOf)
             unit, exact = cutter.graph.units[name], alpha * most / floss[name]
             # Multiples of round_to are coarse. A unit whose amount rounds to 0 loses one step, or it could never be
             # pruned.
-            channels = limits.nearest(unit, exact, least=int(limits.round_to > 1))
-            half_a_step = math.lcm(unit.granule, limits.round_to) / 2
+            channels = limits.nearest(unit, exact, least=int(limits.multiple(unit) > 1))
+            half_a_step = math.lcm(unit.granule, limits.multiple(unit)) / 2
             result[name] = Amount(name, channels, floss[name], exact > channels + half_a_step)
     return result

@@ -25,6 +25,7 @@ from prunus.graph.units import Streams
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, evaluate, tensors_of, too_good, unpack_for
 from prunus.tasks.quality import ACCURACY, QualityText
+from prunus.timing.engines import default_engine
 from prunus.timing.latency import timed
 from prunus.timing.layer_timing import latency_table
 from prunus.train.rate_test import SHARES, steps_per_try
@@ -180,7 +181,7 @@ def checkup(
             notes.append(f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points")
     speedup = None
     if timed_in is not None and graph.units:
-        table = latency_table(graph, timed_in.engine, timed_in.batch, timed_in.threads)
+        table = latency_table(graph, timed_in.engine or default_engine(), timed_in.batch, timed_in.threads)
         how, fastest = table.measured_with, 1 / least_share(graph, table_cost(graph, table))
         speedup = SpeedReach(how.engine, how.batch, how.threads, table.whole, fastest)
     whole = data is not None and parts.get("train") and parts.get("holdout")

@@ -108,7 +108,7 @@ def run_round(
     folder, settings, data = context.folder, context.settings, context.data
     number, clock, graph = len(earlier) + 1, PhaseClock(), context.graph
     if current is not context.original:
-        graph = trace(current, graph.example, settings.streams)
+        graph = trace(current, graph.example, graph.streams)
     measured = Measurements(context, number, graph, clock)
     with clock("score"):
         scores = measured.scores
@@ -245,7 +245,7 @@ def plan_for(measured: Measurements, budget: Budget) -> Plan:
     context, settings = measured.context, measured.context.settings
     task = SplitTask(measured.graph, measured.scores, budget, settings, measured.rank, context.widths)
     if settings.ratio is not None:
-        return uniform(task.graph, task.scores, settings.ratio, units=task.names)
+        return uniform(task.graph, task.scores, settings.ratio, units=task.names, round_to=settings.round_to)
     assert settings.split is not None  # filled in when the run starts
     with measured.clock("decide"):
         return plan_in_time(context, measured.number, task, SPLITS.find(settings.split).plan)

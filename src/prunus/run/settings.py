@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from prunus.deciding.goal import Goal
-from prunus.deciding.settings import SPLITS, SplitSettings, StreamSettings, TimeSettings, check_split, ranking_settings
+from prunus.deciding.settings import SPLITS, SplitSettings, TimeSettings, check_split, ranking_settings
 from prunus.errors import DecideError
 from prunus.repairing.repair import REPAIRS
 from prunus.scoring.metrics import METRICS, metric_of, metric_option, suited_metric
+from prunus.timing.engines import default_engine
 from prunus.train.settings import DEFAULT_PRESET, FineTuning, preset_of
 from prunus.train.trackers import TrackerSettings
 from prunus.util.options import check, option, parse_memory, plain
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings(TrackerSettings, FineTuning, SplitSettings, StreamSettings, TimeSettings, Goal):
+class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     """How to prune: a goal (see `Goal`), where time is measured (`TimeSettings`), how the cut is split among units
     (`SplitSettings`), how the network is retrained (`FineTuning`), a tracker (`TrackerSettings`), and the following.
 
@@ -38,6 +39,20 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, StreamSettings, TimeS
             higher is better. Both decide everywhere, whatever the task is.
     """
 
+    round_to: int | None = option(
+        None,
+        "Keep widths that are multiples of this; 1 allows any. By default those that a latency table finds fast, or "
+        "else multiples of 8, or of 4 in units of less than 32 channels",
+        group="Layers",
+        least=1,
+    )
+    streams: Literal["select", "coupled"] | None = option(
+        None,
+        "Residual channels: each reader selects its own (select), or all drop them together (coupled). By default "
+        "select, and for a latency target the better of both",
+        group="Channels",
+        choices=("select", "coupled"),
+    )
     metric: str | Callable[..., Any] | None = metric_option(
         None,
         f"Metric that scores channels: {', '.join(METRICS)}; chosen to suit the split by default. Options may follow: "
@@ -184,12 +199,15 @@ def fill_defaults(
 
     if table is not None:
         how = table.measured_with
-        if settings.latency_table is not None and settings.engine not in ("eager", how.engine):
+        if settings.latency_table is not None and settings.engine not in (None, how.engine):
             raise DecideError(
                 f"the latency table {settings.latency_table} is of the engine {how.engine}, not {settings.engine}: "
                 "leave engine, batch and threads out, the table has them"
             )
         settings = replace(settings, engine=how.engine, batch=how.batch, threads=how.threads)
+        if settings.round_to is None:  # the table says which widths are fast
+            settings = replace(settings, round_to=1)
+    settings = replace(settings, engine=settings.engine or default_engine(), streams=settings.streams or graph.streams)
     settings = replace(settings, distill=settings.has_teacher and settings.retrains_at_all)
     settings = split_for_solve(settings, graph, table)
     if settings.split is None:

@@ -18,6 +18,7 @@ from prunus.graph.plan import Plan
 from prunus.run.context import RunContext
 from prunus.run.folder import SPEED, TABLE, RunFolder
 from prunus.run.settings import Settings
+from prunus.timing.engines import default_engine
 from prunus.timing.latency import Speedup, latency, processor_time, ready_to_time, speedup
 from prunus.timing.latency_table import LatencyTable, machine_of, open_table
 from prunus.timing.layer_timing import latency_table
@@ -77,7 +78,7 @@ def times_for(settings: Settings, graph: ChannelGraph, folder: RunFolder) -> Lat
         path = folder.path / TABLE if folder.has(TABLE) else settings.latency_table
         if path is not None:
             return open_table(path, graph)
-        return latency_table(graph, settings.engine, settings.batch, settings.threads)
+        return latency_table(graph, settings.engine or default_engine(), settings.batch, settings.threads)
 
     return from_first(find)
 
@@ -121,7 +122,7 @@ def plan_in_time(context: RunContext, number: int, task: SplitTask, split: Calla
     Of the plans that are as fast as asked, the one of the smallest error is taken, or else the fastest. What was
     measured is in the folder, so that a run that continues makes the same plan.
     """
-    step, name = task.settings.round_to, context.folder.in_round(number, SPEED)
+    step, name = task.settings.round_to or 1, context.folder.in_round(number, SPEED)
 
     def decide(budget: Budget, aligned: int) -> Plan:
         return split(replace(task, budget=budget, settings=replace(task.settings, round_to=aligned)))

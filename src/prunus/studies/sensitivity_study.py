@@ -79,7 +79,7 @@ class SensitivityArms:
         """All iterations of one method. Writes their rows."""
         if self.place.row(method) is not None:
             return
-        begin, wanted = trace(first, self.graph.example, self.settings.streams), self.settings.iterations
+        begin, wanted = trace(first, self.graph.example, self.graph.streams), self.settings.iterations
         target = 1 - (1 - self.settings.end) * self.graph.macs / begin.macs
         if not 0 < target < 1:
             removed = 1 - begin.macs / self.graph.macs
@@ -238,7 +238,7 @@ def sensitivity(
     place = StudyFolder(folder, "sensitivity", asked, provenance)
     images = RunData(train, score_on if score_on is not None else train, holdout, test)
     example = example if example is not None else first_image(train, device_of(model), task_of(chosen.task))
-    graph = trace(model, example, chosen.streams)
+    graph = trace(model, example, chosen.streams or "select")
     with processes_apart() as (rank, world), shown(progress, phases) as report:
         if rank == 0:
             place.start(vars(images))

@@ -137,6 +137,7 @@ class SensitivityStudySettings(Settings):
     epochs: int = option(30, "Epochs of retraining in each iteration", group="Retraining", everyday=True, least=0)
     distill: bool = option(False, "Use the unpruned network as a teacher when retraining", group="Retraining")
     alpha: float = option(3.0, "Solved so that the iterations reach the end", hidden=True)
+    round_to: int | None = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
     target: float | None = _decided()
     speedup: float | None = _decided()
     max_drop: float | None = _decided()

@@ -88,6 +88,11 @@ class Engine(Entry):
 ENGINES: Registry[Engine] = Registry("engine", "prunus.timing.engines", RunError)
 
 
+def default_engine() -> str:
+    """The engine in which time is measured if none is named: onnxruntime if it is installed, or else eager."""
+    return "onnxruntime" if ENGINES["onnxruntime"].is_installed else "eager"
+
+
 def require(packages: Mapping[str, str], purpose: str) -> None:
     """Raise RunError with the command to run if one of these packages (name -> extra of prunus) is not installed."""
     missing = [package for package in packages if find_spec(package) is None]
