@@ -45,7 +45,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(width)
         self.grouped = nn.Conv2d(width, 2 * width, 3, padding=1, groups=2)
         self.standard = Standard(2 * width, width, 3, padding=1)
-        self.up = nn.ConvTranspose2d(width, width, 2, stride=2)
+        self.up = nn.utils.parametrizations.weight_norm(nn.ConvTranspose2d(width, width, 2, stride=2))
         self.slopes = nn.PReLU(width)
         self.fc = nn.Linear(width, num_classes)
         self.register_buffer("offset", torch.linspace(0, 1, width).view(-1, 1, 1), persistent=False)
@@ -143,6 +143,7 @@ class UNet(nn.Module):
         b = F.interpolate(self.down2(F.max_pool2d(a, 2)), scale_factor=2.0)
         return self.head(self.up(torch.cat([b, a], 1)))
 
+x = b = conv(1, 1)  # names that are local in the class
 example = torch.zeros(1, 1, 8, 8)
 graph = prunus.trace(UNet().eval(), example)
 plan = prunus.uniform(graph, prunus.score(graph, [], metric="l2"), 0.4)
@@ -155,7 +156,8 @@ def test_a_unet_of_the_script_that_prunes_it(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "prune_it.py").write_text(SCRIPT)
     assert python("prune_it.py") == "True\n"
     text = (tmp_path / "small.py").read_text()
-    assert "class UNet" in text and "WIDTH = 6" in text and "def conv" in text and "trace" not in text
+    assert "class UNet" in text and "WIDTH = 6" in text and "def conv" in text
+    assert "trace" not in text and "x = b" not in text
 
 
 def test_networks_of_the_zoo(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ run in a new process in which prunus cannot be imported, and its outputs are com
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import inspect
 import json
 import math
 import re
 import subprocess
+import symtable
 import sys
 import tempfile
 import textwrap
@@ -196,11 +198,11 @@ def _source(module: ModuleType, name: str) -> tuple[list[str], str]:
     imports: list[str] = []
     parts: list[str] = []
     for statement in tree.body:
-        names = [each for each in _bound(statement) if each in needed]
+        names = [each for each in _bound(statement) if each in needed or each == "*"]
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             imports.append(ast.unparse(statement))
         elif isinstance(statement, ast.Import | ast.ImportFrom) and _of_prunus(statement):
-            parts += [_without_prunus(each, module) for each in names]
+            parts += [_without_prunus(each, module) for each in names if each != "*"]
         elif isinstance(statement, ast.Import | ast.ImportFrom) and names:
             imports.append(_import(statement, names, module))
         if not names or isinstance(statement, ast.Import | ast.ImportFrom):
@@ -229,10 +231,17 @@ def _bound(statement: ast.stmt) -> list[str]:
 
 
 def _used(statement: ast.stmt, module: ModuleType) -> list[str]:
-    parts: list[ast.AST] = [statement]
+    """The names of its module that a statement uses, and not those that are local to its functions."""
     if _is_registered(statement, module):
-        parts = [part for part in ast.iter_child_nodes(statement) if part not in statement.decorator_list]  # type: ignore[attr-defined]
-    return [node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)]
+        statement = copy.deepcopy(statement)
+        statement.decorator_list = []  # type: ignore[attr-defined]
+    waiting, names = [symtable.symtable(ast.unparse(statement), module.__name__, "exec")], []
+    while waiting:
+        scope = waiting.pop()
+        top = scope.get_type() == "module"
+        names += [each.get_name() for each in scope.get_symbols() if each.is_referenced() and (top or each.is_global())]
+        waiting += scope.get_children()
+    return names
 
 
 def _is_registered(statement: ast.stmt, module: ModuleType) -> bool:
@@ -285,7 +294,7 @@ def _check_same_layers(model: nn.Module, whole: nn.Module, built: str) -> None:
     for name in [*mine, *others]:
         one, other = mine.get(name), others.get(name)
         kinds = [type(each).__name__ if each is not None else "missing" for each in (one, other)]
-        if one is None or other is None or type(one) is not type(other):
+        if one is None or other is None or type(one).__module__ != type(other).__module__ or kinds[0] != kinds[1]:
             where = f"layer {name}" if name else "network"
             raise ModelError(f"the {where} is {kinds[0]} in the pruned network and {kinds[1]} in {built}; {GIVE}")
         hooks = len(one._forward_pre_hooks) - (selection_of(one) is not None), len(one._forward_hooks)
