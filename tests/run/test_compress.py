@@ -73,7 +73,7 @@ def test_macs_and_params_to_be_left() -> None:
 
 
 def test_one_shot_by_ratio(tmp_path: Path) -> None:
-    result = run(tmp_path, ratio=0.25)
+    result = run(tmp_path, ratio=0.25, round_to=1)
     assert len(result.rounds) == 1
     kept = {"conv1:in": 6, "conv1:out": 18, "wide:in": 6, "wide:out": 12}
     assert {n: len(k) for n, k in result.plan.keep.items()} == kept

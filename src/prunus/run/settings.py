@@ -14,6 +14,8 @@ from prunus.deciding.settings import SPLITS, SplitSettings, TimeSettings, check_
 from prunus.errors import DecideError
 from prunus.repairing.repair import REPAIRS
 from prunus.scoring.metrics import METRICS, metric_of, metric_option, suited_metric
+from prunus.tasks import task_of
+from prunus.tasks.quality import QualityText
 from prunus.timing.engines import default_engine
 from prunus.train.settings import DEFAULT_PRESET, FineTuning, preset_of
 from prunus.train.trackers import TrackerSettings
@@ -113,9 +115,31 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         return self.ratio is None and SPLITS.find(self.split or "algorithm1").ranks
 
     @property
+    def for_time(self) -> bool:
+        """Whether the goal is time: a speed-up, or the fastest network that loses no more than max_drop."""
+        return self.speedup is not None or (self.given == ["max_drop"] and self.searches)
+
+    @property
     def needs_times(self) -> bool:
         """Whether the run needs the times of layers."""
-        return self.speedup is not None or self.cost == "latency"
+        return self.for_time or self.cost == "latency"
+
+    @property
+    def searches(self) -> bool:
+        """Whether cuts are tried until the largest one is found that loses no more than max_drop.
+
+        Where units are ranked or the network is retrained, max_drop is met round by round instead, as in the paper.
+        """
+        return self.max_drop is not None and self.decides_once
+
+    @property
+    def decides_once(self) -> bool:
+        """Whether a plan needs no ranking of units and no retraining, in one round: so several can be tried."""
+        if self.retrains_at_all or self.rounds not in (None, 1):
+            return False
+        if self.split is not None:
+            return not self.ranks
+        return self.ratio is not None or not (ranking_settings(self) or self.alpha != DEFAULT_ALPHA)
 
     @property
     def retrains(self) -> bool:
@@ -169,17 +193,38 @@ def check_settings(settings: Settings) -> None:
         raise DecideError(
             "last_epochs needs a goal in MACs, weights or time: with max_drop alone no round knows that it is the last"
         )
-    if split is not None and not split.ranks and not ends:
+    if split is not None and not split.ranks and not ends and not settings.searches:
         raise DecideError(
-            f'split "{split.name}" needs a target, speedup, macs, params or ratio: max_drop alone is not enough'
+            f'split "{split.name}" needs a target, speedup, macs, params or ratio: with retraining or rounds, max_drop '
+            "alone is not enough"
         )
     preset_of(settings.preset, epochs=settings.epochs or None, lr=settings.lr)
 
 
 # -- what suits a run where the user left it open
 
+DEFAULT_DROP = 1.0  # points of quality that may be lost if no goal is given
+DEFAULT_ALPHA = next(field.default for field in fields(SplitSettings) if field.name == "alpha")
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
 SMALL = 64 * 64  # pixels of an image
+
+
+def with_goal(settings: Settings) -> Settings:
+    """Settings with a goal: without one, the fastest network that loses at most one point.
+
+    Raises:
+        DecideError: There is no goal, and the quality is not in per cent: what a point of it means is not known.
+    """
+    if settings.given:
+        return settings
+    if settings.evaluate is None or settings.task is not None:
+        quality = QualityText.of(task_of(settings.task))
+        if quality.unit != "%":
+            what = f"{quality.name} in {quality.unit}" if quality.unit else quality.name
+            raise DecideError(
+                f"give a goal: speedup, target, macs, params, ratio, or max_drop, the {what} that may be lost"
+            )
+    return replace(settings, max_drop=DEFAULT_DROP)
 
 
 def fill_defaults(
@@ -195,7 +240,7 @@ def fill_defaults(
         pixels: Of one image.
         table: Times of the network's layers, if the run needs them; it decides engine, batch and threads.
     """
-    from prunus.deciding.splits import first_alpha  # torch is needed from here on
+    from prunus.deciding.splits import check_reach, first_alpha  # torch is needed from here on
 
     if table is not None:
         how = table.measured_with
@@ -207,18 +252,27 @@ def fill_defaults(
         settings = replace(settings, engine=how.engine, batch=how.batch, threads=how.threads)
         if settings.round_to is None:  # the table says which widths are fast
             settings = replace(settings, round_to=1)
-    settings = replace(settings, engine=settings.engine or default_engine(), streams=settings.streams or graph.streams)
+    settings = replace(settings, engine=settings.engine or default_engine())
+    searches = settings.searches  # as the user left it
+    if settings.round_to is None:
+        try:
+            check_reach(graph, settings.budget(graph, table), settings)
+        except DecideError:  # wide steps end too early for this goal; any other trouble is told by the next check
+            settings = replace(settings, round_to=1)
     settings = replace(settings, distill=settings.has_teacher and settings.retrains_at_all)
     settings = split_for_solve(settings, graph, table)
     if settings.split is None:
         open_metric = settings.metric is None or (
             isinstance(settings.metric, str) and metric_of(settings.metric).adds_up
         )
-        if settings.speedup is not None and open_metric and not ranking_settings(settings):
+        if settings.for_time and open_metric and not ranking_settings(settings):
             split = "least_error"
         else:
-            split = "algorithm1" if settings.ratio is None else "uniform"
+            split = "uniform" if settings.ratio is not None or searches else "algorithm1"
         settings = replace(settings, split=split)
+    has_streams = any(unit.kind == "stream" for unit in graph.units.values())
+    if not (settings.for_time and has_streams and not settings.ranks):  # both ways are tried if this stays None
+        settings = replace(settings, streams=settings.streams or graph.streams)
     if settings.metric is None:
         suits = SPLITS.find("least_error" if settings.solve_only else settings.split or "").metric
         settings = replace(settings, metric=suited_metric(suits, settings.task))
@@ -264,4 +318,4 @@ def split_for_solve(settings: Settings, graph: ChannelGraph, table: LatencyTable
         check_reach(graph, budget, chosen)
     except DecideError:  # no such units, too few of them, or a goal without a target
         return settings
-    return chosen if budget.left is not None else settings
+    return chosen if budget.left is not None or chosen.searches else settings
