@@ -35,13 +35,16 @@ def pruned_exactly(
 
 
 def is_exact(model: nn.Module, example: Any, widths: Widths) -> pr.ChannelGraph:
-    """The units are these, and three random plans give what zeroing gives."""
+    """The units are these, and three random plans give what zeroing and masks in front of readers give."""
     model = model.double().eval()
     before = proof.outputs(model, example)
     graph = pr.trace(model, example)
     assert {name: (unit.width, unit.granule) for name, unit in graph.units.items()} == widths
     for seed in range(3):
-        small = pruned_exactly(graph, proof.random_keep(graph, seed, 0.2, 0.8), example, 1e-10)
+        keep = proof.random_keep(graph, seed, 0.2, 0.8)
+        small = pruned_exactly(graph, keep, example, 1e-10)
+        with proof.masked(model, graph, keep):
+            assert proof.relative_error(proof.outputs(small, example), proof.outputs(model, example)) < 1e-10
         assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters()) or not widths
     assert all(torch.equal(a, b) for a, b in zip(proof.outputs(model, example), before, strict=True))
     return graph

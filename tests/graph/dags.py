@@ -378,6 +378,7 @@ def make_pixels(b: Builder, x: int, channels: int) -> None:
     ops += ["max_pool", "slice_pixels", "pad_reflect", "std_pixels"] if min(height, width) > 1 else []
     ops += ["interpolate"] if max(height, width) < 8 else []
     ops += ["pixel_shuffle"] if channels % 4 == 0 and max(height, width) < 8 else []
+    ops += ["hstacked"] if channels * 2 <= WIDEST else []
     ops += ["pixel_unshuffle"] if height % 2 == width % 2 == 0 and channels * 4 <= WIDEST else []
     b.add(b.choice(ops), x)
 
@@ -492,7 +493,8 @@ def make_again(b: Builder, x: int, channels: int) -> None:
 ANY = """count_scale count_root numel_scale channel_ramp normalised whole_mean masked first_kept one_channel
     resize_by_width channels_as_images channels_as_length norm_channels sort_channels ones_cat new_zeros_cat
     border_assigned max_rows pixels_there_and_back batch_of_ones sampled windows_there_and_back rows_in_windows
-    normalised_rows largest_in_rows scripted"""
+    normalised_rows largest_in_rows scripted moments pointwise turned first_row first_channel rows_by_number
+    best_in_rows aten unpooled"""
 EVEN = """maxout unflatten unflatten_swap halves_swapped half_changed_in_place rotate_half channels_pooled parts_listed
     native_channel_shuffle gated_by_half narrow_half"""
 SEVERAL = "three_quarters without_last topk_channels diff_channels index_select unbind_sum after_first"

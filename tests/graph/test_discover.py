@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.fx
+from torch import Tensor, nn
 
 import prunus as pr
 from prunus.graph.discover import components
 from prunus.graph.grouping import Places
 from prunus.graph.traced import named_modules
 from prunus.graph.units import Streams
+from tests.graph.checks import IMAGE, is_exact, pruned_exactly
 from tests.nets import NETS
 
 
@@ -84,3 +86,28 @@ def test_modules_are_walked_as_torch_does(name: str) -> None:
     model = NETS[name].build()
     model.again = next(iter(model.children()))  # a module with two names is listed once
     assert named_modules(model) == list(model.named_modules())
+
+
+class TokenMixer(nn.Module):
+    """A block of an MLP-Mixer: `t1` and `t2` mix the 16 positions of each channel, `c1` and `c2` the channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.n1, self.n2 = nn.Conv2d(3, 8, 2, 2), nn.LayerNorm(8), nn.LayerNorm(8)
+        self.t1, self.t2 = nn.Linear(16, 12), nn.Linear(12, 16)
+        self.c1, self.c2, self.head = nn.Linear(8, 10), nn.Linear(10, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = x + self.t2(self.t1(self.n1(x).transpose(1, 2)).sigmoid()).transpose(1, 2)
+        x = x + self.c2(self.c1(self.n2(x)).sigmoid())
+        return self.head(x.mean(1))
+
+
+def test_a_layer_that_keeps_its_inputs_still_loses_outputs() -> None:
+    torch.manual_seed(0)
+    widths = {"t1:out": (12, 1), "c1:in": (8, 1), "c1:out": (10, 1), "head:in": (8, 1)}
+    graph = is_exact(TokenMixer(), IMAGE, widths)
+    small = pruned_exactly(graph, {"t1:out": [2, 3, 11]})
+    assert (small.t1.weight.shape, small.t2.weight.shape) == ((3, 16), (16, 3))
+    assert graph.frozen["t2"] == "add joins channels of different axes"

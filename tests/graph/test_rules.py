@@ -24,6 +24,8 @@ from tests.graph.dags import randomised
 from tests.graph.odd_nets import Function, Through
 from tests.nets import Chain, conv, pooled
 
+aten = torch.ops.aten
+
 
 def layer(*modules: nn.Module) -> nn.Module:
     return Through(nn.Sequential(*(randomised(module) for module in modules)))
@@ -60,6 +62,44 @@ class OwnSlopes(nn.Module):
 def halves_swapped(x: Tensor) -> Tensor:
     half = x.size(1) // 2
     return torch.cat([x.narrow(1, half, half), x.narrow(1, 0, half)], 1)
+
+
+def standardised_maps(x: Tensor) -> Tensor:
+    variance, mean = torch.var_mean(x, (2, 3), keepdim=True)
+    return (x - mean) / (variance + torch.std_mean(x, dim=(2, 3), keepdim=True)[0] + 0.1)
+
+
+class Unpooled(nn.Module):
+    """As in SegNet: what comes out of the bottleneck is placed where the maxima were."""
+
+    def __init__(self, pool: Any, unpool: Any) -> None:
+        super().__init__()
+        self.pool, self.inner, self.unpool = pool, conv(8, 8), unpool
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled, indices = self.pool(x)
+        unpooled: Tensor = self.unpool(self.inner(pooled), indices)
+        return unpooled
+
+
+class FrozenNorm(nn.Module):
+    """torchvision's FrozenBatchNorm2d: scale and shift are computed from buffers."""
+
+    def __init__(self, channels: int, varied: bool = True) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(channels) + 0.5 if varied else torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight.reshape(1, -1, 1, 1) * (self.running_var.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
+        return x * scale + (self.bias.reshape(1, -1, 1, 1) - self.running_mean.reshape(1, -1, 1, 1) * scale)
+
+
+class LooksAtBuffers(FrozenNorm):
+    """The code asks for the values of a buffer that has one for each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if bool(self.running_var.min() > 0) else x
 
 
 # A convolution of 8 or 32 filters in front, so that a unit lies between two layers.
@@ -145,6 +185,39 @@ CASES: dict[str, tuple[Any, Widths]] = {
         lambda: between(lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1), align_corners=False)),
         {**FREE, "a:out": (6, 1)},
     ),
+    "stacked side by side": (
+        lambda: layer(Function(lambda x: torch.hstack([x, x.sin()])), conv(16, 8)),
+        {**FREE, "between.1:out": (8, 1)},
+    ),
+    "stacked in rows": (lambda: between(lambda x: torch.dstack([x, torch.vstack([x, x])[:2]])), FREE),
+    "moments together": (lambda: between(standardised_maps), FREE),
+    "moments of channels": (lambda: between(lambda x: x - torch.var_mean(x, 1, keepdim=True)[1]), KEPT),
+    "quotients added": (lambda: between(lambda x: torch.addcdiv(x, x.tanh(), x.exp() + 1, value=0.5)), FREE),
+    "larger of two": (lambda: between(lambda x: torch.fmax(x, x.neg()) - torch.fmin(x, x.atan())), FREE),
+    "turned": (lambda: between(lambda x: torch.rot90(x, 1, [2, 3]) + x.rot90(2, (3, 2))), FREE),
+    "a row": (lambda: between(lambda x: x + x.select(2, 1).unsqueeze(2)), FREE),
+    "a channel": (lambda: between(lambda x: x + x.select(1, 2).unsqueeze(1)), {**FREE, "a:out": (5, 1)}),
+    "rows by number": (lambda: between(lambda x: x + x.index_select(2, torch.arange(7, -1, -1))), FREE),
+    "channels by number": (lambda: between(lambda x: x.index_select(1, torch.arange(7, -1, -1))), KEPT),
+    "the best in rows": (lambda: between(lambda x: x.topk(4, 3).values + x.sort(-1)[0][..., :4]), FREE),
+    "the best channels": (lambda: between(lambda x: x.topk(8, 1)[0]), KEPT),
+    "aten": (lambda: between(lambda x: aten.mul.Tensor(aten.relu.default(x), aten.mean.dim(x, [2, 3], True))), FREE),
+    "aten reshapes": (lambda: between(lambda x: aten.view(x, [2, -1, 16, 4])), FREE),
+    "aten of channels": (lambda: between(lambda x: aten.sub.Tensor(x, aten.mean.dim(x, [1], True))), KEPT),
+    "aten without a rule": (lambda: between(lambda x: aten.native_dropout(x, 0.0, False)[0]), KEPT),
+    "pooled with indices": (
+        lambda: Through(Unpooled(nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2))),
+        {"a:out": (8, 1), "b:out": (6, 1)},
+    ),
+    "pooled with indices by functions": (
+        lambda: Through(
+            Unpooled(lambda x: F.max_pool2d(x, 2, return_indices=True), lambda x, at: F.max_unpool2d(x, at, 2))
+        ),
+        {"a:out": (8, 1), "b:out": (6, 1)},
+    ),
+    "a frozen batch norm": (lambda: Through(FrozenNorm(8)), FREE),
+    "a frozen batch norm of ones and zeros": (lambda: Through(FrozenNorm(8, varied=False)), FREE),
+    "a norm that looks at its buffers": (lambda: Through(LooksAtBuffers(8)), KEPT),
     "split at numbers": (lambda: between(lambda x: torch.cat(x.split([3, 5], 1)[::-1], 1)), KEPT),
 }
 

@@ -31,6 +31,7 @@ from prunus.graph.labels import (
     constant_along,
     fixed_like,
     present,
+    same_labels,
     tensors_in,
 )
 from prunus.graph.layer_trials import try_layers
@@ -117,6 +118,8 @@ class LabelPass:
         for node in self.traced.graph.nodes:
             try:
                 value = self.record.values[node.name] = self._value(node)
+                if isinstance(value, Tensor) and node.name in self.traced.guards:  # computed from buffers
+                    self.record.frozen.append((present(value), "the code looks at its values"))
                 if isinstance(self.emit, Replay):
                     self._check_replay(node, value, self.emit.first)
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
@@ -170,7 +173,8 @@ class LabelPass:
     def _check_replay(self, node: fx.Node, value: Any, first: Record) -> None:
         """Raise Mismatch if anything but the size of channel axes has changed."""
         before = first.values[node.name]
-        if node.name in self.traced.guards and value != before:
+        looked_at = node.name in self.traced.guards
+        if looked_at and not (same_labels(value, before) if isinstance(value, Tensor) else value == before):
             raise Mismatch(node, "the code would take another path with fewer channels")
         tensors, wanted = tensors_in(value), tensors_in(before)
         if len(tensors) != len(wanted):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.graph.selection import selection_of
 from prunus.graph.traced import channel_dim
@@ -32,11 +32,22 @@ def constant(shape: torch.Size | tuple[int, ...], label: int = FIXED) -> Tensor:
     return torch.full((1,) * len(shape), label, dtype=torch.int64).expand(shape)
 
 
+def each_tensor(shapes: Any, labels: Callable[[torch.Size], Tensor]) -> Any:
+    """The same nesting as that of the shapes of a value, with labels for every tensor."""
+    return tree_map(
+        lambda s: labels(s) if isinstance(s, torch.Size) else s, shapes, is_leaf=lambda s: isinstance(s, torch.Size)
+    )
+
+
 def fixed_like(shapes: Any) -> Any:
     """Fixed labels for every shape in a nested value."""
-    return tree_map(
-        lambda s: constant(s) if isinstance(s, torch.Size) else s, shapes, is_leaf=lambda s: isinstance(s, torch.Size)
-    )
+    return each_tensor(shapes, constant)
+
+
+def shapes_in(shapes: Any) -> list[torch.Size]:
+    """The shapes of all tensors in a nested value."""
+    leaves = tree_leaves(shapes, is_leaf=lambda s: isinstance(s, torch.Size))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Size)]
 
 
 def along(vector: Tensor, shape: torch.Size | tuple[int, ...], dim: int) -> Tensor:
@@ -216,6 +227,7 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict)  # node name -> its value: labels or plain Python
     selected: dict[str, Selected] = field(default_factory=dict)  # module -> what it selects (replay)
     spread: dict[tuple[str, int], int] = field(default_factory=dict)  # node, pair -> operand broadcast over channels
+    crossed: set[tuple[str, int]] = field(default_factory=set)  # node, pair whose channels lie on different axes
     axes: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (node, "in" or "out") -> axes of channels
     failed: dict[str, str] = field(default_factory=dict)  # node name -> why its rule could not follow the channels
 
@@ -335,6 +347,16 @@ class Call:
             raise CannotFollow(f"{self.what} runs along an axis that carries channels")
         return vector
 
+    def inputs(self, dim: int) -> Tensor:
+        """The labels that a layer mixes along `dim`. If another axis carries channels, as in the token mixing of an
+        MLP-Mixer, these are kept, and the layer may only lose outputs."""
+        vector = self.vector(self.x, dim)
+        if vector is not None or self.reads_all:
+            return self.channels(self.x, dim)
+        self.unchanged()
+        self.freeze(self.x, f"{self.what} runs along an axis that carries channels")
+        return torch.full((self.x.size(dim),), FIXED)
+
     def axes(self, labels: Tensor, side: str = "in") -> list[int]:
         """The dimensions along which the channels of this call's input (or output) vary."""
         key = (self.node.name, side)
@@ -408,7 +430,15 @@ class Call:
             self.freeze(narrow, f"{self.what} broadcasts it over many channels")
             return wide.expand(broadcast_shape(a.shape, b.shape))
         shape = broadcast_shape(a.shape, b.shape)
-        a, b = broadcast(compact(a), compact(b))
+        a, b = compact(a), compact(b)
+        if self._crosses(a, b):
+            kept, given_up = (a, b) if present(a)[0] < present(b)[0] else (b, a)
+            for labels in (kept, given_up):
+                self.freeze(labels, f"{self.what} joins channels of different axes")
+            if additive:  # as in `_meet`: who reads the sum may select
+                self.record.unions.append((present(kept), present(kept), True, self.node))
+            return kept.expand(shape)
+        a, b = broadcast(a, b)
         return torch.from_numpy(self._meet(a.numpy(), b.numpy(), additive)).expand(shape)
 
     def _meet(self, a: Indices, b: Indices, additive: bool) -> Indices:
@@ -445,6 +475,18 @@ class Call:
                 self.record.spread[key] = narrow
                 return narrow
         return None
+
+    def _crosses(self, a: Tensor, b: Tensor) -> bool:
+        """Whether channels of `a` and `b` lie on different axes, so that each of one meets each of the other."""
+        key = (self.node.name, self._united)
+        if isinstance(self.labels.emit, Replay):
+            return key in self.labels.emit.first.crossed
+        if a.shape == b.shape or not len(present(a)) or not len(present(b)):
+            return False
+        one, other = varying(a), varying(b)
+        if (one or other) and not set(one) & set(other):
+            self.record.crossed.add(key)
+        return key in self.record.crossed
 
     # -- channel selection in front of a layer
 

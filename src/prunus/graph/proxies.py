@@ -74,6 +74,13 @@ class KnownProxy(fx.Proxy):
         """From here on, this proxy stands for the tensor with the new part."""
         self.node = self._make(with_part, (self, index, value)).node
 
+    def __str__(self) -> str:
+        """A text as a key: equal for equal values, and never the key of a real one, under which it would be found."""
+        return f"{self.value} while {id(self.tracer)} records"
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
     def __int__(self) -> int:
         return int(self.tracer.look(self))
 
@@ -92,7 +99,7 @@ class TensorProxy(KnownProxy, Tensor):  # type: ignore[misc]
 
     __class__ = property(type)
     __hash__ = object.__hash__
-    __format__ = object.__format__
+    __format__ = object.__format__  # type: ignore[assignment]
 
     def property_value(self, name: str) -> Any:
         """A property such as `shape`: recorded, if it could depend on the number of channels."""

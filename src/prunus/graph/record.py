@@ -6,6 +6,9 @@ which the code would see something else is refused. Code that branches on the *v
 
 from __future__ import annotations
 
+import builtins
+import copy
+import dataclasses
 import functools
 import linecache
 import traceback
@@ -22,8 +25,23 @@ from torch.utils._pytree import tree_map
 from prunus.errors import TraceError
 from prunus.graph.proxies import PROXIES, Arguments, TensorProxy, proxy_of, read_arguments, value_of, values_in
 from prunus.graph.rules.rulebook import is_leaf
-from prunus.graph.traced import FUNCTIONS, Example, Shapes, Traced, attribute_of, named_modules
-from prunus.util.state import module_state_kept, nothing_compiled, overrides_train
+from prunus.graph.traced import (
+    FUNCTIONS,
+    Example,
+    Shapes,
+    Traced,
+    attribute_of,
+    autocast_state,
+    named_modules,
+)
+from prunus.util.state import (
+    ModuleState,
+    SharedState,
+    module_state_kept,
+    nothing_compiled,
+    overrides_train,
+    undisturbed,
+)
 
 
 def trace_calls(model: nn.Module, example: Example) -> Traced:
@@ -57,9 +75,12 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
             module.training = not is_leaf(module)
     arguments = read_arguments(model, example)
     with module_state_kept(model), nothing_compiled():  # torch.fx stores the constants of forward on the model
-        tracer = _run_tracer(model, arguments, example, training)
-        names = {str(node.target) for node in tracer.graph.nodes if node.op == "get_attr"}
-        attributes = {name: attribute_of(model, name) for name in names}
+        shared = SharedState(model)
+        try:
+            tracer = _run_tracer(model, arguments, example, training)
+        finally:
+            shared.restore()  # a cache of a class must not keep what stands in for values here
+    attributes = tracer.attributes
     functional = _functional_layers(tracer.graph, tracer.functional)
     calls: dict[str, int] = {}
     for node in tracer.graph.nodes:
@@ -83,20 +104,19 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
 
 
 def _run_tracer(model: nn.Module, arguments: Arguments, example: Example, training: bool) -> ValueTracer:
-    """Record the calls. If that fails, try again with everything that is computed from buffers recorded too.
-
-    `self.filter.expand(x.size(1), 1, 3, 3)` needs the second way: it calls a method of a plain tensor with a recorded
-    size. It is not the first way, because code may look at the values of a buffer.
+    """Record the calls, with all that is computed from buffers: pruning cuts the buffers. If that fails, because the
+    code writes into a buffer or gives it to a library that needs a plain tensor, try again with buffers as constants.
     """
-    tracer = ValueTracer(arguments, False)
+    tracer, state = ValueTracer(arguments, True), ModuleState(model)
     try:
         tracer.trace(model)
-    except Exception as error:  # noqa: BLE001  whatever the model's own code raises
+    except Exception:  # noqa: BLE001  whatever the model's own code raises
         if not training:
-            tracer = ValueTracer(arguments, True)
+            state.restore()
+            tracer = ValueTracer(arguments, False)
             try:
                 tracer.trace(model)
-            except Exception:  # noqa: BLE001  the first error is the one that a user can do something about
+            except Exception as error:
                 raise TraceError(_explanation(model, error, example)) from error
     return tracer
 
@@ -134,7 +154,13 @@ def _shapes_of(value: Any) -> Shapes:
     """The same nesting with shapes for tensors, and None for anything else."""
     if isinstance(value, Tensor):
         return value.shape
-    return tree_map(lambda v: v.shape if isinstance(v, Tensor) else None, value)
+
+    def shape(part: Any) -> Any:
+        if isinstance(part, nn.utils.rnn.PackedSequence):  # it insists on tensors
+            return tuple(shape(tensor) for tensor in part)
+        return part.shape if isinstance(part, Tensor) else None
+
+    return tree_map(shape, value, is_leaf=lambda part: isinstance(part, nn.utils.rnn.PackedSequence))
 
 
 @contextmanager
@@ -143,9 +169,9 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for _, module in named_modules(model)]
     tensors = [tensor for module, _ in modes for tensor in module._parameters.values() if tensor is not None]
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    state = module_state_kept(model) if overrides_train(model) else nullcontext()
+    state = module_state_kept(model, weights=True) if overrides_train(model) else nullcontext()
     try:
-        with state, torch.random.fork_rng(devices=devices), torch.no_grad():
+        with undisturbed(model), state, torch.random.fork_rng(devices=devices), torch.no_grad():
             yield
     finally:
         for module, training in modes:
@@ -192,9 +218,12 @@ class ValueTracer(fx.Tracer):
 
     def __init__(self, arguments: Arguments, follow_buffers: bool) -> None:
         super().__init__()
-        self.proxy_buffer_attributes = follow_buffers
+        self._follow_buffers = follow_buffers
+        self._names: dict[int, str] = {}  # id of a parameter, or of a buffer that is followed -> name
         self._arguments = arguments
+        self._autocast = autocast_state()
         self._computing = False
+        self.attributes: dict[str, Any] = {}  # parameters and buffers as forward found them
         self.called: dict[str, nn.Module] = {}
         self.functional: dict[str, str] = {}
         self._followed: list[tuple[str, fx.Node]] = []  # modules with a weight that are being followed, and their input
@@ -220,16 +249,20 @@ class ValueTracer(fx.Tracer):
             return tuple([self.create_arg(part) for part in a])
         if kind is dict and not a:
             return {}
+        if isinstance(a, tuple) and hasattr(a, "_fields"):
+            return self.create_proxy("call_function", kind, tuple(a), {}).node
         made = isinstance(a, Tensor) and a not in self.tensor_attrs  # by forward, which may write into it later
         arg = super().create_arg(a)
-        if made and isinstance(arg, fx.Node):
-            setattr(self.root, str(arg.target), a.clone())
+        if isinstance(a, Tensor) and isinstance(arg, fx.Node):  # forward may replace an attribute later
+            self.attributes.setdefault(str(arg.target), a.clone() if made else a)
         return arg
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Node:
         """Without torch.fx's record of the scope of each call and its search for symbolic sizes: both take time, and
         are of no use here."""
         node = self.graph.create_node(kind, target, (), {}, *rest, **options)
+        if (autocast := autocast_state()) != self._autocast:
+            node.meta["autocast"] = autocast
         if args:
             node.args = args
         if kwargs:
@@ -248,11 +281,13 @@ class ValueTracer(fx.Tracer):
             if is_own and node.args and node.args[0] is entered:
                 self.functional[node.name] = module
         first = value_of(args[0]) if args and kind.startswith("call") else None
-        written = first._version if isinstance(first, Tensor) else None
+        written = first._version if isinstance(first, Tensor) and not first.is_inference() else None
         value = self._compute(kind, target, args, kwargs)
         self.shapes[node.name] = _shapes_of(value)
         if written is not None and value is first and first._version == written:
             self.identities.add(node.name)
+        if isinstance(first, Tensor) and first._version != written and id(first) in self._names:
+            raise fx.proxy.TraceError(f"the code writes into {self._names[id(first)]}")
         return proxy_of(node, self, value)
 
     def create_args_for_root(
@@ -268,9 +303,25 @@ class ValueTracer(fx.Tracer):
 
         def forward() -> Any:
             with _sizes_recorded(self.create_proxy):
-                return self.root._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # with its own hooks
+                output = self.root._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # with its own hooks
+                return tree_map(self._known_parts, output)
 
         return forward, []
+
+    def _known_parts(self, value: Any) -> Any:
+        """An output that is an object, such as a distribution, as a call that makes one from its tensors."""
+        attributes = {} if type(value) in PROXIES or isinstance(value, type) else getattr(value, "__dict__", {})
+        parts = {name: part for name, part in attributes.items() if _any_recorded([part])}
+        if not parts or dataclasses.is_dataclass(value):
+            return value
+
+        def made(tensors: dict[str, Any]) -> Any:
+            other = copy.copy(value)
+            vars(other).update(tensors)
+            return other
+
+        made.__name__ = type(value).__name__
+        return self.create_proxy("call_function", made, (parts,), {})
 
     # -- computing: meanwhile, torch.fx's patches of modules must let everything through
 
@@ -303,6 +354,27 @@ class ValueTracer(fx.Tracer):
         if name is None or computed:  # a module made in forward is no part of the model
             return forward(*args, **kwargs)
         self.called[name] = m
+        return self._run_hooks(m, name, args, kwargs)
+
+    def _run_hooks(self, m: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record the call of a leaf. Its hooks see what is recorded, so that features which they keep can be followed.
+
+        A hook that returns something is a part of the leaf, and is computed with it.
+        """
+        hooks = dict(m._forward_hooks)
+        if not hooks:
+            return self.create_proxy("call_module", name, args, kwargs)
+        m._forward_hooks.clear()
+        try:
+            result = self.create_proxy("call_module", name, args, kwargs)
+            given = m._forward_hooks_with_kwargs
+            returned = [hook(m, args, *([kwargs] if key in given else []), result) for key, hook in hooks.items()]
+        finally:
+            m._forward_hooks.update(hooks)
+        if all(value is None for value in returned):
+            return result
+        if not result.node.users:
+            self.graph.erase_node(result.node)
         return self.create_proxy("call_module", name, args, kwargs)
 
     def _follow(self, m: nn.Module, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -323,17 +395,34 @@ class ValueTracer(fx.Tracer):
                     self.functional.pop(user.name, None)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        if self._computing or not isinstance(attr_val, Tensor):
+        if self._computing or not isinstance(attr_val, Tensor) or isinstance(attr_val, TensorProxy):
             return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
+        if not self._names:
+            self._names = {id(parameter): name for name, parameter in self.root.named_parameters()}
+            if self._follow_buffers:
+                self._names |= {id(buffer): name for name, buffer in self.root.named_buffers()}
+        name = self._names.get(id(attr_val))
+        if name is None:
+            return attr_val
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+            self.attributes[name] = attr_val
+        return parameter_proxy_cache[name]
 
     # -- where the model's code needs a plain value
 
     def look(self, proxy: Any) -> Any:
-        """The plain value of a proxy, recorded as a guard. The values of tensors cannot be looked at."""
+        """The plain value of a proxy, recorded as a guard. Of tensors, only those computed from buffers and parameters
+        have values that can be looked at."""
         value = value_of(proxy)
         if isinstance(value, Tensor):
-            raise fx.proxy.TraceError("the code depends on the values of a tensor")
+            behind, seen = [proxy.node], {proxy.node}
+            for node in behind:
+                new = [used for used in node.all_input_nodes if used not in seen]
+                seen.update(new)
+                behind += new
+            if not all(node.op == "get_attr" or node.all_input_nodes for node in behind):
+                raise fx.proxy.TraceError("the code depends on the values of a tensor")
         self.guards.add(proxy.node.name)
         return value
 
@@ -377,8 +466,11 @@ def _sizes_recorded(record: Callable[[str, Any, tuple[Any, ...], dict[str, Any]]
     methods = _METHODS.split()
     factories = {name: getattr(torch, name) for name in _FACTORIES.split()}
     defined = {name: Tensor.__dict__[name] for name in methods if name in Tensor.__dict__}  # the others are inherited
-    call_scripted = torch._C.ScriptFunction.__call__
+    call_scripted, is_callable = torch._C.ScriptFunction.__call__, builtins.callable
+    validates = torch.distributions.Distribution._validate_args
     try:
+        builtins.callable = lambda thing: is_callable(value_of(thing))  # type: ignore[assignment]
+        torch.distributions.Distribution.set_default_validate_args(False)  # it looks at values
         torch._C.ScriptFunction.__call__ = scripted  # type: ignore[method-assign, assignment]
         for name, function in factories.items():
             setattr(torch, name, patched("call_function", function, function))
@@ -386,6 +478,8 @@ def _sizes_recorded(record: Callable[[str, Any, tuple[Any, ...], dict[str, Any]]
             setattr(Tensor, name, patched("call_method", name, getattr(Tensor, name)))
         yield
     finally:
+        builtins.callable = is_callable
+        torch.distributions.Distribution.set_default_validate_args(validates)
         torch._C.ScriptFunction.__call__ = call_scripted  # type: ignore[method-assign]
         for name, function in factories.items():
             setattr(torch, name, function)

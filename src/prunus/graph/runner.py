@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -77,6 +79,12 @@ class GraphRunner(fx.Interpreter):
         return tuple(args), dict(kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
+        with ExitStack() as stack:
+            for kind, enabled, dtype in n.meta.get("autocast", ()):  # the code was inside torch.autocast
+                stack.enter_context(torch.autocast(kind, dtype, enabled))
+            return self._run_node(n)
+
+    def _run_node(self, n: fx.Node) -> Any:
         if n.name in self.traced.functional:
             return self._functional(n)
         if n not in self.on_copies:

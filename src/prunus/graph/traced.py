@@ -85,6 +85,11 @@ def with_part(x: Any, index: Any, value: Any) -> Any:
     return x
 
 
+def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """Whether and to which type operations on each kind of device are cast."""
+    return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+
+
 def attribute_of(model: nn.Module, name: str) -> Any:
     """The parameter, buffer or plain attribute with this dotted name."""
     owner, _, attribute = name.rpartition(".")
@@ -158,8 +163,22 @@ def check_graph(graph: Any) -> None:
 
 
 def check_example(example: Any) -> None:
-    """TraceError if an input of the example has no elements."""
-    for tensor in tree_leaves(example):
+    """TraceError if an input of the example has no elements, or if inputs are not found in it."""
+    leaves = tree_leaves(example)
+    for leaf in leaves:
+        inside = {} if isinstance(leaf, Tensor | nn.Module | type) else getattr(leaf, "__dict__", {})
+        held = tree_leaves(dict(inside))
+        if any(isinstance(value, Tensor) for value in held) or (isinstance(leaf, Tensor) and leaf.is_nested):
+            kind = "nested tensor" if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise TraceError(
+                f"the example contains a {kind}, and inputs are only found in tensors, tuples, lists and dicts. Trace "
+                "a module that takes plain tensors and makes the object from them before it calls the network"
+            )
+    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+        raise TraceError(
+            "the example contains no tensor; pass an input of the network, as in torch.zeros(1, 3, 224, 224)"
+        )
+    for tensor in leaves:
         if isinstance(tensor, Tensor) and tensor.numel() == 0:
             raise TraceError(
                 f"the example is empty: its shape is {list(tensor.shape)}. Pass at least one image, as in "

@@ -6,10 +6,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from prunus.graph.labels import Call, Rule, along, constant, tensors_in
+from prunus.graph.labels import Call, Rule, along, constant, each_tensor, shapes_in, tensors_in
 from prunus.graph.rules.pointwise import elementwise, takes_sizes
 from prunus.graph.traced import channel_dim, is_depthwise
 
@@ -21,11 +20,12 @@ def convolution(call: Call) -> Any:
     """
     layer: nn.Conv2d = call.module  # type: ignore[assignment]
     dim = channel_dim(layer, call.x)
-    vector = call.channels(call.x, dim)
     groups = layer.groups
     if is_depthwise(layer):
+        vector = call.channels(call.x, dim)
         call.passes(vector)
         return along(vector.repeat_interleave(layer.out_channels // groups), call.shape, dim)
+    vector = call.inputs(dim)
     call.reads(vector)
     out = call.writes(layer.out_channels)
     if groups > 1:
@@ -41,7 +41,7 @@ def convolution(call: Call) -> Any:
 def linear(call: Call) -> Any:
     """Linear layers read and write the last dimension."""
     layer: nn.Linear = call.module  # type: ignore[assignment]
-    call.reads(call.channels(call.x, -1))
+    call.reads(call.inputs(-1))
     return along(call.writes(layer.out_features), call.shape, call.x.dim() - 1)
 
 
@@ -56,7 +56,7 @@ def functional_layer(call: Call) -> Any:
     dim = call.x.dim() - weight.dim() + 1
     if weight.dim() == 2 and dim != 1:
         return call.unknown(f"{call.what} reads the last of {call.x.dim()} dimensions; give these weights to nn.Linear")
-    call.reads(call.channels(call.x, dim))
+    call.reads(call.inputs(dim))
     return along(call.writes(weight.size(0)), call.shape, dim)
 
 
@@ -115,19 +115,23 @@ def batch_norm_function(call: Call) -> Any:
 
 
 def spatial(dims: int) -> Rule:
-    """Pooling, padding, interpolation: the last `dims` dimensions (0: all but the first two) change size."""
+    """Pooling, padding, interpolation: the last `dims` dimensions (0: all but the first two) change size.
+
+    The indices that max pooling returns belong to the same channels, and meet those of what is unpooled by them.
+    """
 
     def rule(call: Call) -> Any:
-        x, shape = call.x, call.shape
-        if not isinstance(shape, torch.Size):
-            return call.unknown(f"{call.what} returns more than one tensor")
+        x, shapes = call.x, shapes_in(call.shape)
+        for other in tensors_in((call.args[1:], [v for v in call.kwargs.values() if v is not x])):
+            if other.dim() == x.dim():
+                x = call.unite(x, other, additive=False)
         k = dims if dims > 0 else x.dim() - 2
         changing = range(x.dim() - k, x.dim())
-        if len(shape) != x.dim() or any(d in changing for d in call.axes(x)):
+        if not shapes or len(shapes[0]) != x.dim() or any(d in changing for d in call.axes(x)):
             return call.unknown(f"{call.what} runs along an axis that carries channels")
         for d in changing:
             x = x.narrow(d, 0, 1)
-        return x.expand(*x.shape[: x.dim() - k], *shape[x.dim() - k :])
+        return each_tensor(call.shape, lambda shape: x.expand(*x.shape[: x.dim() - k], *shape[x.dim() - k :]))
 
     return rule
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunus.graph.labels import Call, Rule, constant, tensors_in
+from prunus.graph.labels import Call, Rule, constant, each_tensor, shapes_in, tensors_in
 
 
 def takes_sizes(rule: Rule) -> Rule:
@@ -100,12 +100,12 @@ def reduce(call: Call) -> Any:
     dims = call.argument(1, "dim", call.kwargs.get("axis"))
     if dims == () or isinstance(dims, bool | Tensor):
         dims = None
-    return _reduced(call, dims, call.shape)
+    return _reduced(call, dims)
 
 
 def norm(call: Call) -> Any:
     """Norms of vectors along dimensions: as other reductions."""
-    return _reduced(call, call.argument(2, "dim"), call.shape)
+    return _reduced(call, call.argument(2, "dim"))
 
 
 def extreme(call: Call) -> Any:
@@ -113,18 +113,17 @@ def extreme(call: Call) -> Any:
     second = call.argument(1, "dim", call.kwargs.get("other", call.kwargs.get("axis")))
     if isinstance(second, Tensor) or not tensors_in((call.args, call.kwargs)):
         return combine(call)
-    if not isinstance(second, int) or isinstance(second, bool):
-        return call.unknown(f"{call.what} over all dimensions has no rule")
-    reduced = _reduced(call, second, call.shape[0])
-    return torch.return_types.max((reduced, reduced)) if isinstance(reduced, Tensor) else reduced
+    return _reduced(call, second)
 
 
-def _reduced(call: Call, dims: Any, shape: Any) -> Any:
-    if dims is None or not isinstance(shape, torch.Size):
+def _reduced(call: Call, dims: Any) -> Any:
+    """The labels of every tensor that a reduction returns: max returns indices too, var_mean two moments."""
+    shapes = shapes_in(call.shape)
+    if dims is None or isinstance(dims, bool) or not shapes:
         return call.unknown(f"{call.what} over all dimensions has no rule")
     x = call.x
     dims = sorted({d % x.dim() for d in ([dims] if isinstance(dims, int) else dims)})
-    kept_dims = len(shape) == x.dim()
+    kept_dims = len(shapes[0]) == x.dim()
     axes = call.axes(x)
     crossed = [d for d in axes if d in dims]
     if crossed and not set(axes) - set(dims):
@@ -133,7 +132,27 @@ def _reduced(call: Call, dims: Any, shape: Any) -> Any:
         call.unite_along(x, d)
     for d in reversed(dims):
         x = x.narrow(d, 0, 1) if kept_dims else x.select(d, 0)
-    return x
+    return each_tensor(call.shape, lambda shape: x)
+
+
+def along_axis(position: int) -> Rule:
+    """sort, topk, diff: each result depends on a line along one dimension, the argument at `position`."""
+
+    def rule(call: Call) -> Any:
+        x, dim = call.x, call.argument(position, "dim", -1)
+        if not isinstance(dim, int):
+            return call.unknown()
+        dim %= x.dim()
+        if dim in call.axes(x) or any(len(shape) != x.dim() for shape in shapes_in(call.shape)):
+            return call.unknown(f"{call.what} runs along an axis that carries channels")
+        sizes = [*x.shape]
+
+        def line(shape: torch.Size) -> Tensor:
+            return x.narrow(dim, 0, 1).expand(*sizes[:dim], shape[dim], *sizes[dim + 1 :])
+
+        return each_tensor(call.shape, line)
+
+    return rule
 
 
 def softmax(call: Call) -> Any:

@@ -36,11 +36,17 @@ def stack(call: Call) -> Any:
     return execute(call)
 
 
+_STACKED = {"hstack": 1, "vstack": 0, "dstack": 2}  # function -> the axis of what it concatenates
+
+
 @takes_sizes
 def concatenate(call: Call) -> Any:
-    """cat, run on labels that have size 1 wherever none of the tensors varies."""
+    """cat, hstack, vstack and dstack, run on labels that have size 1 wherever none of the tensors varies."""
     tensors = list(call.argument(0, "tensors"))
-    dim = call.argument(1, "dim", call.kwargs.get("axis", 0)) % tensors[0].dim()
+    dim = _STACKED.get(call.what, call.argument(1, "dim", call.kwargs.get("axis", 0)))
+    if call.what in _STACKED and tensors[0].dim() < 3:  # with new axes, or along the first one
+        return call.unknown()
+    dim %= tensors[0].dim()
     still = [
         d for d in range(tensors[0].dim()) if d != dim and all(t.stride(d) == 0 or t.size(d) == 1 for t in tensors)
     ]
@@ -308,6 +314,28 @@ def narrow(call: Call) -> Any:
             return call.unknown()
         _cut(call, x, dim, slice(start, start + length), (call.literal(2, "start"), call.literal(3, "length")))
     return execute(call)
+
+
+@takes_sizes
+def select(call: Call) -> Any:
+    """select: as an index."""
+    x, index = call.x, call.argument(2, "index")
+    dim = call.argument(1, "dim") % x.dim()
+    if call.axes(x) == [dim]:
+        _cut(call, x, dim, index, call.literal(2, "index"))
+    return x.select(dim, index)
+
+
+def index_select(call: Call) -> Any:
+    """index_select: channels are taken by numbers that must be known, and keep their places."""
+    x, dim, node = call.x, call.argument(1, "dim") % call.x.dim(), call.literal(2, "index")
+    if dim not in call.axes(x):
+        return x.narrow(dim, 0, 1).expand([call.shape[dim] if d == dim else n for d, n in enumerate(x.shape)])
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return call.unknown(f"{call.what} indexes with a tensor")
+    call.unchanged()
+    call.freeze(x, f"{call.what} takes channels by number")
+    return x.index_select(dim, call.labels.traced.attributes[str(node.target)].cpu())
 
 
 def glu(call: Call) -> Any:

@@ -28,11 +28,11 @@ _ELEMENTWISE_LAYERS = """
 """
 _SPATIAL_LAYERS = {
     1: "MaxPool1d AvgPool1d LPPool1d AdaptiveAvgPool1d AdaptiveMaxPool1d ZeroPad1d ConstantPad1d ReflectionPad1d "
-    "ReplicationPad1d CircularPad1d",
+    "ReplicationPad1d CircularPad1d MaxUnpool1d",
     2: "MaxPool2d AvgPool2d LPPool2d FractionalMaxPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d ZeroPad2d ConstantPad2d "
-    "ReflectionPad2d ReplicationPad2d CircularPad2d UpsamplingNearest2d UpsamplingBilinear2d",
+    "ReflectionPad2d ReplicationPad2d CircularPad2d MaxUnpool2d UpsamplingNearest2d UpsamplingBilinear2d",
     3: "MaxPool3d AvgPool3d LPPool3d FractionalMaxPool3d AdaptiveAvgPool3d AdaptiveMaxPool3d ZeroPad3d ConstantPad3d "
-    "ReflectionPad3d ReplicationPad3d CircularPad3d",
+    "ReflectionPad3d ReplicationPad3d CircularPad3d MaxUnpool3d",
     0: "Upsample",
 }
 _NORMS_OVER_CHANNELS = "LayerNorm RMSNorm LocalResponseNorm CrossMapLRN2d Softmax2d"
@@ -77,14 +77,18 @@ _NAMES: dict[str, Rule] = {
         """relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh hardshrink softshrink
         softplus softsign sigmoid logsigmoid tanh tanhshrink threshold dropout dropout1d dropout2d dropout3d
         alpha_dropout feature_alpha_dropout abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin
-        cos erf floor ceil round sign clamp clip clamp_min clamp_max nan_to_num pos positive zeros_like ones_like
-        full_like""": pointwise.elementwise,
+        cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc erfinv sinc lgamma digamma floor ceil round trunc
+        frac sign sgn logit deg2rad rad2deg isnan isinf isfinite signbit clamp clip clamp_min clamp_max nan_to_num pos
+        positive zeros_like ones_like full_like""": pointwise.elementwise,
         """mul multiply imul div divide true_divide truediv itruediv floordiv floor_divide pow ipow mod remainder fmod
-        maximum minimum where masked_fill lerp eq ne lt le gt ge logical_and logical_or logical_not and_ or_ addcmul
-        atan2 hypot copysign""": pointwise.combine,
+        maximum minimum fmax fmin where masked_fill lerp eq ne lt le gt ge logical_and logical_or logical_not
+        logical_xor and_ or_ xor addcmul addcdiv atan2 hypot copysign float_power logaddexp logaddexp2 xlogy heaviside
+        isclose bitwise_and bitwise_or bitwise_xor bitwise_not""": pointwise.combine,
         "add iadd sub subtract isub rsub": pointwise.add,
-        """mean sum amax amin logsumexp std var nanmean nansum prod argmax argmin any all
-        count_nonzero""": pointwise.reduce,
+        """mean sum amax amin logsumexp std var var_mean std_mean nanmean nansum prod argmax argmin any all median
+        nanmedian count_nonzero""": pointwise.reduce,
+        "sort argsort cummax cummin logcumsumexp": pointwise.along_axis(1),
+        "topk diff": pointwise.along_axis(2),
         "max min": pointwise.extreme,
         "norm": pointwise.norm,
         "normalize": pointwise.normalize,
@@ -102,12 +106,15 @@ _NAMES: dict[str, Rule] = {
         "grid_sample": layers.grid_sample,
         "affine_grid": layers.affine_grid,
         "interpolate upsample": layers.spatial(0),
-        "max_pool1d avg_pool1d lp_pool1d adaptive_avg_pool1d adaptive_max_pool1d": layers.spatial(1),
-        "max_pool2d avg_pool2d lp_pool2d adaptive_avg_pool2d adaptive_max_pool2d": layers.spatial(2),
-        "max_pool3d avg_pool3d lp_pool3d adaptive_avg_pool3d adaptive_max_pool3d": layers.spatial(3),
+        "max_pool1d max_pool1d_with_indices max_unpool1d avg_pool1d lp_pool1d adaptive_avg_pool1d "
+        "adaptive_max_pool1d adaptive_max_pool1d_with_indices": layers.spatial(1),
+        "max_pool2d max_pool2d_with_indices max_unpool2d avg_pool2d lp_pool2d adaptive_avg_pool2d "
+        "adaptive_max_pool2d adaptive_max_pool2d_with_indices": layers.spatial(2),
+        "max_pool3d max_pool3d_with_indices max_unpool3d avg_pool3d lp_pool3d adaptive_avg_pool3d "
+        "adaptive_max_pool3d adaptive_max_pool3d_with_indices": layers.spatial(3),
         """flatten permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze flip t expand_as ravel numpy_T
-        adjoint repeat tile""": reshaping.structural,
-        "cat concat concatenate": reshaping.concatenate,
+        adjoint repeat tile rot90 fliplr flipud""": reshaping.structural,
+        "cat concat concatenate hstack vstack dstack": reshaping.concatenate,
         "stack": reshaping.stack,
         "pad": reshaping.pad,
         "expand": reshaping.expand,
@@ -118,6 +125,8 @@ _NAMES: dict[str, Rule] = {
         "chunk tensor_split": reshaping.chunk,
         "split": reshaping.split,
         "narrow": reshaping.narrow,
+        "select": reshaping.select,
+        "index_select": reshaping.index_select,
         "unbind": reshaping.unbind,
         "roll": reshaping.roll,
         "glu": reshaping.glu,
@@ -211,6 +220,9 @@ class RuleFinder:
         if target in _USER_RULES:
             return _USER_RULES[target]
         rule = METHODS.get(str(target)) if node.op == "call_method" else FUNCTIONS.get(target)
+        if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):  # torch.ops.aten.relu.default
+            space, name = str(target).split(".")[:2]
+            rule = METHODS.get(name) if space == "aten" else None
         if rule is None and node.name in self.traced.identities:
             return pointwise.handed_on  # no rule, but eval mode returns the argument unchanged (stochastic depth)
         return rule or pointwise.unknown
