@@ -182,8 +182,8 @@ def _quantise(source: Path, target: Path, reader: _Calibration) -> None:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     CalibrationDataReader.register(_Calibration)
-    level = logging.root.level
-    logging.root.setLevel(logging.ERROR)  # the tool gives advice in the root logger
+    level, handlers = logging.root.level, list(logging.root.handlers)
+    logging.root.setLevel(logging.ERROR)  # the tool gives advice in the root logger, for which it makes a handler
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -202,3 +202,4 @@ def _quantise(source: Path, target: Path, reader: _Calibration) -> None:
         raise ModelError(f"onnxruntime cannot quantise the network: {str(error).strip().splitlines()[0]}") from error
     finally:
         logging.root.setLevel(level)
+        logging.root.handlers[:] = handlers

@@ -457,7 +457,7 @@ The weights are in {weights}, beside this file. {where}
         layer.selection = Selection(axis, channels)
         layer.register_forward_pre_hook(select)
 """
-    parts.append(("\n\n" if origin.source else "") + "\n".join(data))
+    parts.append(("\n\n" if origin.source else "\n") + "\n".join(data))
     if selections:
         filled = any(s.filled for s in selections.values())
         about = " The channel behind the last one is zero." if filled else ""
