@@ -26,7 +26,7 @@ from prunus.graph.cost import (
 )
 from prunus.graph.discover import ChannelAnalysis, discover
 from prunus.graph.grouping import make_units
-from prunus.graph.plan import Plan, balanced, checked_indices, remember_plan
+from prunus.graph.plan import Plan, balanced, checked_indices, example_data, remember_plan
 from prunus.graph.proof import prove, verify
 from prunus.graph.record import trace_calls
 from prunus.graph.replay import replay_plan
@@ -162,13 +162,7 @@ class ChannelGraph:
     @cached_property
     def example_shapes(self) -> Any:
         """The example as JSON, with shapes and types instead of tensors."""
-
-        def shape(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-
-        return tree_map(shape, self.example)
+        return example_data(list(self.example) if type(self.example) is tuple else self.example)
 
     @cached_property
     def fingerprint(self) -> str:

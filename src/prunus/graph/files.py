@@ -12,14 +12,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from prunus.errors import FileError, PlanError
+from prunus.errors import FileError, PlanError, PrunusError
 from prunus.graph.channel_graph import ChannelGraph, prune, trace
-from prunus.graph.plan import Plan, check_origin
-from prunus.graph.traced import check_network
+from prunus.graph.compare import outputs_of
+from prunus.graph.plan import Plan, check_origin, example_from, original_of
+from prunus.graph.surgery import copy_sharing
+from prunus.graph.traced import check_network, named_modules
 from prunus.graph.units import Streams
 from prunus.util.files import atomic, write_atomically
+from prunus.util.state import undisturbed
 
 PLAN_FILE = "plan.json"
 MODEL_FILE = "model.safetensors"
@@ -44,11 +46,17 @@ def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
     if not isinstance(folder, str | Path):
         raise FileError(f"expected save(model, plan, folder) with the path of a folder, got {type(folder).__name__}")
     folder = Path(folder)
-    tensors, same = _state(model)
+    tensors, same, extra = _state(model)
+    _check_that_it_loads(model, plan, folder)
     with atomic(folder / MODEL_FILE) as path:
         try:
             # One key only: safetensors writes several in no fixed order, and equal models should give equal files.
-            notes = {"plan": plan.fingerprint, "kept": _kept(plan), "shared": same}
+            notes = {
+                "plan": plan.fingerprint,
+                "kept": _kept(plan),
+                "shared": same,
+                **({"extra": extra} if extra else {}),
+            }
             save_file(tensors, path, metadata={NOTES: json.dumps(notes)})
         except SafetensorError as error:  # safetensors raises this if the disk is full
             raise OSError(str(error)) from error
@@ -75,7 +83,7 @@ def load(folder: str | Path, model: nn.Module, *, graph: ChannelGraph | None = N
     check_network(model)
     folder = Path(folder)
     plan = Plan.load(folder / PLAN_FILE)
-    tensors = read_tensors(folder / MODEL_FILE)
+    tensors: dict[str, Any] = {**read_tensors(folder / MODEL_FILE), **_notes(folder / MODEL_FILE).get("extra", {})}
     if _notes(folder / MODEL_FILE).get("kept", _kept(plan)) != _kept(plan):  # the shapes may be the same
         raise FileError(
             f"{folder / MODEL_FILE} does not belong to {folder / PLAN_FILE}: it was saved with a plan that keeps other "
@@ -95,7 +103,7 @@ def load(folder: str | Path, model: nn.Module, *, graph: ChannelGraph | None = N
         "of another shape": sorted(
             f"{n} {tuple(tensors[n].shape)} instead of {tuple(expected[n].shape)}"
             for n in expected.keys() & tensors.keys()
-            if tensors[n].shape != expected[n].shape
+            if isinstance(expected[n], Tensor) and tensors[n].shape != expected[n].shape
         ),
     }
     if any(problems.values()):
@@ -134,35 +142,106 @@ def _kept(plan: Plan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each tensor of the state dict once, and for shared tensors: name -> first name."""
+def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
+    """Each tensor of the state dict once; for shared tensors: name -> first name; and what is no tensor."""
     tensors: dict[str, Tensor] = {}
     same: dict[str, str] = {}
+    extra: dict[str, Any] = {}
     first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
     for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor):  # of get_extra_state
+            try:
+                extra[name] = json.loads(json.dumps(tensor))
+            except (TypeError, ValueError):
+                extra[name] = None
+            if extra[name] != tensor:
+                raise FileError(f"{name} of the state dict is a {type(tensor).__name__} that JSON cannot hold")
+            continue
         key = (tensor.data_ptr(), tensor.shape, tensor.stride())
         if tensor.numel() and key in first:
             same[name] = first[key]
         else:
             first[key] = name
             tensors[name] = tensor.detach().cpu().contiguous().clone()
-    return tensors, same
+    return tensors, same, extra
 
 
 def example_of(plan: Plan, model: nn.Module, path: Path) -> Any:
     """Zeros of the shapes that the plan was made with, in the precision and on the device of the model."""
-    tensor = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
-
-    def build(entry: Any) -> Any:
-        if isinstance(entry, dict) and set(entry) == {"shape", "dtype"}:
-            dtype = getattr(torch, str(entry["dtype"]), None)
-            if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"{entry['dtype']!r} is no type of torch's tensors")
-            dtype = tensor.dtype if dtype.is_floating_point else dtype
-            return torch.zeros([int(n) for n in entry["shape"]], dtype=dtype, device=tensor.device)
-        return entry
-
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
     try:
-        return tree_map(build, plan.example, is_leaf=lambda e: isinstance(e, dict) and set(e) == {"shape", "dtype"})
+        return example_from(plan.example, like)
     except (TypeError, ValueError, RuntimeError) as error:
         raise FileError(f"{path}: the example {plan.example!r:.80} cannot be built: {error}") from error
+
+
+def _check_that_it_loads(model: nn.Module, plan: Plan, path: Path) -> None:
+    """FileError if `load` could not build this model again: from a new network of the class, on an example of zeros.
+
+    The network that was pruned takes the part of the new one, with other weights, and without what forward remembers.
+    """
+    for name, module in named_modules(model):
+        if "forward" in module.__dict__:
+            raise FileError(
+                f"{type(module).__name__} {name} has a forward of its own, which is not that of its class: prunus.load "
+                "could not build it again. Take the patch off before you save, or make it a class"
+            )
+    example = example_of(plan, model, path)
+    original = original_of(model, plan)
+    if original is None:
+        return
+    with undisturbed(original):
+        new = copy_sharing(original)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in new.parameters():
+            if parameter.is_floating_point() and parameter.numel() > 1 and parameter.std() > 0:
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter.data = parameter.mean() + parameter.std() * noise
+        forget(new, example)
+        streams: Streams = "coupled" if plan.streams == "coupled" else "select"
+        try:
+            pruned = prune(trace(new, example, streams), plan, check=False)
+        except PrunusError as error:
+            raise FileError(
+                f"{type(model).__name__} is not saved, because prunus.load could not build it again: {error}. A new "
+                "network of the class, with other weights and an example of zeros, must have the same units"
+            ) from error
+        missing = {n: tuple(t.shape) for n, t in model.state_dict().items() if isinstance(t, Tensor)}
+        built = {n: tuple(t.shape) for n, t in pruned.state_dict().items() if isinstance(t, Tensor)}
+        if built != missing:
+            raise FileError(
+                f"{type(model).__name__} is not saved, because prunus.load would build other tensors: "
+                f"{sorted(dict(missing.items() ^ built.items()))[:5]}"
+            )
+
+
+@torch.no_grad()
+def forget(model: nn.Module, example: Any) -> None:
+    """Remove what forward has left on the modules at earlier calls, where the model runs without it."""
+    noted: set[tuple[nn.Module, str]] = set()
+    set_attribute = nn.Module.__setattr__
+
+    def note(module: nn.Module, name: str, value: Any) -> None:
+        if name in module.__dict__ and name != "training":
+            noted.add((module, name))
+        set_attribute(module, name, value)
+
+    def runs() -> bool:
+        try:
+            outputs_of(model, example)
+        except Exception:  # noqa: BLE001  whatever the model's own code raises
+            return False
+        return True
+
+    nn.Module.__setattr__ = note  # type: ignore[method-assign, assignment]
+    try:
+        if not runs():
+            return
+    finally:
+        nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
+    for module, name in noted:
+        value = module.__dict__.pop(name)
+        if not runs():
+            module.__dict__[name] = None
+            if not runs():
+                module.__dict__[name] = value

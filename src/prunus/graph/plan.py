@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import weakref
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from prunus.errors import FileError, PlanError
 from prunus.graph.units import Keep, Unit
@@ -211,9 +215,77 @@ class Plan:
             raise FileError(f"{path}: {error}") from error
 
 
+# -- examples in JSON: shapes and types of tensors, and the values of whole numbers, which may be labels
+
+_FEW = 4096  # whole numbers that are stored one by one
+
+
+def example_data(value: Any) -> Any:
+    """An example, or a part of one, as JSON. What JSON cannot hold is {"unknown": its class}, and cannot be loaded."""
+    if value is None or (isinstance(value, bool | int | float | str) and type(value).__module__ == "builtins"):
+        return value
+    if isinstance(value, Tensor):
+        data: dict[str, Any] = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        if not value.is_floating_point() and not value.is_complex() and value.numel():
+            small = value.numel() <= _FEW
+            data["values"] = value.reshape(-1).tolist() if small else [value.reshape(-1)[0].item()]
+        return data
+    if type(value) in (list, tuple, torch.Size):
+        parts = [example_data(part) for part in value]
+        return parts if type(value) is list else {"tuple": parts}
+    if isinstance(value, dict) and type(value) in (dict, OrderedDict):
+        if all(isinstance(key, str) for key in value) and not value.keys() & _KEYS:
+            return {key: example_data(part) for key, part in value.items()}
+        return {"items": [[example_data(key), example_data(part)] for key, part in value.items()]}
+    if isinstance(value, torch.dtype | torch.device):
+        return {type(value).__name__: str(value).removeprefix("torch.")}
+    if isinstance(value, slice):
+        return {"slice": [example_data(part) for part in (value.start, value.stop, value.step)]}
+    return {"unknown": type(value).__name__}
+
+
+_KEYS = frozenset(("shape", "tuple", "items", "dtype", "device", "slice", "unknown"))
+
+
+def example_from(data: Any, like: Tensor) -> Any:
+    """The example of `example_data`, with zeros for numbers that were not stored, in the precision of `like`."""
+    if isinstance(data, list):
+        return [example_from(part, like) for part in data]
+    if not isinstance(data, dict):
+        return data
+    if set(data) in ({"shape", "dtype"}, {"shape", "dtype", "values"}):
+        dtype = _dtype(data["dtype"])
+        dtype = like.dtype if dtype.is_floating_point else dtype
+        shape = [int(n) for n in data["shape"]]
+        if "values" in data:
+            values = torch.tensor(data["values"], dtype=dtype, device=like.device)
+            return (values if values.numel() > 1 else values.expand(math.prod(shape))).reshape(shape).clone()
+        return torch.zeros(shape, dtype=dtype, device=like.device)
+    if len(data) == 1 and (key := next(iter(data))) in _KEYS:
+        part = data[key]
+        if key == "tuple":
+            return tuple(example_from(part, like))
+        if key == "items":
+            return dict(example_from(pair, like) for pair in part)
+        if key == "slice":
+            return slice(*example_from(part, like))
+        if key == "unknown":
+            raise ValueError(f"it contains a {part}, which a file cannot hold")
+        return _dtype(part) if key == "dtype" else torch.device(part)
+    return {name: example_from(part, like) for name, part in data.items()}
+
+
+def _dtype(name: Any) -> torch.dtype:
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no type of torch's tensors")
+    return dtype
+
+
 # -- the plan that a pruned model was cut by: the model remembers it, outside its state_dict, and `save` checks it
 
 MEMORY = "_prunus_plans"  # an attribute of the model; copies of the model have it too
+ORIGIN = "_prunus_origin"
 
 
 def remember_plan(pruned: nn.Module, original: nn.Module, plan: object) -> None:
@@ -228,6 +300,31 @@ def remember_plan(pruned: nn.Module, original: nn.Module, plan: object) -> None:
         except PlanError:  # other streams or units: no single plan leads here from that network
             continue
     pruned.__dict__[MEMORY] = tuple(plans)
+    pruned.__dict__[ORIGIN] = _Origin(original)
+
+
+class _Origin:
+    """The network that another one was pruned from, as long as somebody else holds it."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.of = (lambda: None) if model is None else weakref.ref(model)
+
+    def __deepcopy__(self, memo: object) -> _Origin:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Origin, (None,)
+
+
+def original_of(model: nn.Module, plan: Plan) -> nn.Module | None:
+    """The network that `plan` was made for, if this model was cut by it and the network still exists."""
+    network: nn.Module | None = model
+    for known in plans_of(model):
+        origin = None if network is None else network.__dict__.get(ORIGIN)
+        network = None if origin is None else origin.of()
+        if known.fingerprint == plan.fingerprint and dict(known.keep) == dict(plan.keep):
+            return network
+    return None
 
 
 def plans_of(model: nn.Module) -> tuple[Plan, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from prunus.errors import PlanError
@@ -78,13 +79,18 @@ def copy_sharing(model: nn.Module, parameters: Iterable[nn.Parameter] = ()) -> n
     """A deep copy whose parameters are new ones, but share the memory of these with the original."""
     memo: dict[int, object] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in parameters}
     for _, module in named_modules(model):
-        for value in module.__dict__.values():
+        held = [v for v in module.__dict__.values() if isinstance(v, Tensor | list | tuple | dict)]
+        for value in tree_leaves(held):
             if isinstance(value, Tensor) and not value.is_leaf:  # left by a forward pass; such tensors have no copy
                 memo[id(value)] = value.detach().clone()
     try:
         for _, module in reversed(named_modules(model)):  # children first, so that deepcopy finds them in the memo
             _copy_module(module, memo)
-        return copy.deepcopy(model, memo)
+        twin = copy.deepcopy(model, memo)
+        for parameter in twin.parameters():
+            if not parameter.is_leaf:  # of a TorchScript module
+                parameter.detach_().requires_grad_()
+        return twin
     except Exception as error:  # whatever the attributes of the model raise
         raise PlanError(
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), and pruning makes a copy. "

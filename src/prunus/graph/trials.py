@@ -10,7 +10,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.errors import TraceError
@@ -30,7 +30,7 @@ from prunus.util.state import generators_kept, module_state_kept
 
 _SIDES = (64, 128)  # pixels of images in trials, if they are larger: five halvings leave two pixels, or four
 _LARGER = 1.5  # how much larger
-_LARGEST = 512  # pixels of a side that is tried because the code compares sizes with it
+_LARGEST = 128  # pixels of a side that is tried because the code compares sizes with it, or twice the example's
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
 # What code names that writes to weights, besides methods that work in place.
@@ -95,17 +95,22 @@ def _resized(example: Example, height: int, width: int) -> Example:
 
 
 def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, int]]:
-    """Sizes on both sides of the numbers that the code compares with others to choose its path: as a side of the image,
-    or as its area; and an oblong one and a larger one."""
-    sides: set[int] = set()
-    for node in traced.graph.nodes:
-        if node.name in traced.guards and node.target in _COMPARISONS:
-            numbers = [n for n in (*node.args, *node.kwargs.values()) if isinstance(n, int | float) and n > 1]
-            sides.update(int(side) for n in numbers for side in (n, n**0.5) if 4 <= side <= _LARGEST)
-    if not sides:
-        return [(size[0] * 5 // 2, size[1] * 7 // 2), (size[0] * 2, size[1])] if traced.guards else []
-    steps = {step for side in sides for step in (side // 16 * 8, side, -(-side // 8) * 8 + 8)} - {0}
-    return [(a, b) for side in sorted(steps) for a, b in ((side, side), (side, side * 3 // 2), (side * 3 // 2, side))]
+    """Sizes on both sides of the numbers that the code compares heights and widths with, or areas, to choose its path;
+    oblong and larger ones if it compares heights with widths."""
+    guards = [n for n in traced.graph.nodes if n.name in traced.guards and n.target in _COMPARISONS]
+    guards = [node for node in guards if any(_is_of_space(used) for used in node.all_input_nodes)]
+    numbers = {n for node in guards for n in node.args if isinstance(n, int | float)}
+    largest = max(_LARGEST, 2 * max(size))
+    sides = sorted({int(side) for n in numbers for side in (n, max(n, 0) ** 0.5) if 4 <= side <= largest})[-2:]
+    found = [(a, b) for s in sides for a, b in ((s // 16 * 8, s // 16 * 8), (s // 8 * 8 + 8, s // 8 * 8 + 16)) if a]
+    return found or ([(size[0] * 5 // 2, size[1] * 7 // 2), (size[0] * 2, size[1])] if guards else [])
+
+
+def _is_of_space(node: fx.Node, depth: int = 4) -> bool:
+    """Whether a number is computed from sizes of images, and not of batches or channels only."""
+    if node.target in (operator.getitem, "size") and len(node.args) > 1 and isinstance(node.args[1], int | slice):
+        return node.args[1] not in (0, 1)
+    return depth > 0 and any(_is_of_space(used, depth - 1) for used in node.all_input_nodes)
 
 
 # -- what the model's own code does
