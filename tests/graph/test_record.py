@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -499,3 +500,90 @@ def test_a_layer_that_training_might_call_freezes_what_it_could_read() -> None:
     graph = pr.trace(Hesitant().eval(), IMAGE.float())
     assert list(graph.units) == ["b:out"]
     assert "late" in graph.frozen["a"]
+
+
+# -- code around the layers
+
+
+class InAutocast(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+class AsksWhetherCallable(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        flag = x.shape[2] > 1
+        assert flag() if callable(flag) else flag
+        return super().forward(x)
+
+
+class KeptByText(Chain):
+    """A grid for each size, under the text of its shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grids: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if str(x.shape) not in self.grids:
+            self.grids[str(x.shape)] = torch.linspace(0, 1, x.shape[3])
+        return super().forward(x * self.grids[str(x.shape)])
+
+
+class GivesDistribution(Chain):
+    def forward(self, x: Tensor) -> Any:
+        return torch.distributions.Normal(super().forward(x), 1.0)
+
+
+class GivesObject(Chain):
+    def forward(self, x: Tensor) -> Any:
+        return types.SimpleNamespace(logits=super().forward(x), kind="logits")
+
+
+class CaughtByHook(Chain):
+    """The output of a layer is used where a hook has put it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.caught: list[Tensor] = []
+        self.b.register_forward_hook(self.catch)
+
+    def catch(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.caught.append(output)
+
+    def forward(self, x: Tensor) -> Any:
+        self.caught.clear()
+        y = super().forward(x)
+        return y, self.caught[0].mean((1, 2, 3))
+
+
+AROUND = [InAutocast, AsksWhetherCallable, KeptByText, GivesDistribution, GivesObject]
+
+
+@pytest.mark.parametrize("build", AROUND)
+def test_code_around_layers_is_recorded(build: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    graph = pr.trace(model, IMAGE.float())
+    assert {name: (unit.width, unit.granule) for name, unit in graph.units.items()} == CHAIN
+    keep = {"a:out": [1, 3]}
+    small = pr.prune(graph, pr.Plan.of(graph, keep))
+    with proof.masked(model, graph, keep):
+        want = model(IMAGE.float())
+    got = small(IMAGE.float())
+    for kind in ("logits", "loc"):
+        got, want = getattr(got, kind, got), getattr(want, kind, want)
+    assert type(want) is Tensor and torch.allclose(got, want, rtol=0.02 if build is InAutocast else 1e-5, atol=1e-2)
+    assert model.__dict__.get("grids", {}).keys() <= {str(IMAGE.shape)}
+
+
+def test_what_a_hook_keeps_is_followed() -> None:
+    torch.manual_seed(0)
+    model = CaughtByHook().eval().double()
+    graph = pr.trace(model, IMAGE)
+    assert "a:out" in graph.units and "b:out" not in graph.units  # the mean is over all channels of b
+    keep = {"a:out": [1, 3]}
+    small = pr.prune(graph, pr.Plan.of(graph, keep))
+    with proof.masked(model, graph, keep):
+        assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(model, IMAGE)) < 1e-10
