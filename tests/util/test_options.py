@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prunus.errors import DecideError, PrunusError
-from prunus.util.options import check, names, numbers, option, options_of, plain, replaced, strings_as_tuples
+from prunus.util.options import check, names, normalise, numbers, option, options_of, plain, replaced
 from prunus.util.registry import Entry
 
 
@@ -18,7 +19,7 @@ class Bake:
     heat: float = option(180.0, "Degrees", group="Oven", above=0, most=300)
     rounds: int | None = option(None, "How often", group="Oven", least=1)
     fan: bool = option(False, "Whether the fan is on", group="Oven")
-    count: int = option(1, "Cakes", group="Cake")
+    count: int = option(1, "Cakes", group="Cake", parse=lambda text: int(text) * 10)
     shape: str = option("round", "Shape of the cake", group="Cake", choices=("round", "square"), with_options=True)
     filling: Any = option("none", "Filling", group="Cake", choices=("none", "plum"), user_code=True)
     toppings: tuple[str, ...] = option((), "Toppings", group="Cake", several=True)
@@ -27,7 +28,7 @@ class Bake:
     note: str = "not an option"
 
     def __post_init__(self) -> None:
-        strings_as_tuples(self)
+        normalise(self)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,9 @@ def test_good_values_pass() -> None:
     cake = Bake(300.0, 1, True, 2, "square:side=3", jam, "nuts", lambda: 1.0, {"a": 1})  # type: ignore[arg-type]
     check(cake, DecideError)
     assert cake.toppings == ("nuts",)
+    typed = Bake(heat=np.float32(200), rounds=np.int64(3), count="2")  # type: ignore[arg-type]
+    check(typed, DecideError)
+    assert (typed.heat, typed.rounds, typed.count) == (200.0, 3, 20) and type(typed.rounds) is int
     assert [field.name for field, _ in options_of(Bake)][-1] == "extras"
     assert plain(cake)["filling"] == "jam" and plain(cake)["taste"] == "<lambda>"
     assert Bake().extras is not Bake().extras

@@ -40,8 +40,12 @@ def build() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="rich",
-        help="Make a trained vision network smaller and faster: a network and images in, a smaller network of the same "
-        "class out.",
+        help="Make a trained vision network faster and smaller: a network and images in, a network of the same class "
+        "with fewer channels out.\n\n"
+        "    prunus prune MODEL --data DATA --weights FILE --speedup 1.5\n\n"
+        "measures in onnxruntime, on one image and one thread, unless --engine, --batch and --threads say otherwise. "
+        "`prunus check` says beforehand what can be reached.\n\n"
+        "Exit codes: 0 done, 1 an error, or something looks wrong, 2 a wrong command line, 3 the goal was not reached.",
     )
 
     @app.callback()

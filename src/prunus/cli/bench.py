@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import Early, complain, console, existing_file, friendly, print_json, say, table
+from prunus.cli.console import Answer, Early, complain, console, existing_file, friendly, say, table
 from prunus.cli.network import Network, check_network, open_network, resolve
-from prunus.cli.options import Classes, Json, Original, options_from_settings
+from prunus.cli.options import Classes, Original, options_from_settings
 from prunus.errors import RunError
 from prunus.timing.engines import ENGINES
 from prunus.util.options import option
@@ -68,8 +68,7 @@ def command(
     timing: BenchOptions,
     model: Original = None,
     classes: Classes = None,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Compare the speed of networks. They take turns in one run, and speeds are relative to the first network.
     A single pruned network is compared with its original.
 
@@ -89,12 +88,10 @@ def command(
     how = dict(vars(timing))
     batches, engines = how.pop("batch"), how.pop("engine")
     result = bench(_named(opened), opened[0].example(), batches, engines or None, **how)
-    if as_json:
-        print_json(_record(result))
-    else:
-        _print(result)
+    _print(result)
     for note in result.notes:
         complain("note", note)
+    return Answer(_record(result))
 
 
 def _named(opened: list[Network]) -> dict[str, nn.Module]:

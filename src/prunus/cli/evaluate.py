@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prunus.cli.console import Early, complain, existing_folder, friendly, print_json, say
+from prunus.cli.console import Answer, Early, complain, existing_folder, friendly, say
 from prunus.cli.images import DataOptions
 from prunus.cli.network import open_model, resolve
-from prunus.cli.options import DeviceOptions, Json, Model, NumImages, Part, Weights, options_from_settings
+from prunus.cli.options import DeviceOptions, Model, NumImages, Part, Weights, options_from_settings
 from prunus.errors import DataError
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText, TaskOptions
@@ -45,8 +45,7 @@ def command(
     batch_size: Annotated[int, typer.Option(help="Number of images in a batch", min=1)] = 256,
     num_images: NumImages = None,
     seed: Annotated[int, typer.Option(help="Seed of the held-out images and of the sample", min=0)] = 0,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Measure the accuracy of a network, or the quality of another task.
 
     Examples:
@@ -79,32 +78,30 @@ def command(
     with shown(None, steps(f"{part} images")) as report:
         measured = evaluate(network, loader, task=wanted, progress=report)
     seconds = time.perf_counter() - start
-    finite = math.isfinite(measured.loss)
-    if as_json:
-        record = {
-            "model": model,
-            "data": data.data,
-            "part": part,
-            "quality": {"name": text.name, "unit": text.unit, "value": measured.quality},
-            "details": dict(measured.details),
-            "loss": measured.loss if finite else None,
-            "num_images": measured.num_images,
-            "seconds": seconds,
-        }
-        print_json(record)
-    else:
-        say(f"{model} on {images.name}, {part}: {measured.num_images:,} images")
-        lines = figures(measured, text)
-        width = max(map(len, lines))
-        for name, value in lines.items():
-            say(f"{name:<{width}}  {value}")
-        say(f"{seconds:.1f} s, {measured.num_images / seconds:,.0f} images/s")
+    say(f"{model} on {images.name}, {part}: {measured.num_images:,} images")
+    lines = figures(measured, text)
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        say(f"{name:<{width}}  {value}")
+    say(f"{seconds:.1f} s, {measured.num_images / seconds:,.0f} images/s")
     if pruned is None:
         named.note_untrained()
-    if not finite:
+    if not math.isfinite(measured.loss):
         complain(
             "warning", "the network's outputs are NaN or infinite: check the weights, and mean and std of the images"
         )
     suspicion = too_good(measured) if part == "holdout" and wanted.chance is not None else None
     if suspicion:
         complain("warning", suspicion)
+    return Answer(
+        {
+            "model": model,
+            "data": data.data,
+            "part": part,
+            "quality": {"name": text.name, "unit": text.unit, "value": measured.quality},
+            "details": measured.details,
+            "loss": measured.loss,
+            "num_images": measured.num_images,
+            "seconds": seconds,
+        }
+    )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from prunus.cli.console import Early, complain, friendly, say
+from prunus.cli.console import Answer, Early, complain, friendly, say
 from prunus.cli.images import DataOptions, UserData
 from prunus.cli.network import NamedModel, Network, check_network, open_network, resolve
 from prunus.cli.options import Classes, Original, Without, options_from_settings
@@ -46,7 +46,7 @@ def command(
     data: Annotated[DataOptions, Without("size", "workers")],
     model: Original = None,
     classes: Classes = None,
-) -> None:
+) -> Answer:
     """Write a network as ONNX, as torch.export's .pt2, as safetensors or as plain PyTorch.
 
     The file is read back and compared with PyTorch, on random images or on those of --data. A .py builds the narrow
@@ -79,8 +79,7 @@ def command(
 
     opened = open_network(named, classes)
     if file.int8:
-        _export_int8(opened, data.known_for(named), file, named, out)
-        return
+        return _export_int8(opened, data.known_for(named), file, named, out)
     images = None
     if data.data is not None:
         if len(opened.shape) != 3 or is_user_data(data.data):
@@ -109,9 +108,10 @@ def command(
         say(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of how much the outputs vary")
     if not named.has_weights:
         complain("note", "no weights were given, so the network is not trained")
+    return Answer(vars(done))
 
 
-def _export_int8(network: Network, data: DataOptions, file: ExportOptions, named: NamedModel, out: Path) -> None:
+def _export_int8(network: Network, data: DataOptions, file: ExportOptions, named: NamedModel, out: Path) -> Answer:
     from prunus.ship.int8 import export_int8
 
     images = data.open(named, task=named.task(None))
@@ -134,3 +134,4 @@ def _export_int8(network: Network, data: DataOptions, file: ExportOptions, named
     say(f"a change of {done.quality.change(done.after.quality - done.before.quality)}")
     for engine, gain in done.speed.items():
         say(f"speed in {engine} for one image on one thread, relative to 32 bits: {gain}")
+    return Answer(vars(done))

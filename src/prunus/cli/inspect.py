@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import Early, console, existing_file, friendly, print_json, say, table
+from prunus.cli.console import Answer, Early, console, existing_file, friendly, say, table
 from prunus.cli.images import DataOptions
 from prunus.cli.network import MODEL_HELP, NamedModel, check_network, open_graph, open_network, resolve
 from prunus.cli.options import (
     PARTS,
     Classes,
     DeviceOptions,
-    Json,
     LayerTimeOptions,
     OnlyWith,
     Weights,
@@ -133,8 +132,7 @@ def command(
     ] = None,
     size: Annotated[int | None, typer.Option(help="Height and width of the images in pixels", min=1)] = None,
     classes: Classes = None,
-    as_json: Json = False,
-) -> None:
+) -> Answer | None:
     """Show a network's layers, its prunable units, and which channels are frozen and why.
 
     --scores: every channel is scored; pruning removes those with the lowest. Several processes: torchrun
@@ -172,8 +170,7 @@ def command(
     if model is None:
         if mode is not None:
             raise ModelError(f"--{mode} needs a network: prunus inspect MODEL --{mode} ...")
-        _list_models()
-        return
+        return _list_models()
     if mode is not None and plan is not None:
         raise ModelError(f"--plan shows what a plan removes from each layer: leave it out, or leave out --{mode}")
     if mode in ("scores", "sensitivity") and classes is not None:
@@ -182,16 +179,15 @@ def command(
     streams: Any = units.streams
     if mode == "scores":
         chosen = [name for text in scores or () for name in names(text)]
-        _score(named, chosen, data, device, scoring, score_options, streams, place.out, as_json=as_json)
-    elif mode == "sensitivity":
-        _rank(named, data, device, ranking, rank_options, streams, place.out, as_json=as_json)
-    elif mode == "latency":
-        _time(named, timing, streams, size, classes, place.out, as_json=as_json)
-    else:
-        _show(named, plan, streams, size, classes, as_json=as_json)
+        return _score(named, chosen, data, device, scoring, score_options, streams, place.out)
+    if mode == "sensitivity":
+        return _rank(named, data, device, ranking, rank_options, streams, place.out)
+    if mode == "latency":
+        return _time(named, timing, streams, size, classes, place.out)
+    return _show(named, plan, streams, size, classes)
 
 
-def _list_models() -> None:
+def _list_models() -> Answer:
     numbers = ("classes", "MACs", "weights", "params")
     known = known_models()
     rows = []
@@ -204,6 +200,7 @@ def _list_models() -> None:
         say(textwrap.fill(f"{about}: {alike}", 80, subsequent_indent="  "))
     say("MACs, weights: of convolutions and linear layers. params: all parameters.")
     say("Other models: torchvision:NAME, timm:NAME, package.module:factory.")
+    return Answer({"models": known})
 
 
 # -- layers, units and what is frozen
@@ -218,9 +215,7 @@ def frozen_lines(frozen: Mapping[str, Sequence[str]]) -> list[str]:
     return lines
 
 
-def _show(
-    named: NamedModel, plan_file: Path | None, streams: Any, size: int | None, classes: int | None, *, as_json: bool
-) -> None:
+def _show(named: NamedModel, plan_file: Path | None, streams: Any, size: int | None, classes: int | None) -> Answer:
     from prunus.graph.channel_graph import trace
     from prunus.graph.plan import Plan
     from prunus.run.checkup import shapes_of
@@ -230,9 +225,6 @@ def _show(
     example = network.zeros(size)
     graph = trace(network.model, example, streams if plan is None else plan.streams)  # type: ignore[arg-type]
     cost = None if plan is None else graph.cost(plan)
-    if as_json:
-        print_json(_record(named.typed, graph, cost))
-        return
     counts = f"{big_number(graph.macs)} MACs, {big_number(graph.params)} weights, {len(graph.units)} units"
     console.print(f"{named.typed} on {shapes_of(example)}: {counts}", soft_wrap=True, style="bold")
     if cost is not None:
@@ -259,6 +251,7 @@ def _show(
         reasons.setdefault(reason, []).append(name)
     for line in frozen_lines(reasons):
         console.print(f"  {line}")
+    return Answer(_record(named.typed, graph, cost))
 
 
 def _print_layers(graph: ChannelGraph, cost: Cost | None) -> None:
@@ -330,9 +323,7 @@ def _score(
     how: ScoreOptions,
     streams: Any,
     out: Path | None,
-    *,
-    as_json: bool,
-) -> None:
+) -> Answer | None:
     """Score every channel of every unit by some metrics, print one of them, and how alike they rank channels."""
     if out is not None:
         refuse_others(out, SCORES, beside=(SENSITIVITY,))
@@ -352,20 +343,18 @@ def _score(
     loader = images.loader(part, how.batch_size, limit=wanted, seed=seed, rank=rank, world=world)  # type: ignore[arg-type]
     settings = replace(settings, num_images=None, seed=seed, task=task)  # the loader's limit is the sample
     results = score(graph, loader, metrics, **vars(settings))
-    if rank == 0:
-        alike = {a: {b: rank_correlation(results[a], results[b]) for b in results} for a in results}
-        if out is not None:
-            save_scores(results, out)
-        if as_json:
-            values = {name: {unit: v.tolist() for unit, v in s.values.items()} for name, s in results.items()}
-            number = max(scores.num_images for scores in results.values())
-            print_json({"scores": values, "rank_correlation": alike, "num_images": number})
-        else:
-            _print_scores(results, alike, graph, how.show)
-            if out is not None:
-                say(f"\nwritten: {out / 'scores.safetensors'}, {out / 'scores.json'}")
-        named.note_untrained()
     leave()
+    if rank:
+        return None
+    alike = {a: {b: rank_correlation(results[a], results[b]) for b in results} for a in results}
+    _print_scores(results, alike, graph, how.show)
+    if out is not None:
+        save_scores(results, out)
+        say(f"\nwritten: {out / 'scores.safetensors'}, {out / 'scores.json'}")
+    named.note_untrained()
+    values = {name: scores.values for name, scores in results.items()}
+    number = max(scores.num_images for scores in results.values())
+    return Answer({"scores": values, "rank_correlation": alike, "num_images": number})
 
 
 def _print_scores(
@@ -403,9 +392,7 @@ def _rank(
     how: RankOptions,
     streams: Any,
     out: Path | None,
-    *,
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Measure what the held-out quality loses when each unit loses channels: which units Algorithm 1 would prune."""
     if out is not None:
         refuse_others(out, SENSITIVITY, beside=(SCORES,))
@@ -437,12 +424,10 @@ def _rank(
     if out is not None:
         write_json(out / "sensitivity.json", to_data(measured))
         draw_sensitivity(measured, chosen, out / "sensitivity.png")
-    if as_json:
-        print_json(to_data(measured))
-        return
     _print_units(measured, chosen, QualityText.of(task))
     if out is not None:
         say(f"\nwritten: {out / 'sensitivity.json'}, {out / 'sensitivity.png'}")
+    return Answer(to_data(measured))
 
 
 def _print_units(measured: Sensitivity, chosen: list[str], text: QualityText) -> None:
@@ -470,9 +455,7 @@ def _time(
     size: int | None,
     classes: int | None,
     out: Path | None,
-    *,
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Time the layers at many widths. Times are kept in the user's cache folder."""
     ENGINES.find(how.engine).check_installed()
     if out is not None:
@@ -490,12 +473,10 @@ def _time(
     if out is not None:
         times.save(out)
         save(draw_latency(times, f"{network.name} on {shapes_of(example)}"), out.parent, out.stem)
-    if as_json:
-        print_json(to_data(times))
-        return
     _print_times(times)
     if out is not None:
         say(f"wrote {out}, {out.with_suffix('.png')} and .svg")
+    return Answer(to_data(times))
 
 
 def _print_times(times: LatencyTable) -> None:

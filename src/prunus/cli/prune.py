@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import Early, console, existing_folder, friendly, resumable, run_folder, say, table
+from prunus.cli.console import Answer, Early, console, existing_folder, friendly, resumable, run_folder, say, table
 from prunus.cli.images import DataOptions, UserData
 from prunus.cli.network import (
     DEMO_DATA,
@@ -45,13 +45,9 @@ if TYPE_CHECKING:
     from prunus.cli.images import AnyData
     from prunus.run.compress import Compressed
 
-DEFAULT_TARGET = 0.5
-DEMO: dict[str, Any] = {
-    "rounds": 2,
-    "k": 4,
-    "epochs": 24,
-    "lr": 0.02,
-}  # settings of the demo, which has no augmentation either
+DEFAULT_DROP = 1.0  # points, if no goal is given
+# Settings of the demo, which has no augmentation either.
+DEMO: dict[str, Any] = {"target": 0.5, "rounds": 2, "k": 4, "epochs": 24, "lr": 0.02}
 # Settings that are rarely worth changing in a run; Python has them, and `train` and `inspect --sensitivity` do.
 PYTHON_ONLY = Without("measure", "trial_ratio", "trials", "ema", "temperature", "distill_weight", "views")
 
@@ -123,22 +119,24 @@ def command(
     settings: Annotated[Settings, PYTHON_ONLY],
     device: DeviceOptions,
     folder: FolderOptions,
-) -> None:
-    """Prune a trained network and repair it; with --epochs, retrain it as well.
+) -> Answer | None:
+    """Make a trained network faster: prune it and repair it; with --epochs, retrain it as well.
+
+    Without a goal: as fast as it can be while it loses at most one point of held-out accuracy.
 
     Without arguments: trains a small residual network on scikit-learn's digits, and removes half of its MACs.
+
+    Exit code 3: the goal was not reached.
 
     Examples:
 
         prunus prune
 
-        prunus prune resnet56 --data cifar10 --weights w.safetensors
-
-        prunus prune resnet56 --data cifar10 --weights w.safetensors --epochs 3
-
         prunus prune resnet56 --data cifar10 --weights w.safetensors --speedup 1.5
 
         prunus prune resnet56 --data cifar10 --weights w.safetensors --max-drop 1
+
+        prunus prune resnet56 --data cifar10 --weights w.safetensors --epochs 3
 
         prunus prune runs/prune-resnet56-cifar10 --target 0.3
 
@@ -161,8 +159,8 @@ def command(
                 free = {name: value for name, value in DEMO.items() if name not in typed}
                 plain = replace(options, augment="augment" in typed and options.augment)
                 request = replace(request, settings=replace(settings, **free), options=plain)
-        if not settings.given:
-            request = replace(request, settings=replace(request.settings, target=DEFAULT_TARGET))
+        if not request.settings.given:
+            request = replace(request, settings=replace(request.settings, max_drop=DEFAULT_DROP))
     named = resolve(request.model, request.options.weights)
     request = replace(request, data=request.data.known_for(named))
     if not named.has_weights and not request.is_demo:
@@ -179,7 +177,7 @@ def command(
     check_settings(request.settings)  # before torch is imported
     out = folder.resume or folder.out or _new_folder(named, request.data.name)
     refuse_others(out, PRUNING)
-    _prune(request, named, out, watch=folder.watch)
+    return _prune(request, named, out, watch=folder.watch)
 
 
 def _resumed(request: Request, folder: FolderOptions, typed: dict[str, Any]) -> Request:
@@ -211,7 +209,7 @@ def _new_folder(named: NamedModel, data: str) -> Path:
     return run_folder(f"{name}-{int(number) + 1}" if name and number.isdigit() else f"{named.label}-2")
 
 
-def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) -> None:
+def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) -> Answer | None:
     from prunus.report.run_page import write_report
     from prunus.run.compress import compress
     from prunus.run.folder import RunFolder
@@ -238,12 +236,16 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
         about["start"] = {"network": named.name, "earlier": [str(earlier) for earlier in named.folders]}
     with resumable(f"prunus prune --resume {folder}"), live_page(folder) if watch and rank == 0 else nullcontext():
         result = compress(network, **parts, settings=settings, folder=RunFolder(folder, about=about))
-    if rank == 0:
-        print_result(result, folder, write_report(folder), named.folders)
-        if not settings.retrains_at_all:
-            quality, again = result.summary["quality"]["name"], request.command_line()
-            say(f"to retrain as well, which may add {quality}: {again} --epochs 3 --out NEW")
     leave()
+    if rank:
+        return None
+    page = write_report(folder)
+    print_result(result, folder, page, named.folders)
+    if not settings.retrains_at_all:
+        quality, again = result.summary["quality"]["name"], request.command_line()
+        say(f"to retrain as well, which may add {quality}: {again} --epochs 3 --out NEW")
+    reached = result.summary.get("goal", {}).get("reached", True)
+    return Answer({**result.summary, "reached": reached, "folder": folder, "report": page}, reached)
 
 
 def _parts(images: AnyData, request: Request, rank: int, world: int) -> dict[str, Any]:

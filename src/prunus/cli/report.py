@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from prunus.cli.console import Early, console, existing_folder, friendly, say, table
+from prunus.cli.console import Answer, Early, console, existing_folder, friendly, say, table
 from prunus.errors import FileError, PrunusError
 from prunus.util.files import PRUNING, held_by, refuse_overwriting
 
@@ -33,7 +33,7 @@ def command(
     live: Annotated[
         bool, typer.Option("--live", help="Write the page of a run at work again and again, until it has finished")
     ] = False,
-) -> None:
+) -> Answer:
     """Write the page of a run or a study: one self-contained HTML file.
 
     Of several runs, one page compares them: quality against MACs, weights, bytes and time, settings, classes and
@@ -57,8 +57,7 @@ def command(
     if live and (len(runs) > 1 or out is not None):
         raise PrunusError("--live writes report.html in the folder of one run: leave out other folders and --out")
     if len(runs) > 1:
-        _compare(runs, out or COMPARISON)
-        return
+        return _compare(runs, out or COMPARISON)
     folder = runs[0]
     from prunus.report.live import write_progress
     from prunus.report.run_page import write_report
@@ -66,12 +65,16 @@ def command(
     at_work = held_by(folder) == PRUNING and not (folder / SUMMARY).exists()
     if live:
         _follow(folder, at_work)
-    elif at_work and out is None:
-        say(f"the run is not finished; written: {write_progress(folder)}")
+        return Answer({"page": folder / "report.html", "finished": (folder / SUMMARY).exists()})
+    if at_work and out is None:
+        page = write_progress(folder)
+        say(f"the run is not finished; written: {page}")
     else:
         if out is not None and out.suffix != ".html":
             refuse_overwriting(out)
-        say(f"written: {write_report(folder, out)}")
+        page = write_report(folder, out)
+        say(f"written: {page}")
+    return Answer({"page": page, "finished": not at_work})
 
 
 def _follow(folder: Path, at_work: bool) -> None:
@@ -102,7 +105,7 @@ def live_page(folder: Path) -> Iterator[None]:
         yield
 
 
-def _compare(runs: list[Path], out: Path) -> None:
+def _compare(runs: list[Path], out: Path) -> Answer:
     from prunus.report.compare import compare, finished, sides
     from prunus.util.text import big_number, relative_change
 
@@ -123,3 +126,4 @@ def _compare(runs: list[Path], out: Path) -> None:
     for note in comparison.notes:
         say(f"note: {note}")
     say(f"page: {page} (open it in a browser)")
+    return Answer({"page": page, **comparison.to_dict()})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import console, friendly, say, table
+from prunus.cli.console import EXIT_MISSED, Answer, console, friendly, say, table
 from prunus.errors import RunError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; runs/NAME-BUDGET by default")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands without running them")] = False,
-) -> None:
+) -> Answer:
     """Run one of the paper's experiments, or all of a table. Every setting that differs from the paper's is printed.
 
     The same command continues an experiment that was stopped.
@@ -48,15 +48,15 @@ def command(
         prunus reproduce vgg16-imagenet-a --data imagenet:ILSVRC --dry-run
     """
     from prunus.cli import build
-    from prunus.studies.recipes import all_commands, commands, load_recipe, missing, recipes_called
+    from prunus.studies.recipes import all_commands, as_asked, commands, load_recipe, missing, recipes_called
 
     if name is None:
-        _list()
-        return
+        return _list()
     names = recipes_called(name)
     if weights is not None and len(names) > 1:
         raise RunError(f"{name} has several networks; give --weights to one recipe at a time: {', '.join(names)}")
-    asked = [_as_asked(load_recipe(each), budget, data, change or [], is_trained=weights is not None) for each in names]
+    how: dict[str, Any] = {"data": data, "is_trained": weights is not None}
+    asked = [as_asked(load_recipe(each), budget, change or (), **how) for each in names]
     recipes, folder = [recipe for recipe, _ in asked], out or Path("runs") / f"{name}-{budget}"
     if len(recipes) == 1:
         steps = commands(recipes[0], folder, weights=weights, device=device, root=data_root)
@@ -65,14 +65,22 @@ def command(
     _print_plan(asked, budget, steps)
     for words in steps:
         check(words)
+    answer = {"recipes": list(names), "budget": budget, "folder": folder, "commands": steps}
     if dry_run:
-        return
+        return Answer(answer)
     lacking = missing(steps)
     if lacking is not None:
         raise RunError(f"{name} needs {lacking}; or use --budget smoke, which needs nothing")
+    reached = True  # every goal on the way
     for words in steps:
         console.print(f"\n{shlex.join(['prunus', *words])}", soft_wrap=True, style="bold")
-        build()(args=words, standalone_mode=False)  # a PrunusError prints its message and exits
+        try:
+            build()(args=words, standalone_mode=False)  # a PrunusError prints its message and exits
+        except SystemExit as end:
+            if end.code != EXIT_MISSED:
+                raise
+            reached = False
+    return Answer({**answer, "reached": reached}, reached)
 
 
 def check(words: list[str]) -> dict[str, Any]:
@@ -96,40 +104,27 @@ def _parser() -> Any:
     return get_command(build())
 
 
-def _as_asked(
-    recipe: Recipe, budget: str, data: str | None, given: list[str], *, is_trained: bool
-) -> tuple[Recipe, list[Change]]:
-    """The recipe at a budget, with --data and --set, and what this changes; nothing is trained if there are weights."""
-    from prunus.studies.recipes import at_budget, changed, merged, value_of
-
-    recipe, changes = at_budget(recipe, budget)
-    asked = [] if data is None else [*(["train.data=" + data] if recipe.train else []), "data=" + data]
-    for text in [*asked, *given]:
-        key, equals, value = text.partition("=")
-        step, dot, inner = key.partition(".")
-        if not equals or not (inner if dot else key) or (dot and step not in ("train", "run")):
-            raise RunError(f"--set takes KEY=VALUE, run.KEY=VALUE or train.KEY=VALUE; got {text!r}")
-        if step == "train" and dot and recipe.train is None:
-            raise RunError(f"{recipe.name} trains no network at this budget, so {text!r} would have no effect")
-        recipe, more = changed(recipe, step if dot else "run", {inner if dot else key: value_of(value)})
-        changes += more
-    return recipe, [one for one in merged(changes) if one.step == "run" or not is_trained]
-
-
-def _list() -> None:
+def _list() -> Answer:
     from prunus.studies.recipes import load_recipe, recipe_names
 
-    rows = [[r.name, r.paper, r.title] for r in map(load_recipe, recipe_names())]
+    known = [load_recipe(name) for name in recipe_names()]
+    rows = [[r.name, r.paper, r.title] for r in known]
     console.print(table(("name", "in the paper", "title"), rows))
     say("\nprunus reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands")
     say("NAME can also be a table or figure: table1 runs all recipes of Tables 1a and 1b")
+    return Answer({"recipes": {r.name: {"paper": r.paper, "title": r.title} for r in known}})
 
 
 def _print_plan(asked: list[tuple[Recipe, list[Change]]], budget: str, steps: list[list[str]]) -> None:
+    from prunus.studies.recipes import published_row
+
     told: set[str] = set()  # what is true of several recipes is told once
     for number, (recipe, changes) in enumerate(asked):
         say(f"{chr(10) if number else ''}{recipe.title} ({recipe.paper})")
-        _print_published(recipe)
+        row = published_row(recipe)
+        if row is not None:
+            cut = f"{row.macs_removed}% of MACs and {row.params_removed}% of weights removed"
+            say(f"as published: top-1 {row.base_top1} -> {row.top1}%, {cut}")
         lines = [f"left open in the paper: {text}" for text in recipe.left_open]
         lines += [f"different from the paper: {text}" for text in recipe.departs]
         for line in lines:
@@ -150,19 +145,3 @@ def _print_plan(asked: list[tuple[Recipe, list[Change]]], budget: str, steps: li
     say("\ncommands:")
     for words in steps:
         say(f"  {shlex.join(['prunus', *words])}")
-
-
-def _print_published(recipe: Recipe) -> None:
-    """Print the row of the paper to compare with."""
-    from prunus.studies.recipes import load_recipe, published
-
-    asked = load_recipe(recipe.name).run  # the paper's network, which a budget may replace
-    data = str(asked.get("data")).partition(":")[0]
-    for group in published().groups:
-        if group.data == data and asked["model"] in group.models:
-            for row in group.rows:
-                if row.method == recipe.published:
-                    say(
-                        f"as published: top-1 {row.base_top1} -> {row.top1}%, {row.macs_removed}% of MACs and "
-                        f"{row.params_removed}% of weights removed"
-                    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import Early, choice, friendly, run_folder, say
+from prunus.cli.console import Answer, Early, choice, friendly, run_folder, say
 from prunus.cli.images import DataOptions
 from prunus.cli.network import DEMO_DATA, DEMO_MODEL, MODEL_HELP, check_network, demo_network, open_model, resolve
 from prunus.cli.options import PARTS, DeviceOptions, Weights, options_from_settings, typed_options
@@ -54,7 +54,7 @@ def command(
     data: DataOptions,
     device: DeviceOptions,
     weights: Weights = None,
-) -> None:
+) -> Answer:
     """Pictures of weak and strong channels on images, as PNG and SVG that fit a paper.
 
     separation: a weak and a strong channel of a layer: maps of a few images of each class, and PCA and LDA of many.
@@ -108,8 +108,7 @@ def command(
                 f"mean of their own class: {near}"
             )
         _print_silent(pair.silent)
-        _write(draw_separation(pair, images.classes), pair.numbers(), folder, picture)
-        return
+        return _write(draw_separation(pair, images.classes), pair.numbers(), folder, picture)
     shown = studies.channels_shown(graph, scored, drawn, classes, **given)
     say(f"{shown.unit}: by {shown.by}, channel {shown.weak} is the weakest and {shown.strong} the strongest")
     _print_silent(shown.silent)
@@ -117,7 +116,7 @@ def command(
         say(f"strongest by {name}: {', '.join(map(str, strongest))}")
     for note in shown.notes:
         say(f"note: {note}")
-    _write(draw_channels(shown, images.classes), shown.numbers(), folder, picture)
+    return _write(draw_channels(shown, images.classes), shown.numbers(), folder, picture)
 
 
 def _print_silent(silent: tuple[int, ...]) -> None:
@@ -125,10 +124,12 @@ def _print_silent(silent: tuple[int, ...]) -> None:
         say(f"not chosen, because they have one value on all images shown: channels {', '.join(map(str, silent))}")
 
 
-def _write(picture: Figure, numbers: dict[str, Any], folder: Path, name: str) -> None:
+def _write(picture: Figure, numbers: dict[str, Any], folder: Path, name: str) -> Answer:
     from prunus.plots.style import save
     from prunus.util.files import write_json
 
     save(picture, folder, name)
     write_json(folder / f"{name}.json", numbers)
-    say(f"written: {', '.join(str(folder / f'{name}.{ending}') for ending in ('png', 'svg', 'json'))}")
+    files = [folder / f"{name}.{ending}" for ending in ("png", "svg", "json")]
+    say(f"written: {', '.join(map(str, files))}")
+    return Answer({"files": files, **numbers})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunus.cli.console import (
+    Answer,
     Early,
     choice,
     console,
@@ -87,12 +89,14 @@ Out = Annotated[
 ]
 
 
-def print_results(folder: Path) -> None:
+def results_in(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Answer:
     """Write the study's page, and print where the results are."""
     from prunus.report.run_page import write_report
 
+    page = write_report(folder)
     say(f"\nresults in {folder}: study.json, table.csv, pictures as .png and .svg")
-    say(f"report: {write_report(folder)} (open it in a browser)")
+    say(f"report: {page} (open it in a browser)")
+    return Answer({"folder": folder, "page": page, "rows": rows})
 
 
 def trained(models: list[str], weights: Path | None) -> list[NamedModel]:
@@ -136,7 +140,7 @@ def effectiveness(
     device: DeviceOptions,
     weights: Weights = None,
     out: Out = None,
-) -> None:
+) -> Answer | None:
     """Remove the same fraction of every unit by each metric, and measure accuracy (the paper's Figs. 2 and 4).
 
     With --task, the quality of the task is measured instead.
@@ -184,9 +188,10 @@ def effectiveness(
             example=move(opened.example(), home),
             provenance=images.provenance(data, opened),
         )
-    if is_first_process():
-        _print_effectiveness(rows, QualityText.of(task_of(settings.task)))
-        print_results(folder)
+    if not is_first_process():
+        return None
+    _print_effectiveness(rows, QualityText.of(task_of(settings.task)))
+    return results_in(folder, rows)
 
 
 def _print_effectiveness(rows: list[dict[str, Any]], text: QualityText) -> None:
@@ -216,7 +221,7 @@ def sensitivity(
     device: DeviceOptions,
     weights: Weights = None,
     out: Out = None,
-) -> None:
+) -> Answer | None:
     """Prune and retrain by Algorithm 1 and by the analysis of Li et al., side by side (the paper's Fig. 5).
 
     Both start from the same network and remove the same MACs in each iteration.
@@ -252,15 +257,16 @@ def sensitivity(
             provenance=images.provenance(data, opened),
             **vars(settings),
         )
-    if is_first_process():
-        titles = ["method", "iteration", "MACs removed", "before repair", "held-out", "test"]
-        lines = []
-        for row in rows:
-            parts = [row[part] for part in ("cut", "holdout", "test")]
-            cells = ["-" if value is None else settings.quality.scaled(value).rstrip("%") for value in parts]
-            lines.append([row["method"], str(row["iteration"]), f"{row['macs_removed']:.1%}", *cells])
-        console.print(table(titles, lines, numbers=titles[1:]))
-        print_results(folder)
+    if not is_first_process():
+        return None
+    titles = ["method", "iteration", "MACs removed", "before repair", "held-out", "test"]
+    lines = []
+    for row in rows:
+        parts = [row[part] for part in ("cut", "holdout", "test")]
+        cells = ["-" if value is None else settings.quality.scaled(value).rstrip("%") for value in parts]
+        lines.append([row["method"], str(row["iteration"]), f"{row['macs_removed']:.1%}", *cells])
+    console.print(table(titles, lines, numbers=titles[1:]))
+    return results_in(folder, rows)
 
 
 # -- structure: weights and MACs by layer or block, original and pruned
@@ -281,7 +287,7 @@ def structure(
     model: Original = None,
     classes: Classes = None,
     out: Out = None,
-) -> None:
+) -> Answer | None:
     """Show the cost of each part of a network before and after pruning, as in the paper's supplement.
 
     With a folder, --streams is what the network was pruned with.
@@ -317,7 +323,7 @@ def structure(
     asked = {"network": network, "by": by, "widths": widths, "model": model, "classes": classes, **vars(units)}
     folder = out or run_folder(f"study-structure-{opened.name}-{by}")
     place = StudyFolder(folder, "structure", asked, Provenance(command=typed_command()))
-    print_results(write_structure(rows, f"{opened.name}: cost of each {by}", place))
+    return results_in(write_structure(rows, f"{opened.name}: cost of each {by}", place), rows)
 
 
 def _plan_of_text(graph: ChannelGraph, text: str) -> Plan:
@@ -336,7 +342,7 @@ def _plan_of_text(graph: ChannelGraph, text: str) -> Plan:
 
 # -- table: finished runs among the rows of the paper's Tables 1 and 2
 
-FORMATS = ("text", "csv", "json", "markdown")
+FORMATS = ("text", "csv", "markdown")
 TITLES = {  # short ones, so that a line fits a terminal
     "method": "method",
     "by": "by",
@@ -364,11 +370,9 @@ def results_table(
     data: Annotated[
         str | None, typer.Option(help="Data set, if a folder does not record it; without folders, the rows to print")
     ] = None,
-    form: Annotated[
-        str, typer.Option("--format", help="text, csv, json or markdown"), choice("format", *FORMATS)
-    ] = "text",
+    form: Annotated[str, typer.Option("--format", help="text, csv or markdown"), choice("format", *FORMATS)] = "text",
     out: Annotated[Path | None, typer.Option(help="Also write a study folder with a picture")] = None,
-) -> None:
+) -> Answer:
     """Print runs as rows among the paper's published rows of their network and data set.
 
     Published figures are marked "as published". Without runs, only published rows are printed.
@@ -380,14 +384,12 @@ def results_table(
         prunus study table --model resnet56 --data cifar10 --format markdown
     """
     from prunus.studies.folder import Provenance, StudyFolder
-    from prunus.studies.table_study import OWN, as_cells, as_json, as_markdown, rows_as_csv, write_table
+    from prunus.studies.table_study import OWN, as_cells, as_markdown, rows_as_csv, write_table
     from prunus.studies.table_study import table as study
 
     result = study(runs or (), model=model, data=data)
     if form == "csv":
         console.print(rows_as_csv(result.rows), end="", soft_wrap=True)
-    elif form == "json":
-        say(as_json(result))
     elif form == "markdown":
         say(as_markdown(result.rows))
     else:
@@ -405,7 +407,8 @@ def results_table(
             say(note if form == "text" else f"- {note}")
     if out is not None:
         asked = {"runs": [str(run) for run in runs or ()], "model": model, "data": data}
-        print_results(write_table(result, StudyFolder(out, "table", asked, Provenance(command=typed_command()))))
+        results_in(write_table(result, StudyFolder(out, "table", asked, Provenance(command=typed_command()))), ())
+    return Answer({"rows": result.rows, "notes": result.notes})
 
 
 # -- timing: seconds to score each layer by each metric (the paper's Fig. 6)
@@ -424,7 +427,7 @@ def timing(
     threads: Annotated[int | None, typer.Option(help="Number of torch threads", min=1, max=os.cpu_count())] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch in forward passes", min=1)] = 32,
     out: Out = None,
-) -> None:
+) -> Answer | None:
     """Measure how long each metric takes to score each layer, with and without the time for the feature maps.
 
     Feature maps are computed on the device and scored on the CPU.
@@ -463,7 +466,7 @@ def timing(
     folder.finish(f"Seconds to score each layer of {model}", times.rows, pictures, times.notes, columns=COLUMNS)
     _print_times(times)
     named.note_untrained()
-    print_results(folder.path)
+    return results_in(folder.path, times.rows)
 
 
 def _print_times(times: LayerTimes) -> None:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import Early, complain, console, friendly, resumable, run_folder, say, typed_command
+from prunus.cli.console import (
+    Answer,
+    Early,
+    complain,
+    complaints,
+    console,
+    friendly,
+    resumable,
+    run_folder,
+    say,
+    typed_command,
+)
 from prunus.cli.evaluate import figures
 from prunus.cli.images import DataOptions, UserData
 from prunus.cli.network import check_network, open_model, resolve
@@ -44,7 +55,7 @@ def command(
     ] = None,
     augment: Annotated[bool, typer.Option(help="Random crops and flips")] = True,
     num_images: NumImages = None,
-) -> None:
+) -> Answer | None:
     """Train a network. The same command continues a run that was killed.
 
     Several processes: torchrun --nproc-per-node N -m prunus train ...
@@ -106,13 +117,15 @@ def command(
             checkpoint_dir=folder,
             on_epoch=lambda epoch: print_epoch(epoch, schedule.epochs, task) if rank == 0 else None,
         )
+    answer = None
     if rank == 0:
         asked = {"model": named.name, "seed": seed, "task": typed_task, **values_of(data)}
-        _finish(folder, fitted, asked, images.loader("test", each) if images.has("test") else None, task)
+        answer = _finish(folder, fitted, asked, images.loader("test", each) if images.has("test") else None, task)
     leave()
+    return answer
 
 
-def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches | None, task: Task) -> None:
+def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches | None, task: Task) -> Answer:
     """Write the weights and the summary, and evaluate on the test images, which are read here for the first time.
 
     Args:
@@ -146,6 +159,7 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches 
     if suspicion:
         complain("warning", suspicion)
     say(f"weights: {folder / WEIGHTS}")
+    return Answer({"folder": folder, "weights": folder / WEIGHTS, **summary})
 
 
 def print_epoch(epoch: Epoch, epochs: int, task: Task) -> None:
@@ -156,4 +170,5 @@ def print_epoch(epoch: Epoch, epochs: int, task: Task) -> None:
     train = "" if epoch.quality is None else f"  train {text.shown(epoch.quality)}"
     line = f"epoch {epoch.number}/{epochs}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}{train}{holdout}"
     speed = f"  {epoch.images_per_second:,.0f}/s"
-    console.print(line + speed if len(line + speed) <= 80 else line, soft_wrap=True)
+    where = complaints if console.quiet else console  # with --json
+    where.print(line + speed if len(line + speed) <= 80 else line, soft_wrap=True)

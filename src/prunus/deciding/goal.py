@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from prunus.deciding.costs import CostOf, cost_function, name_of, table_cost
 from prunus.errors import DecideError
-from prunus.util.options import option
+from prunus.util.options import normalise, option
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
@@ -34,12 +34,12 @@ class Goal:
         speedup: How many times as fast the network becomes, measured in an engine.
         max_drop: Points of held-out accuracy that may be lost; pruning stops before the accuracy drops by more. Of a
             task whose quality is not in per cent, it is in the unit of the quality.
-        macs, params: MACs or weights to keep.
+        macs, params: MACs or weights to keep, as a number or as text such as "63M".
         ratio: Fraction of the channels to remove from every unit, in one round.
     """
 
     target: float | None = option(
-        None, "Fraction of the MACs to remove; 0.5 if no goal is given", group="Goal", everyday=True, above=0, below=1
+        None, "Fraction of the MACs to remove, for example 0.5", group="Goal", everyday=True, above=0, below=1
     )
     speedup: float | None = option(
         None, "How many times as fast, measured in --engine; for example 1.5", group="Goal", everyday=True, above=1
@@ -57,6 +57,10 @@ class Goal:
     ratio: float | None = option(
         None, "Fraction of channels to remove from every unit, in one round", group="Goal", above=0, below=1
     )
+
+    def __post_init__(self) -> None:
+        """Numbers may be given as text, as in macs="63M"."""
+        normalise(self)
 
     @property
     def given(self) -> list[str]:
@@ -90,6 +94,8 @@ class Goal:
                         f"the network meets the goal already: it has {whole:,} {name}, and the goal is {left:,.0f}"
                     )
                 return Budget(name, float(left), whole)
+        if table is not None:  # the fastest that loses no more than max_drop
+            return Budget("latency", None, table.predict(graph, {}), table)
         return Budget("macs", None, graph.macs)
 
 

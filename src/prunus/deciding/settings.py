@@ -11,7 +11,7 @@ from prunus.errors import DecideError
 from prunus.tasks import Task
 from prunus.tasks.quality import task_option
 from prunus.timing.engines import ENGINES
-from prunus.util.options import Seeded, option, strings_as_tuples
+from prunus.util.options import Seeded, normalise, option
 from prunus.util.registry import Entry, Registry
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class RankSettings(Seeded):
     )
 
     def __post_init__(self) -> None:
-        """A single pattern may be given as a string."""
-        strings_as_tuples(self)
+        """A single pattern may be given as a string, a number as "63M"."""
+        normalise(self)
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,30 @@ def changed(recipe: Recipe, step: str, options: Options) -> tuple[Recipe, tuple[
     return (replace(recipe, train=after) if step == "train" else replace(recipe, run=after)), changes
 
 
+def as_asked(
+    recipe: Recipe, budget: str, given: Sequence[str] = (), *, data: str | None = None, is_trained: bool = False
+) -> tuple[Recipe, list[Change]]:
+    """The recipe at a budget, with changes that a user typed, and everything that differs from the recipe.
+
+    Args:
+        given: Each KEY=VALUE or run.KEY=VALUE for the experiment, train.KEY=VALUE for the training before it.
+        data: Another data set for both.
+        is_trained: There are weights, so that nothing is trained.
+    """
+    recipe, changes = at_budget(recipe, budget)
+    asked = [] if data is None else [*(["train.data=" + data] if recipe.train else []), "data=" + data]
+    for text in [*asked, *given]:
+        key, equals, value = text.partition("=")
+        step, _, name = key.rpartition(".")
+        if not equals or not name or step not in ("", "train", "run"):
+            raise RunError(f"--set takes KEY=VALUE, run.KEY=VALUE or train.KEY=VALUE; got {text!r}")
+        if step == "train" and recipe.train is None:
+            raise RunError(f"{recipe.name} trains no network at this budget, so {text!r} would have no effect")
+        recipe, more = changed(recipe, step or "run", {name: value_of(value)})
+        changes += more
+    return recipe, [one for one in merged(changes) if one.step == "run" or not is_trained]
+
+
 def merged(changes: Sequence[Change]) -> list[Change]:
     """Changes of one setting as one change, from the recipe's value to the last one."""
     last: dict[tuple[str, str], Change] = {}
@@ -320,6 +344,13 @@ class Published:
 def published() -> Published:
     """The published rows, read once."""
     return from_data(Published, json.loads((files("prunus.studies") / "paper" / FILE).read_text(encoding="utf-8")))
+
+
+def published_row(recipe: Recipe) -> PublishedRow | None:
+    """The row of the paper that the recipe repeats, with the paper's network, which a budget may replace."""
+    asked = load_recipe(recipe.name).run
+    group = group_of(asked["model"], str(asked.get("data")))
+    return None if group is None else next((row for row in group.rows if row.method == recipe.published), None)
 
 
 def group_of(model: str, data: str) -> PublishedGroup | None:

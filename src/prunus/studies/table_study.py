@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -136,11 +135,6 @@ def _notes(groups: Sequence[PublishedGroup]) -> tuple[str, ...]:
 def rows_as_csv(rows: Sequence[StudyRow]) -> str:
     """All columns; cells are empty if nothing was reported."""
     return as_csv(list(COLUMNS), [row.values() for row in rows])
-
-
-def as_json(results: ResultsTable) -> str:
-    """Rows and notes."""
-    return json.dumps({"rows": results.rows, "notes": results.notes}, indent=2)
 
 
 def as_cells(rows: Sequence[StudyRow], titles: Mapping[str, str] = COLUMNS) -> tuple[list[str], list[list[str]]]:

@@ -83,12 +83,20 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def strings_as_tuples(settings: Any) -> None:
-    """For `__post_init__`: a string given for a setting with several values is one value, not its characters."""
+def normalise(settings: Any) -> None:
+    """For `__post_init__`: values that Python users give, as the declared type.
+
+    A string for a setting with several values is one value, not its characters; text such as "63M" is read as on the
+    command line; numbers of numpy and torch are Python's.
+    """
     for field, about in options_of(settings):
-        value = getattr(settings, field.name)
-        if about.several and isinstance(value, str):
-            object.__setattr__(settings, field.name, (value,))  # the dataclass is frozen, and still being made
+        value = given = getattr(settings, field.name)
+        if isinstance(value, str) and (about.several or about.parse is not None):
+            value = (value,) if about.parse is None else about.parse(value)
+        elif getattr(value, "shape", None) == () and hasattr(value, "item"):
+            value = value.item()
+        if value is not given:
+            object.__setattr__(settings, field.name, value)  # the dataclass is frozen, and still being made
 
 
 def check(settings: Any, error: type[PrunusError]) -> None:
