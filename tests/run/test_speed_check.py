@@ -112,8 +112,8 @@ def test_a_table_that_is_wrong_about_one_width_does_not_lead_too_far() -> None:
 def test_a_killed_run_makes_the_same_plan_without_timing_again(stopwatch: Stopwatch, tmp_path: Path) -> None:
     whole = run(tmp_path / "run", speedup=1.4, **QUICK)
     shutil.copytree(tmp_path / "run", tmp_path / "killed")
-    for path in (tmp_path / "killed").glob("round-01/*"):
-        if path.name not in ("scores.json", "scores.safetensors", "speed.json"):
+    for path in (tmp_path / "killed").glob("round-01/**/*"):
+        if path.is_file() and path.name not in ("scores.json", "scores.safetensors", "speed.json"):
             path.unlink()
     for name in ("summary.json", "model.safetensors", "plan.json"):
         (tmp_path / "killed" / name).unlink()

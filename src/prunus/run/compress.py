@@ -22,17 +22,17 @@ from prunus.deciding.candidates import check_patterns
 from prunus.deciding.sensitivity import NothingToLoseError
 from prunus.deciding.splits import check_reach
 from prunus.errors import DataError, DecideError
-from prunus.graph.channel_graph import trace
 from prunus.graph.files import MODEL_FILE, PLAN_FILE
 from prunus.graph.plan import Plan
 from prunus.graph.traced import check_network
 from prunus.run.checkup import quality_doubts
-from prunus.run.context import Baseline, RunContext, RunData, first_image
+from prunus.run.context import Baseline, Evidence, RunContext, RunData, first_image
 from prunus.run.folder import BASE, ROUND_FILE, SUMMARY, TABLE, RunFolder
 from prunus.run.identity import ANSWERS, network_answers
 from prunus.run.network_shape import write_network
-from prunus.run.round import Outcome, run_round
-from prunus.run.settings import Settings, check_settings, fill_defaults
+from prunus.run.round import Candidate, Outcome, run_round
+from prunus.run.search import choose, is_needed
+from prunus.run.settings import Settings, check_settings, fill_defaults, with_goal
 from prunus.run.speed_check import times_for
 from prunus.run.summary import FORMAT, VERSION, Summary, headline, summarise
 from prunus.tasks import task_of
@@ -113,7 +113,7 @@ def compress(
             max_drop=, ratio=, task=, metric=, split=, alpha=, k=, rounds=, repair=, epochs=, fit=, evaluate=, ...
             task= is what the network is for, as a name or a `Task`; classification by default (docs/tasks.md).
     """
-    chosen: Settings = replaced(settings or Settings(), changes, DecideError)
+    chosen: Settings = with_goal(replaced(settings or Settings(), changes, DecideError))
     check_settings(chosen)
     check_network(model)
     for name, loader in {"train": train, "holdout": holdout, "score_on": score_on, "test": test}.items():
@@ -156,20 +156,28 @@ def _run(
     data: RunData,
     progress: PhaseProgress,
     track: Log,
+    evidence: Evidence | None = None,
 ) -> Compressed:
     started = time.perf_counter()
     if example is None:
         example = first_image(data.train, device_of(model), task_of(settings.task))
-    graph = trace(copy.deepcopy(model), example, settings.streams)
+    if evidence is None:
+        evidence = Evidence(copy.deepcopy(model), example)
+    graph = evidence.graph(settings.streams or "select")
     check_patterns(graph, settings.exclude, settings.only)
     if settings.retrains_at_all:
         check_precision(settings.mixed_precision, torch.accelerator.current_accelerator() or torch.device("cpu"))
-    table = times_for(settings, graph, folder)
+    table = times_for(settings, graph, folder, evidence)
     # Of several inputs, the largest one.
     pixels = max((math.prod(x.shape[2:]) for x in tree_leaves(example) if isinstance(x, Tensor)), default=0)
     settings = fill_defaults(settings, graph, pixels, table)
-    context = RunContext(folder, graph, settings.budget(graph, table), settings, data, progress, track, table)
-    check_reach(graph, context.budget, settings)
+    context = RunContext(folder, graph, settings.budget(graph, table), settings, data, progress, track, table, evidence)
+    try:
+        check_reach(graph, context.budget, settings)
+    except DecideError:
+        if settings.streams is not None:
+            raise
+        check_reach(evidence.graph("coupled"), context.budget, settings)
     config = {
         "settings": settings.to_dict(),
         "fingerprint": graph.fingerprint,
@@ -181,10 +189,14 @@ def _run(
     if table is not None and folder.writes and not folder.has(TABLE):
         table.save(folder.path / TABLE)
     before = _base(context)
-    rounds, current, plan = _rounds(context, before)
+    first = None
+    if is_needed(context):
+        context, first = choose(context)
+    rounds, current, plan = _rounds(context, before, first)
     if rounds and not _allowed(rounds[-1], before, context):
         last = rounds.pop()
-        logger.info("round %d loses more than max_drop; the result is that of round %d", last.number, len(rounds))
+        what = f"the result is that of round {len(rounds)}" if rounds else "the network stays as it is"
+        logger.warning("round %d loses more than max_drop: %s", last.number, what)
         current, plan = _left_by(context, len(rounds))
     summary = _summary(context, plan, current, before, rounds)
     summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
@@ -198,7 +210,7 @@ def _base(context: RunContext) -> Evaluation:
         before = folder.record(BASE, Baseline).holdout
     else:
         context.say("evaluate", 0, 1)
-        before = context.evaluate(context.original, context.data.holdout)
+        before = context.base().evaluation
         context.say("evaluate", 1, 1)
         write_network(folder, graph)
         folder.write(BASE, Baseline(before, context.quality, graph.macs))
@@ -211,13 +223,17 @@ def _base(context: RunContext) -> Evaluation:
     return before
 
 
-def _rounds(context: RunContext, before: Evaluation) -> tuple[list[Outcome], nn.Module, Plan]:
-    """Continue after the finished rounds until the goal is met, too much is lost or nothing can be removed."""
+def _rounds(context: RunContext, before: Evaluation, first: Candidate | None) -> tuple[list[Outcome], nn.Module, Plan]:
+    """Continue after the finished rounds until the goal is met, too much is lost or nothing can be removed.
+
+    first: the pruned network of the first round, if it was chosen among several.
+    """
     folder, settings, name = context.folder, context.settings, context.quality.name
     done = folder.finished_rounds()
     rounds = [folder.record(folder.in_round(number, ROUND_FILE), Outcome) for number in range(1, done + 1)]
     current, plan = _left_by(context, done)
-    while len(rounds) < MOST_ROUNDS:
+    none_is_allowed = settings.searches and first is None and not rounds
+    while len(rounds) < MOST_ROUNDS and not none_is_allowed:
         last = rounds[-1] if rounds else None
         if last is not None and (
             settings.ratio is not None
@@ -227,7 +243,8 @@ def _rounds(context: RunContext, before: Evaluation) -> tuple[list[Outcome], nn.
         ):
             break
         try:
-            outcome, current, plan = run_round(context, rounds, current, plan, last.after if last else before)
+            now, given = last.after if last else before, None if rounds else first
+            outcome, current, plan = run_round(context, rounds, current, plan, now, given)
         except NothingToLoseError:
             if context.budget.left is not None or not rounds:
                 raise

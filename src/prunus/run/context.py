@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.deciding.goal import Budget
 from prunus.errors import DataError, RunError
-from prunus.graph.channel_graph import ChannelGraph
+from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.plan import Plan
+from prunus.graph.units import Streams
 from prunus.run.folder import SPEED, RunFolder
 from prunus.run.settings import Settings
 from prunus.tasks import Task, task_of
-from prunus.tasks.evaluate import Evaluation, evaluate, unpack_for
+from prunus.tasks.evaluate import (
+    Evaluation,
+    QualitySums,
+    each_answer,
+    image_values,
+    unpack_for,
+)
 from prunus.tasks.quality import QualityText
 from prunus.timing.engines import PreparedModel
 from prunus.timing.latency import prepare, ready_to_time
@@ -64,6 +73,67 @@ class Baseline:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """The quality of a network, and of each image where the task's quality is a mean over images."""
+
+    evaluation: Evaluation
+    values: npt.NDArray[np.float64] | None = None
+    images: npt.NDArray[np.float64] | None = None  # a number for each image, to see whether the order is the same
+
+    def drop_to(self, other: Judged) -> tuple[float, float | None]:
+        """How much lower the other's quality is, and the standard error of that; None if it is not known.
+
+        Images on which both networks are equally good say nothing about the difference, so it is that of pairs if both
+        were judged on the same images in the same order.
+        """
+        drop = self.evaluation.quality - other.evaluation.quality
+        if self.values is None or other.values is None or min(len(self.values), len(other.values)) < 2:
+            return drop, None
+        if np.array_equal(self.images, other.images):  # type: ignore[arg-type]
+            return drop, float(np.std(self.values - other.values, ddof=1) / math.sqrt(len(self.values)))
+        parts = (np.var(each.values, ddof=1) / len(each.values) for each in (self, other))  # type: ignore[arg-type]
+        return drop, float(math.sqrt(sum(parts)))
+
+
+@dataclass
+class Evidence:
+    """What is known of a network whatever the goal is: its graphs, its quality, and the runs for other goals.
+
+    Attributes:
+        original: The unpruned network.
+        example: An input of it.
+        earlier: Folders of runs of the same network, images and settings for other goals. What they have measured is
+            read there instead of being measured again.
+    """
+
+    original: nn.Module
+    example: Any
+    earlier: tuple[Path, ...] = ()
+    base: Judged | None = None  # of the unpruned network on the held-out images
+    tests: dict[str, Any] = field(default_factory=dict)  # what the test images say of the unpruned network
+    _graphs: dict[str, ChannelGraph] = field(default_factory=dict)
+    _prepared: dict[Any, PreparedModel] = field(default_factory=dict)
+
+    def graph(self, streams: Streams) -> ChannelGraph:
+        """The traced network."""
+        if streams not in self._graphs:
+            self._graphs[streams] = trace(self.original, self.example, streams)
+        return self._graphs[streams]
+
+    def find(self, name: str) -> Path | None:
+        """A file of an earlier run; None if no earlier run has it."""
+        return next((folder / name for folder in self.earlier if (folder / name).exists()), None)
+
+    def prepared(self, engine: str, batch: int, threads: int) -> PreparedModel:
+        """The unpruned network in an engine. It is timed beside every plan, and exported once."""
+        key = engine, batch, threads
+        if key not in self._prepared:
+            with ready_to_time([self.original], threads):
+                self._prepared[key] = prepare(self.original, engine, self.example, (batch,))
+        return self._prepared[key]
+
+
+@dataclass(frozen=True)
 class RunContext:
     """A run: its folder, the original network, the budget and the settings."""
 
@@ -75,6 +145,7 @@ class RunContext:
     progress: PhaseProgress
     track: Log = nowhere  # sends figures to the tracker, if there is one
     table: LatencyTable | None = None  # times of the original network's layers
+    evidence: Evidence = field(default_factory=lambda: Evidence(nn.Identity(), None))
 
     @property
     def original(self) -> nn.Module:
@@ -86,13 +157,17 @@ class RunContext:
         """unit -> number of channels in the original network."""
         return {name: unit.width for name, unit in self.graph.units.items()}
 
-    @cached_property
+    @property
     def prepared_original(self) -> PreparedModel:
-        """The original network in the engine of the table. It is timed beside every plan, and exported once."""
+        """The original network in the engine of the table."""
         assert self.table is not None
         how = self.table.measured_with
-        with ready_to_time([self.original], how.threads):
-            return prepare(self.original, how.engine, self.graph.example, (how.batch,))
+        return self.evidence.prepared(how.engine, how.batch, how.threads)
+
+    def with_streams(self, streams: Streams) -> RunContext:
+        """The same run with the residual streams treated in another way."""
+        graph = self.evidence.graph(streams)
+        return replace(self, graph=graph, settings=replace(self.settings, streams=streams))
 
     @cached_property
     def task(self) -> Task:
@@ -111,6 +186,8 @@ class RunContext:
 
         Speed is measured in the last round only, and what was measured counts, not what the table says.
         """
+        if self.settings.searches:  # one round, whatever was found
+            return True
         timed = self.folder.has(self.folder.in_round(number, SPEED))
         return timed or self.budget.met(self.budget.of(self.graph)(plan.keep))
 
@@ -121,12 +198,48 @@ class RunContext:
 
     def evaluate(self, model: nn.Module, loader: Batches) -> Evaluation:
         """The quality and loss by a user-provided function or the task's."""
-        evaluation = (self.settings.evaluate or functools.partial(evaluate, task=self.task))(model, loader)
-        if not isinstance(evaluation, Evaluation):
-            raise RunError(
-                "your evaluate function must return a prunus.Evaluation(quality, loss, num_images), whose quality may "
-                f"be any figure where higher is better; it returned {type(evaluation).__name__}"
-            )
-        if math.isnan(evaluation.quality):
-            raise RunError("the evaluation returned NaN, and decisions cannot be based on it: check your function")
-        return evaluation
+        return self.judge(model, loader).evaluation
+
+    def base(self) -> Judged:
+        """The original network on the held-out images; they are read once for all runs of one `Evidence`."""
+        if self.evidence.base is None:
+            self.evidence.base = self.judge(self.original, self.data.holdout)
+        return self.evidence.base
+
+    def judge(self, model: nn.Module, loader: Batches) -> Judged:
+        """The same, with the quality of each image where that can be known."""
+        if self.settings.evaluate is not None:
+            return Judged(_checked(self.settings.evaluate(model, loader)))
+        sums, is_mean = QualitySums(self.task), self.task.measured.is_mean
+        values: list[Tensor] = []
+        images: list[Tensor] = []
+
+        def see(outputs: Any, labels: Any, count: int) -> None:
+            sums.add(outputs, labels, count)
+            if is_mean:
+                values.append(image_values(self.task.measured, outputs, labels, count))
+
+        def noted(batches: Batches) -> Iterator[Any]:
+            for number, batch in enumerate(batches):
+                inputs = unpack_for(self.task, batch, number, labelled=False)[0]
+                first = next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), torch.zeros(0))
+                images.append(first.detach().double().flatten(1).sum(1).cpu() if first.dim() > 1 else first.cpu())
+                yield batch
+
+        each_answer(model, noted(loader), self.task, see)
+        evaluation = _checked(sums.evaluation())
+        if not is_mean:
+            return Judged(evaluation)
+        return Judged(evaluation, torch.cat(values).cpu().double().numpy(), torch.cat(images).double().numpy())
+
+
+def _checked(evaluation: Any) -> Evaluation:
+    """What an evaluation gave, if decisions can be based on it."""
+    if not isinstance(evaluation, Evaluation):
+        raise RunError(
+            "your evaluate function must return a prunus.Evaluation(quality, loss, num_images), whose quality may "
+            f"be any figure where higher is better; it returned {type(evaluation).__name__}"
+        )
+    if math.isnan(evaluation.quality):
+        raise RunError("the evaluation returned NaN, and decisions cannot be based on it: check your function")
+    return evaluation

@@ -9,6 +9,8 @@ The folder of a pruning run:
     round-01/scores.{json,safetensors}, sensitivity.json, step-plan.json, plan.json, round.json, model.safetensors
     latency.json                    times of the network's layers, for a latency target
     round-01/speed.json             speed-ups that were measured, for a latency target
+    round-01/search.json            cuts and ways to treat streams that were tried, and which one was chosen
+    round-01/select, coupled        scores and speed-ups of each, where both were tried
     round-01/rate.json              the rates that were tried before retraining
     round-01/pictures.safetensors   a few channels on a few images, for the report
     model.safetensors, plan.json    the result, readable by prunus.load
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
 CONFIG, BASE, NETWORK, PROGRESS = "config.json", "base.json", "network.json", "progress.json"
 ROUND_FILE, SENSITIVITY_FILE, SPEED, TABLE = "round.json", "sensitivity.json", "speed.json", "latency.json"
-CLASSES, SUMMARY = "classes.json", "summary.json"
+CLASSES, SUMMARY, SEARCH = "classes.json", "summary.json", "search.json"
 COMMAND, COMMAND_LINE = "command", "command_line"  # in config.json, of a run or study that a command started
 SECONDS = 1.0  # between two notes in progress.json
 

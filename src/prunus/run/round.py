@@ -1,7 +1,7 @@
 """One round: measure, decide, prune, repair, retrain. Each step writes its result to the folder before the next begins.
 
 Measuring knows no goal: `Measurements` has the scores of channels and the ranking of units. `plan_for` decides on a
-plan for one budget, from what was measured.
+plan for one budget, from what was measured, and `candidate` makes the network of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from torch import distributed as dist
 from torch import nn
 
@@ -30,13 +31,13 @@ from prunus.plots.choices import some_images
 from prunus.plots.run_pictures import NUM_IMAGES, PICTURES, take_pictures, to_bytes
 from prunus.repairing.repair import REPAIRS
 from prunus.repairing.unit_repair import UnitRepair, repair_each
-from prunus.run.context import RunContext, class_names
+from prunus.run.context import Judged, RunContext, class_names
 from prunus.run.folder import ROUND_FILE, SENSITIVITY_FILE
-from prunus.run.speed_check import plan_in_time
+from prunus.run.speed_check import Check, plan_in_time
 from prunus.scoring.metrics import metric_of
 from prunus.scoring.passes import sampled
 from prunus.scoring.score import score
-from prunus.scoring.scores import Scores, load_scores, save_scores
+from prunus.scoring.scores import Scores, Vector, load_scores, save_scores
 from prunus.tasks.evaluate import Evaluation, unpack_for
 from prunus.train.checkpoint import Epoch
 from prunus.train.fit import fit, steps_of_epochs
@@ -87,43 +88,52 @@ class PhaseClock:
         """Add the time of a block to the phase."""
         start = time.perf_counter()
         self._inner.append(0.0)
-        yield
-        spent, inner = time.perf_counter() - start, self._inner.pop()
-        self._inner[-1] += spent
-        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + spent - inner, 3)
+        try:
+            yield
+        finally:
+            spent, inner = time.perf_counter() - start, self._inner.pop()
+            self._inner[-1] += spent
+            self.seconds[phase] = round(self.seconds.get(phase, 0.0) + spent - inner, 3)
 
 
 def run_round(
-    context: RunContext, earlier: Sequence[Outcome], current: nn.Module, so_far: Plan, before: Evaluation
+    context: RunContext,
+    earlier: Sequence[Outcome],
+    current: nn.Module,
+    so_far: Plan,
+    before: Evaluation,
+    chosen_one: Candidate | None = None,
 ) -> tuple[Outcome, nn.Module, Plan]:
     """One round from the network `current`, which `so_far` leads to. What is in the folder already is not repeated.
 
     Args:
         earlier: The rounds before this one.
         before: The quality of `current`.
+        chosen_one: The pruned and repaired network of this round, if it was chosen among several.
 
     Returns:
         The outcome, the round's network, and the plan that leads to it from the original one.
     """
     folder, settings, data = context.folder, context.settings, context.data
-    number, clock, graph = len(earlier) + 1, PhaseClock(), context.graph
-    if current is not context.original:
-        graph = trace(current, graph.example, graph.streams)
-    measured = Measurements(context, number, graph, clock)
-    with clock("score"):
-        scores = measured.scores
-    rounds_left = (settings.rounds or 1) - number + 1
-    plan = plan_for(measured, context.budget.aim(context.budget.of(graph)({}), rounds_left))
+    number = len(earlier) + 1
+    if chosen_one is None:
+        graph = context.graph
+        if current is not context.original:
+            graph = trace(current, graph.example, graph.streams)
+        measured = Measurements(context, number, graph, PhaseClock())
+        rounds_left = (settings.rounds or 1) - number + 1
+        budget = context.budget.aim(context.budget.of(graph)({}), rounds_left)
+        chosen_one = candidate(measured, budget, so_far)
+    measured, plan, pruned = chosen_one.measured, chosen_one.plan, chosen_one.model
+    graph, clock = measured.graph, measured.clock
     folder.write_text(folder.in_round(number, f"step-{PLAN_FILE}"), plan.to_json())
     if number == 1:
-        _keep_pictures(context, graph, scores, plan)
+        _keep_pictures(context, graph, measured.scores, plan)
     chosen = {name: count for name, count in plan.removed().items() if count}
-    with clock("prune" if settings.repair == "none" else "repair"):
-        pruned, errors = _repair(context, number, graph, plan, so_far)
     cut = None
     if REPAIRS.find(settings.repair).needs_images:
         cut = context.evaluate(prune(graph, plan, check=False), data.holdout)
-    repaired = context.evaluate(pruned, data.holdout)
+    repaired = chosen_one.quality.evaluation
     composed = so_far.then(plan)
     is_last = not chosen or settings.ratio is not None or context.met(composed, number)
     epochs = settings.last_epochs if is_last and settings.last_epochs is not None else settings.epochs
@@ -149,7 +159,7 @@ def run_round(
         last=not chosen,
         retraining=history,
         cut=cut,
-        layer_errors=errors,
+        layer_errors=chosen_one.errors,
         kept_epoch=kept,
         alpha=folder.record(ranking, Sensitivity).alpha if folder.has(ranking) else None,
     )
@@ -173,30 +183,71 @@ class Measurements:
     number: int  # of the round
     graph: ChannelGraph
     clock: PhaseClock
+    trial: str = ""  # one of several trials of a round has a folder of its own in the round's
+    # The same network with other units: one pass over the images serves both, and units that both have are scored once.
+    other: Measurements | None = None
+
+    @property
+    def place(self) -> str:
+        """The folder of what is measured, relative to the run's."""
+        return self.context.folder.in_round(self.number, self.trial).rstrip("/")
+
+    @property
+    def label(self) -> str:
+        """For people who wait."""
+        return f"round {self.number}" + (f", {self.trial} streams" if self.trial else "")
 
     @cached_property
     def scores(self) -> Scores:
         """Of all channels."""
-        context, settings, folder = self.context, self.context.settings, self.context.folder.round(self.number)
+        context, place = self.context, self.place
+        folder = context.folder.path / place
         if (folder / "scores.json").exists():
             return next(iter(load_scores(folder).values()))
+        known = context.evidence.find(f"{place}/scores.json")
+        with self.clock("score"):
+            scores = self._score() if known is None else next(iter(load_scores(known.parent).values()))
+        if context.folder.writes:
+            save_scores({scores.metric: scores}, folder)
+        return scores
+
+    def _score(self) -> Scores:
+        context, settings = self.context, self.context.settings
         metric, seed = settings.metric, settings.seed + self.number
         assert metric is not None  # filled in when the run starts
         from_repair = isinstance(metric, str) and metric_of(metric).needs == "reader_inputs"
+        known: dict[str, Vector] = {}
+        if from_repair and self.other is not None:
+            known = {n: v for n, v in self.other.scores.values.items() if self._is_in(self.other.graph, n)}
+        source = self.unit_repair if from_repair else context.data.score_on
+        if known:
+            seen = replace(self.unit_repair.seen, known=frozenset(known))
+            source = UnitRepair(self.unit_repair.how, seen)
         with generators_kept(seed):  # a loader that shuffles with them gives the same order again
             scores: Scores = score(
                 self.graph,
-                self.unit_repair if from_repair else context.data.score_on,
+                source,
                 metric=metric,
                 num_images=None if from_repair else settings.num_images,
                 seed=seed,
                 task=context.task,
-                progress=lambda done, total: context.say(f"round {self.number}: score", done, total),
+                progress=lambda done, total: context.say(f"{self.label}: score", done, total),
                 **settings.metric_options,
             )
-        if context.folder.writes:
-            save_scores({scores.metric: scores}, folder)
-        return scores
+        return replace(scores, values={**known, **scores.values}) if known else scores
+
+    def _is_in(self, other: ChannelGraph, name: str) -> bool:
+        """Whether a unit of another graph is the same here: the same layers read the same channels."""
+        here, there = self.graph.units.get(name), other.units[name]
+        return (
+            here is not None
+            and (here.width, here.granule) == (there.width, there.granule)
+            and [r.module for r in here.readers] == [r.module for r in there.readers]
+            and all(
+                np.array_equal(a.channels, b.channels) and np.array_equal(a.inputs, b.inputs)
+                for a, b in zip(here.readers, there.readers, strict=True)
+            )
+        )
 
     @cached_property
     def unit_repair(self) -> UnitRepair:
@@ -204,6 +255,8 @@ class Measurements:
         how = self.context.settings.repair
         if REPAIRS.find(how).reader_changes is None:  # this repair cannot be applied to one unit
             how = "solve"
+        if self.other is not None and (seen := self.other.unit_repair.seen.of(self.graph)) is not None:
+            return UnitRepair(how, seen)
         return repair_each(
             self.graph, _images(self.context, most=UNIT_IMAGES), how=how, seed=self.context.settings.seed
         )
@@ -234,21 +287,69 @@ class Measurements:
                 ratios=(asked.trial_ratio,),  # the other points of Li et al.'s curves decide nothing
                 repair=self.unit_repair if asked.trials == "repaired" else None,
                 widths=context.widths,
-                progress=lambda done, total: context.say(f"round {self.number}: sensitivity", done, total),
+                progress=lambda done, total: context.say(f"{self.label}: sensitivity", done, total),
             )
         folder.write(name, ranking)
         return ranking
 
 
-def plan_for(measured: Measurements, budget: Budget) -> Plan:
-    """The plan for one budget, in the numbering of the measured network. A latency target is timed."""
+def plan_for(
+    measured: Measurements, budget: Budget, *, ratio: float | None = None, timed: bool = True
+) -> tuple[Plan, Check | None]:
+    """The plan for one budget, or for a share of every unit, in the numbering of the measured network.
+
+    A latency target is timed, unless the table alone should decide: then there is no `Check`.
+    """
     context, settings = measured.context, measured.context.settings
     task = SplitTask(measured.graph, measured.scores, budget, settings, measured.rank, context.widths)
-    if settings.ratio is not None:
-        return uniform(task.graph, task.scores, settings.ratio, units=task.names, round_to=settings.round_to)
-    assert settings.split is not None  # filled in when the run starts
     with measured.clock("decide"):
-        return plan_in_time(context, measured.number, task, SPLITS.find(settings.split).plan)
+        if ratio is not None:
+            return uniform(task.graph, task.scores, ratio, units=task.names, round_to=settings.round_to), None
+        assert settings.split is not None  # filled in when the run starts
+        split = SPLITS.find(settings.split).plan
+        if not timed:
+            return split(task), None
+        return plan_in_time(context, measured.place, measured.label, task, split)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network that a round may have: a plan, carried out and repaired."""
+
+    measured: Measurements
+    plan: Plan  # in the numbering of the measured network
+    model: nn.Module
+    errors: dict[str, list[float]]  # layer -> error before and after its repair
+    quality: Judged  # held-out
+    check: Check | None = None  # what was measured of the plan, for a latency target
+
+
+def candidate(
+    measured: Measurements,
+    budget: Budget,
+    so_far: Plan | None = None,
+    *,
+    ratio: float | None = None,
+    timed: bool = True,
+    plan: Plan | None = None,
+) -> Candidate:
+    """The network for one budget, pruned, repaired and judged.
+
+    Args:
+        so_far: The plan that leads to the measured network; None for the original one.
+        ratio, timed: As in `plan_for`. The ratio is that of the settings if it is not given.
+        plan: If it is known already.
+    """
+    context, check = measured.context, None
+    _ = measured.scores  # in a phase of its own
+    if plan is None:
+        plan, check = plan_for(measured, budget, ratio=ratio or context.settings.ratio, timed=timed)
+    so_far = so_far or Plan.of(measured.graph, {})
+    with measured.clock("prune" if context.settings.repair == "none" else "repair"):
+        model, errors = _repair(context, measured.label, measured.graph, plan, so_far)
+    with measured.clock("evaluate"):
+        quality = context.judge(model, context.data.holdout)
+    return Candidate(measured, plan, model, errors, quality, check)
 
 
 def _keep_pictures(context: RunContext, graph: ChannelGraph, scores: Scores, plan: Plan) -> None:
@@ -275,7 +376,7 @@ def _keep_pictures(context: RunContext, graph: ChannelGraph, scores: Scores, pla
 
 
 def _repair(
-    context: RunContext, number: int, graph: ChannelGraph, plan: Plan, so_far: Plan
+    context: RunContext, label: str, graph: ChannelGraph, plan: Plan, so_far: Plan
 ) -> tuple[nn.Module, dict[str, list[float]]]:
     """The round's network, pruned by `plan` and repaired. `graph` is of the network that `so_far` leads to.
 
@@ -299,7 +400,7 @@ def _repair(
         _images(context) if method.needs_images else None,
         **options,
         seed=settings.seed,
-        progress=lambda done, total: context.say(f"round {number}: repair", done, total),
+        progress=lambda done, total: context.say(f"{label}: repair", done, total),
     )
     return repaired, errors
 

@@ -15,7 +15,7 @@ from prunus.deciding.splits import SplitTask
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.plan import Plan
-from prunus.run.context import RunContext
+from prunus.run.context import Evidence, RunContext
 from prunus.run.folder import SPEED, TABLE, RunFolder
 from prunus.run.settings import Settings
 from prunus.timing.engines import default_engine
@@ -33,6 +33,7 @@ ALIGNED = 16  # channels that kernels handle at a time, at most
 CLOSE = 1.02  # a network up to this much faster than asked is good enough
 LEAST_GAIN = 1.02  # a smaller speed-up says little about the next budget
 MARGIN = 0.997  # a tightened budget is a little smaller than the shortfall says
+MOST_TIGHTER = 4  # budgets that are tried after a winner was too slow when it was measured again
 MOST_TURNS, FEWEST_TURNS, SECONDS = 25, 9, 20.0  # of each network, and about how long they may take
 
 Decide = Callable[[Budget, int], Plan]  # budget, number of which widths are multiples -> plan
@@ -48,6 +49,12 @@ class Check:
     error: float  # of the plan, as the split counts it
     predicted: float  # speed-up by the table
     measured: Speedup
+    again: Speedup | None = None  # with new turns, before the split was accepted: the first measurement chose it
+
+    @property
+    def latest(self) -> Speedup:
+        """What was measured last."""
+        return self.again or self.measured
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class TimedPair:
     speedup: Speedup
 
 
-def times_for(settings: Settings, graph: ChannelGraph, folder: RunFolder) -> LatencyTable | None:
+def times_for(settings: Settings, graph: ChannelGraph, folder: RunFolder, evidence: Evidence) -> LatencyTable | None:
     """The latency table of a run: from its folder, from a file, or measured here by the first process.
 
     None if the run needs none. An interrupted run reads the table that it began with, so that it makes the same plan.
@@ -75,7 +82,7 @@ def times_for(settings: Settings, graph: ChannelGraph, folder: RunFolder) -> Lat
         return None
 
     def find() -> LatencyTable:
-        path = folder.path / TABLE if folder.has(TABLE) else settings.latency_table
+        path = folder.path / TABLE if folder.has(TABLE) else evidence.find(TABLE) or settings.latency_table
         if path is not None:
             return open_table(path, graph)
         return latency_table(graph, settings.engine or default_engine(), settings.batch, settings.threads)
@@ -114,36 +121,48 @@ def time_beside(context: RunContext, small: nn.Module) -> TimedPair:
     return from_first(measure)
 
 
-def plan_in_time(context: RunContext, number: int, task: SplitTask, split: Callable[[SplitTask], Plan]) -> Plan:
+def plan_in_time(
+    context: RunContext, place: str, label: str, task: SplitTask, split: Callable[[SplitTask], Plan]
+) -> tuple[Plan, Check | None]:
     """The plan of a split, timed; the split is repeated with another budget if the network is too slow or too fast.
 
     Layers of aligned widths stay in the layout of fast kernels, which times of single layers do not show. So aligned
     widths are tried as well.
-    Of the plans that are as fast as asked, the one of the smallest error is taken, or else the fastest. What was
-    measured is in the folder, so that a run that continues makes the same plan.
+    Of the plans that are as fast as asked, the one of the smallest error is the winner. The best of several noisy
+    measurements is partly luck, so the winner is measured again; if it is too slow, the next plan or a tighter budget
+    follows. If no plan is fast enough, the fastest by the lower end of its interval is taken. What was measured is in
+    the folder (`place`), so that a run that continues makes the same plan.
+
+    Returns:
+        The plan, and what was measured of it; None if it was not timed.
     """
-    step, name = task.settings.round_to or 1, context.folder.in_round(number, SPEED)
+    step, name = task.settings.round_to or 1, f"{place}/{SPEED}"
 
     def decide(budget: Budget, aligned: int) -> Plan:
         return split(replace(task, budget=budget, settings=replace(task.settings, round_to=aligned)))
 
     plan = decide(task.budget, step)
     if not is_checked(context) or not context.budget.met(task.cost(plan.keep)):  # earlier rounds go a part of the way
-        return plan
-    known = known_checks(context.folder, number)
+        return plan, None
+    known = known_checks(context.folder, place)
     tried: list[tuple[Check, Plan]] = []
 
+    def time_now(plan: Plan) -> Speedup:
+        return time_beside(context, prune(task.graph, plan, check=False)).speedup
+
+    def write() -> None:
+        context.folder.write(name, SpeedChecks(tuple(each for each, _ in tried)))
+
     def measure(plan: Plan, left: float, aligned: int) -> Check:
-        context.say(f"round {number}: speed", len(tried), None)
+        context.say(f"{label}: speed", len(tried), None)
         if len(tried) < len(known):
             check = known[len(tried)]
         else:
             spent = task.cost(plan.keep)
-            timed = time_beside(context, prune(task.graph, plan, check=False))
             error, predicted = plan_error(task, plan), context.budget.whole / spent
-            check = Check(left, spent, aligned, error, predicted, timed.speedup)
+            check = Check(left, spent, aligned, error, predicted, time_now(plan))
         tried.append((check, plan))
-        context.folder.write(name, SpeedChecks(tuple(each for each, _ in tried)))
+        write()
         return check
 
     asked = context.settings.speedup or 1.0
@@ -151,21 +170,53 @@ def plan_in_time(context: RunContext, number: int, task: SplitTask, split: Calla
     if aligned != step:
         _search(task.budget, aligned, TRIES // 2, decide, measure, asked)
     _search(task.budget, step, TRIES - len(tried), decide, measure, asked)
-    good = [pair for pair in tried if pair[0].measured.ratio >= asked]
-    if good:
-        return min(good, key=lambda pair: pair[0].error)[1]
-    fastest, plan = max(tried, key=lambda pair: pair[0].measured.ratio)
+    for tighter in range(MOST_TIGHTER + 1):
+        while (winner := _winner([check for check, _ in tried], asked)) is not None:
+            check, plan = tried[winner]
+            if check.again is None:
+                check = replace(check, again=time_now(plan))
+                tried[winner] = check, plan
+                write()
+            if check.latest.ratio >= asked:
+                return plan, check
+        refuted = [check for check, _ in tried if check.again is not None]
+        if not refuted or tighter == MOST_TIGHTER:
+            break
+        last = refuted[-1]
+        for shrink in range(1, MOST_SPLITS):  # small steps of the budget may lead to the same plan
+            left = last.spent * min(1.0, last.latest.ratio / asked) * MARGIN**shrink
+            try:
+                plan = decide(replace(task.budget, left=left), last.aligned)
+            except DecideError:  # out of reach
+                break
+            if all(plan.keep != other.keep for _, other in tried):
+                measure(plan, left, last.aligned)
+                break
+    check, plan = max(tried, key=lambda pair: pair[0].latest.low)
     logger.warning(
         "the pruned network is %.2fx as fast as the original one; %.2fx was asked, and no faster split was found",
-        fastest.measured.ratio,
+        check.latest.ratio,
         asked,
     )
-    return plan
+    return plan, check
 
 
-def known_checks(folder: RunFolder, number: int) -> tuple[Check, ...]:
-    """The plans of a round that have been timed so far."""
-    name = folder.in_round(number, SPEED)
+def _winner(checks: list[Check], asked: float) -> int | None:
+    """The place of the split to accept or to measure again; None if all are too slow.
+
+    One that is fast enough by the lower end of its interval and has the smallest error; or else the one with the
+    highest lower end. A second measurement refutes the first one.
+    """
+    able = [n for n, check in enumerate(checks) if min(check.measured.ratio, check.latest.ratio) >= asked]
+    sure = [n for n in able if checks[n].latest.low >= asked]
+    if sure:
+        return min(sure, key=lambda n: checks[n].error)
+    return max(able, key=lambda n: checks[n].latest.low, default=None)
+
+
+def known_checks(folder: RunFolder, place: str) -> tuple[Check, ...]:
+    """The plans that have been timed so far, by the folder of a round or of one of its trials."""
+    name = f"{place}/{SPEED}"
     return folder.record(name, SpeedChecks).checks if folder.has(name) else ()
 
 

@@ -178,7 +178,7 @@ def _speed(context: RunContext, plan: Plan, pruned: nn.Module) -> SpeedFigures |
             **{name: (before[name], after[name]) for name in before},
             REST: (table.remainder_of(graph), table.remainder_of(graph, plan)),
         },
-        checks=tuple(check for number in rounds for check in known_checks(context.folder, number)),
+        checks=tuple(check for number in rounds for check in known_checks(context.folder, f"round-{number:02d}")),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -68,11 +68,18 @@ class SeenInputs:
     layers: dict[str, LayerInputs]
     num_images: int
     probe: ProbeImages | None = None  # some of the held-out images
+    known: frozenset[str] = frozenset()  # units whose scores are known already: they are left out
 
     def units(self) -> dict[str, list[Reader]]:
         """Unit -> those of its readers that were seen; units without any are left out."""
         seen = {n: [r for r in unit.readers if r.module in self.layers] for n, unit in self.graph.units.items()}
-        return {name: readers for name, readers in seen.items() if readers}
+        return {name: readers for name, readers in seen.items() if readers and name not in self.known}
+
+    def of(self, graph: ChannelGraph) -> SeenInputs | None:
+        """The same for another graph of the same network; None if its units have readers that were not looked at."""
+        looked = {reader.module for unit in self.graph.units.values() for reader in unit.readers}
+        wanted = {reader.module for unit in graph.units.values() for reader in unit.readers}
+        return replace(self, graph=graph) if wanted <= looked and graph.model is self.graph.model else None
 
     def evidence(self) -> Iterator[ReaderInputs]:
         """What `rebuilt` takes, unit after unit. Covariances are computed as they are asked for."""

@@ -241,9 +241,9 @@ def _of_moments(graph: ChannelGraph, statistics: Statistics) -> _Evidence:
 def _of_readers(seen: SeenInputs, need: str) -> _Evidence:
     """What was seen of the units' readers. The log names the units of which nothing was seen."""
     units = list(seen.units())
-    others = [name for name in seen.graph.units if name not in units]
+    others = [name for name in seen.graph.units if name not in units and name not in seen.known]
     why = "the layers that read them are called several times or by keyword, or are no linear map of their input"
-    if not units:
+    if not units and not seen.known:
         raise ScoreError(f"no unit can be scored by its readers: {why}; use a metric of activations or weights")
     if others:
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""

@@ -1,0 +1,289 @@
+"""The first round where several networks are tried: residual streams treated in both ways, and smaller and smaller cuts
+until one loses no more than max_drop.
+
+What does not depend on the goal is measured once (`Measurements`); a point is a plan, its repair and its held-out
+quality. Points go to search.json as they come. An interrupted search reads them there, makes the same decisions and
+ends with the same network.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+
+from prunus.deciding.candidates import candidates
+from prunus.deciding.goal import Budget
+from prunus.deciding.splits import lowest_cost
+from prunus.errors import DecideError
+from prunus.graph.files import PLAN_FILE
+from prunus.graph.plan import Plan
+from prunus.graph.units import Streams
+from prunus.run.context import RunContext
+from prunus.run.folder import SEARCH, SPEED, RunFolder
+from prunus.run.round import Candidate, Measurements, PhaseClock, candidate
+from prunus.run.speed_check import SpeedChecks, known_checks
+from prunus.scoring.scores import save_scores
+from prunus.tasks.evaluate import Evaluation
+from prunus.timing.latency import Speedup
+
+logger = logging.getLogger(__name__)
+
+BOTH: tuple[Streams, Streams] = ("select", "coupled")
+MOST_POINTS = 8  # cuts that a search tries, besides the goal itself
+NEAR = 1.04  # the search ends when the cuts that are allowed and that are not are as near as this
+BOUND = 1.64  # standard errors: one-sided, 95%
+ROUNDING = 1e-7  # a drop of exactly max_drop is allowed
+
+
+@dataclass(frozen=True)
+class Point:
+    """One cut that was tried. Drops are in the unit of max_drop: points for a quality in per cent."""
+
+    streams: Streams
+    cut: float  # asked: how many times as little as the original's cost; of a cost in time, the speed-up by the table
+    asked: bool  # it is the goal itself, not a smaller cut
+    predicted: float = 1.0  # what the plan comes to, in the same way
+    quality: Evaluation | None = None  # held-out, after the repair; None: this cut is out of reach
+    drop: float | None = None
+    error: float | None = None  # standard error of the drop; None if the quality is not a mean over images
+    measured: Speedup | None = None  # of the network that meets a latency target
+
+    @property
+    def bound(self) -> float | None:
+        """The drop is lower than this with 95% confidence, where it is known."""
+        return None if self.error is None or self.drop is None else self.drop + BOUND * self.error
+
+
+@dataclass(frozen=True)
+class Search:
+    """search.json: what was tried, and the place of the point that was chosen.
+
+    The best of several points is partly luck: its drop on other images is likely a little larger, see `Point.bound`.
+    """
+
+    points: tuple[Point, ...]
+    max_drop: float | None = None
+    chosen: int | None = None
+    done: bool = False  # done without a choice: every cut that was tried loses more than max_drop
+
+    @property
+    def result(self) -> Point | None:
+        """The point that was chosen."""
+        return None if self.chosen is None else self.points[self.chosen]
+
+    def allows(self, point: Point) -> bool:
+        """Whether a point loses no more than max_drop."""
+        return point.drop is not None and (self.max_drop is None or point.drop <= self.max_drop + ROUNDING)
+
+
+def search_of(folder: RunFolder) -> Search | None:
+    """What the first round of a run has tried; None if it has tried one network only."""
+    name = folder.in_round(1, SEARCH)
+    return folder.record(name, Search) if folder.has(name) else None
+
+
+def is_needed(context: RunContext) -> bool:
+    """Whether the first round tries several networks."""
+    return context.settings.streams is None or context.settings.searches
+
+
+def choose(context: RunContext) -> tuple[RunContext, Candidate | None]:
+    """The run with the streams that were chosen, and the network of its first round.
+
+    None instead of a network: every cut loses more than max_drop, or the first round is finished already.
+    """
+    found, ways = search_of(context.folder), _ways(context)
+    if found is not None and found.done and (found.result is None or context.folder.finished_rounds()):
+        return context.with_streams(ways[0] if found.result is None else found.result.streams), None
+    tries = _Tries(context, ways, found)
+    if not tries.search.done:
+        best = tries.goal() if context.settings.given != ["max_drop"] else None
+        if best is None or not tries.search.allows(tries.search.points[best]):
+            best = tries.bisect()
+        tries.settle(best)
+    if tries.search.result is None:
+        return context.with_streams(ways[0]), None
+    return tries.contexts[tries.search.result.streams], tries.chosen()
+
+
+def _ways(context: RunContext) -> tuple[Streams, ...]:
+    return BOTH if context.settings.streams is None else (context.settings.streams,)
+
+
+class _Tries:
+    """The points of a search, in their order. `search` is what search.json holds."""
+
+    def __init__(self, context: RunContext, ways: tuple[Streams, ...], found: Search | None) -> None:
+        self.context, self.folder, self.ways = context, context.folder, ways
+        self.contexts: dict[str, RunContext] = {streams: context.with_streams(streams) for streams in ways}
+        clock = PhaseClock()
+        self.measured: dict[str, Measurements] = {}
+        for streams, each in self.contexts.items():
+            trial, first = (streams if len(ways) > 1 else ""), next(iter(self.measured.values()), None)
+            self.measured[streams] = Measurements(each, 1, each.graph, clock, trial, first)
+        self.known = () if found is None else found.points
+        self.search = found if found is not None and found.done else Search((), context.settings.max_drop)
+        self.candidates: dict[int, Candidate] = {}  # the networks that may still be the result
+
+    # -- points
+
+    def budget(self, streams: Streams, cut: float | None) -> Budget:
+        """The budget of a cut; without one, that of the goal."""
+        context = self.contexts[streams]
+        if cut is None:
+            now = context.budget.of(context.graph)({})
+            return context.budget.aim(now, context.settings.rounds or 1)
+        return replace(context.budget, left=context.budget.whole / cut)
+
+    def try_(self, streams: Streams, cut: float | None) -> int:
+        """Add the point of a cut, or of the goal itself. What is known already is not made again."""
+        points = self.search.points
+        place, asked = len(points), cut is None
+        if place < len(self.known):
+            point = self.known[place]
+        else:
+            try:
+                one = self.make(streams, cut)
+                point = self.judged(one, Point(streams, cut or self.top, asked))
+                self.candidates[place] = one
+            except DecideError as error:
+                if len(self.ways) == 1 and asked:
+                    raise
+                logger.info("%s streams: %s", streams, error)
+                point = Point(streams, cut or self.top, asked)
+        self.search = replace(self.search, points=(*points, point))
+        self.folder.write(self.folder.in_round(1, SEARCH), self.search)
+        return place
+
+    def make(self, streams: Streams, cut: float | None) -> Candidate:
+        """The network of a cut. The goal itself is timed where it is a latency target; of smaller cuts the table
+        decides."""
+        ratio = None if cut is None or self.context.settings.ratio is None else 1 - 1 / cut
+        return candidate(self.measured[streams], self.budget(streams, cut), ratio=ratio, timed=cut is None)
+
+    def judged(self, one: Candidate, point: Point) -> Point:
+        context, factor = one.measured.context, one.measured.context.quality.factor
+        drop, error = context.base().drop_to(one.quality)
+        spent = context.budget.of(context.graph)(one.plan.keep)
+        return replace(
+            point,
+            predicted=context.budget.whole / spent,
+            quality=one.quality.evaluation,
+            drop=factor * drop,
+            error=None if error is None else factor * error,
+            measured=None if one.check is None else one.check.latest,
+        )
+
+    @property
+    def top(self) -> float:
+        """The cut that the goal asks for; without a goal, the largest one that can be had."""
+        context = self.context
+        if context.settings.ratio is not None:
+            return 1 / (1 - context.settings.ratio)
+        if context.budget.left is not None:
+            return context.budget.whole / context.budget.left
+        return max(self.reach(streams) for streams in self.ways)
+
+    def reach(self, streams: Streams) -> float:
+        """The largest cut that can be had."""
+        context = self.contexts[streams]
+        settings, cost = context.settings, context.budget.of(context.graph)
+        names = candidates(context.graph, settings.exclude, settings.only)
+        return context.budget.whole / lowest_cost(context.graph, names, cost, settings.round_to)
+
+    # -- decisions
+
+    def goal(self) -> int:
+        """The place of the point that meets the goal: the better one, if streams are treated in both ways."""
+        places = [self.try_(streams, None) for streams in self.ways]
+        able = [place for place in places if self.search.points[place].quality is not None]
+        if not able:
+            self.make(self.ways[0], None)  # raises what was out of reach
+        best = able[0]
+        for place in able[1:]:
+            if self.is_better(place, best):
+                best = place
+        self.forget_all_but(best)
+        return best
+
+    def is_better(self, new: int, old: int) -> bool:
+        """Whether a network is better than another one: as fast as asked where the other is not; or else of higher
+        quality by more than a standard error; or else faster beyond the intervals of the measurements."""
+        one, other = self.search.points[new], self.search.points[old]
+        asked = self.context.settings.speedup or 0.0
+        if one.measured is not None and other.measured is not None:
+            enough = [point.measured.ratio >= asked for point in (one, other) if point.measured is not None]
+            if enough[0] != enough[1]:
+                return enough[0]
+        drop, error = self.network(old).quality.drop_to(self.network(new).quality)
+        if drop and (error is None or abs(drop) >= error):
+            return drop < 0
+        return one.measured is not None and other.measured is not None and one.measured.low > other.measured.high
+
+    def bisect(self) -> int | None:
+        """The place of the largest cut that loses no more than max_drop; None if there is none.
+
+        Where streams are treated in both ways, a cut is allowed if one of them allows it. The way that was allowed last
+        comes first.
+        """
+        low, high, best, ways = 1.0, self.top, None, list(self.ways)
+        for _ in range(MOST_POINTS):
+            if high / low < NEAR:
+                break
+            cut = math.sqrt(low * high)
+            for streams in ways:
+                place = self.try_(streams, cut)
+                point = self.search.points[place]
+                if self.search.allows(point):
+                    low, best = max(cut, min(point.predicted, high)), place
+                    ways.sort(key=lambda each, last=streams: each != last)  # type: ignore[misc]
+                    self.forget_all_but(best)
+                    break
+                self.candidates.pop(place, None)
+            else:
+                high = cut
+        return best
+
+    def network(self, place: int) -> Candidate:
+        """The network of a point: made now, if an earlier process has judged it."""
+        if place not in self.candidates:
+            point = self.search.points[place]
+            self.candidates[place] = self.make(point.streams, None if point.asked else point.cut)
+        return self.candidates[place]
+
+    def forget_all_but(self, place: int) -> None:
+        """Free the memory of networks that will not be the result."""
+        self.candidates = {each: one for each, one in self.candidates.items() if each == place}
+
+    # -- the result
+
+    def settle(self, best: int | None) -> None:
+        """Write what a round has in its folder, and then the choice."""
+        self.search = replace(self.search, chosen=best, done=True)
+        if best is None:
+            logger.warning(
+                "every cut that was tried loses more than %g %s: the network stays as it is",
+                *(self.search.max_drop, self.context.quality.difference_unit),
+            )
+        else:
+            one, folder = self.network(best), self.folder
+            if folder.writes and one.measured.trial:
+                save_scores({one.measured.scores.metric: one.measured.scores}, folder.round(1))
+            checks = known_checks(folder, one.measured.place) if self.search.points[best].asked else ()
+            if checks:
+                folder.write(folder.in_round(1, SPEED), SpeedChecks(checks))
+            folder.write_text(folder.in_round(1, f"step-{PLAN_FILE}"), one.plan.to_json())
+        self.folder.write(self.folder.in_round(1, SEARCH), self.search)
+        self.folder.wait_for_writer()
+
+    def chosen(self) -> Candidate:
+        """The network that was chosen, as one of a round that tries nothing else."""
+        result = self.search.result
+        assert result is not None and self.search.chosen is not None
+        measured = replace(self.measured[result.streams], trial="", other=None)
+        one = self.candidates.get(self.search.chosen)
+        if one is not None:
+            return replace(one, measured=measured)
+        plan = Plan.load(self.folder.round(1) / f"step-{PLAN_FILE}")
+        return candidate(measured, self.budget(result.streams, None), plan=plan)
