@@ -44,11 +44,13 @@ def abs_snr(values: Array, labels: Array, ridge: float = 1e-4) -> float:
     return sum(abs(p.mean() - q.mean()) / (np.std(p) + np.std(q) + ridge) for p, q, _, _ in parts) / len(parts)
 
 
-def ttest(values: Array, labels: Array, ridge: float = 1e-4) -> float:
+def ttest(values: Array, labels: Array, ridge: float = 1e-4, noise_ridge: float | None = None) -> float:
     total = 0.0
     parts = halves(values, labels)
     for p, q, n, m in parts:
-        total += abs(p.mean() - q.mean()) / np.sqrt((np.var(p) + ridge) / n + (np.var(q) + ridge) / m)
+        noise = np.var(p) / n + np.var(q) / m
+        noise += ridge / n + ridge / m if noise_ridge is None else noise_ridge
+        total += abs(p.mean() - q.mean()) / np.sqrt(noise)
     return total / len(parts)
 
 

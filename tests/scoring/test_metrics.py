@@ -46,6 +46,8 @@ MOMENT = [
     ("abs_snr", naive.abs_snr, {}),
     ("ttest", naive.ttest, {}),
     ("ttest", naive.ttest, {"ridge": 0.1}),
+    ("ttest", naive.ttest, {"noise_ridge": 1e-4}),
+    ("ttest", naive.ttest, {"noise_ridge": 0.0}),
     ("act_variance", naive.act_variance, {}),
 ]
 

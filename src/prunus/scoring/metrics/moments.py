@@ -62,14 +62,19 @@ def abs_snr(channels: Channels, ridge: float = 1e-4) -> Tensor:
     return over(gap.abs(), v.sqrt() + w.sqrt() + ridge).mean(0)
 
 
-def ttest(channels: Channels, ridge: float = 1e-4) -> Tensor:
+def ttest(channels: Channels, ridge: float = 1e-4, noise_ridge: float | None = None) -> Tensor:
     """G-Ttest = mean over classes of |mu - nu| / sqrt((v + r) / |P| + (w + r) / |Q|); Eqn. 6.
 
     |P| and |Q| count images, not activations. The ridge is added to the variances, so that it means the same for any
-    number of images: added to the noise itself, 1e-4 is 20 times the noise of 4,500 images of a class.
+    number of images: added to the noise itself, 1e-4 is 20 times the noise of 4,500 images of a class. The first
+    author's later code does that: with `noise_ridge` s, the denominator is sqrt(v / |P| + w / |Q| + s) instead.
     """
     gap, v, w, images, rest_images = partition(channels)
-    return over(gap.abs(), ((v + ridge) / images + (w + ridge) / rest_images).sqrt()).mean(0)
+    if noise_ridge is None:
+        noise = (v + ridge) / images + (w + ridge) / rest_images
+    else:
+        noise = v / images + w / rest_images + noise_ridge
+    return over(gap.abs(), noise.sqrt()).mean(0)
 
 
 def gsd_reader(channels: Channels, ridge: float = 0.05) -> Tensor:
