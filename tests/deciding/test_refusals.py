@@ -160,8 +160,8 @@ def test_held_out_sets_that_cannot_be_used(exact: bool) -> None:
     for loader, complaint in (
         ([], "the held-out loader gave no images"),
         ([(images[:0], labels[:0])], "the held-out loader gave no images"),
-        ([images], r"batch 0 must be a pair \(images, labels\) or a dict with both"),
-        ([{"image": images}], "none of them is label or labels"),
+        ([images], "batch 0 has no labels, and accuracy needs them"),
+        ([{"image": images}], r"no labels \(it is a dict with the keys \['image'\]\)"),
         ([(images, labels.float())], "labels must be integers"),
         ([(images, labels + 5)], "the model has 5 classes"),
         ([(images, torch.eye(5, dtype=torch.long)[labels])], r"labels must have the shape \[N\]"),

@@ -16,6 +16,17 @@ IMAGES, LABELS = HOLDOUT[0]
 NEGATIVE, NAN = -1, float("nan")
 
 
+class Unreadable:
+    def __iter__(self) -> Any:
+        raise FileNotFoundError("no photo.png")
+
+
+def damaged() -> nn.Module:
+    model = trained()
+    model.state_dict()["stem.weight"][0, 0, 0, 0] = NAN
+    return model
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -34,7 +45,7 @@ NEGATIVE, NAN = -1, float("nan")
         ({"speedup": 1.0}, "speedup must be above 1, got 1.0"),
         ({"target": 0.5, "macs": 1000}, "give one goal, not 2: target, macs"),
         ({"speedup": 1.5, "target": 0.5}, "give one goal, not 2: target, speedup"),
-        ({"target": None}, "give a goal: target, speedup, macs, params, max_drop or ratio"),
+        ({"target": None, "task": "regression"}, "give a goal: speedup, .*, or max_drop, the R2 that may be lost"),
         ({"speedup": 1.5, "engine": "onnx"}, "onnxruntime"),
         ({"speedup": 1.5, "batch": 0}, "batch must be at least 1"),
         # numbers
@@ -81,10 +92,36 @@ NEGATIVE, NAN = -1, float("nan")
         # networks and data
         ({"model": nn.Linear(3, 4).to("meta")}, "the network is on the meta device"),
         ({"train": None}, "train must be batches of .images, labels., such as a DataLoader or a list; got NoneType"),
-        ({"train": []}, "the loader gave no images"),
-        ({"train": [((IMAGES, IMAGES), LABELS)]}, r"the example does not fit Small\.forward"),
+        ({"train": []}, "train: the loader gave no images"),
+        ({"train": [((IMAGES, IMAGES), LABELS)]}, r"train: the network does not run on its images, \[3, 6, 6\] and"),
         ({"holdout": 5}, "holdout must be batches"),
+        ({"holdout": []}, "holdout: the loader gave no images"),
+        (
+            {"holdout": [(IMAGES, LABELS + 10)]},
+            "holdout: batch 0 has labels from 10 to 13, but the model",
+        ),
+        ({"holdout": iter(HOLDOUT)}, "holdout is a list_iterator, which can be read only once"),
+        ({"holdout": (pair for pair in HOLDOUT)}, "holdout is a generator, which can be read only once"),
+        (
+            {"holdout": [(IMAGES[:, :1], LABELS)]},
+            r"holdout: the network does not run on its images, \[1, 6, 6\] ",
+        ),
         ({"test": 5}, "test must be batches"),
+        ({"test": []}, "test: the loader gave no images"),
+        ({"test": [(IMAGES, LABELS, LABELS)]}, "test: batch 0 must be images, a pair .images, labels. or a dict"),
+        ({"test": [(IMAGES, LABELS.float())]}, "test: batch 0: labels must be integers"),
+        ({"test": [(IMAGES[:, :, :4], LABELS)]}, r"test: the network does not run on its images, \[3, 4, 6\] .those"),
+        ({"test": [(IMAGES * NAN, LABELS)]}, "test: batch 0: 30 of 30 images have values that are NaN"),
+        ({"test": Unreadable()}, "test: its first batch cannot be read: FileNotFoundError: no photo.png"),
+        ({"test": [IMAGES]}, "test: its images have no labels, and those of holdout have"),
+        ({"train": [x for x, _ in TRAIN], "epochs": 1}, "train: its images have no labels, and those of holdout have"),
+        ({"score_on": [(IMAGES[:, :2], LABELS)]}, r"score_on: the network does not run on its images, \[2, 6, 6\]"),
+        (
+            {"model": damaged()},
+            r"1 of 216 numbers of stem\.weight are NaN or infinite: the network",
+        ),
+        ({"holdout": [IMAGES], "metric": "gsd"}, "gsd needs labels, and the images have none: use one of .*rebuilt"),
+        ({"holdout": [IMAGES], "metric": "taylor"}, "taylor needs labels"),
     ],
 )
 def test_it_is_said_before_anything_is_done(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
@@ -100,9 +137,7 @@ def test_it_is_said_before_anything_is_done(tmp_path: Path, changes: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"holdout": [IMAGES]}, "must be a pair"),
-        ({"holdout": [(IMAGES, LABELS + 10)]}, "the model has 4 classes"),
-        ({"holdout": []}, "gave no images"),
+        ({"holdout": [HOLDOUT[0], (IMAGES, LABELS + 10)]}, "batch 1 .*the model has 4 classes"),
         ({"evaluate": lambda model, loader: 0.5}, "must return a prunus.Evaluation.*returned float"),
         ({"evaluate": lambda model, loader: pr.Evaluation(NAN, 1.0, 120)}, "the evaluation returned NaN"),
         ({"measure": lambda model, holdout: NAN}, "your measure returned NaN for the whole network"),
@@ -162,7 +197,9 @@ def test_other_functions() -> None:
         r"several numbers, as in .8,.": lambda: pr.latency({"a": model}, example, batch_sizes=8),
         "threads must be at least 1, got -1": lambda: pr.latency({"a": model}, example, threads=-1),
         "expected a plan, got int": lambda: plan.then(5),
-        r"of shape ..1, 3, 6, 6.,.: NotImplementedError": lambda: pr.trace(model, example.numpy()),
+        r"the example contains no tensor; pass an input of the network, as in torch": lambda: pr.trace(
+            model, example.numpy()
+        ),
     }.items():
         with pytest.raises(pr.PrunusError, match=words):
             call()  # type: ignore[no-untyped-call]

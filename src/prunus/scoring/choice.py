@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prunus.errors import ScoreError
-from prunus.scoring.metrics import METRICS, UNMERGED, Metric
+from prunus.scoring.metrics import METRICS, UNMERGED, Metric, needs_labels
 from prunus.scoring.settings import TAPS, Where
 from prunus.tasks import Task, task_of
 from prunus.util.processes import processes
@@ -76,9 +76,11 @@ def choose_metrics(
         raise _no_option(list(chosen.values()), min(unknown))
     shared = {**options} if seed is None else {"seed": seed, **options}
     for one in chosen.values():
-        ridge = {**options, **one.options}.get("ridge", 0.0)
-        if isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 <= ridge < math.inf:
-            raise ScoreError(f"ridge must be a number of at least 0, got {ridge!r}")
+        given = {**options, **one.options}
+        for name in ("ridge", "noise_ridge"):
+            ridge = given.get(name, 0.0)
+            if isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 <= ridge < math.inf:
+                raise ScoreError(f"{name} must be a number of at least 0, got {ridge!r}")
     return [replace(one, options={**_accepted(one.metric, shared), **one.options}) for one in chosen.values()]
 
 
@@ -108,6 +110,11 @@ def parse_options(parts: Sequence[str]) -> dict[str, Any]:
 def without_classes(metrics: list[ChosenMetric], task: Task | str | None) -> list[ChosenMetric]:
     """The metrics that the labels of the task allow: those that need classes are left out where there are none."""
     task = task_of(task)
+    if task.reference is not None:
+        unlabelled = [one for one in metrics if needs_labels(one.metric)]
+        if unlabelled:
+            log.warning("left out, because the images have no labels: %s", ", ".join(one.name for one in unlabelled))
+        return [one for one in metrics if one not in unlabelled]
     if task.label_kind == "classes":
         return metrics
     separating = [one for one in metrics if one.metric.needs_classes]

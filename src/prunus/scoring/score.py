@@ -20,7 +20,7 @@ from prunus.scoring.collect import Statistics, collect
 from prunus.scoring.evidence import Channels, Filters, UnitWidth, filters, reader_norms, scales
 from prunus.scoring.gradients import collect_discrimination, collect_gradients, collect_importance
 from prunus.scoring.maps import MapRequest, collect_maps
-from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, UNMERGED
+from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, UNMERGED, check_unlabelled
 from prunus.scoring.passes import CHUNK, Sample
 from prunus.scoring.reader_inputs import HasSeenInputs, SeenInputs, collect_reader_inputs, contributions
 from prunus.scoring.scores import Scores
@@ -181,6 +181,8 @@ def _gather(
             (name, None, Filters(name, filters(graph, unit), scales(graph, unit))) for name, unit in graph.units.items()
         )
     separating = [one for one in metrics if one.metric.needs_classes]
+    if task.reference is not None:
+        check_unlabelled([one.metric for one in metrics if one.metric.name in METRICS])
     if need in ("maps", "discrimination") and separating and task.label_kind != "classes":
         raise ScoreError(
             f"{', '.join(one.name for one in separating)}: only for classification, with one class per image, and the "

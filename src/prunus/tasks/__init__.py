@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULT_TASK = "classification"
+UNLABELLED = " without labels"  # ends the name of a task whose quality is agreement with the original network
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Task(Entry):
         margins: (outputs, labels) -> how safely each image is decided [N], negative for a mistake. Races look at the
             images with the smallest magnitudes first: those change first when channels go.
         chance: Outputs -> the quality that guessing would have.
+        reference: Inputs of the network -> what stands in for labels, which are then not read; see `prunus.agreement`.
     """
 
     loss: Callable[[Any, Any], Tensor]
@@ -107,6 +109,7 @@ class Task(Entry):
     details: Callable[[Any, Any], dict[str, Tensor]] | None = None
     margins: Callable[[Any, Any], Tensor] | None = None
     chance: Callable[[Any], float] | None = None
+    reference: Callable[[Any], Any] | None = None
 
     @property
     def measured(self) -> Quality:

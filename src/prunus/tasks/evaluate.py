@@ -17,13 +17,13 @@ from prunus.errors import DataError, RunError
 from prunus.tasks import Quality, Task, task_of
 from prunus.util.batches import (
     Batches,
+    as_class_indices,
     call,
     check_batches,
     count_images,
     device_of,
     move,
     to_device,
-    unpack,
     unpack_any,
 )
 from prunus.util.processes import usable
@@ -71,6 +71,9 @@ def squared_distance(student: Any, teacher: Any, _temperature: float = 1.0) -> T
 
 def unpack_for(task: Task, batch: Any, index: int, labelled: bool = True) -> tuple[Any, Any]:
     """(inputs, labels) of a batch as the task reads it. If it should be `labelled`, one without labels is an error."""
+    if task.reference is not None and labelled:
+        images, _ = unpack_for(task, batch, index, labelled=False)
+        return images, task.reference(images)
     if task.inputs is not None:
         made: Any = task.inputs(batch)
         if not isinstance(made, list | tuple) or len(made) != 2:
@@ -79,16 +82,17 @@ def unpack_for(task: Task, batch: Any, index: int, labelled: bool = True) -> tup
                 f"batch {index}: inputs= of a task must return (inputs of the network, labels), and gave {got}"
             )
         return made[0], made[1]
-    if task.label_kind == "classes" and labelled:
-        return unpack(batch, index)
     images, labels = unpack_any(batch, index)
-    if labels is None and labelled:
+    if not labelled:
+        return images, labels
+    if labels is None:
+        keys = f" (it is a dict with the keys {sorted(batch)})" if isinstance(batch, Mapping) else ""
         raise DataError(
-            f"batch {index} has no labels, and they are needed to measure {task.measured.name} and to train. Without "
-            "labels, score by a metric that needs none (rebuilt, reader_energy, act_variance, or one of weights), and "
-            "take evaluate= of your own"
+            f"batch {index} has no labels{keys}, and {task.measured.name} needs them, as do training and metrics of "
+            "classes. Without labels, score by a metric that needs none (rebuilt, reader_energy, act_variance, or one "
+            "of weights), and measure the agreement with the original network: task=prunus.agreement(original)"
         )
-    return images, labels
+    return images, as_class_indices(labels, index) if task.label_kind == "classes" else labels
 
 
 def inputs_alone(task: Task, batches: Iterable[Any]) -> list[tuple[Any]]:

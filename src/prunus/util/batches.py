@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,13 @@ OUTPUT_KEYS = ("logits", "out")
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 
 
-def check_batches(loader: Any, what: str) -> None:
-    """DataError unless `loader` can be read batch by batch."""
+def check_batches(loader: Any, what: str, again: bool = False) -> None:
+    """DataError unless `loader` can be read batch by batch; and `again` from the start, if that is asked."""
+    if again and isinstance(loader, Iterator):
+        raise DataError(
+            f"{what} is a {type(loader).__name__}, which can be read only once, and a run reads its images several "
+            "times: pass a list of batches or a DataLoader"
+        )
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise DataError(
             f"{what} must be batches of (images, labels), such as a DataLoader or a list; got {type(loader).__name__}"
@@ -83,6 +88,8 @@ def _kind(batch: Any) -> str:
 
 def as_class_indices(labels: Any, index: int) -> Tensor:
     """Labels as int64 [N]; DataError if they are something else."""
+    if labels is None:
+        raise DataError(f"batch {index} has no labels, and this needs one class per image")
     if not isinstance(labels, Tensor):
         raise DataError(f"batch {index}: labels must be a tensor of class indices [N], not {type(labels).__name__}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:

@@ -5,7 +5,7 @@ Importing this package imports no metric and not torch (see `prunus.util.registr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -88,6 +88,22 @@ def metric_option(default: str | None, help: str, **details: Any) -> Any:
     return option(
         default, help, group="Channels", choices=METRICS, with_options=True, valid=check_metric_options, **details
     )
+
+
+def needs_labels(metric: Metric) -> bool:
+    """Whether a metric separates classes, or differentiates the loss, which is 0 where a network agrees with itself."""
+    return metric.needs == "gradients" or (
+        metric.needs in ("moments", "maps", "discrimination") and metric.needs_classes
+    )
+
+
+def check_unlabelled(metrics: Iterable[Metric]) -> None:
+    """ScoreError if one of these metrics needs labels; for images that have none."""
+    wrong = [metric.name for metric in metrics if needs_labels(metric)]
+    if wrong:
+        verb = "needs" if len(wrong) == 1 else "need"
+        others = ", ".join(name for name, metric in METRICS.items() if not needs_labels(metric))
+        raise ScoreError(f"{', '.join(wrong)} {verb} labels, and the images have none: use one of {others}")
 
 
 def suited_metric(metric: str, task: Any) -> str:
