@@ -40,6 +40,9 @@ from torch import Tensor, nn
 
 import prunus
 from benchmarks import Results, Row, peers
+from prunus.deciding.splits import uniform
+from prunus.scoring.metrics import METRICS
+from prunus.studies.effectiveness_study import units_to_prune
 from prunus.timing.latency import speedup
 from prunus.train.rate_test import FirstBatches
 from prunus.zoo.data import load
@@ -126,6 +129,7 @@ class Bench:
         self.graph = prunus.trace(self.images.model, self.images.example)
         self.fit_settings, self.settings = _settings(args.fit), _settings(args.set)
         self._best: dict[str, str] = {}
+        self._scores: dict[int, dict[str, prunus.Scores]] = {}  # by seed and metric
 
     @cached_property
     def before(self) -> dict[str, Tensor]:
@@ -162,6 +166,8 @@ class Bench:
     def compressed(self, key: Row) -> nn.Module:
         """Pruned by prunus, and retrained in it if there are several rounds."""
         goal, value = key["goal"].split("=")
+        if goal == "ratio" and key["method"] not in METHODS and self.args.rounds == 1:
+            return self.cut_equally(key, float(value))
         # Criteria and splits are compared at any width, as the paper does.
         settings: dict[str, Any] = {"target" if goal == "macs" else goal: float(value), "repair": key["repair"]}
         settings["round_to"] = 1
@@ -187,6 +193,19 @@ class Bench:
             **{**settings, **self.settings},
         )
         return result.model
+
+    def cut_equally(self, key: Row, ratio: float) -> nn.Module:
+        """The same share of every unit removed by a metric; all metrics of the call are scored in the same passes."""
+        seed, how = key["seed"], key["repair"]
+        if seed not in self._scores:
+            wanted = self.settings.get("num_images")
+            metrics = [name for name in self.args.method if name not in METHODS and name.partition(":")[0] in METRICS]
+            self._scores[seed] = prunus.score(self.graph, self.images.plain, metrics, wanted, seed=seed)
+        units = units_to_prune(self.graph, self.args.units)
+        plan = uniform(self.graph, self._scores[seed][key["method"]], ratio, units=units)
+        if how == "none":
+            return prunus.prune(self.graph, plan)
+        return prunus.repair(self.graph, plan, self.repair_images(), how=how, seed=seed)
 
     def peer(self, key: Row) -> nn.Module:
         """torch-pruning's network, repaired by prunus (solve), with batch norms estimated again (bn), or as it is."""
