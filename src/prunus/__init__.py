@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from prunus.repairing.repair import repair
     from prunus.repairing.unit_repair import repair_each
     from prunus.report.compare import Comparison, compare
-    from prunus.run.compress import Compressed, compress
+    from prunus.run.compress import compress
+    from prunus.run.curve import Curve, curve
+    from prunus.run.result import Compressed
     from prunus.run.settings import Settings
     from prunus.scoring.collect import Statistics, collect
     from prunus.scoring.evidence import Channels
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from prunus.ship.export import Exported, export
     from prunus.ship.fold import fold_batch_norm
     from prunus.tasks import TASKS, Quality, Task
+    from prunus.tasks.agreement import agreement
     from prunus.tasks.builtin import regression, segmentation
     from prunus.tasks.evaluate import Evaluation, evaluate
     from prunus.timing.latency import Timing, latency
@@ -76,7 +79,8 @@ _HOMES = {
     "Channels": "prunus.scoring.evidence",
     "ClassMoments": "prunus.scoring.moments",
     "Comparison": "prunus.report.compare",
-    "Compressed": "prunus.run.compress",
+    "Compressed": "prunus.run.result",
+    "Curve": "prunus.run.curve",
     "DataError": "prunus.errors",
     "DecideError": "prunus.errors",
     "Exported": "prunus.ship.export",
@@ -104,10 +108,12 @@ _HOMES = {
     "TraceError": "prunus.errors",
     "Unit": "prunus.graph.units",
     "Writer": "prunus.graph.units",
+    "agreement": "prunus.tasks.agreement",
     "bench": "prunus.ship.bench",
     "collect": "prunus.scoring.collect",
     "compare": "prunus.report.compare",
     "compress": "prunus.run.compress",
+    "curve": "prunus.run.curve",
     "decide": "prunus.deciding.splits",
     "evaluate": "prunus.tasks.evaluate",
     "export": "prunus.ship.export",
@@ -142,6 +148,7 @@ __all__ = [
     "ClassMoments",
     "Comparison",
     "Compressed",
+    "Curve",
     "DataError",
     "DecideError",
     "Evaluation",
@@ -167,10 +174,12 @@ __all__ = [
     "TraceError",
     "Unit",
     "Writer",
+    "agreement",
     "bench",
     "collect",
     "compare",
     "compress",
+    "curve",
     "decide",
     "evaluate",
     "export",

@@ -95,6 +95,20 @@ class FrozenNorm(nn.Module):
         return x * scale + (self.bias.reshape(1, -1, 1, 1) - self.running_mean.reshape(1, -1, 1, 1) * scale)
 
 
+class Filtered(nn.Module):
+    """The same filters for every channel, as in blurs and wavelets."""
+
+    def __init__(self, count: int, expand: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("filters", torch.randn(count, 1, 3, 3))
+        self.expand = expand
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = x.shape[1]
+        each = self.filters.expand(channels, -1, 3, 3) if self.expand else self.filters.repeat(channels, 1, 1, 1)
+        return F.conv2d(x, each, padding=1, groups=channels)
+
+
 class LooksAtBuffers(FrozenNorm):
     """The code asks for the values of a buffer that has one for each channel."""
 
@@ -218,6 +232,9 @@ CASES: dict[str, tuple[Any, Widths]] = {
     "a frozen batch norm": (lambda: Through(FrozenNorm(8)), FREE),
     "a frozen batch norm of ones and zeros": (lambda: Through(FrozenNorm(8, varied=False)), FREE),
     "a norm that looks at its buffers": (lambda: Through(LooksAtBuffers(8)), KEPT),
+    "blurred": (lambda: Through(Filtered(1)), FREE),
+    "blurred by expanded filters": (lambda: Through(Filtered(1, expand=True)), FREE),
+    "wavelets": (lambda: layer(Filtered(4), conv(32, 8)), {**FREE, "between.1:out": (8, 1)}),
     "split at numbers": (lambda: between(lambda x: torch.cat(x.split([3, 5], 1)[::-1], 1)), KEPT),
 }
 

@@ -43,7 +43,7 @@ from prunus.zoo.names import check_weight_file
 
 if TYPE_CHECKING:
     from prunus.cli.images import AnyData
-    from prunus.run.compress import Compressed
+    from prunus.run.result import Compressed
 
 DEFAULT_DROP = 1.0  # points, if no goal is given
 # Settings of the demo, which has no augmentation either.
@@ -244,8 +244,7 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
     if not settings.retrains_at_all:
         quality, again = result.summary["quality"]["name"], request.command_line()
         say(f"to retrain as well, which may add {quality}: {again} --epochs 3 --out NEW")
-    reached = result.summary.get("goal", {}).get("reached", True)
-    return Answer({**result.summary, "reached": reached, "folder": folder, "report": page}, reached)
+    return Answer({**result.summary, "reached": result.reached, "folder": folder, "report": page}, result.reached)
 
 
 def _parts(images: AnyData, request: Request, rank: int, world: int) -> dict[str, Any]:
@@ -266,10 +265,16 @@ def _parts(images: AnyData, request: Request, rank: int, world: int) -> dict[str
 
 def print_result(result: Compressed, folder: Path, report: Path, before: tuple[Path, ...] = ()) -> None:
     """Print the summary of a finished run, and how to load it; `before`: the pruned networks it goes on from."""
-    from prunus.run.summary import headline
+    from prunus.run.final_timing import how_timed
+    from prunus.run.summary import first_line, headline, read_summary
 
-    console.print(table(("", "before", "after", " "), headline(result.summary), numbers=("before", "after", " ")))
-    for note in result.summary["notes"]:
+    summary = read_summary(result.summary)
+    console.print(first_line(summary), style="bold", soft_wrap=True)
+    say(summary.goal.text)
+    console.print(table(("", "before", "after", " "), headline(summary), numbers=("before", "after", " ")))
+    if summary.speeds:
+        say(how_timed(summary.speeds))
+    for note in summary.notes:
         say(f"note: {note}")
     seconds = dict(result.summary["seconds"])
     whole = seconds.pop("this_call")

@@ -96,8 +96,6 @@ class Goal:
                 return Budget(name, float(left), whole)
         if table is not None:  # the fastest that loses no more than max_drop
             return Budget("latency", None, table.predict(graph, {}), table)
-        if table is not None:  # the fastest that loses no more than max_drop
-            return Budget("latency", None, table.predict(graph, {}), table)
         return Budget("macs", None, graph.macs)
 
 

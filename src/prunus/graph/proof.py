@@ -148,7 +148,8 @@ def verify(graph: ChannelGraph, keep: Keep, slices: Slices, pruned: nn.Module) -
     if any(module.training for _, module in named_modules(graph.model)):
         trials.append(Trial("own" + WITH_GRADIENTS, [drawn]))
     writing = may_write_weights(graph.model)
-    memory = {t.untyped_storage().data_ptr() for t in (*graph.model.parameters(), *graph.model.buffers())} - {0}
+    storages = [tensor.untyped_storage() for tensor in (*graph.model.parameters(), *graph.model.buffers())]
+    memory = {storage.data_ptr(): storage for storage in storages if storage.data_ptr()}  # held, or it is used again
     with module_state_kept(graph.model, pruned, weights=writing):  # also what hooks of the copy write to the model
         inside = _inside(graph, slices, lambda tensor: tensor.untyped_storage().data_ptr() in memory)
         failing = _first_failing(graph, keep, pruned, trials, inside)

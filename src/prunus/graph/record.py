@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_map
@@ -433,6 +434,7 @@ class ValueTracer(fx.Tracer):
 # -- functions that PyTorch would refuse to call with a recorded size, patched while a model is recorded
 
 _FACTORIES = "zeros ones empty full rand randn arange linspace eye tensor as_tensor scalar_tensor"
+_CONVOLUTIONS = "conv1d conv2d conv3d"  # with as many groups as the input has channels
 _METHODS = "expand view reshape repeat tile narrow unflatten chunk split roll new_zeros new_ones new_full new_empty"
 
 
@@ -464,7 +466,8 @@ def _sizes_recorded(record: Callable[[str, Any, tuple[Any, ...], dict[str, Any]]
         return record("call_function", function, args, kwargs) if original is None else original(*args, **kwargs)
 
     methods = _METHODS.split()
-    factories = {name: getattr(torch, name) for name in _FACTORIES.split()}
+    functions = {(torch, name): getattr(torch, name) for name in _FACTORIES.split()}
+    functions |= {(F, name): getattr(F, name) for name in _CONVOLUTIONS.split()}
     defined = {name: Tensor.__dict__[name] for name in methods if name in Tensor.__dict__}  # the others are inherited
     call_scripted, is_callable = torch._C.ScriptFunction.__call__, builtins.callable
     validates = torch.distributions.Distribution._validate_args
@@ -472,8 +475,8 @@ def _sizes_recorded(record: Callable[[str, Any, tuple[Any, ...], dict[str, Any]]
         builtins.callable = lambda thing: is_callable(value_of(thing))  # type: ignore[assignment]
         torch.distributions.Distribution.set_default_validate_args(False)  # it looks at values
         torch._C.ScriptFunction.__call__ = scripted  # type: ignore[method-assign, assignment]
-        for name, function in factories.items():
-            setattr(torch, name, patched("call_function", function, function))
+        for (space, name), function in functions.items():
+            setattr(space, name, patched("call_function", function, function))
         for name in methods:
             setattr(Tensor, name, patched("call_method", name, getattr(Tensor, name)))
         yield
@@ -481,8 +484,8 @@ def _sizes_recorded(record: Callable[[str, Any, tuple[Any, ...], dict[str, Any]]
         builtins.callable = is_callable
         torch.distributions.Distribution.set_default_validate_args(validates)
         torch._C.ScriptFunction.__call__ = call_scripted  # type: ignore[method-assign]
-        for name, function in factories.items():
-            setattr(torch, name, function)
+        for (space, name), function in functions.items():
+            setattr(space, name, function)
         for name in methods:
             if name in defined:
                 setattr(Tensor, name, defined[name])

@@ -1,21 +1,23 @@
-"""Charts of measurements: the times in a latency table, and the sensitivity of every unit."""
+"""Charts of measurements: times in a latency table, the sensitivity of every unit, and quality over speed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prunus.deciding.sensitivity import Sensitivity
-from prunus.plots.style import BLUE, GREY, ORANGE, PAGE, figure, legend, line, styled
+from prunus.plots.style import BLUE, GREY, ORANGE, PAGE, RULE, figure, legend, line, styled
+from prunus.timing.latency import Speedup
 from prunus.timing.latency_table import LatencyTable, LayerTimes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS, COLUMNS = 6, 3
+DOTS = tuple({**line(number), "linestyle": "none"} for number in range(2))
 
 
 def draw_latency(table: LatencyTable, title: str) -> Figure:
@@ -92,3 +94,31 @@ def draw_sensitivity(measured: Sensitivity, chosen: Collection[str], path: str |
             axes.set_xlim(-0.8, len(names) - 0.2)
             legend(fig, axes, where="below", columns=3)
         fig.savefig(path, dpi=150)
+
+
+def draw_curve(speeds: Sequence[Speedup], values: Sequence[float], base: float, quality: str, title: str) -> Figure:
+    """Quality over measured speed-up, with the 95% interval of the speed-up, from the original network at 1.
+
+    Args:
+        speeds: Of the pruned networks.
+        values: Their quality, as the axis shows it.
+        base: That of the original network.
+        quality: Title of the axis.
+        title: Of the picture.
+    """
+    ratios = [each.ratio for each in speeds]
+    spread = [[each.ratio - each.low for each in speeds], [each.high - each.ratio for each in speeds]]
+    order = np.argsort([1.0, *ratios])
+    fig, axes = figure(PAGE, 3.6)
+    with styled():
+        axes.plot(np.array([1.0, *ratios])[order], np.array([base, *values])[order], color=RULE, zorder=1)
+        axes.errorbar(ratios, values, xerr=spread, label="pruned", capsize=2, elinewidth=1, **DOTS[0])
+        axes.plot([1.0], [base], label="original network", **DOTS[1])
+        for ratio, value in zip(ratios, values, strict=True):
+            axes.annotate(f"{value:.4g}", (ratio, value), (4, 5), textcoords="offset points", fontsize=7.5)
+        axes.set_xlabel("measured speed-up")
+        axes.set_ylabel(quality)
+        axes.set_title(title)
+        axes.margins(0.08, 0.15)
+        legend(fig, axes, where="below", columns=2)
+    return fig

@@ -325,23 +325,28 @@ class CostPoint:
     value: float
     letter: str = ""
     on_front: bool = False
+    interval: tuple[float, float] | None = None  # of the cost
 
 
 def cost_chart(points: Sequence[CostPoint], cost: str, quality: QualityText) -> Markup:
-    """The points, with a line through the front: the runs that no other one beats."""
+    """The points, with a line through the front: the runs that no other one beats. A cost may have an interval."""
     scale, sign = next((each for each in UNITS if max(p.cost for p in points) >= each[0]), UNITS[-1])
     across = f"{sign}B" if cost == "bytes" else f"{cost} ({sign})" if sign else cost
     values = [point.value for point in points]
     fig, axes = _axes(3.0, across, quality, values)
-    axes.set_xlim(0, 1.06 * max(point.cost for point in points) / scale)
+    reach = [end for point in points for end in (point.cost, *(point.interval or ())) if math.isfinite(end)]
+    axes.set_xlim(0, 1.06 * max(reach) / scale)
     front = sorted((point for point in points if point.on_front), key=lambda point: point.cost)
     axes.plot([point.cost / scale for point in front], [point.value for point in front], color=BLUE)
 
     def amount(value: float) -> str:
-        if cost.startswith("ms"):
-            return f"{value:.3g} ms"
+        if cost.startswith("speed-up"):
+            return f"{value:.2f}x the speed{cost.removeprefix('speed-up')}"
         return f"{big_number(value)}B" if cost == "bytes" else f"{big_number(value)} {cost}"
 
+    for point in points:
+        if point.interval is not None:
+            axes.plot([end / scale for end in point.interval], [point.value] * 2, color=GREY, linewidth=1.2, zorder=2)
     hollow = {"markerfacecolor": "#ffffff", "markeredgewidth": 1.5}
     for kind, colour, size in (("published", GREY, 4.5), ("original", INK, 4.5), ("run", BLUE, 6.5)):
         for on_front in (False, True):

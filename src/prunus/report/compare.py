@@ -34,11 +34,11 @@ from prunus.studies.folder import as_csv
 from prunus.studies.recipes import PublishedGroup, group_of, published
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.util.files import PRUNING, held_by, write_atomically
-from prunus.util.text import big_number, count, relative_change, short_table
+from prunus.util.text import big_number, count, milliseconds, relative_change, short_table
 
 PAGE, DATA = "compare.html", "compare.json"
 FORMAT, VERSION = "prunus-comparison", 1
-MACS = "MACs per image"
+MACS, SPEEDUP = "MACs per image", "speed-up in "
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,20 @@ class Side:
     """A finished run's network before or after: its quality, a fraction or any number, and what it costs."""
 
     quality: float
-    costs: Mapping[str, float]  # kind of cost -> number
+    costs: Mapping[str, float]  # kind of cost -> number; a speed-up relative to the original is one too
 
     def beats(self, other: Side, cost: str) -> bool:
         """Whether it is at least as good and as cheap as the other, and better in one of the two."""
         if cost not in self.costs or cost not in other.costs:
             return False
         ahead, cheaper = self.quality - other.quality, other.costs[cost] - self.costs[cost]
+        cheaper = -cheaper if is_speed(cost) else cheaper
         return ahead >= 0 and cheaper >= 0 and (ahead > 0 or cheaper > 0)
+
+
+def is_speed(cost: str) -> bool:
+    """Whether more of it is better."""
+    return cost.startswith(SPEEDUP)
 
 
 def finished(entrants: Sequence[Entrant]) -> Iterator[tuple[Entrant, FinishedRun]]:
@@ -86,14 +92,16 @@ def finished(entrants: Sequence[Entrant]) -> Iterator[tuple[Entrant, FinishedRun
 
 
 def sides(run: FinishedRun) -> tuple[Side, Side]:
-    """Quality, on test images if there are any, and costs of the original and the pruned network."""
+    """Quality, on test images if there are any, and costs of the original and the pruned network.
+
+    Seconds of different runs cannot be compared: the machine was busy with other things. Speed-ups can, because each
+    run timed its network and the original in turns.
+    """
     _, was, now = run.reported()
-    both, time = [], run.summary.time
+    both = []
     for place, (evaluation, figures) in enumerate(((was, run.summary.before), (now, run.summary.after))):
-        costs: dict[str, float] = {MACS: figures.macs, "weights": figures.params, "bytes": figures.bytes}
-        costs |= {f"ms, batch {size}": 1e3 * seconds for size, seconds in figures.latency.items()}
-        if time is not None and time.seconds is not None:
-            costs[f"ms, {time.engine}, batch {time.batch}"] = 1e3 * time.seconds[place]
+        costs = {f"{SPEEDUP}{each.place}": each.ratio if place else 1.0 for each in run.summary.speeds}
+        costs |= {MACS: figures.macs, "weights": figures.params, "bytes": figures.bytes}
         both.append(Side(evaluation.quality, costs))
     return both[0], both[1]
 
@@ -252,7 +260,7 @@ def _figures(entrant: Entrant, compared: Comparison) -> dict[str, Any]:
         "measured_on": run.reported()[0],
         "before": asdict(before),
         "after": asdict(after),
-        "speedup": {size: asdict(ratio) for size, ratio in run.summary.speedup.items()},
+        "speeds": [asdict(each) for each in run.summary.speeds],
         "front": [cost for cost in after.costs if entrant.letter in compared.front(cost, quality)],
         "widths": {name: [unit.width, unit.kept] for name, unit in run.summary.units.items()},
         "classes": None if run.classes is None else asdict(run.classes),
@@ -315,7 +323,7 @@ def _run_table(compared: Comparison, quality: QualityText) -> Table:
     part = parts.pop() if len(parts) == 1 else "test or held-out"
     rows = []
     for place, (entrant, run, was, now) in enumerate(runs):
-        gained = now.quality - was.quality
+        gained, speeds = now.quality - was.quality, {f"{SPEEDUP}{each.place}": each for each in run.summary.speeds}
         cells = [
             Cell(entrant.letter, place, str(run.folder)),
             Cell(entrant.name, place, f"{entrant.network}, {entrant.data or 'data without a name'}"),
@@ -327,8 +335,13 @@ def _run_table(compared: Comparison, quality: QualityText) -> Table:
                 cells.append(Cell("–", -1.0, "not measured in this run"))
                 continue
             before, after = was.costs[cost], now.costs[cost]
-            first, last = (f"{x:.3g}" if cost.startswith("ms") else big_number(x) for x in (before, after))
-            cells.append(Cell(f"{last} ({relative_change(before, after)})", after, f"before: {first}"))
+            if is_speed(cost):
+                row = speeds[cost]
+                times = f"{milliseconds(row.before)} before, {milliseconds(row.after)} after, in this run"
+                cells.append(Cell(row.change.replace("x", "×"), after, times))
+                continue
+            text = f"{big_number(after)} ({relative_change(before, after)})"
+            cells.append(Cell(text, after, f"before: {big_number(before)}"))
         rows.append(cells)
     headings = ["run", "name", f"{part} {quality.name}", "change", *costs]
     return Table(f"Runs and their {quality.name}", headings, rows, texts=(1,))
@@ -336,9 +349,11 @@ def _run_table(compared: Comparison, quality: QualityText) -> Table:
 
 def _cost_charts(compared: Comparison, quality: QualityText) -> list[tuple[Any, bool]]:
     """For each cost that a run knows: a chart, and whether it shows published figures."""
-    runs = [(entrant, *sides(run)) for entrant, run in finished(compared.entrants) if run.summary.quality == quality]
+    runs = [
+        (entrant, run, *sides(run)) for entrant, run in finished(compared.entrants) if run.summary.quality == quality
+    ]
     charts = []
-    for cost in dict.fromkeys(cost for _, _, now in runs for cost in now.costs):
+    for cost in dict.fromkeys(cost for *_, now in runs for cost in now.costs):
         front, drawn = compared.front(cost, quality), []
         key = {MACS: "macs", "weights": "params"}.get(cost)
         if key is not None and quality == ACCURACY:
@@ -347,10 +362,11 @@ def _cost_charts(compared: Comparison, quality: QualityText) -> list[tuple[Any, 
                 if at is not None and row.top1 is not None:
                     drawn.append(CostPoint("published", name, at, row.top1))
         is_published = bool(drawn)
-        for entrant, was, now in runs:
+        for entrant, run, was, now in runs:
             if cost in now.costs:
                 value, best = quality.factor * now.quality, entrant.letter in front
-                drawn.append(CostPoint("run", entrant.name, now.costs[cost], value, entrant.letter, best))
+                ends = next(((s.low, s.high) for s in run.summary.speeds if f"{SPEEDUP}{s.place}" == cost), None)
+                drawn.append(CostPoint("run", entrant.name, now.costs[cost], value, entrant.letter, best, ends))
                 name = f"{entrant.network} before pruning"
                 drawn.append(CostPoint("original", name, was.costs[cost], quality.factor * was.quality))
         charts.append((cost_chart(list(dict.fromkeys(drawn)), cost, quality), is_published))

@@ -31,10 +31,11 @@ from prunus.report.page import (
 )
 from prunus.report.read import FinishedRun, Round, read_run
 from prunus.report.study_page import is_study, render_study
+from prunus.run.final_timing import how_timed
 from prunus.run.summary import versions
 from prunus.studies.folder import as_csv
+from prunus.tasks import DEFAULT_TASK, UNLABELLED
 from prunus.tasks.quality import ACCURACY, QualityText
-from prunus.timing.latency import NO_DIFFERENCE, Speedup
 from prunus.util.files import write_atomically
 from prunus.util.options import GROUPS, Option, default_of, options_of
 from prunus.util.registry import Registry
@@ -62,8 +63,6 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 def render(run: FinishedRun) -> str:
     """The page as HTML."""
     summary, command = run.summary, run.command
-    gone = percent(1 - summary.after.macs / summary.before.macs) if summary.before.macs else "0%"
-    name = f"{command.get('model')} on {command.get('data')}" if command else summary.model
     ranked = [done for done in run.rounds if done.sensitivity is not None and done.sensitivity.tried]
     scored = [done for done in run.rounds if any(unit in done.scores.values for unit in done.outcome.chosen)]
 
@@ -72,15 +71,17 @@ def render(run: FinishedRun) -> str:
         chosen = [(unit, lost) for unit, lost in done.outcome.chosen.items() if unit in done.scores.values]
         return [(unit, lost, done.step.widths[unit], score_histogram(done, unit)) for unit, lost in chosen]
 
+    reached, goal = summary.goal.text.split(": ", 1)  # the line that the terminal prints
     spent = [f"{phase} {duration(seconds)}" for phase, seconds in summary.seconds.items() if phase != "this_call"]
     return render_page(
         "run.html",
-        title=f"{name}, pruned: {gone} of the MACs removed",
+        title=text.title(run),
         run=run,
         summary=summary,
         quality=summary.quality,
         verdict=text.verdict(run),
         lead=[
+            (f"{reached}:", goal),
             ("What was removed:", text.what_was_removed(run)),
             ("What was lost:", text.what_was_lost(run)),
             ("What was gained:", text.what_was_gained(run)),
@@ -88,7 +89,8 @@ def render(run: FinishedRun) -> str:
         ],
         cards=_cards(run),
         asked=what_was_asked(run),
-        latencies=_latencies(run),
+        speeds=_speeds(run),
+        how_timed=how_timed(summary.speeds),
         layer_times=_layer_times(run),
         charts=round_charts(run),
         spent=", ".join(spent),
@@ -125,6 +127,9 @@ def _cards(run: FinishedRun) -> list[tuple[str, str, str, str]]:
     summary = run.summary
     was, now, quality = summary.before, summary.after, summary.quality
     cards = []
+    for speed in summary.speeds[:1]:
+        name = f"Time in {speed.place}"
+        cards.append((name, milliseconds(speed.after), milliseconds(speed.before), speed.change.replace("x", "×")))
     for part, a, b in (("Test", was.test, now.test), ("Held-out", was.holdout, now.holdout)):
         if a is None or b is None:
             continue
@@ -141,35 +146,17 @@ def _cards(run: FinishedRun) -> list[tuple[str, str, str, str]]:
         ("Bytes on disk", was.bytes, now.bytes, "B"),
     ):
         cards.append((name, big_number(y) + sign, big_number(x) + sign, relative_change(x, y)))
-    for size, before in was.latency.items():
-        name, after = f"Time for {count(int(size), 'image')}", now.latency[size]
-        cards.append((name, milliseconds(after), milliseconds(before), _speed(summary.speedup.get(size))))
-    time = summary.time
-    if time is not None and time.seconds is not None:
-        first, second = map(milliseconds, time.seconds)
-        note = f"{str(time.measured).replace('x', '×')} the speed, {time.predicted:.2f}× predicted"
-        cards.append((f"Time in {time.engine}, batch {time.batch}", second, first, note))
     return cards
 
 
-def _speed(ratio: Speedup | None) -> str:
-    known = ratio is not None and ratio.measurable
-    return f"{str(ratio).replace('x', '×')} the speed" if known else NO_DIFFERENCE
-
-
-def _latencies(run: FinishedRun) -> list[tuple[list[Bar], str]]:
-    """For each batch size: medians before and after with their quartiles, and the speed-up."""
-    summary, groups = run.summary, []
-    for size in summary.before.latency:
-        rows = []
-        for when, kind, side in (("before", "lost", summary.before), ("after", "kept", summary.after)):
-            images, median, (low, high) = count(int(size), "image"), side.latency[size], side.quartiles[size]
-            spread = f"quartiles {milliseconds(low)} to {milliseconds(high)}"
-            title = f"{images}, {when}: {milliseconds(median)}, {spread}"
-            bars = [(0.0, median, kind), (low, high, "spread")]
-            rows.append(Bar(images if when == "before" else "", bars, milliseconds(median), title, strong=True))
-        groups.append((drawn_bars(rows), _speed(summary.speedup.get(size))))
-    return groups
+def _speeds(run: FinishedRun) -> list[Bar]:
+    """Time in each engine as a share of the original's, with the interval of the speed-up."""
+    rows = []
+    for place, each in enumerate(run.summary.speeds):
+        bars = [(0.0, 1.0, "lost"), (0.0, 1 / each.ratio, "kept"), (1 / each.high, 1 / each.low, "spread")]
+        title = f"{each}: {milliseconds(each.before)} before, {milliseconds(each.after)} after"
+        rows.append(Bar(each.place, bars, each.change.replace("x", "×"), title, strong=place == 0))
+    return drawn_bars(rows)
 
 
 def _layer_times(run: FinishedRun) -> list[Bar]:
@@ -321,7 +308,9 @@ def _by_group(settings: Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
 
 def call(run: FinishedRun) -> str:
     """The library call that repeats the run; the caller has the model and the loaders."""
-    values = [(field, getattr(run.settings, field.name)) for field in dataclasses.fields(run.settings)]
+    task = str(run.settings.task or "").removesuffix(UNLABELLED)  # whether there are labels, the loaders say
+    settings = dataclasses.replace(run.settings, task=None if task in ("", DEFAULT_TASK) else task)
+    values = [(field, getattr(settings, field.name)) for field in dataclasses.fields(settings)]
     changed = [f"{field.name}={value!r}" for field, value in values if value != default_of(field)]
     return f"prunus.compress({', '.join(['model', 'train', 'holdout', *changed, f'folder={str(run.folder)!r}'])})"
 

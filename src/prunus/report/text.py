@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prunus.report.read import FinishedRun
+from prunus.run.summary import first_line, removes_anything
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.util.text import big_number, count, milliseconds, percent, relative_change, signed
 
@@ -14,18 +15,20 @@ def points(change: float, quality: QualityText = ACCURACY) -> str:
     return quality.change(change).replace("-", "−")
 
 
+def title(run: FinishedRun) -> str:
+    """The name of the network, and what the run came to in a few words: speed first."""
+    summary, command = run.summary, run.command
+    name = f"{command.get('model')} on {command.get('data')}" if command else summary.model
+    if not removes_anything(summary):
+        return f"{name}: nothing was removed"
+    speed = [summary.speeds[0].verdict] if summary.speeds else []
+    return f"{name}, pruned: {', '.join([*speed, f'{percent(summary.removed["macs"])} of the MACs removed'])}"
+
+
 def verdict(run: FinishedRun) -> str:
-    """The result in one sentence."""
-    was, now, quality = run.summary.before, run.summary.after, run.summary.quality
-    if now.macs >= was.macs:
-        return "Nothing was removed: the network is unchanged."
-    work = f"{percent(1 - now.macs / was.macs)} fewer MACs and {percent(1 - now.bytes / was.bytes)} fewer bytes"
-    part, first, last = run.reported()
-    gained, reached = last.quality - first.quality, quality.shown(last.quality)
-    if float(quality.number(abs(gained))) == 0:
-        return f"{work} at the same {part} {quality.name}, {reached}."
-    way = "higher" if gained > 0 else "lower"
-    return f"{work}; the {part} {quality.name} is {quality.size(gained)} {way}, {reached}."
+    """The result in one sentence, the one that `prunus prune` prints first."""
+    said = first_line(run.summary).replace("->", "→")
+    return f"{said[:1].upper()}{said[1:]}."
 
 
 def what_was_removed(run: FinishedRun) -> str:
@@ -69,7 +72,7 @@ def what_was_lost(run: FinishedRun) -> str:
 
 
 def what_was_gained(run: FinishedRun) -> str:
-    """MACs, size and speed. A ratio of times is given only if the turns of both networks can tell them apart."""
+    """Speed in the engine that was asked for, MACs and size."""
     was, now = run.summary.before, run.summary.after
     work = (
         f"One image needs {big_number(now.macs)} multiply-adds instead of {big_number(was.macs)} "
@@ -77,21 +80,15 @@ def what_was_gained(run: FinishedRun) -> str:
         f"{big_number(was.params)} ({relative_change(was.params, now.params)}), and its tensors take "
         f"{big_number(now.bytes)}B instead of {big_number(was.bytes)}B."
     )
-    faster = []
-    for size in was.latency:
-        images = "one image" if size == "1" else f"batches of {size} images"
-        times = f"{milliseconds(was.latency[size])} before, {milliseconds(now.latency[size])} after"
-        ratio = run.summary.speedup.get(size)
-        if ratio is None or not ratio.measurable:
-            faster.append(f"there is no measurable difference in speed on {images} ({times})")
-        else:
-            interval = f"95% interval {ratio.low:.2f} to {ratio.high:.2f}"
-            faster.append(f"it is {ratio.ratio:.2f} times as fast on {images} ({interval}; {times})")
-    return work + (f" On this run's machine {' and '.join(faster)}." if faster else "")
+    if not run.summary.speeds:
+        return work
+    speed = run.summary.speeds[0]
+    times = f"a batch takes {milliseconds(speed.after)} instead of {milliseconds(speed.before)}"
+    return f"On the machine of the run: {speed}; {times}. {work}"
 
 
 def goal(run: FinishedRun) -> str:
-    """The goal of the run, and whether it was reached."""
+    """What was asked for."""
     asked, before, quality = run.settings, run.summary.before, run.summary.quality
     limit = ""
     if asked.max_drop is not None:
@@ -100,34 +97,17 @@ def goal(run: FinishedRun) -> str:
     if asked.ratio is not None:
         return f"Remove {percent(asked.ratio, 0)} of the channels of every unit in one round{limit}."
     if asked.target is not None:
-        reached = _reached(run, "macs", (1 - asked.target) * before.macs)
-        return f"Remove {percent(asked.target)} of the MACs{limit}. {reached}"
+        return f"Remove {percent(asked.target)} of the MACs{limit}."
     if asked.speedup is not None:
-        return f"Make it {asked.speedup:g} times as fast{limit}. {_speed(run)}"
+        return f"Make it {asked.speedup:g} times as fast{_where(run)}{limit}."
     for key, title in (("macs", "MACs"), ("params", "weights")):
         left = getattr(asked, key)
         if left is not None:
-            whole = big_number(getattr(before, key))
-            return f"Keep {big_number(left)} of {whole} {title}{limit}. {_reached(run, key, left)}"
-    return f"Remove as many channels as possible{limit}."
+            return f"Keep {big_number(left)} of {big_number(getattr(before, key))} {title}{limit}."
+    return f"Make it as fast as possible{_where(run)}{limit}." if asked.for_time else f"Remove as much as possible{limit}."
 
 
-def _speed(run: FinishedRun) -> str:
-    """Whether a latency target was reached: predicted and measured."""
-    time = run.summary.time
-    if time is None:
-        return ""
-    where = f"in {time.engine} on batches of {time.batch}, on {count(time.threads, 'thread')}"
-    predicted = f"{time.predicted:.2f} times as fast predicted from the times of layers"
-    if time.measured is None:
-        return f"{predicted}, {where}; not measured, because these times are of another machine."
-    interval = f"95% interval {time.measured.low:.2f} to {time.measured.high:.2f}"
-    reached = "Reached" if time.measured.ratio >= time.asked else "Not reached"
-    return f"{reached} {where}: {time.measured.ratio:.2f} times as fast measured ({interval}), {predicted}."
-
-
-def _reached(run: FinishedRun, key: str, left: float) -> str:
-    whole, now = getattr(run.summary.before, key), getattr(run.summary.after, key)
-    gone = percent(1 - now / whole) if whole else "–"
-    # A run ends within 0.5% of the goal, because only whole channels can be removed.
-    return f"Reached: {gone} removed." if now <= left + 0.0051 * whole else f"Not reached: {gone} removed."
+def _where(run: FinishedRun) -> str:
+    """The engine of a goal in time."""
+    asked = run.settings
+    return f" in {asked.engine} at batch {asked.batch}, on {count(asked.threads, 'thread')}" if asked.engine else ""

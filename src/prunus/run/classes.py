@@ -65,12 +65,17 @@ def quality_on_test(context: RunContext, models: Mapping[str, nn.Module]) -> dic
     if test is None and provided is not None:
         return tests
     phase = "classes" if test is None else "test"
+    known: dict[str, tuple[Evaluation, ClassFigures | None]] = context.evidence.tests
     for done, (name, model) in enumerate(models.items()):
         context.say(phase, done, len(models))
-        if provided is not None:
+        if name in known:
+            evaluation, sides[name] = known[name]
+        elif provided is not None:
             evaluation = context.evaluate(model, loader)
         else:
             evaluation, sides[name] = evaluate_by_class(model, loader, context.task)
+        if name == "before":  # the same for all runs of one `Evidence`
+            known[name] = evaluation, sides[name]
         tests[name] = None if test is None else evaluation
     context.say(phase, len(models), len(models))
     before, after = sides["before"], sides["after"]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +29,16 @@ from prunus.graph.plan import Plan
 from prunus.graph.traced import check_network
 from prunus.run.checkup import quality_doubts
 from prunus.run.context import Baseline, Evidence, RunContext, RunData, first_image
+from prunus.run.first_look import look_first
 from prunus.run.folder import BASE, ROUND_FILE, SUMMARY, TABLE, RunFolder
 from prunus.run.identity import ANSWERS, network_answers
 from prunus.run.network_shape import write_network
+from prunus.run.result import Compressed
 from prunus.run.round import Candidate, Outcome, run_round
 from prunus.run.search import choose, is_needed
 from prunus.run.settings import Settings, check_settings, fill_defaults, with_goal
 from prunus.run.speed_check import times_for
-from prunus.run.summary import FORMAT, VERSION, Summary, headline, summarise
+from prunus.run.summary import FORMAT, VERSION, Summary, summarise
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import Evaluation
 from prunus.train.checkpoint import digest
@@ -44,36 +48,13 @@ from prunus.util.options import replaced
 from prunus.util.processes import all_or_none, check_precision, processes, rank_and_world
 from prunus.util.progress import PhaseProgress, phases, shown
 from prunus.util.state import generators_kept
-from prunus.util.text import short_table
 from prunus.util.typed_json import read_record, to_data
 
 logger = logging.getLogger(__name__)
 
 MOST_ROUNDS = 100
 
-
-@dataclass(frozen=True, repr=False)
-class Compressed:
-    """The smaller network, the plan that leads to it from the original, and the run in numbers.
-
-    Attributes:
-        model: The smaller network.
-        plan: The channels of the original network that it keeps.
-        rounds: The result of each round.
-        summary: What summary.json holds; see `prunus.run.summary.Summary`.
-        folder: The run's folder; None if it was a temporary one.
-    """
-
-    model: nn.Module
-    plan: Plan
-    rounds: tuple[Outcome, ...]
-    summary: dict[str, Any]
-    folder: Path | None
-
-    def __repr__(self) -> str:
-        """A short table: quality and cost before and after."""
-        title = f"Compressed {type(self.model).__name__} in {len(self.rounds)} round(s)"
-        return short_table(title, ("", "before", "after", ""), headline(self.summary))
+R = TypeVar("R")
 
 
 def compress(
@@ -114,24 +95,39 @@ def compress(
             task= is what the network is for, as a name or a `Task`; classification by default (docs/tasks.md).
     """
     chosen: Settings = with_goal(replaced(settings or Settings(), changes, DecideError))
-    check_settings(chosen)
+    data, chosen = checked(model, chosen, train, holdout, test, score_on)
+    with run_folder(folder) as place, generators_kept(), shown(progress, phases) as show:
+        result = run(model, example, chosen, place, data, show)
+    return result if folder is not None else kept_while_used(result, place.path)
+
+
+def checked(
+    model: nn.Module,
+    settings: Settings,
+    train: Batches,
+    holdout: Batches,
+    test: Batches | None = None,
+    score_on: Batches | None = None,
+) -> tuple[RunData, Settings]:
+    """The loaders and settings of a run, if a run can begin with them."""
+    check_settings(settings)
     check_network(model)
     for name, loader in {"train": train, "holdout": holdout, "score_on": score_on, "test": test}.items():
         if loader is not None or name in ("train", "holdout"):
-            check_batches(loader, name)
+            check_batches(loader, name, again=True)
     data = RunData(train, score_on if score_on is not None else train, holdout, test)
-    with _run_folder(folder) as place, generators_kept(), shown(progress, phases) as show:
-        tracker = chosen.tracker if place.writes else None
-        try:
-            with tracking(tracker, None if folder is None else place.path, chosen.to_dict()) as track:
-                result = _run(model, example, chosen, place, data, show, track)
-        finally:
-            place.end_progress()
-    return result if folder is not None else replace(result, folder=None)
+    return data, look_first(model, data, settings)
+
+
+def kept_while_used(result: R, path: Path) -> R:
+    """A result whose folder is a temporary one: it is removed with the result, whose report may still be asked for."""
+    result = replace(result, folder=None)  # type: ignore[type-var]
+    weakref.finalize(result, shutil.rmtree, path, ignore_errors=True)
+    return result
 
 
 @contextmanager
-def _run_folder(folder: str | Path | RunFolder | None) -> Iterator[RunFolder]:
+def run_folder(folder: str | Path | RunFolder | None) -> Iterator[RunFolder]:
     """The run's folder, or a temporary one, the same for all processes."""
     writes = rank_and_world()[0] == 0  # joins the processes
     if isinstance(folder, RunFolder):
@@ -139,13 +135,35 @@ def _run_folder(folder: str | Path | RunFolder | None) -> Iterator[RunFolder]:
     elif folder is not None:
         yield RunFolder(folder, writes=writes)
     else:
-        with tempfile.TemporaryDirectory() as spare:
-            path = [spare]
-            if processes() > 1:
-                dist.broadcast_object_list(path)
-            yield RunFolder(path[0], writes=writes)
-            if processes() > 1:
-                dist.barrier()  # others may still read it
+        path = [tempfile.mkdtemp(prefix="prunus-") if writes else ""]
+        if processes() > 1:
+            dist.broadcast_object_list(path)
+        try:
+            yield RunFolder(path[0], writes=writes, is_temporary=True)
+        except BaseException:
+            if writes:
+                shutil.rmtree(path[0], ignore_errors=True)
+            raise
+        if processes() > 1:
+            dist.barrier()  # others may still read it
+
+
+def run(
+    model: nn.Module,
+    example: Any,
+    settings: Settings,
+    folder: RunFolder,
+    data: RunData,
+    progress: PhaseProgress,
+    evidence: Evidence | None = None,
+) -> Compressed:
+    """One run in its folder. `evidence` is what runs for other goals know of the same network."""
+    tracker = settings.tracker if folder.writes else None
+    try:
+        with tracking(tracker, None if folder.is_temporary else folder.path, settings.to_dict()) as track:
+            return _run(model, example, settings, folder, data, progress, track, evidence)
+    finally:
+        folder.end_progress()
 
 
 def _run(
@@ -200,7 +218,7 @@ def _run(
         current, plan = _left_by(context, len(rounds))
     summary = _summary(context, plan, current, before, rounds)
     summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
-    return Compressed(current, plan, tuple(rounds), summary, folder.path)
+    return Compressed(current, plan, tuple(rounds), summary, folder.path, folder.path)
 
 
 def _base(context: RunContext) -> Evaluation:
@@ -294,7 +312,7 @@ def _summary(
         return folder.read(SUMMARY)
     summary = {"format": FORMAT, "version": VERSION, **to_data(summarise(context, plan, current, before, rounds))}
     folder.write(SUMMARY, summary)
-    figures = {f"result/speedup batch {size}": speed["ratio"] for size, speed in summary["speedup"].items()}
+    figures = {f"result/speedup {each['engine']} batch {each['batch']}": each["ratio"] for each in summary["speeds"]}
     for side in ("before", "after"):
         test = summary[side]["test"]
         figures[f"result/test {context.quality.name} {side}"] = None if test is None else test["quality"]

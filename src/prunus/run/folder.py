@@ -153,13 +153,21 @@ class RunFolder(ResumableFolder):
         path: The folder.
         writes: Whether this process writes.
         about: What else goes into config.json, such as the command that started the run.
+        is_temporary: Whether the folder is removed with the result.
     """
 
     holds = PRUNING
 
-    def __init__(self, path: str | Path, *, writes: bool = True, about: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        writes: bool = True,
+        about: Mapping[str, Any] | None = None,
+        is_temporary: bool = False,
+    ) -> None:
         super().__init__(path, writes=writes)
-        self.about = dict(about or {})
+        self.about, self.is_temporary = dict(about or {}), is_temporary
         self._noted = 0.0  # when progress.json was written
 
     def identity(self, config: Mapping[str, Any]) -> Mapping[str, Any]:

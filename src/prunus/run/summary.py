@@ -11,35 +11,36 @@ from typing import Any
 import torch
 from torch import nn
 
+from prunus.deciding.goal import TOLERANCE
 from prunus.graph.plan import Plan
 from prunus.run.classes import quality_on_test
 from prunus.run.context import RunContext
+from prunus.run.final_timing import EngineSpeed, time_in_engines
 from prunus.run.round import Outcome
-from prunus.run.speed_check import Check, is_checked, known_checks, time_beside
+from prunus.run.search import search_of
+from prunus.run.settings import Settings
+from prunus.run.speed_check import Check, is_checked, known_checks
 from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import QualityText
-from prunus.timing.latency import Speedup, latency, speedup
-from prunus.util.text import big_number
+from prunus.timing.engines import default_engine
+from prunus.util.processes import from_first
+from prunus.util.text import big_number, percent
 from prunus.util.typed_json import from_data
 
-FORMAT, VERSION = "prunus-summary", 1
-BATCHES = (1, 64)
-TURNS = 20  # of each network at each batch size
+FORMAT, VERSION = "prunus-summary", 2
 REST = "(the rest)"  # what is not a layer: additions, pooling, overhead
 Pair = tuple[int, int]  # before, after
 
 
 @dataclass(frozen=True)
 class NetworkFigures:
-    """Quality, size and speed of a network, before or after pruning."""
+    """Quality and size of a network, before or after pruning."""
 
     holdout: Evaluation
     test: Evaluation | None
     macs: int
     params: int
     bytes: int  # of the tensors that are saved
-    latency: Mapping[str, float]  # batch size -> median seconds of a forward pass
-    quartiles: Mapping[str, tuple[float, float]]  # of these seconds
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class LayerFigures:
 
 @dataclass(frozen=True)
 class SpeedFigures:
-    """A latency target: the speed-up that was asked, predicted and measured, and the time of every layer."""
+    """A latency target: the speed-up that was asked and predicted, and the time of every layer."""
 
     engine: str
     batch: int
@@ -71,10 +72,28 @@ class SpeedFigures:
     machine: str
     asked: float
     predicted: float
-    measured: Speedup | None  # None if the times of layers are of another machine
-    seconds: tuple[float, float] | None  # per batch, measured, before and after
+    here: bool  # whether the times of layers are of this kind of machine, so that the speed-up can be measured
     layers: Mapping[str, tuple[float, float]]  # predicted seconds per batch, before and after
     checks: tuple[Check, ...] = ()  # the splits that were timed, in the order of the rounds
+
+
+@dataclass(frozen=True)
+class GoalResult:
+    """The goal, and what the run came to.
+
+    Attributes:
+        kind: speedup, target, macs, params, ratio or max_drop.
+        asked: The goal.
+        value: What was reached, in the same unit; a predicted speed-up if it could not be measured.
+        reached: Whether the goal was reached. A speed-up also counts if its interval contains what was asked.
+        text: One sentence.
+    """
+
+    kind: str
+    asked: float
+    value: float
+    reached: bool
+    text: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +104,8 @@ class Summary:
     settings: Mapping[str, Any]
     before: NetworkFigures
     after: NetworkFigures
-    speedup: Mapping[str, Speedup]  # batch size -> speed relative to the original
+    speeds: tuple[EngineSpeed, ...]  # the asked engine and batch first; empty if nothing was timed
+    goal: GoalResult
     time: SpeedFigures | None  # None without a latency target
     removed: Mapping[str, float]  # fraction of MACs and of weights
     quality: QualityText
@@ -104,14 +124,6 @@ def summarise(
     graph, original, settings = context.graph, context.original, context.settings
     cost, models = graph.cost(plan), {"before": original, "after": pruned}
     tests = quality_on_test(context, models)
-    timings = latency(
-        models,
-        graph.example,
-        batch_sizes=BATCHES,
-        rounds=TURNS,
-        progress=lambda done, total: context.say("latency", done, total),
-    )
-    turns = {(timing.name, timing.batch_size): timing for timing in timings}
 
     def figures(name: str, holdout: Evaluation, macs: int, params: int) -> NetworkFigures:
         return NetworkFigures(
@@ -120,26 +132,44 @@ def summarise(
             macs=macs,
             params=params,
             bytes=sum(t.numel() * t.element_size() for t in models[name].state_dict().values()),
-            latency={str(size): turns[name, size].median for size in BATCHES},
-            quartiles={str(size): turns[name, size].quartiles for size in BATCHES},
         )
 
     seconds: dict[str, float] = {}
     for outcome in rounds:
         for phase, taken in outcome.seconds.items():
             seconds[phase] = round(seconds.get(phase, 0.0) + taken, 3)
-    speed = _speed(context, plan, pruned)
+    speed = _speed(context, plan)
+    speeds: tuple[EngineSpeed, ...] = ()
+    untimed: tuple[str, ...] = ()
+    if settings.timing or settings.speedup is not None:  # a goal in time is nothing without its measured time
+        speeds, untimed = from_first(
+            lambda: time_in_engines(
+                original,
+                pruned,
+                graph.example,
+                engine=settings.engine or default_engine(),
+                batch=settings.batch,
+                threads=settings.threads,
+                others=settings.timing,
+                progress=lambda done, total: context.say("timing", done, total),
+            )
+        )
+    was = figures("before", before, graph.macs, graph.params)
+    now = figures("after", rounds[-1].after if rounds else before, cost.macs, cost.params)
+    widths = [(unit.width, len(plan.keep[name])) for name, unit in graph.units.items()]
+    gone = 1 - sum(kept for _, kept in widths) / sum(width for width, _ in widths)
     columns = ("inputs", "outputs", "macs", "params")
     return Summary(
         model=type(original).__name__,
         settings=settings.to_dict(),
-        before=figures("before", before, graph.macs, graph.params),
-        after=figures("after", rounds[-1].after if rounds else before, cost.macs, cost.params),
-        speedup={str(size): speedup(turns["before", size].seconds, turns["after", size].seconds) for size in BATCHES},
+        before=was,
+        after=now,
+        speeds=speeds,
+        goal=goal_result(settings, was, now, context.quality, gone, speeds, speed, _spread(context)),
         time=speed,
         removed={"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
         quality=context.quality,
-        notes=(*_speed_notes(speed), *_notes(before, rounds, context.quality, settings.solve_only)),
+        notes=(*untimed, *_notes(before, rounds, context.quality, settings.solve_only)),
         rounds=tuple(rounds),
         units={n: UnitFigures(unit.kind, unit.width, len(plan.keep[n])) for n, unit in graph.units.items()},
         layers={
@@ -156,14 +186,13 @@ def versions() -> dict[str, str]:
     return {"prunus": version("prunus"), "python": platform.python_version(), "torch": torch.__version__}
 
 
-def _speed(context: RunContext, plan: Plan, pruned: nn.Module) -> SpeedFigures | None:
+def _speed(context: RunContext, plan: Plan) -> SpeedFigures | None:
     """What a latency target came to; None if the goal is another one."""
     table, asked = context.budget.table, context.settings.speedup
     if table is None or asked is None:
         return None
     graph, how = context.graph, table.measured_with
     before, after = table.by_layer(graph), table.by_layer(graph, plan)
-    timed = time_beside(context, pruned) if is_checked(context) else None
     rounds = range(1, context.folder.finished_rounds() + 1)
     return SpeedFigures(
         engine=how.engine,
@@ -172,24 +201,142 @@ def _speed(context: RunContext, plan: Plan, pruned: nn.Module) -> SpeedFigures |
         machine=how.machine,
         asked=asked,
         predicted=table.predict(graph) / table.predict(graph, plan),
-        measured=None if timed is None else timed.speedup,
-        seconds=None if timed is None else (timed.before, timed.after),
+        here=is_checked(context),
         layers={
             **{name: (before[name], after[name]) for name in before},
             REST: (table.remainder_of(graph), table.remainder_of(graph, plan)),
         },
-        checks=tuple(check for number in rounds for check in known_checks(context.folder, f"round-{number:02d}")),
+        checks=tuple(
+            check for number in rounds for check in known_checks(context.folder, context.folder.round(number).name)
+        ),
     )
+
+
+# -- the goal
+
+
+def _spread(context: RunContext) -> str:
+    """How sure the drop of a search's winner is: the best of several points is partly luck."""
+    found = search_of(context.folder)
+    point = None if found is None else found.result
+    if point is None or point.error is None or point.bound is None:
+        return ""
+    return f" (standard error {point.error:.2g}; on other images at most {point.bound:.2g} with 95% confidence)"
+
+
+def goal_result(
+    settings: Settings,
+    before: NetworkFigures,
+    after: NetworkFigures,
+    quality: QualityText,
+    gone: float,
+    speeds: Sequence[EngineSpeed] = (),
+    time: SpeedFigures | None = None,
+    spread: str = "",
+) -> GoalResult:
+    """What the goal came to.
+
+    Args:
+        settings: The run's.
+        before: Of the original network.
+        after: Of the pruned network.
+        quality: What max_drop is about.
+        gone: Fraction of the channels that were removed.
+        speeds: What was timed, the asked engine and batch first.
+        time: What is known of a latency target.
+        spread: How sure the drop is, in words.
+    """
+    drop, most = quality.factor * (before.holdout.quality - after.holdout.quality), settings.max_drop
+    kept = most is None or drop <= most + 1e-7
+    limit = f"{most:g} {quality.difference_unit}".rstrip() + f" of held-out {quality.name}" if most is not None else ""
+    kind = next((name for name in settings.given if name != "max_drop"), "max_drop")
+    asked, why = float(getattr(settings, kind)), ""
+    if kind == "speedup":
+        value, met, said, why = _speed_reached(settings, asked, speeds, time)
+    elif kind == "target":
+        value = 1 - after.macs / before.macs
+        met, said = value >= asked - TOLERANCE, f"{percent(value)} of the MACs removed, {percent(asked)} asked"
+    elif kind in ("macs", "params"):
+        value, whole = float(getattr(after, kind)), getattr(before, kind)
+        what = {"macs": "MACs", "params": "weights"}[kind]
+        met, said = value <= asked + TOLERANCE * whole, f"{big_number(value)} {what} left, {big_number(asked)} asked"
+    elif kind == "ratio":
+        value, met = gone, gone > 0
+        said = f"{percent(value)} of all channels removed, {percent(asked)} of every unit asked"
+    else:
+        value, met = drop, gone > 0
+        lost = quality.size(drop / quality.factor)
+        said = (
+            f"{lost} of held-out {quality.name} {'lost' if drop >= 0 else 'gained'}, at most {most:g} allowed{spread}"
+        )
+    if not gone and most is not None:
+        said = f"nothing was removed, because every cut that was tried loses more than {limit}"
+    elif not kept:
+        said += f"; it loses more than {limit}"
+    elif not met and most is not None and kind != "max_drop":
+        said += f"; a larger cut would lose more than {limit}"
+    elif not met and why:
+        said += f"; {why}"
+    reached = met and kept
+    return GoalResult(kind, asked, value, reached, f"Goal {'reached' if reached else 'not reached'}: {said}.")
+
+
+def _speed_reached(
+    settings: Settings, asked: float, speeds: Sequence[EngineSpeed], time: SpeedFigures | None
+) -> tuple[float, bool, str, str]:
+    """The speed-up, whether it is what was asked, both in words, and why it may be less."""
+    if time is not None and not time.here:
+        said = (
+            f"{time.predicted:.2f}x predicted from the times of layers on another machine ({time.machine}), {asked:g}x "
+            "asked; time it there with `prunus bench`"
+        )
+        return time.predicted, time.predicted >= asked * (1 - TOLERANCE), said, ""
+    speed = speeds[0] if speeds and (speeds[0].engine, speeds[0].batch) == (settings.engine, settings.batch) else None
+    if speed is None:  # the engine failed
+        predicted = 1.0 if time is None else time.predicted
+        return predicted, False, f"{predicted:.2f}x predicted, {asked:g}x asked; it could not be measured", ""
+    said = f"{speed.ratio:.2f}x as fast in {speed.place}, {asked:g}x asked"
+    if speed.ratio < asked <= speed.high:
+        said += f", which the interval {speed.low:.2f} to {speed.high:.2f} contains"
+    return speed.ratio, speed.high >= asked, said, "no split that was tried is faster"
 
 
 # -- for people to read
 
 
-def headline(record: Mapping[str, Any]) -> list[list[str]]:
-    """Rows of (what, before, after, change) of what summary.json holds."""
-    summary = from_data(Summary, {key: value for key, value in record.items() if key not in ("format", "version")})
+def first_line(summary: Summary) -> str:
+    """The result in one line: how fast, and how good on test images, or else on held-out ones."""
+    before, after, quality = summary.before, summary.after, summary.quality
+    if not removes_anything(summary):
+        said = "nothing was removed: the network is as it was"
+    elif summary.speeds:
+        said = str(summary.speeds[0])
+    else:
+        said = f"{percent(summary.removed['macs'])} of the MACs removed, speed not measured"
+    tested = before.test is not None and after.test is not None
+    was, now = (before.test, after.test) if tested else (before.holdout, after.holdout)
+    assert was is not None and now is not None
+    part = "test" if tested else "held-out"
+    return f"{said}, {quality.shown(was.quality)} -> {quality.shown(now.quality)} {part} {quality.name}"
+
+
+def removes_anything(summary: Summary) -> bool:
+    """Whether the network lost any channel."""
+    return any(unit.kept < unit.width for unit in summary.units.values())
+
+
+def read_summary(record: Mapping[str, Any]) -> Summary:
+    """The summary of what summary.json holds."""
+    return from_data(Summary, {key: value for key, value in record.items() if key not in ("format", "version")})
+
+
+def headline(summary: Summary) -> list[list[str]]:
+    """Rows of (what, before, after, change): speed first."""
     before, after, text = summary.before, summary.after, summary.quality
-    rows = []
+    rows = [
+        [f"ms in {each.place}", f"{1e3 * each.before:.3g}", f"{1e3 * each.after:.3g}", each.change]
+        for each in summary.speeds
+    ]
     for part, was, now in (("held-out", before.holdout, after.holdout), ("test", before.test, after.test)):
         if was is None or now is None:
             continue
@@ -203,34 +350,7 @@ def headline(record: Mapping[str, Any]) -> list[list[str]]:
     for title, cost in {"MACs": "macs", "weights": "params", "bytes on disk": "bytes"}.items():
         old, new = getattr(before, cost), getattr(after, cost)
         rows.append([title, big_number(old), big_number(new), f"-{100 * (1 - new / old):.1f}%"])
-    for size, seconds in before.latency.items():
-        change = str(summary.speedup[size])
-        rows.append([f"ms, batch {size}", f"{1e3 * seconds:.2f}", f"{1e3 * after.latency[size]:.2f}", change])
-    if summary.time is not None:
-        speed = summary.time
-        title, change = f"ms, {speed.engine}, batch {speed.batch}", str(speed.measured)
-        pair = speed.seconds
-        if pair is None:
-            pair = sum(s[0] for s in speed.layers.values()), sum(s[1] for s in speed.layers.values())
-            title, change = f"{title}, predicted", f"{speed.predicted:.2f}x"
-        rows.append([title, f"{1e3 * pair[0]:.2f}", f"{1e3 * pair[1]:.2f}", change])
     return rows
-
-
-def _speed_notes(speed: SpeedFigures | None) -> list[str]:
-    """The latency target in words: what was asked, predicted and measured."""
-    if speed is None:
-        return []
-    asked, predicted = f"{speed.asked:g}x was asked", f"{speed.predicted:.2f}x predicted from the times of layers"
-    if speed.measured is None:
-        return [
-            f"Speed: {asked}, {predicted}. The times of layers are of another machine ({speed.machine}), so it was "
-            "not measured here: time the network there, with `prunus bench`."
-        ]
-    ratio = speed.measured
-    measured = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) measured"
-    short = "" if ratio.high >= speed.asked else " This is less than asked: no split that was tried is faster."
-    return [f"Speed in {speed.engine}, batch {speed.batch}: {asked}, {predicted}, {measured}.{short}"]
 
 
 def _notes(before: Evaluation, rounds: Sequence[Outcome], quality: QualityText, solve_only: bool) -> list[str]:

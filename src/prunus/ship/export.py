@@ -23,11 +23,18 @@ from prunus.ship.fold import fold_batch_norm
 from prunus.ship.formats import Format, file_format
 from prunus.ship.python_file import Original, export_python
 from prunus.timing.latency import check_example
-from prunus.timing.onnx_export import Difference, compare, comparison_batches, export_onnx, export_program
+from prunus.timing.onnx_export import (
+    Difference,
+    compare,
+    comparison_batches,
+    export_onnx,
+    export_program,
+    takes_any_batch,
+)
 from prunus.util.batches import call, device_of, to_device
 from prunus.util.files import atomic
 from prunus.util.progress import PhaseProgress, phases, shown
-from prunus.util.state import evaluating, generators_kept
+from prunus.util.state import evaluating, generators_kept, module_state_kept
 from prunus.util.user_code import failure
 
 
@@ -160,8 +167,9 @@ def check_input(model: nn.Module, example: Example) -> None:
 def _export_pt2(
     model: nn.Module, example: Example, path: Path, images: Tensor | None, dynamic_batch: bool
 ) -> Difference:
-    with evaluating(model), generators_kept(), torch.no_grad(), warnings.catch_warnings():
+    with evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about itself
+        dynamic_batch = dynamic_batch and takes_any_batch(model, example)
         batches = comparison_batches(example, images, dynamic_batch)
         program = export_program(model, example, dynamic_batch)
         program.example_inputs = None  # torch would pickle them

@@ -48,7 +48,9 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
         layer.weight = nn.Parameter(weight.to(layer.weight.dtype), requires_grad=trains)
         layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=trains)
         owner, _, attribute = norm_name.rpartition(".")
-        folded.get_submodule(owner)._modules[attribute] = nn.Identity().eval()
+        identity = nn.Identity().eval()
+        identity.num_features = norm.num_features  # code may ask for it
+        folded.get_submodule(owner)._modules[attribute] = identity
     with left_as_found(model):
         model.eval()
         changed = difference(folded, model, example)

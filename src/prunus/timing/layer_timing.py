@@ -80,7 +80,7 @@ def latency_table(
     with ready_to_time([graph.model], threads), generators_kept(0):
         grids = find_grids(graph)
         networks = _measure(graph, grids, chosen, batch, progress)
-        layers = networks if chosen.times_layers else _measure(graph, grids, ENGINES.find("eager"), batch, progress)
+        layers = networks if chosen.quick else _measure(graph, grids, ENGINES.find("eager"), batch, progress)
         return _calibrated_table(graph, grids, layers, networks)
 
 
@@ -309,7 +309,7 @@ def _measure(
     setting = MeasuredWith.here(engine, device, batch, torch.get_num_threads())
     timer = Timer(engine, device, TimingCache.open(setting))
     whole = timer.of(_network_kind(graph, grids))
-    jobs = _missing(timer, grids) if engine.times_layers else []
+    jobs = _missing(timer, grids) if engine.quick else []
     if jobs or not all(name in whole for name in WHOLE):
         half = prune(graph, Plan.of(graph, half_of_channels(graph)), check=False)
         images, runs = repeated(graph.example, batch), list[Call]()

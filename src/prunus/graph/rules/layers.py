@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from prunus.graph.labels import Call, Rule, along, constant, each_tensor, shapes_in, tensors_in
+from prunus.graph.labels import Call, Replay, Rule, along, constant, each_tensor, shapes_in, tensors_in
 from prunus.graph.rules.pointwise import elementwise, takes_sizes
 from prunus.graph.traced import channel_dim, is_depthwise
 
@@ -45,8 +45,38 @@ def linear(call: Call) -> Any:
     return along(call.writes(layer.out_features), call.shape, call.x.dim() - 1)
 
 
+def _depthwise_function(call: Call) -> Any:
+    """A filter for each channel, as in blurs: filters that carry channels meet those of the input."""
+    weight: Tensor = call.argument(1, "weight")
+    dim = call.x.dim() - weight.dim() + 1
+    vector, filters = call.vector(call.x, dim), call.vector(weight, 0)
+    groups = call.literal(6, "groups")
+    if vector is None or filters is None or not isinstance(groups, fx.Node) or (filters < 0).any():
+        return None
+    if call.argument(2, "bias") is not None or weight.size(1) != 1 or call.argument(6, "groups") != len(vector):
+        return None
+    if len(filters) % len(vector):
+        return None
+    times = len(filters) // len(vector)
+    met = call.unite(vector.repeat_interleave(times), filters, additive=False)
+    return along(met, call.shape, dim)
+
+
+@takes_sizes
 def functional_layer(call: Call) -> Any:
     """Convolution and linear functions: as layers, if they are called in a module on a weight and a bias of its own."""
+    sizes: list[fx.Node] = []
+    fx.node.map_arg((call.node.args[3:6], {**call.node.kwargs, "groups": None}), sizes.append)
+    out = _depthwise_function(call) if call.labels.traced.layer_of(call.node) is None else None
+    if out is None:
+        fx.node.map_arg(call.literal(6, "groups"), sizes.append)
+    if isinstance(call.labels.emit, Replay):
+        before, now = call.labels.emit.first.values, call.record.values
+        plain = [n.name for n in sizes if not isinstance(now[n.name], Tensor)]
+        if any(now[name] != before[name] for name in plain):
+            raise ValueError("the number of channels is used as a value")
+    if out is not None:
+        return out
     if call.labels.traced.layer_of(call.node) is None:
         return call.unknown(f"{call.what} is not the only use that a module makes of its input, weight and bias")
     weight: Tensor = call.argument(1, "weight")

@@ -8,12 +8,13 @@ kept as it is; one that is cut at computed sizes is pruned so that the parts sta
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from prunus.graph.labels import ZERO, Call, padded, tensors_in, varying
+from prunus.graph.labels import ZERO, Call, along, padded, tensors_in, varying
 from prunus.graph.rules.pointwise import compute, execute, takes_sizes
 
 
@@ -21,6 +22,49 @@ from prunus.graph.rules.pointwise import compute, execute, takes_sizes
 def structural(call: Call) -> Any:
     """Elements are only moved: run the operation on the labels."""
     return execute(call) if tensors_in((call.args, call.kwargs)) else compute(call)
+
+
+@takes_sizes
+def repeat(call: Call) -> Any:
+    """repeat and tile. What is repeated once for each channel of another tensor belongs to these channels."""
+    return _spread_over_counted(call, execute(call), _sizes_given(call))
+
+
+def _sizes_given(call: Call) -> list[Any]:
+    """The sizes of a call as the graph has them: numbers, or nodes where the code computes them."""
+    spelled: Any = call.node.args[1:]
+    if len(spelled) == 1 and isinstance(spelled[0], tuple | list):
+        spelled = spelled[0]
+    return list(spelled)
+
+
+def _spread_over_counted(call: Call, out: Tensor, sizes: list[Any]) -> Tensor:
+    """`out`, with the labels of the channels that a size counts along the axis that is as long as they are many."""
+    x = call.x
+    if len(sizes) != out.dim() or len(call.axes(x)):
+        return out
+    for d, size in enumerate(sizes):
+        counted = _counted_by(call, size) if isinstance(size, fx.Node) else None
+        had = d - (out.dim() - x.dim())
+        times = x.size(had) if had >= 0 else 1
+        if counted is not None and out.size(d) == len(counted) * times:
+            return along(counted.repeat_interleave(times), out.shape, d)
+    return out
+
+
+def _counted_by(call: Call, size: fx.Node) -> Tensor | None:
+    """The labels of the channels that a size counts: `x.size(1)` or `x.shape[1]`."""
+    tensor, dim = size.args[0] if size.args else None, size.args[1] if len(size.args) > 1 else None
+    if size.target is operator.getitem and isinstance(tensor, fx.Node):  # of `x.shape` or `x.size()`
+        of_shape = tensor.args[1:] == ("shape",) if tensor.target is getattr else tensor.target == "size"
+        tensor = tensor.args[0] if of_shape else None
+    elif size.target != "size":
+        return None
+    labels = call.record.values.get(tensor.name) if isinstance(tensor, fx.Node) else None
+    if not isinstance(labels, Tensor) or not isinstance(dim, int):
+        return None
+    vector = call.vector(labels, dim)
+    return vector if vector is not None and bool((vector >= 0).any()) else None
 
 
 @takes_sizes
@@ -96,7 +140,7 @@ def expand(call: Call) -> Any:
         literal = spelled[dim + len(sizes) - x.dim()] if isinstance(spelled, tuple | list) else None
         if isinstance(literal, int) and literal != -1:
             call.freeze(x, f"{call.what} fixes the number of channels, {literal}")
-    return out
+    return _spread_over_counted(call, out, list(spelled) if isinstance(spelled, tuple | list) else [])
 
 
 # -- view, reshape, unflatten

@@ -113,9 +113,10 @@ _NAMES: dict[str, Rule] = {
         "max_pool3d max_pool3d_with_indices max_unpool3d avg_pool3d lp_pool3d adaptive_avg_pool3d "
         "adaptive_max_pool3d adaptive_max_pool3d_with_indices": layers.spatial(3),
         """flatten permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze flip t expand_as ravel numpy_T
-        adjoint repeat tile rot90 fliplr flipud""": reshaping.structural,
+        adjoint rot90 fliplr flipud""": reshaping.structural,
         "cat concat concatenate hstack vstack dstack": reshaping.concatenate,
         "stack": reshaping.stack,
+        "repeat tile": reshaping.repeat,
         "pad": reshaping.pad,
         "expand": reshaping.expand,
         "repeat_interleave": reshaping.repeat_interleave,

@@ -44,9 +44,11 @@ class Engine(Entry):
 
     make: Callable[[nn.Module, Any, int], PreparedModel] | None = None  # (model, example, threads)
     open_onnx: Callable[[bytes, int], OnnxProgram] | None = None  # (content of a file, threads)
-    requires: Mapping[str, str] = field(default_factory=dict)  # package -> the extra of prunus that installs it
+    requires: Mapping[str, str] = field(default_factory=dict)  # package -> the extra of prunus that has it, or ""
     package: str = "torch"  # whose version decides how fast it is
-    times_layers: bool = True  # otherwise layers are timed in eager mode, and scaled to the time of the whole network
+    quick: bool = (
+        True  # to prepare a network; otherwise layers are timed in eager mode, and scaled to the whole network
+    )
 
     def prepare(self, model: nn.Module, example: Any, threads: int) -> PreparedModel:
         """Make `model` ready to run. It must be in eval mode, now and as long as the result is used.
@@ -68,11 +70,18 @@ class Engine(Entry):
             if self.make is None or isinstance(content, bytes):
                 raise ModelError(f"{self.name} does not read ONNX files")
             return self.make(model, example, threads)
+        from prunus.timing.onnx_export import exported
+
+        return self.open(content if isinstance(content, bytes) else exported(model, example), threads)
+
+    def open(self, content: bytes, threads: int) -> PreparedModel:
+        """The network of an ONNX file, of whose content an engine with `open_onnx` makes a program."""
         import torch
 
-        from prunus.timing.onnx_export import exported, inputs_of
+        from prunus.timing.onnx_export import inputs_of
 
-        names, run = self.open_onnx(content if isinstance(content, bytes) else exported(model, example), threads)
+        assert self.open_onnx is not None
+        names, run = self.open_onnx(content, threads)
         return PreparedModel(lambda batch: run(inputs_of(batch, names)), torch.device("cpu"))
 
     @property
@@ -90,15 +99,14 @@ ENGINES: Registry[Engine] = Registry("engine", "prunus.timing.engines", RunError
 
 def default_engine() -> str:
     """The engine in which time is measured if none is named: onnxruntime if it is installed, or else eager."""
-    return "onnxruntime" if ENGINES["onnxruntime"].is_installed else "eager"
+    return "onnxruntime" if find_spec("onnxruntime") is not None else "eager"  # asked by --help, without an import
 
 
 def require(packages: Mapping[str, str], purpose: str) -> None:
-    """Raise RunError with the command to run if one of these packages (name -> extra of prunus) is not installed."""
+    """Raise RunError with the command to run if one of these packages (name -> extra of prunus, or "") is missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        extras = ",".join(sorted({packages[package] for package in missing}))
+        extras = ",".join(sorted({packages[package] for package in missing} - {""}))
+        install = f"'prunus[{extras}]'" if extras else " ".join(missing)
         verb = "is" if len(missing) == 1 else "are"
-        raise RunError(
-            f"{purpose} needs {' and '.join(missing)}, which {verb} not installed: pip install 'prunus[{extras}]'"
-        )
+        raise RunError(f"{purpose} needs {' and '.join(missing)}, which {verb} not installed: pip install {install}")

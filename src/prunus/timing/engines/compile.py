@@ -40,5 +40,5 @@ COMPILE = Engine(
     name="compile",
     help="PyTorch with torch.compile, which needs a C++ compiler",
     make=_compiled,
-    times_layers=False,  # compiling a layer takes seconds
+    quick=False,  # compiling a layer takes seconds
 )

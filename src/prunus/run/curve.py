@@ -1,0 +1,290 @@
+"""Quality over speed: a run for each of several speed-ups. What does not depend on the goal is measured once."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from prunus.errors import DecideError
+from prunus.run.compress import checked, kept_while_used, run, run_folder
+from prunus.run.context import Evidence, RunData, first_image
+from prunus.run.folder import RunFolder
+from prunus.run.result import Compressed
+from prunus.run.settings import Settings
+from prunus.run.summary import Summary, read_summary
+from prunus.tasks import task_of
+from prunus.timing.latency import Speedup
+from prunus.util.batches import Batches, device_of
+from prunus.util.files import write_atomically
+from prunus.util.options import replaced
+from prunus.util.progress import PhaseProgress, phases, shown
+from prunus.util.state import generators_kept
+from prunus.util.text import short_table
+from prunus.util.typed_json import to_data
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+SPEEDUPS = (1.25, 1.5, 2.0, 3.0)
+FORMAT, VERSION, CURVE, PICTURE = "prunus-curve", 1, "curve.json", "curve"
+TITLES = ("asked", "measured", "95% interval", "quality", "change", "MACs removed", "goal")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One run of a curve.
+
+    Attributes:
+        asked: The speed-up that was asked for.
+        ratio: The speed-up that was measured.
+        low: Lower end of its 95% interval.
+        high: Upper end.
+        quality: Of the pruned network, on the test images if there are any, or else on the held-out ones.
+        change: From the original network's.
+        macs_removed: Share of the MACs that is gone.
+        reached: Whether the goal was reached.
+        folder: Name of the run's folder in the curve's.
+    """
+
+    asked: float
+    ratio: float
+    low: float
+    high: float
+    quality: float
+    change: float
+    macs_removed: float
+    reached: bool
+    folder: str
+
+
+@dataclass(frozen=True, repr=False)
+class Curve:
+    """Quality over measured speed-up, and the run behind each point.
+
+    Attributes:
+        results: Asked speed-up -> the run, as `prunus.compress` returns it.
+        missed: Asked speed-ups that are out of reach -> why.
+        folder: The curve's folder, with a folder for each run; None if it was a temporary one.
+    """
+
+    results: Mapping[float, Compressed]
+    missed: Mapping[float, str] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether every goal was reached."""
+        return not self.missed and all(result.reached for result in self.results.values())
+
+    @property
+    def summary(self) -> Summary:
+        """Of the first run: what all runs have in common is there."""
+        return read_summary(next(iter(self.results.values())).summary)
+
+    @property
+    def points(self) -> tuple[CurvePoint, ...]:
+        """The runs in numbers, in the order of the speed-ups that were asked for."""
+        points = []
+        for asked, result in self.results.items():
+            summary = read_summary(result.summary)
+            was, now = (side.test or side.holdout for side in (summary.before, summary.after))
+            speed, gone, name = summary.speeds[0], summary.removed["macs"], folder_name(asked)
+            change = now.quality - was.quality
+            points.append(
+                CurvePoint(
+                    asked, speed.ratio, speed.low, speed.high, now.quality, change, gone, summary.goal.reached, name
+                )
+            )
+        return tuple(points)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table of the curve as text, under `TITLES`."""
+        quality, rows = self.summary.quality, list[tuple[str, ...]]()
+        for point in self.points:
+            rows.append(
+                (
+                    f"{point.asked:g}x",
+                    f"{point.ratio:.2f}x",
+                    f"{point.low:.2f} to {point.high:.2f}",
+                    quality.shown(point.quality),
+                    quality.change(point.change),
+                    f"{100 * point.macs_removed:.1f}%",
+                    "reached" if point.reached else "not reached",
+                )
+            )
+        rows += [(f"{asked:g}x", "", "", "", "", "", "out of reach") for asked in self.missed]
+        return rows
+
+    @property
+    def title(self) -> str:
+        """What was measured, where, and the original network's quality."""
+        summary = self.summary
+        base, speed = summary.before.test or summary.before.holdout, summary.speeds[0]
+        part = "held-out" if summary.before.test is None else "test"
+        where = f"{speed.engine}, batch {speed.batch}, {speed.threads} thread{'s' * (speed.threads > 1)}"
+        return f"{summary.model} in {where}: {part} {summary.quality.name} {summary.quality.shown(base.quality)} before"
+
+    def figure(self) -> Figure:
+        """The curve as a picture."""
+        from prunus.plots.charts import draw_curve
+
+        summary, points = self.summary, self.points
+        factor = summary.quality.factor
+        base = factor * (summary.before.test or summary.before.holdout).quality
+        speeds = [Speedup(point.ratio, point.low, point.high) for point in points]
+        return draw_curve(speeds, [factor * point.quality for point in points], base, summary.quality.axis, self.title)
+
+    def write(self, folder: str | Path) -> None:
+        """Write curve.json, curve.png and curve.svg."""
+        from prunus.plots.style import save
+
+        summary = self.summary
+        record = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": summary.model,
+            "measured": {name: getattr(summary.speeds[0], name) for name in ("engine", "batch", "threads", "clock")},
+            "quality": summary.quality,
+            "part": "holdout" if summary.before.test is None else "test",
+            "original": (summary.before.test or summary.before.holdout).quality,
+            "points": self.points,
+            "missed": {f"{asked:g}": why for asked, why in self.missed.items()},
+        }
+        write_atomically(Path(folder) / CURVE, f"{json.dumps(to_data(record), indent=2)}\n".encode())
+        save(self.figure(), folder, PICTURE)
+
+    def __repr__(self) -> str:
+        """The title and the table."""
+        return short_table(self.title, TITLES, self.rows())
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the picture."""
+        from prunus.plots.style import as_svg
+
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in (TITLES, *self.rows()))
+        table = "".join(f"<tr>{row}</tr>" for row in cells)
+        svg = as_svg(self.figure(), PICTURE)
+        return f"<p><b>{escape(self.title)}</b></p><table>{table}</table>{svg[svg.index('<svg') :]}"
+
+
+def curve(
+    model: nn.Module,
+    train: Batches,
+    holdout: Batches,
+    speedups: Sequence[float] = SPEEDUPS,
+    *,
+    test: Batches | None = None,
+    score_on: Batches | None = None,
+    example: Any = None,
+    settings: Settings | None = None,
+    folder: str | Path | None = None,
+    progress: PhaseProgress | bool | None = None,
+    **changes: Any,
+) -> Curve:
+    """Prune a trained network for each of several speed-ups; `model` itself is not changed.
+
+        curve = prunus.curve(model, train, holdout, speedups=[1.25, 1.5, 2, 3])
+        curve                               # the table; in a notebook also the picture
+        curve.results[1.5].model
+
+    Scores, the times of layers and the original network's quality are measured once for all of them.
+
+    Args:
+        model: The trained network.
+        train: Batches of (images, labels) to score and repair on, and to retrain on.
+        holdout: Labelled images that all decisions read.
+        speedups: How many times as fast the networks should be.
+        test: Read at the end, for the figures only.
+        score_on: Batches to score on; `train` by default.
+        example: An input of the network; the first training image by default.
+        settings: Everything but the goal.
+        folder: Where the runs, curve.json and curve.png are written: a run for 1.5x is speedup-1.5. Called again with
+            the same arguments, an interrupted curve continues. Without it, a temporary folder is used.
+        progress: As in `prunus.compress`.
+        **changes: Fields of `Settings` by name. Each network is timed in the asked engine; timing=True adds the others.
+
+    Raises:
+        DecideError: Every speed-up is out of reach, or another goal was given.
+    """
+    base: Settings = replaced(settings or Settings(timing=False), changes, DecideError)
+    goals = goals_of(base, speedups)
+    data, chosen = checked(model, goals[0], train, holdout, test, score_on)
+    goals = [replace(goal, task=chosen.task) for goal in goals]
+    with run_folder(folder) as place, generators_kept(), shown(progress, phases) as show:
+
+        def in_place(goal: Settings) -> RunFolder:
+            path = place.path / folder_name(goal.speedup or 1.0)
+            return RunFolder(path, writes=place.writes, is_temporary=place.is_temporary)
+
+        drawn = run_goals(model, example, goals, in_place, data, show)
+        if place.writes:
+            drawn.write(place.path)
+    return replace(drawn, folder=place.path) if folder is not None else kept_while_used(drawn, place.path)
+
+
+def goals_of(settings: Settings, speedups: Sequence[float]) -> list[Settings]:
+    """Settings for each speed-up, in ascending order.
+
+    Raises:
+        DecideError: A speed-up is no number above 1, there is none, or the settings have a goal of their own.
+    """
+    other = next(iter(settings.given), None)
+    if other is not None:
+        raise DecideError(f"the goals of a curve are its speed-ups: leave {other} out")
+    listed: list[Any] = [speedups] if isinstance(speedups, numbers.Real) else list(speedups)
+    odd = [each for each in listed if isinstance(each, bool) or not isinstance(each, numbers.Real)]
+    odd += [each for each in listed if each not in odd and not 1 < each < math.inf]
+    if odd or not listed:
+        raise DecideError(
+            f"speedups are numbers above 1, such as [1.25, 1.5, 2]; got {odd[0]!r}" if odd else NONE_GIVEN
+        )
+    return [replace(settings, speedup=each) for each in sorted({float(each) for each in listed})]
+
+
+def folder_name(speedup: float) -> str:
+    """The name of a run's folder in the curve's."""
+    return f"speedup-{speedup:g}"
+
+
+def run_goals(
+    model: nn.Module,
+    example: Any,
+    goals: Sequence[Settings],
+    folder_of: Callable[[Settings], RunFolder],
+    data: RunData,
+    progress: PhaseProgress,
+) -> Curve:
+    """The runs of a curve, which share what they measure. One that is out of reach is left out, with the reason."""
+    if example is None:
+        example = first_image(data.train, device_of(model), task_of(goals[0].task))
+    evidence = Evidence(copy.deepcopy(model), example)
+    results: dict[float, Compressed] = {}
+    missed: dict[float, DecideError] = {}
+    for number, goal in enumerate(goals, 1):
+        asked, start = goal.speedup or 1.0, f"{goal.speedup:g}x ({number} of {len(goals)}): "
+        folder = folder_of(goal)
+
+        def show(phase: str, done: int, total: int, note: str, start: str = start) -> None:
+            progress(start + phase, done, total, note)
+
+        try:
+            results[asked] = run(model, example, goal, folder, data, show, evidence)
+        except DecideError as error:
+            missed[asked] = error
+            logger.warning("%gx is out of reach: %s", asked, error)
+        evidence.earlier = (*evidence.earlier, folder.path)
+    if not results:
+        raise next(iter(missed.values()))
+    return Curve(results, {asked: str(error) for asked, error in missed.items()})
