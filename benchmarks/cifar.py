@@ -44,7 +44,7 @@ from prunus.deciding.splits import uniform
 from prunus.scoring.metrics import METRICS
 from prunus.studies.effectiveness_study import units_to_prune
 from prunus.timing.latency import speedup
-from prunus.train.rate_test import FirstBatches
+from prunus.train.setup import SomeBatches
 from prunus.zoo.data import load
 from prunus.zoo.models import create
 from prunus.zoo.weights import load_weights
@@ -147,7 +147,7 @@ class Bench:
     def train(self, seed: int) -> Any:
         """Training batches; with --num-images, an epoch is that many of them, others each time."""
         whole = self.images.train(seed)
-        return FirstBatches(whole, self.args.num_images // BATCH) if self.args.num_images else whole
+        return SomeBatches(whole, 0, self.args.num_images // BATCH, 1) if self.args.num_images else whole
 
     def folder(self, key: Row, name: str) -> Path | None:
         """Where a row's work is kept."""
@@ -250,7 +250,7 @@ class Bench:
     def repair_images(self) -> Any:
         """The images that the repair reads: 2,000 small ones, or all of a short list."""
         wanted = self.settings.get("num_repair_images", 2000)
-        return FirstBatches(self.images.plain, -(-wanted // len(next(iter(self.images.plain))[0])))
+        return SomeBatches(self.images.plain, 0, -(-wanted // len(next(iter(self.images.plain))[0])), 1)
 
     def timed(self, small: nn.Module, engine: str, batch: int) -> dict[str, float]:
         """The speed-up on one thread, with its interval; processor time, in turns."""
