@@ -11,6 +11,7 @@ import typer
 # Each is a module of this package that defines `command` (a function) or `app` (a typer.Typer with its own verbs).
 VERBS = (
     "prune",
+    "curve",
     "report",
     "check",
     "inspect",

@@ -42,6 +42,8 @@ from prunus.util.text import count
 from prunus.zoo.names import check_weight_file
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from prunus.cli.images import AnyData
     from prunus.run.result import Compressed
 
@@ -97,6 +99,25 @@ class Request:
         """The command that asks for the same."""
         parts = self.data, self.options, self.settings, self.device
         return command_line("prune", self.model, *parts, never=PYTHON_ONLY.names)
+
+    def about(self, named: NamedModel) -> dict[str, Any]:
+        """What the run's config.json says of the command."""
+        about: dict[str, Any] = {"command": self.record(), "command_line": self.command_line()}
+        if named.name != self.model:  # a run's folder or NAME=WEIGHTS: what it starts from
+            about["start"] = {"network": named.name, "earlier": [str(earlier) for earlier in named.folders]}
+        return about
+
+    def resolved(self) -> tuple[Request, NamedModel]:
+        """The request with the data and task of its network, and the network."""
+        named = resolve(self.model, self.options.weights)
+        request = replace(self, data=self.data.known_for(named))
+        if not named.has_weights and not request.is_demo:
+            raise ModelError(
+                f"pruning starts from a trained network: pass --weights FILE with the weights of {named.name}. "
+                f"To train one first: prunus train {named.name} --data {request.data.name}"
+            )
+        task = named.task(request.settings.task)
+        return replace(request, settings=replace(request.settings, task=task)), named
 
     @property
     def is_demo(self) -> bool:
@@ -161,15 +182,7 @@ def command(
                 request = replace(request, settings=replace(settings, **free), options=plain)
         if not request.settings.given:
             request = replace(request, settings=replace(request.settings, max_drop=DEFAULT_DROP))
-    named = resolve(request.model, request.options.weights)
-    request = replace(request, data=request.data.known_for(named))
-    if not named.has_weights and not request.is_demo:
-        raise ModelError(
-            f"pruning starts from a trained network: pass --weights FILE with the weights of {named.name}. "
-            f"To train one first: prunus train {named.name} --data {request.data.name}"
-        )
-    task = named.task(request.settings.task)
-    request = replace(request, settings=replace(request.settings, task=task))
+    request, named = request.resolved()
     if request.options.paper and folder.resume is None:
         from prunus.cli.paper_mode import as_in_the_paper
 
@@ -213,8 +226,32 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
     from prunus.report.run_page import write_report
     from prunus.run.compress import compress
     from prunus.run.folder import RunFolder
+    from prunus.util.processes import leave
+
+    settings = request.settings
+    network, images, parts, rank = open_request(request, named)
+    if request.options.paper and rank == 0:
+        from prunus.cli.paper_mode import print_paper
+
+        print_paper(network, images, request, named)
+    about = request.about(named)
+    with resumable(f"prunus prune --resume {folder}"), live_page(folder) if watch and rank == 0 else nullcontext():
+        result = compress(network, **parts, settings=settings, folder=RunFolder(folder, about=about))
+    leave()
+    if rank:
+        return None
+    page = write_report(folder)
+    print_result(result, folder, page, named.folders)
+    if not settings.retrains_at_all:
+        quality, again = result.summary["quality"]["name"], request.command_line()
+        say(f"to retrain as well, which may add {quality}: {again} --epochs 3 --out NEW")
+    return Answer({**result.summary, "reached": result.reached, "folder": folder, "report": page}, result.reached)
+
+
+def open_request(request: Request, named: NamedModel) -> tuple[nn.Module, AnyData, dict[str, Any], int]:
+    """The network, the images, the arguments of `compress` that they make, and the number of this process."""
     from prunus.util.batches import device_of, to_device
-    from prunus.util.processes import leave, rank_and_world
+    from prunus.util.processes import rank_and_world
 
     settings = request.settings
     rank, world = rank_and_world(request.device.device)
@@ -227,24 +264,7 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
         network = network.to(request.device.pick())
     parts = _parts(images, request, rank, world)
     parts["example"] = to_device(parts["example"], device_of(network))
-    if request.options.paper and rank == 0:
-        from prunus.cli.paper_mode import print_paper
-
-        print_paper(network, images, request, named)
-    about: dict[str, Any] = {"command": request.record(), "command_line": request.command_line()}
-    if named.name != request.model:  # a run's folder or NAME=WEIGHTS: what it starts from
-        about["start"] = {"network": named.name, "earlier": [str(earlier) for earlier in named.folders]}
-    with resumable(f"prunus prune --resume {folder}"), live_page(folder) if watch and rank == 0 else nullcontext():
-        result = compress(network, **parts, settings=settings, folder=RunFolder(folder, about=about))
-    leave()
-    if rank:
-        return None
-    page = write_report(folder)
-    print_result(result, folder, page, named.folders)
-    if not settings.retrains_at_all:
-        quality, again = result.summary["quality"]["name"], request.command_line()
-        say(f"to retrain as well, which may add {quality}: {again} --epochs 3 --out NEW")
-    return Answer({**result.summary, "reached": result.reached, "folder": folder, "report": page}, result.reached)
+    return network, images, parts, rank
 
 
 def _parts(images: AnyData, request: Request, rank: int, world: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from prunus.run.folder import CONFIG, SUMMARY
 from prunus.studies.folder import as_csv
 from prunus.studies.recipes import PublishedGroup, group_of, published
 from prunus.tasks.quality import ACCURACY, QualityText
-from prunus.util.files import PRUNING, held_by, write_atomically
+from prunus.util.files import CURVE, PRUNING, held_by, write_atomically
 from prunus.util.text import big_number, count, milliseconds, relative_change, short_table
 
 PAGE, DATA = "compare.html", "compare.json"
@@ -145,7 +145,7 @@ class Comparison:
         """Write the page and its data into a folder, and return the path of the page."""
         path = Path(folder)
         held = held_by(path)
-        if held is not None:
+        if held not in (None, CURVE):
             raise RunError(f"{path} holds {held}; write the comparison to another folder")
         page = render(self)
         write_atomically(path / DATA, f"{json.dumps(self.to_dict(), indent=2)}\n".encode())

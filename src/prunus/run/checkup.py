@@ -331,7 +331,7 @@ def quality_doubts(evaluation: Evaluation, model: nn.Module, example: Any, task:
 
 BATCH = 128  # images of a training step
 SECONDS_RUN_ESTIMATE = 4.0  # about what each measurement may take
-TURNS = 5  # at most; the median counts
+TURNS = 5  # at most
 PARTIAL = 0.5  # a trial of a unit runs, on average, the half of the network that follows it
 
 
@@ -349,8 +349,11 @@ def estimate(speed: Speed, train_images: int, held_out: int, units: int, *, teac
     )
 
 
-def measure_speed(model: nn.Module, images: Any, task: Task | None = None) -> Speed:
-    """Time a forward pass and a training step on copies of the model. `images` are repeated to fill a batch."""
+def measure_speed(model: nn.Module, images: Any, task: Task | None = None, *, quiet: bool = False) -> Speed:
+    """Time a forward pass and a training step on copies of the model. `images` are repeated to fill a batch.
+
+    quiet: the fastest turn counts instead of the median, which is closer to a machine on which nothing else runs.
+    """
     chosen, device = task_of(task), device_of(model)
 
     def rows(count: int) -> Any:
@@ -367,12 +370,12 @@ def measure_speed(model: nn.Module, images: Any, task: Task | None = None) -> Sp
         return work
 
     small = rows(2)
-    per_image = _median(forward(small), device) / 2
+    per_image = _seconds(forward(small), device, quiet) / 2
     # A training step is 3 to 4 forward passes.
     size = int(min(BATCH, max(2, SECONDS_RUN_ESTIMATE / TURNS / (4 * per_image))))
     batch = rows(size)
-    seconds = _median(forward(batch), device) / size
-    train = _median(_training_step(model, batch, chosen), device) / size
+    seconds = _seconds(forward(batch), device, quiet) / size
+    train = _seconds(_training_step(model, batch, chosen), device, quiet) / size
     peak = peak_memory(device)
     more = BATCH - size  # images of a full step that were left out here
     memory = None if peak is None else peak + (more * _saved_for_backward(model, small) // 2 if more else 0)
@@ -429,11 +432,11 @@ def _saved_for_backward(model: nn.Module, batch: Any) -> int:
     return sum(kept.values())
 
 
-def _median(work: Callable[[], None], device: torch.device) -> float:
-    """Seconds of one call; the first call is not counted."""
+def _seconds(work: Callable[[], None], device: torch.device, quiet: bool) -> float:
+    """Seconds of one call, the median or the fastest; the first call is not counted."""
     seconds: list[float] = []
     with generators_kept():
         work()
         while len(seconds) < TURNS and sum(seconds) < SECONDS_RUN_ESTIMATE / 2:
             seconds.append(timed(work, device))
-    return sorted(seconds)[len(seconds) // 2]
+    return min(seconds) if quiet else sorted(seconds)[len(seconds) // 2]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -20,7 +18,7 @@ from prunus.run.compress import checked, kept_while_used, run, run_folder
 from prunus.run.context import Evidence, RunData, first_image
 from prunus.run.folder import RunFolder
 from prunus.run.result import Compressed
-from prunus.run.settings import Settings
+from prunus.run.settings import Settings, goals_of
 from prunus.run.summary import Summary, read_summary
 from prunus.tasks import task_of
 from prunus.timing.latency import Speedup
@@ -232,25 +230,6 @@ def curve(
         if place.writes:
             drawn.write(place.path)
     return replace(drawn, folder=place.path) if folder is not None else kept_while_used(drawn, place.path)
-
-
-def goals_of(settings: Settings, speedups: Sequence[float]) -> list[Settings]:
-    """Settings for each speed-up, in ascending order.
-
-    Raises:
-        DecideError: A speed-up is no number above 1, there is none, or the settings have a goal of their own.
-    """
-    other = next(iter(settings.given), None)
-    if other is not None:
-        raise DecideError(f"the goals of a curve are its speed-ups: leave {other} out")
-    listed: list[Any] = [speedups] if isinstance(speedups, numbers.Real) else list(speedups)
-    odd = [each for each in listed if isinstance(each, bool) or not isinstance(each, numbers.Real)]
-    odd += [each for each in listed if each not in odd and not 1 < each < math.inf]
-    if odd or not listed:
-        raise DecideError(
-            f"speedups are numbers above 1, such as [1.25, 1.5, 2]; got {odd[0]!r}" if odd else NONE_GIVEN
-        )
-    return [replace(settings, speedup=each) for each in sorted({float(each) for each in listed})]
 
 
 def folder_name(speedup: float) -> str:

@@ -54,7 +54,7 @@ def _look(model: nn.Module, data: RunData, settings: Settings) -> Settings:
         return settings
     if task.reference is None and looks["holdout"].labels is None:
         task = agreement(model, task)
-        logger.info("the held-out images have no labels: quality is the %s", task.measured.name)
+        logger.warning("the held-out images have no labels: quality is %s", task.measured.name)
         settings = replace(settings, task=task)
     if task.reference is not None:
         if isinstance(settings.metric, str):

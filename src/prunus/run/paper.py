@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from prunus.run.checkup import Speed
 
 NO_TEACHER = "no distillation"
+# Settings that may differ, and are named then.
+MAY_DIFFER = ("preset", "epochs", "last_epochs", "lr", "num_images", "max_drop", "mixed_precision")
 # Setting -> the paper's value, and what the paper has, in words.
 FIXED: dict[str, tuple[Any, str]] = {
     "metric": ("gsd", "the metric gsd"),
-    "metric_options": ({}, "no option of G-SD but its ridge"),
+    "metric_options": ({}, "no option of G-SD but its ridge and its tap"),
     "split": ("algorithm1", "the split algorithm1"),
     "exact": (True, "a ranking on all held-out images"),
     "measure": ("accuracy", "a ranking by accuracy"),
@@ -36,7 +38,7 @@ FIXED: dict[str, tuple[Any, str]] = {
     "repair": ("none", "no repair"),
     "trials": (None, "no repair before the ranking"),
     "distill": (False, NO_TEACHER),
-    **{field.name: (default_of(field), f"no {field.name}") for field in fields(FineTuning)},
+    **{f.name: (default_of(f), f"no {f.name}") for f in fields(FineTuning) if f.name not in MAY_DIFFER},
     "batch_norm": ("live", "live batch-norm statistics"),
     "warmup": (None, "no warm-up"),
     "ema": (0.0, "no averaged weights"),
@@ -44,17 +46,17 @@ FIXED: dict[str, tuple[Any, str]] = {
     "distill_weight": (0.5, NO_TEACHER),
     "distill_features": (0.0, NO_TEACHER),
     "views": (None, "no epochs that repeat others"),
-    "mixed_precision": ("no", "no mixed precision"),
     "fit": (None, "a retraining of its own"),
     "evaluate": (None, "no evaluation but accuracy"),
     "round_to": (1, "no multiples that widths are rounded to"),
     "rounds": (None, "no given number of rounds"),
+    "whole_steps": (True, "all n_l channels of the chosen layers in every round, the last one too"),
     "ratio": (None, "no equal share of every layer"),
     "speedup": (None, "no latency target"),
     "params": (None, "no goal in weights (Algorithm 1 counts MACs)"),
 }
 THE_SAME: dict[str, Any] = {"trials": "cut", "warmup": 0.0}  # another word for the paper's value
-OPTIONS = ("ridge",)  # of G-SD, that may be given: the paper prints none
+OPTIONS = ("ridge", "tap")  # of G-SD, that may be given: the paper says nothing of them
 ALPHAS = (2.0, 4.0)
 IMAGENET_IMAGES = 10_000  # that score channels in each round; on CIFAR all training images do
 
@@ -76,13 +78,12 @@ def paper_settings(settings: Settings, data: str = "cifar10", model: str = "", g
         given: Settings that the user gave, perhaps with the value of the default.
     """
     defaults = {field.name: default_of(field) for field in fields(Settings)}
-    for name, (value, words) in FIXED.items():
-        asked = _asked(settings, name)
+    for name in (*FIXED, "alpha"):
+        asked = getattr(settings, name)
         left_out = asked is None or (asked == defaults[name] and name not in given)
-        if not (left_out or asked in (value, THE_SAME.get(name))):
-            raise DecideError(f"the paper has {words}: leave out {_typed(name, asked)}, or leave out --paper")
-    if not ALPHAS[0] <= settings.alpha <= ALPHAS[1]:
-        raise DecideError(f"the paper's alpha is in [2, 4], got {settings.alpha:g}")
+        words = None if left_out else contradiction(name, asked)
+        if words is not None:
+            raise DecideError(f"{words}: leave out {_typed(name, asked)}, or leave out --paper")
     chosen = settings.preset != defaults["preset"] or "preset" in given
     preset = preset_of(settings.preset if chosen else schedule_for(data, model), lr=settings.lr)
     some = IMAGENET_IMAGES if data.partition(":")[0] == "imagenet" else None
@@ -95,6 +96,21 @@ def paper_settings(settings: Settings, data: str = "cifar10", model: str = "", g
         lr=preset.lr,
         num_images=settings.num_images or some,
     )
+
+
+def contradiction(name: str, asked: Any) -> str | None:
+    """What the paper has in the place of a setting, in words; None if the setting is the paper's, or may differ."""
+    if name == "alpha":
+        inside = isinstance(asked, int | float) and ALPHAS[0] <= asked <= ALPHAS[1]
+        return None if inside else "the paper has an alpha in [2, 4]"
+    if name not in FIXED:
+        return None
+    value, words = FIXED[name]
+    if name == "metric_options":
+        asked = {option: given for option, given in asked.items() if option not in OPTIONS}
+    elif name == "metric" and isinstance(asked, str) and set(_options(asked.split(":")[1:])) <= set(OPTIONS):
+        asked = asked.partition(":")[0]
+    return None if asked in (value, THE_SAME.get(name)) else f"the paper has {words}"
 
 
 def departures(
@@ -112,7 +128,7 @@ def departures(
     wanted = paper_settings(Settings(), data, model)
     words_for_none = {"last_epochs": "as before", "num_images": "all", "max_drop": "no limit"}
     lines = []
-    for name in ("preset", "epochs", "last_epochs", "lr", "num_images", "max_drop"):
+    for name in MAY_DIFFER:
         papers, here = getattr(wanted, name), getattr(settings, name)
         if papers != here:
             shown = [words_for_none.get(name) if value is None else value for value in (papers, here)]
@@ -127,19 +143,9 @@ def departures(
     return lines if task in (None, DEFAULT_TASK) else [*lines, f"task {DEFAULT_TASK} -> {task}"]
 
 
-def ridge_of(settings: Settings) -> float | None:
-    """The ridge that was given to the metric; None if it is the default."""
-    return _metric_options(settings).get("ridge")
-
-
-def _asked(settings: Settings, name: str) -> Any:
-    """The value of a setting; of the metric, without the options that may be given."""
-    value = getattr(settings, name)
-    if name == "metric_options":
-        return {option: given for option, given in value.items() if option not in OPTIONS}
-    if name == "metric" and isinstance(value, str) and set(_metric_options(settings)) <= set(OPTIONS):
-        return value.partition(":")[0]
-    return value
+def option_of(settings: Settings, name: str) -> Any:
+    """An option that was given to the metric; None if it is the default."""
+    return _metric_options(settings).get(name)
 
 
 def _metric_options(settings: Settings) -> dict[str, Any]:
@@ -171,37 +177,64 @@ def _typed(name: str, asked: Any) -> str:
 
 @dataclass(frozen=True)
 class PaperCost:
-    """What a run by the paper's settings costs on this machine."""
+    """What a run by the paper's settings costs on this machine, while nothing else runs on it."""
 
-    rounds: int | None  # at least; None if max_drop alone ends the run
+    rounds: tuple[int, int] | None  # at least and about at most; None if max_drop alone ends the run
     epochs: int  # of each round but the last
     last_epochs: int  # of the last round
     share: float  # of the network's MACs, removed by the first round
     ranking_seconds: float  # of a round without its epochs, at the speed of the unpruned network, as are the next
     epoch_seconds: float
+    speeds: tuple[float, float]  # images per second that were measured: forward, in training
 
     @property
     def round_seconds(self) -> float:
-        """Seconds of a round that is not the last."""
+        """Seconds of a round that is not the last, at the speed of the unpruned network."""
         return self.ranking_seconds + self.epochs * self.epoch_seconds
 
-    def __str__(self) -> str:
-        """Three short lines."""
-        first = f"a round removes {min(self.share, 1.0):.1%} of the network at first, and less as it shrinks"
+    def epochs_in(self, rounds: int) -> int:
+        """Epochs of all rounds."""
+        return (rounds - 1) * self.epochs + self.last_epochs
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """From the fewest rounds, if time falls with the MACs, to the most at the speed of the unpruned network."""
         if self.rounds is None:
-            return f"{first};\n{count(self.epochs, 'epoch')} and {_hours(self.round_seconds)} a round"
-        epochs = (self.rounds - 1) * self.epochs + self.last_epochs
-        seconds = self.rounds * self.ranking_seconds + epochs * self.epoch_seconds
+            return self.ranking_seconds + self.epochs * self.epoch_seconds * (1 - self.share), self.round_seconds
+        fewest, most = self.rounds
+        quick = 0.0
+        for number in range(fewest):
+            left = max(0.0, 1 - number * self.share)
+            epochs = self.last_epochs if number == fewest - 1 else self.epochs
+            quick += left * self.ranking_seconds + max(0.0, left - self.share) * epochs * self.epoch_seconds
+        return quick, most * self.ranking_seconds + self.epochs_in(most) * self.epoch_seconds
+
+    def __str__(self) -> str:
+        """Four short lines."""
+        first = f"a round removes {min(self.share, 1.0):.1%} of the network at first, and less as it shrinks"
+        forward, training = (f"{speed:,.0f}" for speed in self.speeds)
+        measured = f"if nothing else runs (measured now: {forward} images/s forward, {training} in training)"
+        hours = _hours(*self.seconds)
+        if self.rounds is None:
+            return f"{first}:\n{count(self.epochs, 'epoch')} a round, {hours} on this machine\n{measured}"
+        fewest, most = self.rounds
         last = "" if self.last_epochs == self.epochs else f" (the last of {self.last_epochs:,})"
+        rounds = count(fewest, "round") if fewest == most else f"{fewest:,} to {most:,} rounds"
+        epochs = _range(self.epochs_in(fewest), self.epochs_in(most))
         return (
-            f"{first}:\nat least {count(self.rounds, 'round')} of {count(self.epochs, 'epoch')}{last}, "
-            f"{count(epochs, 'epoch')} in all,\n"
-            f"about {_hours(seconds)} on this machine, at the speed of the unpruned network"
+            f"{first}:\n{rounds} of {count(self.epochs, 'epoch')}{last}, {epochs} epochs in all,\n"
+            f"{hours} on this machine {measured};\n"
+            "the lower figure if time falls with the MACs, the higher at the speed of the unpruned network"
         )
 
 
 def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_images: int, held_out: int) -> PaperCost:
-    """The cost of a run, from the measured speed and the first round's step k x alpha x FLOSS_max."""
+    """The cost of a run, from the measured speed and the first round's step k x alpha x FLOSS_max.
+
+    The number of rounds is smallest if every round saves as much as the first one. But a channel costs less in a
+    thinner network: in proportion to widths, while MACs are in proportion to their squares. If all widths shrink alike,
+    a step is step x sqrt(MACs left), which makes 2 (1 - sqrt(left)) / step rounds of shares of the network.
+    """
     from prunus.deciding.goal import TOLERANCE
     from prunus.deciding.splits import SplitTask, in_order, step_at_alpha_1
     from prunus.run.checkup import estimate
@@ -214,22 +247,37 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
     last = settings.epochs if settings.last_epochs is None else settings.last_epochs
     rounds = None
     if budget.left is not None:  # the run ends within a tolerance of it
-        rounds = max(1, math.ceil((now - budget.left - TOLERANCE * budget.whole) / step - 1e-9))
+        left = (budget.left + TOLERANCE * budget.whole) / now
+        counts = ((1 - left) * now / step, 2 * (1 - math.sqrt(left)) * now / step)
+        fewest, most = (max(1, math.ceil(each - 1e-9)) for each in counts)
+        rounds = fewest, most
     ranking = score + round_estimate.rank
-    return PaperCost(rounds, settings.epochs, last, step / now, ranking, round_estimate.epoch)
+    speeds = 1 / speed.forward, 1 / speed.train
+    return PaperCost(rounds, settings.epochs, last, step / now, ranking, round_estimate.epoch, speeds)
 
 
-def _hours(seconds: float) -> str:
-    """A duration as in the paper's tables: hours with a decimal, not minutes and seconds."""
-    if seconds < 60:
-        return count(max(1, round(seconds)), "second")
-    return f"{seconds / 3600:,.1f} hours" if seconds >= 360 else f"{seconds / 60:,.1f} minutes"
+def _hours(low: float, high: float) -> str:
+    """A range of durations in one unit, as in the paper's tables: hours with a decimal, not minutes and seconds."""
+    scale, unit = (3600, "hours") if high >= 360 else (60, "minutes") if high >= 60 else (1, "seconds")
+    decimals = 0 if scale == 1 else 1
+    shown = _range(*(max(value / scale, 0.1**decimals) for value in (low, high)), decimals)
+    return f"{shown} {unit}" if shown != "1" else "1 second"
+
+
+def _range(low: float, high: float, decimals: int = 0) -> str:
+    """Two numbers, or one where they look the same."""
+    texts = dict.fromkeys(f"{value:,.{decimals}f}" for value in (low, high))
+    return " to ".join(texts)
 
 
 # -- what the paper leaves open, and what happens here, in the words of `prune --paper` and the recipes
 
 PAPERS_DATA = ("cifar10", "cifar100", "imagenet")  # that the paper prunes networks on
 DEFAULT_RIDGE = "0.05, from the first author's later code"
+TAPS = {
+    "reader": "after it, where the next layer reads them, as in the first author's later code",
+    "before_activation": "before it",
+}
 
 
 @dataclass(frozen=True)
@@ -237,6 +285,7 @@ class OpenChoices:
     """What a run chooses where the paper leaves it open."""
 
     ridges: Sequence[Any]  # of every G-SD in the run; None for the default
+    taps: Sequence[Any]  # likewise
     alpha: Any
     k: int | None  # None: a third of the units
     data: str
@@ -253,6 +302,8 @@ def open_points(choices: OpenChoices) -> dict[str, str]:
         "G-SD divides by variances, which are 0 where a channel is dead for a class: its denominators have a ridge of "
         f"{' and '.join(ridges)}. gsd:ridge=0 leaves it out."
     )
+    taps = dict.fromkeys(TAPS[each or "reader"] for each in choices.taps)
+    tap = f"Whether G-SD sees activations before or after the ReLU is not given: {' and '.join(taps)} here."
     epochs = "The paper gives one number of fine-tuning epochs: it is used for each round."
     best = "Which epoch of a fine-tuning is taken is not given: the one with the best held-out accuracy here."
     third = "a third of the units" if choices.k is None else f"k = {choices.k}"
@@ -261,6 +312,7 @@ def open_points(choices: OpenChoices) -> dict[str, str]:
         here = f"{third} here, and the alpha with which {choices.rounds} rounds reach the goal."
     return {
         "ridge": ridge if ridges else "",
+        "tap": tap if taps else "",
         "epochs": epochs if choices.retrains else "",
         "best_epoch": best if choices.retrains else "",
         "floor": "How far a layer may shrink is not given: here it keeps at least 2 channels and 10% of its channels.",
@@ -271,18 +323,18 @@ def open_points(choices: OpenChoices) -> dict[str, str]:
 
 def left_open(settings: Settings, data: str, holdout: str | None) -> tuple[str, ...]:
     """The sentences for a run by the paper's settings. holdout: as typed; None for user-provided loaders."""
-    ridges = [ridge_of(settings)]
+    ridges, taps = ([option_of(settings, name)] for name in ("ridge", "tap"))
     retrains = settings.retrains_at_all
-    points = open_points(OpenChoices(ridges, settings.alpha, settings.k, data, holdout, retrains=retrains))
+    points = open_points(OpenChoices(ridges, taps, settings.alpha, settings.k, data, holdout, retrains=retrains))
     known = data.partition(":")[0] in PAPERS_DATA or settings.preset != schedule_for(data)
     schedule = "" if known else f"The paper has no schedule for {data}: that of its CIFAR experiments is used here."
     return tuple(words for words in (*points.values(), schedule) if words)
 
 
-def ridges_in(metrics: str) -> list[Any]:
-    """The ridge of every G-SD in metrics as typed, None for the default: [0.0, None] for "gsd:ridge=0,di,gsd"."""
+def options_in(metrics: str, option: str) -> list[Any]:
+    """An option of every G-SD in metrics as typed, None for the default: of "gsd:ridge=0,di,gsd", ridges [0.0, None]."""
     named = [word.strip().split(":") for word in metrics.split(",")]
-    return [_options(parts).get("ridge") for name, *parts in named if name == "gsd"]
+    return [_options(parts).get(option) for name, *parts in named if name == "gsd"]
 
 
 def only_drops_ridge(was: Any, now: Any) -> bool:

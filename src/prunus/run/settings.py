@@ -5,7 +5,9 @@ Importing this module does not import torch, so that `--help` is quick.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import numbers
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -225,6 +227,24 @@ def with_goal(settings: Settings) -> Settings:
                 f"give a goal: speedup, target, macs, params, ratio, or max_drop, the {what} that may be lost"
             )
     return replace(settings, max_drop=DEFAULT_DROP)
+
+
+def goals_of(settings: Settings, speedups: Sequence[float]) -> list[Settings]:
+    """Settings for each speed-up, in ascending order.
+
+    Raises:
+        DecideError: A speed-up is no number above 1, there is none, or the settings have a goal of their own.
+    """
+    other = next(iter(settings.given), None)
+    if other is not None:
+        raise DecideError(f"the goals of a curve are its speed-ups: leave {other} out")
+    listed: list[Any] = [speedups] if isinstance(speedups, numbers.Real) else list(speedups)
+    odd = [each for each in listed if isinstance(each, bool) or not isinstance(each, numbers.Real)]
+    odd += [each for each in listed if each not in odd and not 1 < each < math.inf]
+    if odd or not listed:
+        got = repr(odd[0]) if odd else "none"
+        raise DecideError(f"speedups are one or more numbers above 1, such as [1.25, 1.5, 2]; got {got}")
+    return [replace(settings, speedup=each) for each in sorted({float(each) for each in listed})]
 
 
 def fill_defaults(

@@ -78,6 +78,7 @@ def read_object(path: Path, otherwise: str = "") -> dict[str, Any]:
 
 PRUNING, TRAINING, STUDY, ROUND = "a pruning run", "a training run", "a study", "a round of a pruning run"
 PRUNED, SCORES, SENSITIVITY = "a pruned network", "scores", "a sensitivity analysis"
+CURVE = "a curve"
 
 # The files that only these have, in the order in which they are looked for.
 _FILES = {
@@ -86,6 +87,7 @@ _FILES = {
     PRUNED: ("plan.json",),
     SENSITIVITY: ("sensitivity.json",),
     SCORES: ("scores.json",),
+    CURVE: ("curve.json",),
 }
 
 

@@ -1,0 +1,140 @@
+"""`prunus curve`: quality over measured speed-up, a run for each point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prunus.cli.console import (
+    Answer,
+    Early,
+    complain,
+    console,
+    friendly,
+    resumable,
+    run_folder,
+    say,
+    table,
+    typed_command,
+)
+from prunus.cli.images import DataOptions
+from prunus.cli.network import DEMO_DATA, DEMO_MODEL, MODEL_HELP, check_network
+from prunus.cli.options import DeviceOptions, TrainingImages, Without, options_from_settings
+from prunus.cli.prune import PYTHON_ONLY, PruneOptions, Request, open_request
+from prunus.errors import DecideError, ModelError
+from prunus.run.settings import Settings, check_settings, goals_of
+from prunus.util.files import CURVE, refuse_others
+from prunus.util.options import option
+from prunus.zoo.names import check_weight_file
+
+if TYPE_CHECKING:
+    from prunus.cli.network import NamedModel
+
+SPEEDUPS = "1.25,1.5,2,3"
+# The speed-ups are the goals, and each network is timed in the engine that is asked for.
+NOT_OFFERED = ("target", "speedup", "macs", "params", "ratio", "max_drop", "timing")
+
+
+@dataclass(frozen=True)
+class CurveOptions(TrainingImages):
+    """Options of this verb alone."""
+
+    speedups: str = option(SPEEDUPS, "How many times as fast, separated by commas", group="Goal", everyday=True)
+    weights: Path | None = option(
+        None, "Weight file of the trained network", group="Data", everyday=True, valid=check_weight_file
+    )
+    out: Path | None = option(None, "Folder; runs/curve-MODEL-DATA by default", group="Output", everyday=True)
+
+    def parsed(self) -> list[float]:
+        """The speed-ups as numbers."""
+        try:
+            return [float(word.strip().removesuffix("x")) for word in self.speedups.split(",") if word.strip()]
+        except ValueError:
+            raise DecideError(f"--speedups are numbers, as in {SPEEDUPS}; got {self.speedups!r}") from None
+
+
+@friendly
+@options_from_settings
+def command(
+    model: Annotated[
+        str | None, typer.Argument(help=f"{MODEL_HELP}. The demo's by default."), Early(check_network)
+    ] = None,
+    *,
+    data: DataOptions,
+    options: CurveOptions,
+    settings: Annotated[Settings, Without(*PYTHON_ONLY.names, *NOT_OFFERED)],
+    device: DeviceOptions,
+) -> Answer | None:
+    """Prune a network for several speed-ups: a table and a picture of quality over measured speed-up.
+
+    Each point is a run, in a folder of its own, that can be loaded. What does not depend on the goal is measured once.
+    The same command again continues a curve that was interrupted.
+
+    Exit code 3: a speed-up was not reached.
+
+    Examples:
+
+        prunus curve
+
+        prunus curve resnet56 --data cifar10 --weights w.safetensors
+
+        prunus curve resnet56 --data cifar10 --weights w.safetensors --speedups 1.5,2 --engine openvino
+    """
+    if model is None and data.data not in (None, DEMO_DATA):
+        raise ModelError(f"name the network to prune: prunus curve MODEL --weights FILE --data {data.data}")
+    if model is None:
+        data = replace(data, data=DEMO_DATA)
+    images = PruneOptions(augment=options.augment, batch_size=options.batch_size, weights=options.weights)
+    request, named = Request(model or DEMO_MODEL, data, images, settings, device).resolved()
+    goals = goals_of(replace(request.settings, timing=False), options.parsed())
+    check_settings(goals[0])  # before torch is imported
+    out = options.out or run_folder(f"curve-{named.label}-{request.data.name}")
+    refuse_others(out, CURVE)
+    return _curve([replace(request, settings=goal) for goal in goals], named, out)
+
+
+def _curve(requests: list[Request], named: NamedModel, out: Path) -> Answer | None:
+    from prunus.report.compare import compare
+    from prunus.report.run_page import write_report
+    from prunus.run.compress import checked
+    from prunus.run.curve import PICTURE, TITLES, folder_name, run_goals
+    from prunus.run.folder import RunFolder
+    from prunus.util.processes import leave
+    from prunus.util.progress import phases, shown
+    from prunus.util.state import generators_kept
+
+    network, _, parts, rank = open_request(requests[0], named)
+    example = parts.pop("example")
+    data, first = checked(network, requests[0].settings, **parts)
+    places = {request.settings.speedup: request for request in requests}
+
+    def folder_of(goal: Settings) -> RunFolder:
+        path = out / folder_name(goal.speedup or 1.0)
+        return RunFolder(path, writes=not rank, about=places[goal.speedup].about(named))
+
+    with resumable(typed_command()), generators_kept(), shown(None, phases) as show:
+        goals = [replace(request.settings, task=first.task) for request in requests]
+        drawn = run_goals(network, example, goals, folder_of, data, show)
+    leave()
+    if rank:
+        return None
+    drawn.write(out)
+    folders = [out / point.folder for point in drawn.points]
+    for folder in folders:
+        write_report(folder)
+    page = compare(folders).write(out)
+    say(drawn.title)
+    console.print(table(TITLES, drawn.rows(), numbers=TITLES[:-1]))
+    for asked, why in drawn.missed.items():
+        complain("note", f"{asked:g}x: {why}")
+    say(f"\nruns in {out}: {', '.join(folder.name for folder in folders)}")
+    say(f"picture: {out / PICTURE}.png, page: {page} (open it in a browser)")
+    record = {
+        "title": drawn.title,
+        "points": drawn.points,
+        "missed": {f"{x:g}": why for x, why in drawn.missed.items()},
+    }
+    return Answer({**record, "reached": drawn.reached, "folder": out, "page": page}, drawn.reached)
