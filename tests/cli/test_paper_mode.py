@@ -87,10 +87,10 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
     file = tmp_path / "w.safetensors"
     save_file(create("preresnet164", 10, in_channels=1).state_dict(), file)
     monkeypatch.setattr(compress_module, "compress", stop)
-    monkeypatch.setattr(run_estimate, "measure_speed", lambda *_: Speed(0.001, 0.004, 128, None))
+    monkeypatch.setattr(run_estimate, "measure_speed", lambda *_, **__: Speed(0.001, 0.004, 128, None))
     words = ["prune", "preresnet164", "--weights", file, "--data", "digits", "--size", "8", "--device", "cpu"]
     words += ["--paper"]
-    more = ["--batch-size", "64", "--metric", "gsd:ridge=0", "--out", tmp_path / "run"]
+    more = ["--batch-size", "64", "--metric", "gsd:ridge=0", "--target", "0.5", "--out", tmp_path / "run"]
     said = prunus(*words, *more, "--k", "54", columns=400).stdout.splitlines()
     assert said[0].startswith("the paper's settings: G-SD without a ridge, as printed, Algorithm 1 on all held-out")
     assert "not pruned, as in the paper: conv1:out, *.shortcut:in" in said
@@ -143,6 +143,6 @@ def test_it_prints_the_sentences_of_the_recipe() -> None:
     said = told("resnet56", "cifar10", pr.Settings.paper())
     printed = {text.removeprefix("left open in the paper: ") for text in said if text.startswith("left open")}
     left = set(load_recipe("resnet56-cifar10-a").left_open) - printed
-    assert len(printed) == 6 and {text.split(" ")[0] for text in left} == {"How", "The", "k"} and len(left) == 3
+    assert len(printed) == 7 and {text.split(" ")[0] for text in left} == {"How", "The", "k"} and len(left) == 3
     third = next(text for text in left if text.startswith("k "))
     assert third.replace("k = 18", "a third of the units") in printed  # of 54

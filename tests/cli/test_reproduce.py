@@ -60,6 +60,15 @@ def test_gsd_without_a_ridge_is_the_papers_formula() -> None:
     assert any("its denominators have a ridge of 0.5. gsd:ridge=0 leaves it out." in line for line in other)
 
 
+def test_mixed_precision_and_the_tap_may_differ_as_with_paper() -> None:
+    words = ["reproduce", "resnet56-cifar10-a", "--dry-run", "--set"]
+    said = lines(prunus(*words, "mixed_precision=bf16", columns=400))
+    assert "  run: mixed_precision the default -> bf16" in said
+    said = lines(prunus(*words, "metric=gsd:tap=before_activation", columns=400))
+    assert "  run: metric gsd -> gsd:tap=before_activation" in said
+    assert any(line.endswith("before or after the ReLU is not given: before it here.") for line in said)
+
+
 @pytest.mark.parametrize(
     "words, complaint",
     [
@@ -75,6 +84,19 @@ def test_gsd_without_a_ridge_is_the_papers_formula() -> None:
         (["vgg16-imagenet-a", "--set", "epochs"], "--set takes KEY=VALUE"),
         (["resnet56-cifar10-a", "--budget", "smoke", "--set", "nonsense=1"], "No such option"),
         (["vgg16-cifar10", "--budget", "tiny"], "one of smoke, cpu, full; got 'tiny'"),
+        (
+            ["resnet56-cifar10-a", "--set", "repair=solve"],
+            "the paper has no repair: leave out --set repair=solve, or use `prunus prune` without --paper",
+        ),
+        (
+            ["resnet56-cifar10-a", "--set", "run.metric=l1"],
+            "the paper has the metric gsd: leave out --set run.metric",
+        ),
+        (["resnet56-cifar10-a", "--set", "alpha=5.9"], "the paper has an alpha in [2, 4]: leave out --set alpha=5.9"),
+        (
+            ["resnet56-cifar10-a", "--budget", "cpu", "--set", "distill=true"],
+            "the paper has no distillation: leave",
+        ),
     ],
 )
 def test_what_cannot_run(words: list[str], complaint: str) -> None:

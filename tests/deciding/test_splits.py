@@ -24,7 +24,7 @@ from prunus.errors import DecideError
 from prunus.scoring.scores import Scores
 from prunus.zoo.models import create
 from tests import nets
-from tests.deciding.toys import Mixed, answered, batches, drawn, random_scores, seeded, without_weakest
+from tests.deciding.toys import Mixed, algorithm_1, answered, batches, drawn, random_scores, seeded, without_weakest
 from tests.proof import counted_macs
 from tests.run.toys import run
 
@@ -113,6 +113,24 @@ def test_the_chosen_units_lose_in_proportion_and_others_join_only_where_they_mus
     names = set(lost_by(decide(graph, scores, found, k=2, target=0.5)))
     assert names == set(found.ranked()[: len(names)]) and len(names) > 2
     assert counted_macs(at_floors(graph, scores, found.ranked()[: len(names) - 1]), example) > graph.macs / 2
+
+
+def test_whole_steps_go_past_the_goal_and_the_default_meets_it() -> None:
+    """n_l = round(alpha FLOSS_max / FLOSS_l), with FLOSS counted on the network without a channel."""
+    model, example, graph, scores = network("mixed")
+    found = made(graph, scores, alpha=2)
+    best = found.ranked()[:2]
+    literal = algorithm_1(model, graph, scores, candidates(graph), [], example, alpha=2)
+    whole = {name: literal.removed[name] for name in best}
+    keep = {name: without_weakest(graph.units[name], scores.values[name], whole[name]) for name in best}
+    macs = counted_macs(pr.prune(graph, pr.Plan.of(graph, keep)), example)
+    left = graph.macs - 0.7 * (graph.macs - macs)  # a goal that one step goes past
+    for whole_steps in (True, False):
+        settings = SplitSettings(split="algorithm1", k=2, alpha=2, whole_steps=whole_steps)
+        task = SplitTask(graph, scores, Budget("macs", left, graph.macs), settings, lambda _: found)
+        plan = SPLITS["algorithm1"].plan(task)
+        assert (lost_by(plan) == whole) == whole_steps
+        assert counted_macs(pr.prune(graph, plan), example) == pytest.approx(macs if whole_steps else left, rel=0.005)
 
 
 def at_floors(graph: pr.ChannelGraph, scores: Scores, names: Iterable[str]) -> nn.Module:

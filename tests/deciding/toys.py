@@ -159,7 +159,7 @@ def algorithm_1(
         most = unit.width - g * math.ceil(max(2, math.ceil(unit.width / 10)) / g)
         removed[name] = max(0, min(g * round(exact / g), most))
         stopped[name] = g * round(exact / g) > most
-        if removed[name]:
+        if removed[name] and pairs:
             accuracy[name] = accuracy_bounds(smaller(name, removed[name]), pairs)
             loss[name] = measured(smaller(name, removed[name]), pairs)[1]
     return Literal(floss, removed, stopped, accuracy, loss)

@@ -60,13 +60,13 @@ def paper_lines(graph: ChannelGraph, request: Request, named: NamedModel, *, use
         user_data: Whether batches come from user-provided loaders.
     """
     from prunus.deciding.candidates import candidates
-    from prunus.run.paper import departures, left_open, ridge_of, schedule_for
+    from prunus.run.paper import departures, left_open, option_of, schedule_for
     from prunus.studies.recipes import recipe_for
     from prunus.train.settings import preset_of
 
     settings, options, data, recipe = request.settings, request.options, request.data.name, recipe_for(named.name)
     excluded = None if recipe is None else tuple(recipe.run.get("exclude", ()))
-    ridge = " without a ridge, as printed" if ridge_of(settings) == 0 else ""
+    ridge = " without a ridge, as printed" if option_of(settings, "ridge") == 0 else ""
     lines = [
         f"the paper's settings: G-SD{ridge}, Algorithm 1 on all held-out images, alpha {settings.alpha:g},",
         f"schedule {settings.preset}, no repair, no distillation",
@@ -106,9 +106,9 @@ def _cost(graph: ChannelGraph, images: AnyData, request: Request) -> str:
         return f"what the run costs is not known: {silent if isinstance(images, UserData) else 'nothing is held out'}"
     some = images.example()
     if not isinstance(images, UserData):
-        some, _ = images.loader("train", 64, limit=64).images_at(range(min(64, train)))
+        some, *_ = images.loader("train", 64, limit=64).images_at(range(min(64, train)))
     task = task_of(request.settings.task)
-    speed = measure_speed(graph.model, to_device(some, device_of(graph.model)), task)
+    speed = measure_speed(graph.model, to_device(some, device_of(graph.model)), task, quiet=True)
     return str(paper_cost(graph, request.settings, speed, train, held_out))
 
 

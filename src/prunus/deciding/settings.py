@@ -88,6 +88,9 @@ class SplitSettings(RankSettings):
         None, "Rank units before repair, or after their own repair", group="Layers", choices=("cut", "repaired")
     )
     rounds: int | None = option(None, "Reach the goal in this number of rounds", group="Layers", least=1)
+    whole_steps: bool = option(
+        False, "The last round may go past the goal: the units of Algorithm 1 lose all n_l channels", group="Layers"
+    )
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ class TimeSettings:
     )
 
 
-RANKING = ("measure", "cost", "k", "exact", "trials")  # settings that only matter where held-out images rank units
+# Settings that only matter where held-out images rank units:
+RANKING = ("measure", "cost", "k", "exact", "trials", "whole_steps")
 
 
 def ranking_settings(settings: SplitSettings) -> list[str]:
@@ -136,6 +140,8 @@ def check_split(settings: SplitSettings, *, by_share: bool = False) -> None:
 
     by_share: the goal is a share of every unit, so that no split is needed.
     """
+    if settings.whole_steps and settings.rounds is not None:
+        raise DecideError("a number of rounds meets the goal exactly: leave out rounds, or whole_steps")
     given = ranking_settings(settings)
     if not given or not (by_share or (settings.split is not None and not SPLITS.find(settings.split).ranks)):
         return

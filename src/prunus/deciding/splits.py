@@ -155,7 +155,8 @@ def _cut_best(task: SplitTask, sensitivity: Sensitivity, k: int | None) -> Plan:
 def plan_by_rank(task: SplitTask) -> Plan:
     """The plan of a split that ranks units on held-out images.
 
-    It removes no more than the budget allows. If the number of rounds is given, it meets the budget exactly.
+    It removes no more than the budget allows. If the number of rounds is given, it meets the budget exactly. With
+    whole_steps, the units that are chosen lose all of their n_l channels, also where that goes past the budget.
     """
     graph, settings, budget = task.graph, task.settings, task.budget
     if task.rank is None:
@@ -171,9 +172,10 @@ def plan_by_rank(task: SplitTask) -> Plan:
             settings = replace(settings, k=min(settings.k, max(1, sum(a.channels > 0 for a in able.values()))))
     sensitivity = task.rank(settings)
     k = None if task.settings.k is None else min(task.settings.k, len(sensitivity.tried))
-    if budget.left is None or (settings.rounds is None and not by_ratio):
+    whole = budget.left is None or settings.whole_steps
+    if whole or (settings.rounds is None and not by_ratio):
         plan = _cut_best(replace(task, budget=Budget("macs", None, graph.macs)), sensitivity, k)
-        if budget.left is None or task.cost(plan.keep) > budget.left:
+        if whole or task.cost(plan.keep) > task.left:
             return plan
     return _cut_best(task, sensitivity, k)
 

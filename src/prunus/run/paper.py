@@ -332,7 +332,7 @@ def left_open(settings: Settings, data: str, holdout: str | None) -> tuple[str, 
 
 
 def options_in(metrics: str, option: str) -> list[Any]:
-    """An option of every G-SD in metrics as typed, None for the default: of "gsd:ridge=0,di,gsd", ridges [0.0, None]."""
+    """An option of every G-SD in metrics as typed, None for the default: ridges [0.0, None] of "gsd:ridge=0,di,gsd"."""
     named = [word.strip().split(":") for word in metrics.split(",")]
     return [_options(parts).get(option) for name, *parts in named if name == "gsd"]
 

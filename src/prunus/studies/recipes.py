@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from prunus.errors import FileError, RunError
-from prunus.run.paper import OpenChoices, only_drops_ridge, open_points, ridges_in
+from prunus.run.paper import OpenChoices, contradiction, only_drops_ridge, open_points, options_in
 from prunus.util.options import check_choice
 from prunus.util.registry import unknown
 from prunus.util.typed_json import from_data
@@ -62,10 +62,11 @@ class Recipe:
     @property
     def left_open(self) -> tuple[str, ...]:
         """What the paper leaves open, and what is used here: sentences that follow the options."""
-        ridges = [ridge for key in METRICS for ridge in ridges_in(str(self.run.get(key, "")))]
+        metrics = ",".join(str(self.run.get(key, "")) for key in METRICS)
+        ridges, taps = (options_in(metrics, option) for option in ("ridge", "tap"))
         data, holdout = str(self.run.get("data", "")), str(self.run.get("holdout", "none"))
         given: dict[str, Any] = {name: self.run.get(name) for name in ("alpha", "k", "rounds")}
-        points = open_points(OpenChoices(ridges, data=data, holdout=holdout, **given))
+        points = open_points(OpenChoices(ridges, taps, data=data, holdout=holdout, **given))
         return tuple(sentence for text in self.open if (sentence := text.format_map(points)))
 
 
@@ -186,6 +187,9 @@ def as_asked(
 ) -> tuple[Recipe, list[Change]]:
     """The recipe at a budget, with changes that a user typed, and everything that differs from the recipe.
 
+    A run of the paper's method follows the rules of `prune --paper`: what contradicts the method is a RunError, unless
+    the budget changes the same setting.
+
     Args:
         given: Each KEY=VALUE or run.KEY=VALUE for the experiment, train.KEY=VALUE for the training before it.
         data: Another data set for both.
@@ -200,6 +204,9 @@ def as_asked(
             raise RunError(f"--set takes KEY=VALUE, run.KEY=VALUE or train.KEY=VALUE; got {text!r}")
         if step == "train" and recipe.train is None:
             raise RunError(f"{recipe.name} trains no network at this budget, so {text!r} would have no effect")
+        words = contradiction(name, value_of(value)) if recipe.command == "prune" and step != "train" else None
+        if words is not None and name not in recipe.budgets.get(budget, {}).get("run", {}):
+            raise RunError(f"{words}: leave out --set {text}, or use `prunus prune` without --paper")
         recipe, more = changed(recipe, step or "run", {name: value_of(value)})
         changes += more
     return recipe, [one for one in merged(changes) if one.step == "run" or not is_trained]
