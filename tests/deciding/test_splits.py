@@ -130,7 +130,8 @@ def test_whole_steps_go_past_the_goal_and_the_default_meets_it() -> None:
         task = SplitTask(graph, scores, Budget("macs", left, graph.macs), settings, lambda _: found)
         plan = SPLITS["algorithm1"].plan(task)
         assert (lost_by(plan) == whole) == whole_steps
-        assert counted_macs(pr.prune(graph, plan), example) == pytest.approx(macs if whole_steps else left, rel=0.005)
+        found_macs = counted_macs(pr.prune(graph, plan), example)
+        assert found_macs == macs if whole_steps else macs < found_macs <= 1.005 * left
 
 
 def at_floors(graph: pr.ChannelGraph, scores: Scores, names: Iterable[str]) -> nn.Module:
