@@ -135,7 +135,8 @@ def test_the_page_of_a_comparison(compressed: Any, tmp_path: Path) -> None:
         values = read(compressed.folder / "classes.json")["after"]["values"]
         shown = [values[int(name.removeprefix("class "))] for name in seen["least"]]
         assert shown == sorted(values)
-        assert len(seen["charts"]) == 5 and all(width > 250 and height > 200 for width, height in seen["charts"])
+        count = 3 + len(compressed.summary["speeds"])  # MACs, weights, bytes, and speed-ups
+        assert len(seen["charts"]) == count and all(width > 250 and height > 200 for width, height in seen["charts"])
         assert seen["across"][0] <= seen["across"][1]
 
 

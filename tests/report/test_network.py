@@ -125,7 +125,7 @@ def test_long_networks_are_folded(compressed: Any, monkeypatch: pytest.MonkeyPat
 def test_times_are_drawn_where_they_are_known(compressed: Any) -> None:
     run = read_run(compressed.folder)
     times = dict.fromkeys(run.summary.layers, (0.002, 0.001))
-    time = SpeedFigures("eager", 1, 1, "a machine", 1.5, 1.5, None, None, times)
+    time = SpeedFigures("eager", 1, 1, "a machine", 1.5, 1.5, True, times)
     drawing = NetworkDrawing(replace(run, summary=replace(run.summary, time=time)))
     layer = next(row for row in drawing.rows if row.name == "conv1")
     assert drawing.what == "time" and layer.title.endswith("2 ms before, 1 ms after (−50.0%)")

@@ -106,7 +106,7 @@ def test_a_comparison_does_not_overwrite_a_run(run: Path) -> None:
     ("name", "key", "value", "words"),
     [
         ("summary.json", "format", "other", 'expected JSON with "format": "prunus-summary"'),
-        ("summary.json", "version", 2, "has version 2; this prunus reads version 1"),
+        ("summary.json", "version", 1, "has version 1; this prunus reads version 2"),
         ("summary.json", "units", {"a": {"width": 3}}, "units.a: 'kind' is missing"),
         ("summary.json", "before", {}, "before: 'holdout' is missing"),
         ("summary.json", "layers", [1], "layers: expected an object"),

@@ -26,9 +26,9 @@ from prunus.plots.run_pictures import load_pictures
 from prunus.repairing.repair import REPAIRS
 from prunus.report.read import read_run
 from prunus.report.run_page import render, run_files, what_was_asked, write_report
+from prunus.run.final_timing import EngineSpeed
 from prunus.run.summary import SpeedFigures
 from prunus.scoring.metrics import METRICS
-from prunus.timing.latency import Speedup
 from tests.report.runs import CLASSES, COMMAND_LINE, SIDE, Page, bar_charts, charts, make_run, read, titles
 from tests.report.test_page import NASTY
 
@@ -73,10 +73,7 @@ def test_the_headline_has_the_numbers_of_the_summary(page: str, compressed: Any)
     assert f"MACs per image {now / 1e6:.2f} M before: {was / 1e6:.2f} M −{100 * (1 - now / was):.1f}%" in text
     was, now = summary["before"]["params"], summary["after"]["params"]
     assert f"Weights {now / 1e3:.2f} K before: {was / 1e3:.2f} K −{100 * (1 - now / was):.1f}%" in text
-    for found in summary["speedup"].values():
-        clear = found["low"] > 1 or found["high"] < 1
-        words = f"{found['ratio']:.2f}× ({found['low']:.2f} to {found['high']:.2f}) the speed"
-        assert (words if clear else "no measurable difference") in text
+    assert summary["goal"]["text"] in text
     assert "What was removed:" in text and "What was lost:" in text and "What was gained:" in text
 
 
@@ -125,28 +122,45 @@ def test_a_ratio_tries_units_and_a_repair_has_two_bars_for_each_layer(tmp_path: 
     }
 
 
-def test_times_have_their_quartiles(page: str, compressed: Any) -> None:
-    summary = read(compressed.folder / "summary.json")
-    said = [row.title for rows in bar_charts(page, "latency") for row in rows]
-    for size in summary["before"]["latency"]:
-        for side in ("before", "after"):
-            low, high = summary[side]["quartiles"][size]
-            assert low <= summary[side]["latency"][size] <= high
-            images = f"{size} image{'' if size == '1' else 's'}"
-            title = f"{images}, {side}: {1e3 * summary[side]['latency'][size]:.3g} ms, "
-            assert f"{title}quartiles {1e3 * low:.3g} ms to {1e3 * high:.3g} ms" in said
+def test_speed_in_each_engine_is_drawn_relative_to_the_original(compressed: Any) -> None:
+    run = read_run(compressed.folder)
+    speeds = (
+        EngineSpeed("onnxruntime", 1, 1, 0.006, 0.003, 2.0, 1.6, 2.5, "processor"),
+        EngineSpeed("eager", 1, 1, 0.004, 0.008, 0.5, 0.4, 0.8, "processor"),
+        EngineSpeed("eager", 8, 1, 0.03, 0.03, 1.0, 0.8, 1.25, "processor"),
+    )
+    page = render(replace(run, summary=replace(run.summary, speeds=speeds)))
+    (rows,) = bar_charts(page, "speeds")
+    said = ["2.00× (1.60 to 2.50)", "0.50× (0.40 to 0.80), slower", "no measurable difference (0.80 to 1.25)"]
+    assert [(row.name, row.text, row.strong) for row in rows] == [
+        ("onnxruntime at batch 1", said[0], True),
+        ("eager at batch 1", said[1], False),
+        ("eager at batch 8", said[2], False),
+    ]
+    # The longest is 1 / 0.4 = 2.5 times the original's time, and takes 64%.
+    shares = [[64 / 2.5 * x for x in (1, after)] for after in (1 / 2, 1 / 0.5, 1)]
+    assert [[bar[1] for bar in row.bars[:2]] for row in rows] == [pytest.approx(share, abs=0.01) for share in shares]
+    left, width, kind = rows[0].bars[2]
+    assert (left, left + width, kind) == (
+        pytest.approx(64 / 2.5 / 2.5, abs=0.01),
+        pytest.approx(64 / 2.5 / 1.6, abs=0.02),
+        "spread",
+    )
+    text = Page(page).text
+    assert "Time in onnxruntime at batch 1 3 ms before: 6 ms 2.00× (1.60 to 2.50)" in text
+    assert text.count("processor time on one thread") == 1
+    assert "Speed" not in Page(render(replace(run, summary=replace(run.summary, speeds=())))).text
 
 
 def test_layers_are_timed_for_a_latency_target(compressed: Any) -> None:
     run = read_run(compressed.folder)
     times = {"conv1": (0.002, 0.001), "(the rest)": (0.004, 0.004)}
-    time = SpeedFigures("eager", 1, 2, "a machine", 1.2, 1.2, Speedup(1.3, 1.2, 1.4), (0.006, 0.005), times)
+    time = SpeedFigures("eager", 1, 2, "a machine", 1.2, 1.2, True, times)
     page = render(replace(run, summary=replace(run.summary, time=time)))
     (rows,) = bar_charts(page, "times")
     assert [(row.name, row.text) for row in rows] == [("conv1", "1 ms, was 2 ms"), ("(the rest)", "4 ms")]
     assert [[bar[1] for bar in row.bars] for row in rows] == [[32, 16], [64, 64]]
     text = Page(page).text
-    assert "Time in eager, batch 1 5 ms before: 6 ms 1.30× (1.20 to 1.40) the speed, 1.20× predicted" in text
     assert "for a batch of 1, on 2 threads" in text
     assert "engine" not in str(what_was_asked(run))  # a goal in MACs says nothing about engines
 
@@ -167,8 +181,8 @@ def test_what_was_asked_and_the_command_that_asks_again(page: str) -> None:
     """The settings that were changed by group, choices with their registry's line, and the command as it was saved."""
     text = Page(page).text
     asked = text[text.index("What was asked") : text.index("Accuracy and MACs in each round")]
-    assert "Network resnet8, 8 layers with weights Data set folder:pictures Goal Remove 40.0% of the MACs. " in asked
-    assert f"Channels metric gsd: {METRICS.help('gsd')} Layers" in asked
+    assert "Network resnet8, 8 layers with weights Data set folder:pictures Goal Remove 40.0% of the MACs." in asked
+    assert f"Channels metric gsd: {METRICS.help('gsd')} streams select Layers" in asked
     layers = f"split algorithm1: {SPLITS.help('algorithm1')} cost macs: {COSTS.help('macs')}"
     assert re.search(rf"Layers {re.escape(layers)} alpha \d+\.\d+, rounds 2 Repair", asked)  # solved for two rounds
     assert f"Repair repair none: {REPAIRS.help('none')} Retraining epochs 1" in asked
@@ -212,8 +226,9 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
     page = write_report(tmp_path / "one").read_text()
     text = Page(page).text
     assert "original = CifarResNet(...)" in text and ", original).eval()" in text
-    call = "prunus.compress(model, train, holdout, ratio=0.3, split='uniform', metric='l1', repair='none', "
-    assert call in text
+    engine = read(tmp_path / "one" / "config.json")["settings"]["engine"]
+    call = f"prunus.compress(model, train, holdout, ratio=0.3, engine='{engine}', split='uniform', streams='select', "
+    assert f"{call}metric='l1', repair='none', " in text
     assert "These images were also used for decisions." in text and "Test accuracy" not in text
     assert len(charts(page, "rounds")) == 1 and not bar_charts(page, "sensitivity")
 

@@ -9,9 +9,9 @@ import pytest
 
 from prunus.report import text as sentences
 from prunus.report.read import FinishedRun, read_run
+from prunus.run.final_timing import EngineSpeed
 from prunus.run.summary import NetworkFigures, UnitFigures
 from prunus.tasks.evaluate import Evaluation
-from prunus.timing.latency import Speedup
 
 
 @pytest.fixture
@@ -23,11 +23,23 @@ def told(compressed: Any) -> FinishedRun:
         "c:out": UnitFigures("private", 64, 9),
     }
     held, tested = Evaluation(0.96, 0.1, 50), Evaluation(0.95, 0.2, 200)
-    was = NetworkFigures(held, tested, 1000, 400, 2000, {"1": 0.002, "64": 0.03}, {})
+    was = NetworkFigures(held, tested, 1000, 400, 2000)
     held, tested = Evaluation(0.94, 0.1, 50), Evaluation(0.93, 0.2, 200)
-    now = NetworkFigures(held, tested, 500, 100, 600, {"1": 0.004, "64": 0.01}, {})
-    speed = {"1": Speedup(0.5, 0.2, 1.1), "64": Speedup(3.0, 2.5, 3.25)}
-    return changed(read_run(compressed.folder), units=units, before=was, after=now, speedup=speed)
+    now = NetworkFigures(held, tested, 500, 100, 600)
+    removed = {"macs": 0.5, "params": 0.75}
+    return changed(
+        read_run(compressed.folder),
+        units=units,
+        before=was,
+        after=now,
+        speeds=(timed(3.0, 2.5, 3.25),),
+        removed=removed,
+    )
+
+
+def timed(ratio: float, low: float, high: float, engine: str = "onnxruntime") -> EngineSpeed:
+    """A row of the final timing: 30 ms before."""
+    return EngineSpeed(engine, 1, 1, 0.03, 0.03 / ratio, ratio, low, high, "processor")
 
 
 def changed(run: FinishedRun, **summary: Any) -> FinishedRun:
@@ -47,17 +59,23 @@ def test_points(change: float, expected: str) -> None:
     assert sentences.points(change) == expected
 
 
-def test_the_verdict(told: FinishedRun) -> None:
-    work = "50.0% fewer MACs and 70.0% fewer bytes"
-    assert sentences.verdict(told) == f"{work}; the test accuracy is 2.00 points lower, 93.00%."
-    same = side(told, "after", test=told.summary.before.test)
-    assert sentences.verdict(same) == f"{work} at the same test accuracy, 95.00%."
-    better = side(told, "after", test=Evaluation(0.96, 0.2, 200))
-    assert sentences.verdict(better) == f"{work}; the test accuracy is 1.00 points higher, 96.00%."
+def test_the_verdict_is_about_speed(told: FinishedRun) -> None:
+    quality = "95.00% → 93.00% test accuracy."
+    assert sentences.verdict(told) == f"3.00x as fast in onnxruntime at batch 1 (2.50 to 3.25), {quality}"
+    assert sentences.title(told) == "resnet8 on folder:pictures, pruned: 3.00x as fast, 50.0% of the MACs removed"
+    slow = changed(told, speeds=(timed(0.65, 0.6, 0.7), timed(3.0, 2.5, 3.25, "eager")))
+    assert sentences.verdict(slow) == f"Slower in onnxruntime at batch 1: 0.65x (0.60 to 0.70), {quality}"
+    assert sentences.title(slow).endswith("pruned: slower (0.65x), 50.0% of the MACs removed")
+    alike = changed(told, speeds=(timed(1.02, 0.97, 1.08),))
+    assert sentences.verdict(alike) == f"No measurable difference in onnxruntime at batch 1 (0.97 to 1.08), {quality}"
+    untimed = changed(told, speeds=())
+    assert sentences.verdict(untimed) == f"50.0% of the MACs removed, speed not measured, {quality}"
+    assert sentences.title(untimed) == "resnet8 on folder:pictures, pruned: 50.0% of the MACs removed"
     untested = side(told, "before", test=None)
-    assert sentences.verdict(untested) == f"{work}; the held-out accuracy is 2.00 points lower, 94.00%."
-    whole = side(told, "after", macs=told.summary.before.macs)
-    assert sentences.verdict(whole) == "Nothing was removed: the network is unchanged."
+    assert sentences.verdict(untested).endswith(", 96.00% → 94.00% held-out accuracy.")
+    whole = changed(told, units={name: replace(u, kept=u.width) for name, u in told.summary.units.items()})
+    assert sentences.verdict(whole).startswith("Nothing was removed: the network is as it was, 95.00% → ")
+    assert sentences.title(whole) == "resnet8 on folder:pictures: nothing was removed"
 
 
 def test_what_was_removed(told: FinishedRun) -> None:
@@ -100,25 +118,26 @@ def test_what_was_gained(told: FinishedRun) -> None:
         "(−75.0%), and its tensors take 600B instead of 2.00 KB."
     )
     assert sentences.what_was_gained(told) == (
-        f"{work} On this run's machine there is no measurable difference in speed on one image (2 ms before, 4 ms "
-        "after) and it is 3.00 times as fast on batches of 64 images (95% interval 2.50 to 3.25; 30 ms before, 10 ms "
-        "after)."
+        "On the machine of the run: 3.00x as fast in onnxruntime at batch 1 (2.50 to 3.25); a batch takes 10 ms "
+        f"instead of 30 ms. {work}"
     )
-    untimed = side(told, "before", latency={})
-    assert sentences.what_was_gained(untimed) == work
+    assert sentences.what_was_gained(changed(told, speeds=())) == work
 
 
 @pytest.mark.parametrize(
     ("goal", "expected"),
     [
-        ({"target": 0.5}, "Remove 50.0% of the MACs. Reached: 50.0% removed."),
-        ({"target": 0.6}, "Remove 60.0% of the MACs. Not reached: 50.0% removed."),
-        ({"params": 100.0}, "Keep 100 of 400 weights. Reached: 75.0% removed."),
-        ({"macs": 400.0}, "Keep 400 of 1.00 K MACs. Not reached: 50.0% removed."),
+        ({"target": 0.5}, "Remove 50.0% of the MACs."),
+        ({"params": 100.0}, "Keep 100 of 400 weights."),
+        ({"macs": 400.0}, "Keep 400 of 1.00 K MACs."),
         ({"ratio": 0.3}, "Remove 30% of the channels of every unit in one round."),
-        ({"max_drop": 0.5}, "Remove as many channels as possible and lose at most 0.5 points of held-out accuracy."),
+        ({"max_drop": 0.5}, "Remove as much as possible and lose at most 0.5 points of held-out accuracy."),
+        (
+            {"speedup": 1.5, "engine": "eager", "batch": 8, "threads": 2},
+            "Make it 1.5 times as fast in eager at batch 8, on 2 threads.",
+        ),
     ],
 )
-def test_goals(told: FinishedRun, goal: dict[str, float], expected: str) -> None:
-    settings = replace(told.settings, **{"target": None, **goal})  # type: ignore[arg-type]
+def test_goals(told: FinishedRun, goal: dict[str, Any], expected: str) -> None:
+    settings = replace(told.settings, **{"target": None, **goal})
     assert sentences.goal(replace(told, settings=settings)) == expected

@@ -17,15 +17,18 @@ from tests.run.toys import HOLDOUT, TRAIN, run, trained
 
 
 def test_a_drop_is_said_in_points_and_a_result_prints_as_a_short_table() -> None:
-    result = run(ratio=0.6, epochs=0)
+    result = run(ratio=0.6, epochs=0, timing=True)
     before, after = (100 * result.summary[side]["holdout"]["quality"] for side in ("before", "after"))
     assert before - after > 1 and after == 100 * result.rounds[-1].after.quality
     assert result.summary["notes"] == [
         f"The held-out accuracy is {before - after:.2f} points lower than before pruning."
     ]
     lines = repr(result).splitlines()
-    assert lines[0] == "Compressed Small in 1 round(s)" and len(lines) <= 9
-    assert lines[2].split()[:4] == ["held-out", "accuracy", f"{before:.2f}%", f"{after:.2f}%"]
+    assert lines[0].endswith(f", {before:.2f}% -> {after:.2f}% held-out accuracy")
+    assert lines[1] == result.summary["goal"]["text"] and result.reached and lines[1].startswith("Goal reached: ")
+    rows = [line.split() for line in lines]
+    assert ["held-out", "accuracy", f"{before:.2f}%", f"{after:.2f}%"] in [row[:4] for row in rows]
+    assert [row[2] for row in rows if row[:2] == ["ms", "in"]] == [each["engine"] for each in result.summary["speeds"]]
 
 
 def test_own_fit_that_makes_it_worse_is_kept_and_said() -> None:

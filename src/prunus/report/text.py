@@ -21,8 +21,9 @@ def title(run: FinishedRun) -> str:
     name = f"{command.get('model')} on {command.get('data')}" if command else summary.model
     if not removes_anything(summary):
         return f"{name}: nothing was removed"
-    speed = [summary.speeds[0].verdict] if summary.speeds else []
-    return f"{name}, pruned: {', '.join([*speed, f'{percent(summary.removed["macs"])} of the MACs removed'])}"
+    said = [summary.speeds[0].verdict] if summary.speeds else []
+    said.append(f"{percent(summary.removed['macs'])} of the MACs removed")
+    return f"{name}, pruned: {', '.join(said)}"
 
 
 def verdict(run: FinishedRun) -> str:
@@ -104,7 +105,9 @@ def goal(run: FinishedRun) -> str:
         left = getattr(asked, key)
         if left is not None:
             return f"Keep {big_number(left)} of {big_number(getattr(before, key))} {title}{limit}."
-    return f"Make it as fast as possible{_where(run)}{limit}." if asked.for_time else f"Remove as much as possible{limit}."
+    return (
+        f"Make it as fast as possible{_where(run)}{limit}." if asked.for_time else f"Remove as much as possible{limit}."
+    )
 
 
 def _where(run: FinishedRun) -> str:

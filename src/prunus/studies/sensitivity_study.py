@@ -125,6 +125,7 @@ class SensitivityArms:
             score_on=self.images.score_on,
             example=self.graph.example,
             settings=self.settings.run_settings(),
+            timing=False,  # rows have quality and MACs alone
             folder=self.place.path / name,
             progress=lambda phase, done, total, note: self.progress(f"{name}, {phase}", done, total, note),
             **goal,
