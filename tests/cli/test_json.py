@@ -43,7 +43,7 @@ COMMANDS = {
     "study table --model resnet56 --data cifar10": ["rows", "notes"],
     "study timing lenet5=w.safetensors --data digits --num-images 20 --metrics l1 --out timing": ["rows"],
     "study effectiveness lenet5=w.safetensors --data digits --ratios 0.5 --metrics l1 --num-eval-images 40": ["rows"],
-    "study sensitivity lenet5=w.safetensors --data digits --epochs 0 --end 0.2 --num-eval-images 40": ["rows"],
+    "study sensitivity lenet5=w.safetensors --data digits --epochs 0 --end 0.5 --num-eval-images 40": ["rows"],
     "reproduce": ["recipes"],
     "reproduce fig1-lenet5-mnist --budget smoke --dry-run": ["commands"],
 }

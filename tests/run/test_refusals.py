@@ -197,9 +197,7 @@ def test_other_functions() -> None:
         r"several numbers, as in .8,.": lambda: pr.latency({"a": model}, example, batch_sizes=8),
         "threads must be at least 1, got -1": lambda: pr.latency({"a": model}, example, threads=-1),
         "expected a plan, got int": lambda: plan.then(5),
-        "the example contains no tensor; pass an input of the network": lambda: pr.trace(
-            model, example.numpy()
-        ),
+        "the example contains no tensor; pass an input of the network": lambda: pr.trace(model, example.numpy()),
     }.items():
         with pytest.raises(pr.PrunusError, match=words):
             call()  # type: ignore[no-untyped-call]

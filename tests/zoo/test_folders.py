@@ -232,6 +232,7 @@ def test_masks_that_cannot_be_used(tmp_path: Path) -> None:
     refused("the masks have one class only, 0 .* in a mask of two colours replace 255 by 1")
     with pytest.raises(DataError, match="this is images and masks, not one folder per class: take the task segm"):
         data.load(f"folder:{tmp_path}")
+    (tmp_path / "images" / "more").mkdir()  # without folders, it is images without labels
     with pytest.raises(DataError, match="expected the folders images and masks"):
         data.load(f"folder:{tmp_path / 'images'}", labels="masks")
 

@@ -10,7 +10,7 @@ from prunus.cli.console import EXIT_ERROR, Answer, console, friendly, say
 from prunus.cli.images import DataOptions
 from prunus.cli.inspect import frozen_lines
 from prunus.cli.network import open_model, open_network, resolve
-from prunus.cli.options import DeviceOptions, LayerTimeOptions, Model, Weights, options_from_settings
+from prunus.cli.options import DeviceOptions, LayerTimeOptions, Model, Pretrained, Weights, options_from_settings
 from prunus.deciding.settings import StreamSettings, TimeSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import ACCURACY, TaskOptions
@@ -45,6 +45,7 @@ def command(
     device: DeviceOptions,
     units: StreamSettings,
     weights: Weights = None,
+    pretrained: Pretrained = False,
 ) -> Answer:
     """A dry run of `prune`, in under a minute: what can be pruned, which goals can be reached, what a run would take,
     and what looks wrong (labels, normalisation, accuracy).
@@ -68,7 +69,7 @@ def command(
     """
     if timing.engine is not None:
         ENGINES.find(timing.engine).check_installed()
-    named = resolve(model, weights)
+    named = resolve(model, weights, pretrained=pretrained)
     known = None if data.data is None and "data" not in named.asked else data.known_for(named)
     from prunus.run.checkup import checkup
 

@@ -106,14 +106,14 @@ def _curve(requests: list[Request], named: NamedModel, out: Path) -> Answer | No
     from prunus.util.progress import phases, shown
     from prunus.util.state import generators_kept
 
-    network, _, parts, rank = open_request(requests[0], named)
+    network, images, parts, rank = open_request(requests[0], named)
     example = parts.pop("example")
     data, first = checked(network, requests[0].settings, **parts)
     places = {request.settings.speedup: request for request in requests}
 
     def folder_of(goal: Settings) -> RunFolder:
         path = out / folder_name(goal.speedup or 1.0)
-        return RunFolder(path, writes=not rank, about=places[goal.speedup].about(named))
+        return RunFolder(path, writes=not rank, about=places[goal.speedup].about(named, images))
 
     with resumable(typed_command()), generators_kept(), shown(None, phases) as show:
         goals = [replace(request.settings, task=first.task) for request in requests]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prunus.cli.console import Answer, Early, complain, existing_folder, friendly, say
-from prunus.cli.images import DataOptions
+from prunus.cli.images import DataOptions, task_on
 from prunus.cli.network import open_model, resolve
-from prunus.cli.options import DeviceOptions, Model, NumImages, Part, Weights, options_from_settings
+from prunus.cli.options import DeviceOptions, Model, NumImages, Part, Pretrained, Weights, options_from_settings
 from prunus.errors import DataError
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText, TaskOptions
@@ -36,6 +36,7 @@ def command(
     task: TaskOptions,
     device: DeviceOptions,
     weights: Weights = None,
+    pretrained: Pretrained = False,
     pruned: Annotated[
         Path | None,
         typer.Option(help="Folder of the pruned network: plan.json, model.safetensors"),
@@ -47,6 +48,8 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the held-out images and of the sample", min=0)] = 0,
 ) -> Answer:
     """Measure the accuracy of a network, or the quality of another task.
+
+    On images without labels: how often a pruned network agrees with its original.
 
     Examples:
 
@@ -60,20 +63,29 @@ def command(
     """
     if pruned is not None and weights is not None:
         raise DataError("a pruned network has its own weights: give either --weights or --pruned")
-    named = resolve(model, weights)
+    named = resolve(model, weights, pretrained=pretrained)
     data = data.known_for(named)
     from prunus.graph.files import load
     from prunus.tasks.evaluate import evaluate, too_good
     from prunus.util.batches import order_channels_last
 
     wanted = task_of(named.task(task.task))
-    text = QualityText.of(wanted)
     images = data.open(named, seed, wanted)
     loader = images.loader(part, batch_size, limit=num_images, seed=seed)  # type: ignore[arg-type]
     network = open_model(named, images, seed=seed)
+    home, whole = device.pick(), network
     if pruned is not None:
         network = load(pruned, network)
-    order_channels_last(network.to(device.pick()))
+    order_channels_last(network.to(home))
+    if not images.labelled and pruned is None and not named.folders:
+        raise DataError(
+            f"{images.name} has no labels, and without them only a pruned network can be measured, by its agreement "
+            "with the original: give the folder of a run, or --pruned"
+        )
+    wanted = task_on(
+        images, wanted, lambda: (whole if pruned else open_model(named.original(), images, seed=seed)).to(home)
+    )
+    text = QualityText.of(wanted)
     start = time.perf_counter()
     with shown(None, steps(f"{part} images")) as report:
         measured = evaluate(network, loader, task=wanted, progress=report)

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from prunus.cli.console import Answer, Early, complain, friendly, say
-from prunus.cli.images import DataOptions, UserData
+from prunus.cli.images import DataOptions, UserData, task_on
 from prunus.cli.network import NamedModel, Network, check_network, open_network, resolve
 from prunus.cli.options import Classes, Original, Without, options_from_settings
 from prunus.errors import DataError, ModelError
 from prunus.ship.formats import NUM_CALIBRATION, file_format
+from prunus.tasks import task_of
 from prunus.util.files import refuse_overwriting
 from prunus.util.options import option
 from prunus.zoo.names import is_user_data
@@ -115,6 +116,7 @@ def _export_int8(network: Network, data: DataOptions, file: ExportOptions, named
     from prunus.ship.int8 import export_int8
 
     images = data.open(named, task=named.task(None))
+    task = task_on(images, task_of(named.task(None)), lambda: network.model)
     own = isinstance(images, UserData)  # in its own order; of a data set by name, a sample
     done = export_int8(
         network.model,
@@ -124,7 +126,7 @@ def _export_int8(network: Network, data: DataOptions, file: ExportOptions, named
         images.loader("holdout", 64),
         max_drop=file.max_drop,
         num_calibration=file.num_calibration,
-        task=named.task(None),
+        task=task,
     )
     say(f"{done.path}: {done.bytes:,} bytes, onnx in 8-bit integers")
     say(f"calibrated on {done.num_calibration} training images")

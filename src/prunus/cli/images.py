@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +17,8 @@ from prunus.util.user_code import call_user_function
 from prunus.zoo.names import NAMES, check_data_set, is_user_data, parse_holdout
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from prunus.util.batches import Batches
     from prunus.zoo.data import ImageData
 
@@ -84,10 +87,6 @@ class DataOptions:
         from prunus.zoo.data import load
 
         check(self, DataError)
-        if wanted.label_kind is None and wanted.name in TASKS:
-            raise DataError(
-                f"{name} holds no labels for {wanted.name}: give loaders of your own, --data your_module:make_data"
-            )
         same = (named.asked.get("data"), named.asked.get("holdout")) == (self.data, self.holdout)
         mean, std, size = pixel_values(self.mean), pixel_values(self.std), self.size
         if mean is None and named.declares("mean"):
@@ -96,7 +95,7 @@ class DataOptions:
             std = named.config.std
         if size is None and (not named.is_user_provided or named.declares("shape")):
             size = named.config.shape[-1]
-        return load(
+        opened = load(
             name,
             self.data_root,
             mean=mean,
@@ -107,11 +106,18 @@ class DataOptions:
             seed=int(named.asked.get("seed", seed)) if same else seed,
             labels=wanted.label_kind,
         )
+        if opened.labelled and wanted.label_kind is None and wanted.name in TASKS:
+            raise DataError(
+                f"{name} holds no labels for {wanted.name}: give loaders of your own, --data your_module:make_data"
+            )
+        return opened
 
     def open_classes(self, named: NamedModel, seed: int = 0) -> ImageData:
         """A data set with one class per image; DataError for any other."""
         task = task_of(named.task(None))
         data = self.open(named, seed, task)
+        if not data.labelled:
+            raise DataError(f"{data.name} has no labels: this needs one class per image, as in one folder per class")
         if isinstance(data, UserData) or task.label_kind != "classes":
             raise DataError(f"{data.name}: this needs one class per image, of a data set by name: {', '.join(NAMES)}")
         return data
@@ -122,6 +128,13 @@ class UndividedData(DataOptions):
     """A data set without held-out images, unless the user asks for them."""
 
     holdout: str = option("none", HOLDOUT_HELP, group="Data", valid=parse_holdout)
+
+
+def task_on(data: AnyData, task: Task, original: Callable[[], nn.Module]) -> Task:
+    """The task, or agreement with the original network if the images have no labels."""
+    from prunus.tasks.agreement import agreement
+
+    return task if data.labelled else agreement(original(), task)
 
 
 # -- `--data your.module:make_data`
@@ -140,6 +153,13 @@ class UserData:
     given: Any = None  # an input of the network; the first training image by default
     classes: tuple[str, ...] = ()
     shape: None = None
+
+    @cached_property
+    def labelled(self) -> bool:
+        """Whether the held-out images have labels."""
+        from prunus.run.first_look import first_batch
+
+        return first_batch(self.loaders["holdout"], "holdout", self.task).labels is not None
 
     def count(self, part: str) -> int:
         """Number of images in a part; 0 if the part does not exist. Loaders that do not reveal it are read."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunus.cli.console import Answer, Early, console, existing_file, friendly, say, table
-from prunus.cli.images import DataOptions
+from prunus.cli.images import DataOptions, task_on
 from prunus.cli.network import MODEL_HELP, NamedModel, check_network, open_graph, open_network, resolve
 from prunus.cli.options import (
     PARTS,
@@ -19,6 +19,7 @@ from prunus.cli.options import (
     DeviceOptions,
     LayerTimeOptions,
     OnlyWith,
+    Pretrained,
     Weights,
     Without,
     options_from_settings,
@@ -127,6 +128,7 @@ def command(
     timing: Annotated[LatencyOptions, OnlyWith("latency")],
     units: StreamSettings,
     weights: Weights = None,
+    pretrained: Pretrained = False,
     plan: Annotated[
         Path | None, typer.Option(help="A plan.json: show what it removes from each layer"), Early(existing_file)
     ] = None,
@@ -175,7 +177,7 @@ def command(
         raise ModelError(f"--plan shows what a plan removes from each layer: leave it out, or leave out --{mode}")
     if mode in ("scores", "sensitivity") and classes is not None:
         raise ModelError(f"--classes is for a network without a data set: leave it out, or leave out --{mode}")
-    named, data = resolve(model, weights), replace(data, size=size)
+    named, data = resolve(model, weights, pretrained=pretrained), replace(data, size=size)
     streams: Any = units.streams
     if mode == "scores":
         chosen = [name for text in scores or () for name in names(text)]
@@ -221,7 +223,7 @@ def _show(named: NamedModel, plan_file: Path | None, streams: Any, size: int | N
     from prunus.run.checkup import shapes_of
 
     plan = None if plan_file is None else Plan.load(plan_file)
-    network = open_network(named, classes)
+    network = open_network(named, classes, plan)
     example = network.zeros(size)
     graph = trace(network.model, example, streams if plan is None else plan.streams)  # type: ignore[arg-type]
     cost = None if plan is None else graph.cost(plan)
@@ -335,6 +337,7 @@ def _score(
     rank, world = rank_and_world(device.device)
     images = data.open(named, seed, task)
     graph = open_graph(named, images, seed=seed, device=device.pick(), streams=streams)
+    task = task_on(images, task_of(task), lambda: graph.model)
     wanted = settings.num_images
     if world > 1:  # equal shares for all processes
         whole = images.count(part)  # type: ignore[arg-type]
@@ -411,6 +414,8 @@ def _rank(
     task = task_of(settings.task)
     images = data.open(named, seed, task)
     graph = open_graph(named, images, seed=seed, device=device.pick(), streams=streams)
+    task = task_on(images, task, lambda: graph.model)
+    settings = replace(settings, task=task)
     metric = how.metric or suited_metric(SPLITS.find(settings.split or "algorithm1").metric, settings.task)
     scored = images.loader("train", 256)
     scores = score(graph, scored, metric=metric, num_images=how.num_images, seed=seed, task=settings.task)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from prunus.zoo.networks import ModelConfig
 
 MODEL_HELP = "Built-in name, torchvision:NAME, timm:NAME, package.module:factory, NAME=WEIGHTS, or a run's folder"
+PRETRAINED = "pretrained"  # in the place of WEIGHTS: those that torchvision or timm loads itself
+LIBRARIES = ("torchvision:", "timm:")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class NamedModel:
         weights: Its weight file.
         folders: Pruned networks: the first was cut from `name`, each other from the one before.
         asked: The options of the run, by name.
+        pretrained: Whether torchvision or timm loads its own weights.
+        arguments: What the run gave to the network's factory, if it is known.
     """
 
     typed: str
@@ -44,16 +48,18 @@ class NamedModel:
     weights: Path | None = None
     folders: tuple[Path, ...] = ()
     asked: Mapping[str, Any] = field(default_factory=dict)
+    pretrained: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_user_provided(self) -> bool:
         """Whether a user-provided factory, package.module:factory, builds the network."""
-        return ":" in self.name and not self.name.startswith(("torchvision:", "timm:"))
+        return ":" in self.name and not self.name.startswith(LIBRARIES)
 
     @property
     def has_weights(self) -> bool:
         """Whether the network comes with weights. A user-provided factory may load some, so it counts."""
-        return self.weights is not None or bool(self.folders) or self.is_user_provided
+        return self.weights is not None or self.pretrained or bool(self.folders) or self.is_user_provided
 
     @property
     def label(self) -> str:
@@ -80,20 +86,38 @@ class NamedModel:
         if not self.has_weights:
             complain("note", "no --weights were given, so the network is untrained")
 
+    def original(self) -> NamedModel:
+        """The network that a run was given to prune; ModelError if its folder does not say."""
+        if not isinstance(self.asked.get("model"), str):
+            raise ModelError(f"{self.typed} does not record the network that it was pruned from")
+        weights = self.asked.get("weights")
+        if weights is not None:
+            check_weight_file(weights)
+        return resolve(
+            self.asked["model"],
+            None if weights is None else Path(weights),
+            pretrained=bool(self.asked.get("pretrained")),
+        )
 
-def resolve(typed: str, weights: Path | None = None, *, model: str | None = None) -> NamedModel:
+
+def resolve(
+    typed: str, weights: Path | None = None, *, model: str | None = None, pretrained: bool = False
+) -> NamedModel:
     """The network that `typed` names.
 
     Args:
         typed: MODEL.
         weights: --weights, for a network that has none of its own.
         model: The original network of a folder that does not record it.
+        pretrained: --pretrained, which is the same as NAME=pretrained.
     """
-    if weights is not None:
-        named = resolve(typed, model=model)
-        if named.weights is not None or named.folders:
-            raise ModelError(f"{typed} has its own weights: leave out --weights {weights}")
-        return replace(named, weights=weights)
+    if weights is not None or pretrained:
+        named, option = resolve(typed, model=model), "--pretrained" if pretrained else f"--weights {weights}"
+        if named.weights is not None or named.folders or named.pretrained or (pretrained and weights is not None):
+            has = "--weights are weights" if pretrained and weights is not None else f"{typed} has its own weights"
+            raise ModelError(f"{has}: leave out {option}")
+        named = replace(named, weights=weights, pretrained=pretrained)
+        return _checked_pretrained(named) if pretrained else named
     folder = Path(typed)
     if folder.is_dir():
         return _from_folder(typed, folder, model)
@@ -102,7 +126,20 @@ def resolve(typed: str, weights: Path | None = None, *, model: str | None = None
         raise ModelError(f"{typed}: there is no such folder; a network is a folder, a name or NAME=WEIGHTS")
     if equals and not (name and file):
         raise ModelError(f"{typed}: expected NAME=WEIGHTS, as in resnet56=resnet56.safetensors")
+    if file == PRETRAINED:
+        return _checked_pretrained(NamedModel(typed, name, pretrained=True))
+    if equals and Path(file).is_dir():
+        return _from_folder(typed, Path(file), model or name)
     return NamedModel(typed, name, Path(file) if equals else None)
+
+
+def _checked_pretrained(named: NamedModel) -> NamedModel:
+    if not named.name.startswith(LIBRARIES):
+        raise ModelError(
+            f"{named.name}: pretrained weights are those of torchvision:NAME and timm:NAME, which load them "
+            "themselves; for another network give --weights FILE"
+        )
+    return named
 
 
 def _from_folder(typed: str, folder: Path, model: str | None) -> NamedModel:
@@ -119,26 +156,28 @@ def _from_folder(typed: str, folder: Path, model: str | None) -> NamedModel:
             + (f" (it holds {content})" if content else "")
             + "; a pruned network has plan.json and model.safetensors"
         )
-    config = folder / "config.json"
-    asked = read_object(config).get("command") if config.exists() else None
+    config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
+    asked = config.get("command")
     asked = asked if isinstance(asked, dict) else {}  # a run of `prunus.compress` has none
     name = model or asked.get("model")
     if not isinstance(name, str):
-        raise ModelError(f"{folder} does not record its original network: pass --model NAME")
+        raise ModelError(f"{folder} does not record its original network: give that too, as in NAME={folder}")
     try:
         start = resolve(name)
     except (FileError, ModelError) as error:
         raise ModelError(f"{folder} was pruned from {name}, which cannot be opened: {error}") from error
     if all(start.asked.get(key) == asked.get(key) for key in ("data", "holdout")):
         asked = {**asked, "seed": start.asked.get("seed", asked.get("seed", 0))}  # it divided the images for both
-    return NamedModel(typed, start.name, folders=(*start.folders, folder), asked=asked)
+    arguments = config.get("built")
+    arguments = arguments if isinstance(arguments, dict) else start.arguments
+    return NamedModel(typed, start.name, folders=(*start.folders, folder), asked=asked, arguments=arguments)
 
 
 def check_network(text: str) -> None:
     """Early check of MODEL: a known name, a weight file that exists, or a folder."""
     if not text:
         raise ModelError("the name of the network is empty")
-    if Path(text).is_dir():  # which may need --model
+    if Path(text).is_dir():  # which may need the name of its original
         return
     named = resolve(text)
     check_model(named.name)
@@ -149,23 +188,64 @@ def check_network(text: str) -> None:
 # -- with a data set
 
 
-def open_model(named: NamedModel, data: AnyData, *, seed: int = 0) -> nn.Module:
-    """The network, for the data's classes and channels as far as they are known; without weights, drawn with `seed`."""
+def open_model(named: NamedModel, data: AnyData, *, seed: int = 0, new_classes: bool = False) -> nn.Module:
+    """The network, for the data's classes and channels as far as they are known; without weights, drawn with `seed`.
+
+    Args:
+        new_classes: Whether a pretrained network may get an untrained last layer for the classes of the data.
+    """
     from prunus.graph.files import load
+
+    arguments = factory_arguments(named, data)
+    if named.pretrained and not new_classes:
+        own, classes = named.config.num_classes, arguments.get("num_classes")
+        if classes not in (None, own):
+            raise ModelError(
+                f"the pretrained {named.name} is for {own} classes, and {data.name} has {classes}. Train it on them "
+                f"first: prunus train {named.name} --pretrained --data {data.name}"
+            )
+    model = _built(named, arguments, seed)
+    for folder in named.folders:
+        model = load(folder, model)
+    check_runs(model, named, data.example())
+    return model
+
+
+def factory_arguments(named: NamedModel, data: AnyData) -> dict[str, Any]:
+    """What the factory of the network is given for some data. A run's network is built as it was for the run."""
+    if named.arguments:
+        return dict(named.arguments)
+    if data.shape is None:  # user-provided loaders do not say
+        return _with_classes(named, {})
+    channels = _channels(named, data.shape[0])
+    if data.classes:
+        return {"num_classes": len(data.classes), **channels}
+    count = num_classes(str(named.asked.get("data", "")))  # of images without labels, if the network is a run's
+    return _with_classes(named, channels if count is None else {"num_classes": count, **channels})
+
+
+def _with_classes(named: NamedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with the number of classes that a weight file is for, if it is not the network's own number."""
+    from prunus.zoo.models import create
+    from prunus.zoo.weights import classes_of
+
+    if named.weights is None or "num_classes" in arguments:
+        return arguments
+    own = named.config.num_classes
+    found = classes_of(create(named.name, **arguments), named.weights, own)
+    return arguments if found == own else {"num_classes": found, **arguments}
+
+
+def _built(named: NamedModel, arguments: Mapping[str, Any], seed: int = 0) -> nn.Module:
+    """The network by its factory, with its weights."""
     from prunus.util.state import generators_kept
     from prunus.zoo.models import create
     from prunus.zoo.weights import load_weights
 
-    arguments = {}
-    if data.shape is not None:  # user-provided loaders do not say
-        arguments = {"num_classes": len(data.classes), **_channels(named, data.shape[0])}
     with generators_kept(seed):
-        model = create(named.name, **arguments)
+        model = create(named.name, pretrained=named.pretrained, **arguments)
     if named.weights is not None:
         load_weights(model, named.weights)
-    for folder in named.folders:
-        model = load(folder, model)
-    check_runs(model, named, data.example())
     return model
 
 
@@ -287,36 +367,40 @@ class Network:
         return torch.randn(1, *self.shape, generator=draw) if self.inputs is None else tree_map(noise, self.inputs)
 
 
-def open_network(named: NamedModel, classes: int | None = None) -> Network:
+def open_network(named: NamedModel, classes: int | None = None, plan: Plan | None = None) -> Network:
     """The network without a data set.
 
     Args:
         classes: Number of classes of the original network, if the folder does not record the data set.
+        plan: A plan for the network, which knows the shape of its images.
     """
     import torch
     from torch.utils._pytree import tree_leaves
 
     from prunus.graph.files import example_of, load
     from prunus.graph.plan import Plan
-    from prunus.zoo.models import create, example
-    from prunus.zoo.weights import load_weights
+    from prunus.zoo.models import create
 
     data = str(named.asked.get("data", ""))
     count = classes or num_classes(data)
-    arguments = {} if count is None else {"num_classes": count}
-    if not named.folders:
-        network = create(named.name, **arguments)
-        if named.weights is not None:
-            load_weights(network, named.weights)
-        check_runs(network, named, example(named.name))
-        return Network(named.label, network, named.config.shape, arguments=arguments)
-
-    folder = named.folders[-1]
-    plan = Plan.load(folder / "plan.json")
-    one = isinstance(plan.example, dict) and set(plan.example) == {"shape", "dtype"}
-    shape: tuple[Any, ...] = tuple(plan.example["shape"][1:]) if one else ()
-    if len(shape) == 3 and not is_user_data(data):
+    arguments: dict[str, Any] = {} if count is None else {"num_classes": count}
+    if named.folders:
+        plan = Plan.load(named.folders[-1] / "plan.json")
+    one = plan is not None and isinstance(plan.example, dict) and set(plan.example) == {"shape", "dtype"}
+    shape: tuple[Any, ...] = tuple(plan.example["shape"][1:]) if plan is not None and one else ()
+    if named.arguments and classes is None:
+        arguments = dict(named.arguments)
+    elif len(shape) == 3 and not is_user_data(data) and (not named.is_user_provided or named.folders):
         arguments |= _channels(named, shape[0])
+    if not named.folders:
+        arguments = _with_classes(named, arguments)
+        shape = shape or named.config.shape
+        network = _built(named, arguments)
+        check_runs(network, named, torch.zeros(1, *shape))
+        return Network(named.label, network, shape, arguments=arguments)
+
+    assert plan is not None
+    folder = named.folders[-1]
     original = create(named.name, **arguments)
     for earlier in named.folders[:-1]:
         original = load(earlier, original)

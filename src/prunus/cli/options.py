@@ -243,6 +243,7 @@ NumImages = Annotated[
 ]
 Original = Annotated[str | None, typer.Option(help="Original network of a folder, if the folder does not name it")]
 Part = Annotated[str, typer.Option(help="Images to read: train, holdout or test"), choice("part", *PARTS)]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="The weights that timm or torchvision loads itself")]
 Weights = Annotated[
-    Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th)"), Early(check_weight_file)
+    Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th, .ckpt)"), Early(check_weight_file)
 ]

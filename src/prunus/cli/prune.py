@@ -16,10 +16,12 @@ from prunus.cli.images import DataOptions, UserData
 from prunus.cli.network import (
     DEMO_DATA,
     DEMO_MODEL,
+    LIBRARIES,
     MODEL_HELP,
     NamedModel,
     check_network,
     demo_network,
+    factory_arguments,
     open_model,
     resolve,
 )
@@ -61,6 +63,7 @@ class PruneOptions(TrainingImages):
     weights: Path | None = option(
         None, "Weight file of the trained network", group="Data", everyday=True, valid=check_weight_file
     )
+    pretrained: bool = option(False, "The weights that timm or torchvision loads itself", group="Data")
     paper: bool = option(False, "The paper's method to the letter; its cost is printed first", group="Goal")
 
 
@@ -100,20 +103,22 @@ class Request:
         parts = self.data, self.options, self.settings, self.device
         return command_line("prune", self.model, *parts, never=PYTHON_ONLY.names)
 
-    def about(self, named: NamedModel) -> dict[str, Any]:
+    def about(self, named: NamedModel, images: AnyData) -> dict[str, Any]:
         """What the run's config.json says of the command."""
         about: dict[str, Any] = {"command": self.record(), "command_line": self.command_line()}
+        about["built"] = factory_arguments(named, images)
         if named.name != self.model:  # a run's folder or NAME=WEIGHTS: what it starts from
             about["start"] = {"network": named.name, "earlier": [str(earlier) for earlier in named.folders]}
         return about
 
     def resolved(self) -> tuple[Request, NamedModel]:
         """The request with the data and task of its network, and the network."""
-        named = resolve(self.model, self.options.weights)
+        named = resolve(self.model, self.options.weights, pretrained=self.options.pretrained)
         request = replace(self, data=self.data.known_for(named))
         if not named.has_weights and not request.is_demo:
             raise ModelError(
-                f"pruning starts from a trained network: pass --weights FILE with the weights of {named.name}. "
+                f"pruning starts from a trained network: pass --weights FILE with the weights of {named.name}"
+                f"{', or --pretrained' if named.name.startswith(LIBRARIES) else ''}. "
                 f"To train one first: prunus train {named.name} --data {request.data.name}"
             )
         task = named.task(request.settings.task)
@@ -234,7 +239,7 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
         from prunus.cli.paper_mode import print_paper
 
         print_paper(network, images, request, named)
-    about = request.about(named)
+    about = request.about(named, images)
     with resumable(f"prunus prune --resume {folder}"), live_page(folder) if watch and rank == 0 else nullcontext():
         result = compress(network, **parts, settings=settings, folder=RunFolder(folder, about=about))
     leave()

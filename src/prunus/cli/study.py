@@ -24,11 +24,11 @@ from prunus.cli.console import (
     table,
     typed_command,
 )
-from prunus.cli.images import DataOptions, UndividedData, UserData
+from prunus.cli.images import DataOptions, UndividedData, UserData, task_on
 from prunus.cli.network import NamedModel, check_network, open_graph, open_model, open_network, resolve
 from prunus.cli.options import Classes, DeviceOptions, Model, Original, TrainingImages, Weights, options_from_settings
 from prunus.deciding.settings import StreamSettings
-from prunus.errors import ModelError, PlanError, ScoreError
+from prunus.errors import DataError, ModelError, PlanError, ScoreError
 from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
@@ -164,6 +164,12 @@ def effectiveness(
 
     opened = data.open(named[0], settings.seed, settings.task)
     networks = open_all(named, opened, device, settings.seed)
+    if not opened.labelled and len(networks) > 1:
+        raise DataError(
+            f"{opened.name} has no labels, and each network would be compared with itself: give one network at a time"
+        )
+    task = task_on(opened, task_of(settings.task), lambda: next(iter(networks.values())))
+    settings = replace(settings, task=task)
     home = device_of(next(iter(networks.values())))
     folder = out or run_folder("-".join(["study-effectiveness", *(each.label for each in named), data.name]))
 
@@ -190,21 +196,25 @@ def effectiveness(
         )
     if not is_first_process():
         return None
-    _print_effectiveness(rows, QualityText.of(task_of(settings.task)))
+    _print_effectiveness(rows, QualityText.of(task))
     return results_in(folder, rows)
 
 
 def _print_effectiveness(rows: list[dict[str, Any]], text: QualityText) -> None:
-    """One line per network and metric, one column per ratio: the quality after the last stage that was measured."""
-    stage = next(name for name in ("retrained", "repaired", "accuracy") if name in rows[0])
-    lines: dict[tuple[str, str], list[str]] = {}
-    for row in sorted(rows, key=lambda row: row["ratio"]):
-        spread = row["spread" if stage == "accuracy" else f"{stage}_spread"]
-        numbers = [text.scaled(value).rstrip("%") for value in (row[stage], spread) if value is not None]
-        lines.setdefault((row["network"], row["metric"]), []).append(" ±".join(numbers))
-    ratios = [f"{ratio:.0%}" for ratio in sorted({row["ratio"] for row in rows})]
-    cells = [[*key, *values] for key, values in lines.items()]
-    console.print(table(["network", "metric", *ratios], cells, numbers=ratios))
+    """A table for each stage that was measured: one line per network and metric, one column per ratio."""
+    from prunus.studies.effectiveness_study import SPREADS, STAGES
+
+    unit = f", {text.unit}" if text.unit else ""
+    for stage, when in ((stage, when) for stage, when in STAGES.items() if stage in rows[0]):
+        lines: dict[tuple[str, str], list[str]] = {}
+        for row in sorted(rows, key=lambda row: row["ratio"]):
+            parts = (row[stage], row[SPREADS[stage]])
+            numbers = [text.scaled(value).rstrip("%") for value in parts if value is not None]
+            lines.setdefault((row["network"], row["metric"]), []).append(" ±".join(numbers))
+        ratios = [f"{ratio:.0%}" for ratio in sorted({row["ratio"] for row in rows})]
+        cells = [[*key, *values] for key, values in lines.items()]
+        say(f"\n{text.name} {when}{unit}, by the fraction of channels removed")
+        console.print(table(["network", "metric", *ratios], cells, numbers=ratios))
 
 
 # -- sensitivity: two ways of choosing the units to prune, iteration by iteration
@@ -244,6 +254,7 @@ def sensitivity(
     seed = settings.seed
     opened = data.open(named, seed, settings.task)
     (network,) = open_all([named], opened, device, seed).values()
+    settings = replace(settings, task=task_on(opened, task_of(settings.task), lambda: network))
     folder = out or run_folder(f"study-sensitivity-{named.label}-{data.name}")
     with resumable(typed_command()):
         rows = study(

@@ -23,8 +23,8 @@ from prunus.cli.console import (
 from prunus.cli.evaluate import figures
 from prunus.cli.images import DataOptions, UserData
 from prunus.cli.network import check_network, open_model, resolve
-from prunus.cli.options import DeviceOptions, Model, NumImages, options_from_settings, values_of
-from prunus.errors import RunError
+from prunus.cli.options import DeviceOptions, Model, NumImages, Pretrained, options_from_settings, values_of
+from prunus.errors import DataError, RunError
 from prunus.tasks import Task, task_of
 from prunus.tasks.quality import QualityText
 from prunus.train.settings import TrainingSettings, check_together
@@ -49,6 +49,7 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes", min=1)] = None,
     weights: Annotated[Path | None, typer.Option(help="Weight file to start from"), Early(check_weight_file)] = None,
+    pretrained: Pretrained = False,
     teacher: Annotated[str | None, typer.Option(help="Network to distil from"), Early(check_network)] = None,
     teacher_weights: Annotated[
         Path | None, typer.Option(help="Weight file of the teacher"), Early(check_weight_file)
@@ -76,7 +77,7 @@ def command(
     taught_by = None if teacher is None else resolve(teacher, teacher_weights)
     if taught_by is not None and not taught_by.has_weights:
         raise RunError(f"the teacher {teacher} would be untrained: pass --teacher-weights FILE")
-    named = resolve(model, weights)
+    named = resolve(model, weights, pretrained=pretrained)
     if named.folders:
         raise RunError(
             f"{model} holds a pruned network. To prune it further: prunus prune {model}. To retrain it "
@@ -92,7 +93,9 @@ def command(
 
     rank, world = rank_and_world(device.device)
     images = data.open(named, seed, task)
-    network = open_model(named, images, seed=seed)
+    if not images.labelled:
+        raise DataError(f"{images.name} has no labels, and training needs them")
+    network = open_model(named, images, seed=seed, new_classes=True)
     whole_batch = batch_size or schedule.batch_size
     if whole_batch < world or whole_batch % world:
         raise RunError(

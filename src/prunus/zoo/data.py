@@ -1,4 +1,4 @@
-"""Labelled images by name, as normalised batches.
+"""Images by name, as normalised batches.
 
     data = load("cifar10")                       # or digits, mnist, cifar100, imagenet:PATH, folder:PATH
     for images, labels in data.loader("train", 128, augment=True, shuffle=True): ...
@@ -45,6 +45,11 @@ class ImageData:
     mirror: bool
     max_corrupt: int | None
     workers: int = 0  # processes that decode files
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the images have labels. If not, batches are (images,)."""
+        return bool(self.classes)
 
     def count(self, part: Part) -> int:
         """Number of images in a part; 0 if the part does not exist."""
@@ -123,7 +128,8 @@ def load(
         seed: Chooses the held-out images.
         workers: Number of processes that decode image files; images in memory need none.
         max_corrupt: Largest number of files that may fail to decode in an epoch; by default 20, and at most one in 20.
-        labels: Of `folder:PATH`: folders of classes, masks, or several labels from a CSV; None takes what is there.
+        labels: Of `folder:PATH`: folders of classes, masks, or several labels from a CSV; None takes what is there. A
+            folder of images alone has none.
     """
     if size is not None and size < 1:
         raise DataError(f"size must be at least 1 pixel, got {size}")
@@ -140,7 +146,7 @@ def load(
         if not len(taken) or not len(rest):
             raise DataError(
                 f"{held_out.source}:{held_out.share:g} of {len(whole.labels)} images are {len(taken)} held-out images, "
-                f"and {len(rest)} remain; both numbers must be at least 1"
+                f"and {len(rest)} remain; both numbers must be at least 1: give more images, or another share"
             )
         parts["holdout"], parts[held_out.source] = whole.take(taken), whole.take(rest)
     return ImageData(
@@ -178,6 +184,8 @@ def _read(
     name, _, path = spec.partition(":")
     if name == "folder":
         place = Path(path).expanduser()
+        if folders.has_no_labels(place):
+            return folders.read_unlabelled(place, size)
         there: LabelKind = "masks" if folders.has_masks(place) else "several" if folders.has_table(place) else "classes"
         top = place / "train" if (place / "train").is_dir() else place
         by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}

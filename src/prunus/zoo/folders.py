@@ -1,4 +1,4 @@
-"""Images in folders: one folder per class, ILSVRC-2012 in its usual layouts, masks, and tables of several labels.
+"""Images in folders: one folder per class, no labels, ILSVRC-2012 in its usual layouts, masks, or several labels.
 
 Every reader returns what is known of the data set (its classes and shape), and its training and test images. Where a
 folder is not divided, a fixed, stratified fifth of its images is the test set.
@@ -66,14 +66,21 @@ def read_classes(path: Path, size: int | None) -> FolderData:
     else:
         classes = _class_names(path)
         train, test = split_off_test(_read_tree(path, classes))
+    if len(classes) == 1:
+        only = (path / "train" if (path / "train").is_dir() else path) / classes[0]
+        raise DataError(f"{path}: one folder is one class, and classes are told apart. Without labels: folder:{only}")
     return _known("folder", path, classes, size), train, test
+
+
+def _folders_in(tree: Path) -> list[str]:
+    return sorted(child.name for child in tree.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
 def _class_names(tree: Path) -> tuple[str, ...]:
     """The sorted names of the folders; their positions are the labels."""
-    names = sorted(child.name for child in tree.iterdir() if child.is_dir() and not child.name.startswith("."))
+    names = _folders_in(tree)
     if not names:
-        raise DataError(f"{tree}: expected one folder per class, found no folders")
+        raise DataError(f"{tree}: expected one folder per class, or images without labels; found neither")
     return tuple(names)
 
 
@@ -92,6 +99,35 @@ def _read_tree(tree: Path, classes: tuple[str, ...]) -> FileImages:
             paths += [str(folder / name) for name in names]
             labels += [label] * len(names)
     return FileImages(tuple(paths), np.array(labels, dtype=np.int64))
+
+
+# Images alone.
+
+
+def has_no_labels(path: Path) -> bool:
+    """Whether a folder holds images and no folders, in parts or not."""
+    if has_masks(path) or has_table(path):
+        return False
+    top = path / "train" if (path / "train").is_dir() else path
+    return top.is_dir() and not _folders_in(top) and bool(image_files(top))
+
+
+def read_unlabelled(path: Path, size: int | None) -> FolderData:
+    """PATH with images; or PATH/train and PATH/test (or val), each with images. There are no classes."""
+    test: FileImages | None
+    if (path / "train").is_dir():
+        tests = _test_folder(path)
+        train, test = _images_in(path / "train"), _images_in(tests) if tests else None
+    else:
+        train, test = split_off_test(_images_in(path))
+    return _known("folder", path, (), size), train, test
+
+
+def _images_in(folder: Path) -> FileImages:
+    names = image_files(folder)
+    if not names or _folders_in(folder):
+        raise DataError(f"{folder}: expected images and no folders, as in the folder train beside it")
+    return FileImages(tuple(str(folder / name) for name in names), np.zeros(len(names), dtype=np.int64))
 
 
 # ILSVRC-2012. Its validation folder may be flat; then one of several files lists the labels.

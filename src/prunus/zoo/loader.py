@@ -29,7 +29,7 @@ from prunus.zoo.images import (
 
 logger = logging.getLogger(__name__)
 
-Batch = tuple[Tensor, Tensor]  # images, labels
+Batch = tuple[Tensor, ...]  # images, labels; images alone if they have no labels
 PADDED_SHARE = 8  # pad by 1/8 of the height: 4 pixels for 32
 MOST_CORRUPT, CORRUPT_SHARE = 20, 20  # by default 20 files of an epoch may be corrupt, and at most one in 20
 NAMED = 5  # corrupt files listed in an error
@@ -128,7 +128,10 @@ class Order:
 
 @dataclass(eq=False, repr=False)
 class Loader(ABC):
-    """An iterable of (images float32 [N, C, H, W], labels int64 [N]); `set_epoch` shuffles them anew."""
+    """An iterable of (images float32 [N, C, H, W], labels int64 [N]); `set_epoch` shuffles them anew.
+
+    Without classes it gives (images,).
+    """
 
     images: Images
     order: Order
@@ -177,7 +180,8 @@ class Loader(ABC):
 
     def _normalised(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for pixels, labels in batches:
-            yield pixels.to(torch.float32).mul_(self._scale).add_(self._shift), labels
+            images = pixels.to(torch.float32).mul_(self._scale).add_(self._shift)
+            yield (images, labels) if self.classes else (images,)
 
     @abstractmethod
     def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -303,8 +307,7 @@ class FileLoader(Loader):
                 if len(corrupt) > self._max_corrupt:
                     raise DataError(
                         f"{len(corrupt)} images cannot be decoded, and at most {self._max_corrupt} of "
-                        f"{self.num_images} may be skipped; repair or delete them, or allow more with max_corrupt. "
-                        f"The first ones: {_named(corrupt)}"
+                        f"{self.num_images} may be skipped; repair or delete them. The first ones: {_named(corrupt)}"
                     )
                 if len(labels):
                     yield pixels, labels

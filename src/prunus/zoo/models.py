@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prunus.errors import ModelError
 from prunus.util.registry import nearest, unknown
-from prunus.util.user_code import call_user_function, cannot_take, import_user_function
+from prunus.util.user_code import call_user_function, cannot_take, failure, import_user_function
 from prunus.zoo.names import KnownModel, check_model
 from prunus.zoo.networks import IMAGENET, REGISTERED, Input, ModelConfig
 
@@ -45,15 +45,30 @@ def config(name: str) -> ModelConfig:
     return _timm(name, rest) if home == "timm" else _user_provided(name, rest)
 
 
-def create(name: str, num_classes: int | None = None, **arguments: Any) -> nn.Module:
-    """A newly initialised network. `num_classes` is by default that of its config; `arguments` go to its factory."""
+def create(name: str, num_classes: int | None = None, *, pretrained: bool = False, **arguments: Any) -> nn.Module:
+    """A newly initialised network. `num_classes` is by default that of its config; `arguments` go to its factory.
+
+    `pretrained`: torchvision or timm loads its own weights instead, which may need a connection.
+    """
     known = config(name)
     classes = known.num_classes if num_classes is None else num_classes
     if classes < 1:
         raise ModelError(f"{name}: num_classes must be at least 1, got {classes}")
+    library = name.partition(":")[0]
     try:
+        if pretrained and library == "torchvision":
+            arguments = {"weights": "DEFAULT", **arguments}
+        elif pretrained:
+            arguments = {"pretrained": True, **arguments}
         return known.factory(num_classes=classes, **{**known.arguments, **arguments})
-    except TypeError as error:
+    except Exception as error:
+        if pretrained:  # a library that downloads may raise anything
+            raise ModelError(
+                f"{name}: {library} did not load its pretrained weights: {failure(error)}. Without a connection, "
+                "download them elsewhere and give --weights FILE"
+            ) from error
+        if not isinstance(error, TypeError):
+            raise
         raise ModelError(f"{name}: cannot be built with {arguments or 'no other arguments'}: {error}") from error
 
 

@@ -139,7 +139,7 @@ DATA_SETS = {
             ),
         ),
         DataSet("imagenet", "ILSVRC-2012, 1000 classes", "your own copy", needs_path=True),
-        DataSet("folder", "your own images, one folder per class", "your own files", needs_path=True),
+        DataSet("folder", "your own images, one folder per class or without labels", "your own files", needs_path=True),
     )
 }
 NAMES = tuple(known.typed for known in DATA_SETS.values())
@@ -217,7 +217,7 @@ def check_model(name: str, known: Iterable[str] | None = None) -> None:
         raise ModelError(f"{unknown('model', name, names)}; also {other}")
 
 
-TORCH_SUFFIXES = (".pt", ".pth", ".th")
+TORCH_SUFFIXES = (".pt", ".pth", ".th", ".ckpt")
 
 
 def check_weight_file(path: str | Path) -> None:

@@ -1,9 +1,15 @@
-"""Load weights from a file: safetensors, or .pt / .th / .pth with plain tensors. Arbitrary pickles are refused."""
+"""Load weights from a file: safetensors, or tensors that torch saved. Nothing else in a file is made or run.
+
+A file may come from a training script or from Lightning (.ckpt): its tensors may lie under a key, and their names may
+begin with module. (DataParallel), model. (Lightning) or have _orig_mod. (torch.compile).
+"""
 
 from __future__ import annotations
 
+import logging
 import pickle
 import zipfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,18 +22,20 @@ from torch import Tensor, nn
 from prunus.errors import FileError, ModelError
 from prunus.zoo.names import check_weight_file
 
+logger = logging.getLogger(__name__)
+
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts store the tensors
+COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it wraps
+PREFIXES = ("", "module.", "model.", "model.module.", "module.model.", "net.", "network.")  # these before all others
+COUNTER = "num_batches_tracked"  # of batch norms; old files do not have it, and no computation uses it
 LISTED = 8  # largest number of names in a message
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Copy the tensors of `path` into `model`, or raise a ModelError that lists those that do not fit."""
-    stored, wanted = read_tensors(path), model.state_dict()
+    stored, wanted = tensors_for(model, path), model.state_dict()
     problems = {
-        # Old files do not have batch norm's counter of batches, which no computation uses.
-        "missing in the file": [
-            name for name in wanted if name not in stored and not name.endswith("num_batches_tracked")
-        ],
+        "missing in the file": [name for name in wanted if name not in stored and not name.endswith(COUNTER)],
         "extra in the file": [name for name in stored if name not in wanted],
         "with another shape": [
             f"{name} ({tuple(stored[name].shape)} in the file, {tuple(wanted[name].shape)} in the model)"
@@ -38,15 +46,56 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     if any(problems.values()):
         lines = [f"{path} does not fit {type(model).__name__}:"]
         for title, names in problems.items():
-            more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
             if names:
-                lines.append(f"  {title} ({len(names)}): {', '.join(names[:LISTED])}{more}")
+                lines.append(f"  {title} ({len(names)}): {_listed(names)}")
         raise ModelError("\n".join(lines))
     model.load_state_dict(stored, strict=False)
 
 
+def tensors_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a weight file by the names that they have in `model`, as far as these can be found."""
+    tensors, wanted = read_tensors(path), model.state_dict()
+    needed = {name for name in wanted if not name.endswith(COUNTER)}
+    if not needed or needed <= tensors.keys():
+        return tensors
+    tensors = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
+    one = min(needed)
+    found = {name.removesuffix(one) for name in tensors if name.endswith(one)}
+    fitting = [prefix for prefix in found if all(prefix + name in tensors for name in needed)]
+    known = [prefix for prefix in PREFIXES if prefix in fitting]
+    if known or len(fitting) == 1:
+        prefix = (known or fitting)[0]
+        others = [name for name in tensors if not name.startswith(prefix)]
+        if others:
+            logger.warning(
+                "%s: took the tensors whose names begin with %r; not used: %s", path, prefix, _listed(others)
+            )
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    if fitting:
+        raise ModelError(
+            f"{path}: has the weights of {type(model).__name__} more than once, under {_listed(sorted(fitting))}: save "
+            "those of one network"
+        )
+    # Another network's: without the prefix, the message that lists what does not fit can be read.
+    while shared := next((p for p in PREFIXES[1:] if all(name.startswith(p) for name in tensors)), None):
+        tensors = {name.removeprefix(shared): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def classes_of(model: nn.Module, path: str | Path, classes: int) -> int:
+    """The number of classes that a file's tensors are for. `model` is built for `classes`.
+
+    If tensors do not fit, they all have another first dimension than `classes`: that of the file's network.
+    """
+    stored, wanted = tensors_for(model, path), model.state_dict()
+    shapes = {(tuple(wanted[n].shape), tuple(stored[n].shape)) for n in wanted if n in stored}
+    different = [(own, other) for own, other in shapes if own != other]
+    numbers = {other[0] if own[:1] == (classes,) and own[1:] == other[1:] else None for own, other in different}
+    return numbers.pop() or classes if len(numbers) == 1 else classes
+
+
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a weight file by name, without wrappers and `module.` prefixes."""
+    """The tensors of a weight file by name, without the key under which they may lie."""
     path = Path(path)
     check_weight_file(path)
     content = _read(path)
@@ -55,24 +104,47 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
             content = content[key]
             break
     if not isinstance(content, Mapping) or not content:
-        raise FileError(f"{path}: expected tensors by name, got {type(content).__name__}")
+        what = "no tensors" if isinstance(content, Mapping) else type(content).__name__
+        raise FileError(f"{path}: expected tensors by name, got {what}: save the network's state_dict()")
     strangers = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if strangers:
-        raise FileError(f"{path}: expected only tensors; these are something else: {', '.join(strangers[:LISTED])}")
-    tensors = {str(name): value for name, value in content.items()}
-    while all(name.startswith("module.") for name in tensors):  # one prefix for each DataParallel around the model
-        tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
-    return tensors
+        raise FileError(f"{path}: expected only tensors; these are something else: {_listed(strangers)}")
+    return {str(name): value for name, value in content.items()}
+
+
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"{', '.join(names[:LISTED])}{more}"
+
+
+class _StandIn:
+    """In the place of every class and function that a file names and that is none of torch's tensors: an empty dict."""
+
+    def __new__(cls, *_args: Any) -> Any:
+        return OrderedDict()
 
 
 def _read(path: Path) -> Any:
     kind = "safetensors" if path.suffix == ".safetensors" else "torch"
     try:
-        return load_file(path) if kind == "safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+        if kind == "safetensors":
+            return load_file(path)
+        foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path) if zipfile.is_zipfile(path) else []
+        with torch.serialization.safe_globals([(_StandIn, name) for name in foreign]):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FileError(
             f"{path}: has more than plain tensors, or is damaged; it was not loaded: a pickle can run any code. "
             f"Save only the state_dict, preferably as .safetensors. (torch's message: {str(error).splitlines()[0]})"
         ) from error
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (
+        SafetensorError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        zipfile.BadZipFile,
+    ) as error:
         raise FileError(f"{path}: is not a complete {kind} file ({type(error).__name__}: {error})") from error
