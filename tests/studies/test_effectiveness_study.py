@@ -215,7 +215,7 @@ def test_repaired_and_retrained_beside_the_cut(tmp_path: Path) -> None:
     taught = pr.fit(mended, TRAIN, preset="cosine", epochs=1, lr=0.01, seed=0, device="cpu").model.eval()
     assert_accuracy(rows[1]["retrained"] / 100, taught, TEST, printed=ROUNDED)
     assert not (tmp_path / "checkpoints").exists() or not list((tmp_path / "checkpoints").iterdir())
-    assert "repaired" in (tmp_path / "accuracy.svg").read_text()
+    assert "after repair" in (tmp_path / "accuracy.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -248,16 +248,30 @@ def test_on_digits_by_one_process_and_by_two(lenet_run: Path, tmp_path: Path, mo
     words = ["study", "effectiveness", f"lenet5={weights}", *DIGITS, "--device", "cpu", "--num-eval-images", "200"]
     monkeypatch.chdir(tmp_path)
     said = lines(prunus(*words, "--out", "one"))
-    assert said[0].split() == ["network", "metric", "0%", "20%", "40%"]
-    assert [line.split()[1] for line in said[1:4]] == ["gsd", "l1", "spread_of_means"]
+    assert said[0] == "accuracy before repair, %, by the fraction of channels removed"
+    assert said[1].split() == ["network", "metric", "0%", "20%", "40%"]
+    assert [line.split()[1] for line in said[2:5]] == ["gsd", "l1", "spread_of_means"]
     printed = torchrun("prunus", *words, "--out", "two").splitlines()
     one, study = read_study(tmp_path / "one"), read_study(tmp_path / "two")
     for row, other in zip(one["rows"], study["rows"], strict=True):
         # Other processes may use other numbers of threads, so sums differ in the last bits: one image of 200 may turn.
         assert row.pop("accuracy") == pytest.approx(other.pop("accuracy"), abs=100 / 200 + 1e-3)
         assert row == other
-    assert [line.split()[:2] for line in printed[:4]] == [line.split()[:2] for line in said[:4]]
+    assert [line.split()[:2] for line in printed[:5]] == [line.split()[:2] for line in said[:5]]
     assert study["command"].startswith("prunus study effectiveness lenet5=") and len(study["rows"]) == 9
+
+
+def test_the_command_prints_a_table_for_each_stage(lenet_run: Path, tmp_path: Path) -> None:
+    weights = lenet_run.parent / "base" / "model.safetensors"
+    words = ["study", "effectiveness", f"lenet5={weights}", "--data", "digits", "--metrics", "l1", "--ratios", "0.5"]
+    words += ["--repair", "solve", "--num-repair-images", "64", "--epochs", "1", "--lr", "0.01", "--device", "cpu"]
+    said = lines(prunus(*words, "--num-eval-images", "200", "--out", tmp_path / "study"))
+    (row,) = (row for row in read_study(tmp_path / "study")["rows"] if row["ratio"] == 0.5)
+    stages = {"accuracy": "before repair", "repaired": "after repair", "retrained": "after retraining"}
+    for stage, when in stages.items():
+        start = said.index(f"accuracy {when}, %, by the fraction of channels removed")
+        assert said[start + 1].split() == ["network", "metric", "0%", "50%"]
+        assert said[start + 2].split()[-1] == f"{row[stage]:.2f}"
 
 
 def test_a_process_that_comes_late_does_its_own_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,8 @@ def _print_effectiveness(rows: list[dict[str, Any]], text: QualityText) -> None:
     from prunus.studies.effectiveness_study import SPREADS, STAGES
 
     unit = f", {text.unit}" if text.unit else ""
-    for stage, when in ((stage, when) for stage, when in STAGES.items() if stage in rows[0]):
+    stages = [stage for stage in STAGES if stage in rows[0]]
+    for stage in stages:
         lines: dict[tuple[str, str], list[str]] = {}
         for row in sorted(rows, key=lambda row: row["ratio"]):
             parts = (row[stage], row[SPREADS[stage]])
@@ -213,7 +214,8 @@ def _print_effectiveness(rows: list[dict[str, Any]], text: QualityText) -> None:
             lines.setdefault((row["network"], row["metric"]), []).append(" ±".join(numbers))
         ratios = [f"{ratio:.0%}" for ratio in sorted({row["ratio"] for row in rows})]
         cells = [[*key, *values] for key, values in lines.items()]
-        say(f"\n{text.name} {when}{unit}, by the fraction of channels removed")
+        gap = "\n" if stage != stages[0] else ""
+        say(f"{gap}{text.name} {STAGES[stage]}{unit}, by the fraction of channels removed")
         console.print(table(["network", "metric", *ratios], cells, numbers=ratios))
 
 

@@ -1,7 +1,7 @@
 """The effectiveness study: which metric picks the channels that can be removed (the paper's Figs. 2 and 4).
 
-Each metric removes the same fraction of every unit, and accuracy (or the task's quality) is measured as cut and, if
-asked for, after a repair and after retraining. The study makes no decisions, so all figures are of the test images.
+Each metric removes the same fraction of every unit, and accuracy (or the task's quality) is measured before repair
+and, if asked for, after a repair and after retraining. The study makes no decisions: all figures are of test images.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from prunus.util.files import write_atomically
 from prunus.util.options import plain, replaced
 from prunus.util.progress import PhaseProgress, phases, shown
 
-STAGES = {"accuracy": "as cut", "repaired": "repaired", "retrained": "retrained"}
+STAGES = {"accuracy": "before repair", "repaired": "after repair", "retrained": "after retraining"}
 SPREADS = {"accuracy": "spread", "repaired": "repaired_spread", "retrained": "retrained_spread"}
-AS_CUT = ("accuracy", "top5", "loss", "test_images")
-MEASURED = (*AS_CUT, "repaired", "retrained")
+BEFORE_REPAIR = ("accuracy", "top5", "loss", "test_images")
+MEASURED = (*BEFORE_REPAIR, "repaired", "retrained")
 TITLE = "Which metric picks the channels that can be removed?"
 
 RetrainOn = Batches | Callable[[int], Batches]  # batches, or a function of the seed that returns them
@@ -135,7 +135,7 @@ class MetricComparison:
     test: Batches  # to measure on
     progress: PhaseProgress
     measured: dict[str, StudyRow] = field(default_factory=dict)  # measurements of plans that were seen before
-    measured_as_cut: dict[tuple[str, str], StudyRow] = field(default_factory=dict)  # by network and plan, for all seeds
+    measured_before: dict[tuple[str, str], StudyRow] = field(default_factory=dict)  # by network and plan, for all seeds
     scores: dict[Path, dict[str, Scores]] = field(default_factory=dict)
     samples: dict[int, list[Any]] = field(default_factory=dict)  # seed -> images for the repair
 
@@ -150,7 +150,7 @@ class MetricComparison:
         for cut in cuts:
             if (row := row_of(cut.key)) is not None:
                 self.measured[self._same_measurement(cut, row["plan"])] = row
-                self.measured_as_cut[cut.network, row["plan"]] = {key: row[key] for key in AS_CUT}
+                self.measured_before[cut.network, row["plan"]] = {key: row[key] for key in BEFORE_REPAIR}
         # Passes and rows are assigned by their position among all of them, not among the missing ones: a process that
         # starts late would count differently, and some rows would belong to no process.
         for path in list(dict.fromkeys(map(self._scores_path, cuts)))[rank::world]:
@@ -230,7 +230,7 @@ class MetricComparison:
         }
 
     def _measure(self, cut: UniformCut, plan: Plan, name: str, number: int, total: int) -> StudyRow:
-        """Accuracy, or the task's quality, as cut and, if asked for, repaired and retrained."""
+        """Accuracy, or the task's quality, before repair and, if asked for, after repair and retraining."""
         graph, settings, task = self.graphs[cut.network], self.settings, task_of(self.settings.task)
         factor = QualityText.of(task).factor
         note = f"row {number + 1} of {total}: {cut.network}, {cut.metric.name}, {cut.ratio:.0%} removed"
@@ -243,15 +243,15 @@ class MetricComparison:
             return accuracy_of(model, graph, self.test, task, say)
 
         model = pruned_or_same(graph, plan)
-        if (cut.network, name) not in self.measured_as_cut:  # once for all seeds that remove the same channels
+        if (cut.network, name) not in self.measured_before:  # once for all seeds that remove the same channels
             result = measured(model)
-            self.measured_as_cut[cut.network, name] = {
+            self.measured_before[cut.network, name] = {
                 "accuracy": round(factor * result.quality, 4),
                 "top5": None if result.top5 is None else round(100 * result.top5, 4),
                 "loss": round(result.loss, 6),
                 "test_images": result.num_images,
             }
-        row = dict(self.measured_as_cut[cut.network, name])
+        row = dict(self.measured_before[cut.network, name])
         if settings.repair != "none" and model is graph.model:  # nothing is removed, so there is nothing to repair
             row["repaired"] = row["accuracy"]
         elif settings.repair != "none":
@@ -416,20 +416,20 @@ def effectiveness(
         if rank == 0:
             alike = {network: comparison.correlations(network) for network in graphs}
             text = QualityText.of(task)
-            as_cut = "accuracy" if text == ACCURACY else "quality"  # what is no accuracy is not called so
-            named_rows = [{as_cut if key == "accuracy" else key: value for key, value in row.items()} for row in rows]
+            value = "accuracy" if text == ACCURACY else "quality"  # what is no accuracy is not called so
+            named_rows = [{value if key == "accuracy" else key: each for key, each in row.items()} for row in rows]
             unit = f" ({text.unit})" if text.unit else ""
             columns = {
                 "ratio": "fraction of channels removed",
                 "images": "number of images scored on",
                 "macs_removed": "fraction of MACs removed",
                 "params_removed": "fraction of weights removed",
-                as_cut: f"{text.name} as cut{unit}",
+                value: f"{text.name} before repair{unit}",
                 "spread": "standard deviation over seeds",
                 "top5": "top-5 (%)",
-                "repaired": f"{text.name} repaired{unit}",
+                "repaired": f"{text.name} after repair{unit}",
                 "repaired_spread": "standard deviation",
-                "retrained": f"{text.name} retrained{unit}",
+                "retrained": f"{text.name} after retraining{unit}",
                 "retrained_spread": "standard deviation",
             }
             pictures = [draw_effectiveness(rows, place.path, text), *write_correlations(alike, place.path)]
