@@ -31,6 +31,14 @@ def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _short_final_timing() -> Iterator[None]:
+    """Runs are timed in each engine at their end, here for a moment only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prunus.run.final_timing.ROW_SECONDS", 0.05)
+        yield
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documentation, built once for all processes of a test run, as `make docs` builds it."""

@@ -270,7 +270,7 @@ def lenet_on_digits() -> tuple[nn.Module, Any]:
 
 @pytest.mark.parametrize(("repair", "highest"), [("none", 0.05), ("solve", 0.01)])
 def test_defaults_never_end_below_the_start(repair: str, highest: float, tmp_path: Path) -> None:
-    """Two epochs at the preset's rate took LeNet-5 from 86.1% as cut to 38.9%. After a repair the rates are lower."""
+    """Two epochs at the preset's rate took LeNet-5 from 86.1% to 38.9% without a repair. After one, rates are lower."""
     network, images = lenet_on_digits()
     train = images.loader("train", 128, augment=True, shuffle=True, seed=0)
     words: dict[str, Any] = {"score_on": images.loader("train", 256), "ratio": 0.3, "epochs": 2, "repair": repair}
@@ -291,7 +291,7 @@ def test_fine_tuning_reaches_the_training(tmp_path: Path) -> None:
     before, now, other = (
         dict(each.named_buffers())["bn1.running_mean"] for each in (trained(), frozen.model, live.model)
     )
-    assert frozen.rounds[0].kept_epoch and live.rounds[0].kept_epoch  # trained networks, not those as cut
+    assert frozen.rounds[0].kept_epoch and live.rounds[0].kept_epoch  # trained networks, not those before it
     assert all(value in before for value in now) and not all(value in before for value in other)
     assert json.loads((tmp_path / "frozen" / "config.json").read_text())["settings"]["views"] == 1
 

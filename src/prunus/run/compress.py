@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,7 +97,7 @@ def compress(
     data, chosen = checked(model, chosen, train, holdout, test, score_on)
     with run_folder(folder) as place, generators_kept(), shown(progress, phases) as show:
         result = run(model, example, chosen, place, data, show)
-    return result if folder is not None else kept_while_used(result, place.path)
+    return kept_while_used(result, place)
 
 
 def checked(
@@ -119,10 +118,10 @@ def checked(
     return data, look_first(model, data, settings)
 
 
-def kept_while_used(result: R, path: Path) -> R:
-    """A result whose folder is a temporary one: it is removed with the result, whose report may still be asked for."""
-    result = replace(result, folder=None)  # type: ignore[type-var]
-    weakref.finalize(result, shutil.rmtree, path, ignore_errors=True)
+def kept_while_used(result: R, folder: RunFolder) -> R:
+    """The result; a temporary folder is removed with it, not before: its report may still be asked for."""
+    if folder.is_temporary:
+        weakref.finalize(result, shutil.rmtree, folder.path, ignore_errors=True)
     return result
 
 
@@ -218,7 +217,8 @@ def _run(
         current, plan = _left_by(context, len(rounds))
     summary = _summary(context, plan, current, before, rounds)
     summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
-    return Compressed(current, plan, tuple(rounds), summary, folder.path, folder.path)
+    stays = None if folder.is_temporary else folder.path
+    return Compressed(current, plan, tuple(rounds), summary, stays, folder.path)
 
 
 def _base(context: RunContext) -> Evaluation:

@@ -229,7 +229,7 @@ def curve(
         drawn = run_goals(model, example, goals, in_place, data, show)
         if place.writes:
             drawn.write(place.path)
-    return replace(drawn, folder=place.path) if folder is not None else kept_while_used(drawn, place.path)
+    return kept_while_used(drawn if place.is_temporary else replace(drawn, folder=place.path), place)
 
 
 def folder_name(speedup: float) -> str:

@@ -141,7 +141,7 @@ def summarise(
     speed = _speed(context, plan)
     speeds: tuple[EngineSpeed, ...] = ()
     untimed: tuple[str, ...] = ()
-    if settings.timing or settings.speedup is not None:  # a goal in time is nothing without its measured time
+    if settings.timing or settings.for_time:  # a goal in time is nothing without its measured time
         speeds, untimed = from_first(
             lambda: time_in_engines(
                 original,

@@ -1,0 +1,135 @@
+"""Several networks are tried for one goal: both ways to treat streams, and cuts that lose at most max_drop."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import prunus as pr
+from prunus.run.context import Judged
+from prunus.run.search import Point, Search
+from prunus.tasks.evaluate import Evaluation
+from tests.run.test_speed_check import OVERHEAD, QUICK, TICK, Stopwatch, pairs, stopwatch
+from tests.run.toys import HOLDOUT, TEST, TRAIN, run, trained
+
+__all__ = ["stopwatch"]  # a fixture
+
+
+def right(model: nn.Module, batches: Any = HOLDOUT) -> float:
+    """The share of images whose class is right."""
+    with torch.no_grad():
+        hits = [model.eval()(images).argmax(1) == labels for images, labels in batches]
+    return float(torch.cat(hits).double().mean())
+
+
+def speed(model: nn.Module) -> float:
+    """The speed-up by the clock of these tests."""
+    return (OVERHEAD + TICK * pairs(trained())) / (OVERHEAD + TICK * pairs(model))
+
+
+def points(folder: Path) -> dict[str, Any]:
+    """What search.json says."""
+    return json.loads((folder / "round-01" / "search.json").read_text())
+
+
+def test_a_latency_target_tries_both_ways_and_keeps_the_better(stopwatch: Stopwatch, tmp_path: Path) -> None:
+    both = run(tmp_path / "both", speedup=1.8, **QUICK)
+    alone = {
+        streams: run(tmp_path / streams, speedup=1.8, streams=streams, **QUICK) for streams in ("select", "coupled")
+    }
+    tried = points(tmp_path / "both")
+    assert [point["streams"] for point in tried["points"]] == ["select", "coupled"]
+    for point in tried["points"]:
+        assert point["quality"]["quality"] == pytest.approx(right(alone[point["streams"]].model))
+    chosen = tried["points"][tried["chosen"]]
+    same = alone[chosen["streams"]]
+    for name, tensor in both.model.state_dict().items():
+        assert torch.equal(tensor, same.model.state_dict()[name])
+    worst = min(alone.values(), key=lambda each: right(each.model))
+    assert right(both.model) >= right(worst.model) and both.summary["settings"]["streams"] == chosen["streams"]
+
+
+def test_the_fastest_network_that_loses_at_most_max_drop(stopwatch: Stopwatch, tmp_path: Path) -> None:
+    base = right(trained())
+    done = run(tmp_path / "run", max_drop=5.0, **QUICK)
+    tried = points(tmp_path / "run")
+    drops = [100 * (base - point["quality"]["quality"]) for point in tried["points"] if point["quality"]]
+    assert len(drops) >= 3  # a search, not a single trial
+    assert 100 * (base - right(done.model)) <= 5.0 + 1e-6
+    chosen = tried["points"][tried["chosen"]]
+    able = [p for p in tried["points"] if p["quality"] and 100 * (base - p["quality"]["quality"]) <= 5.0 + 1e-6]
+    assert chosen["predicted"] == max(point["predicted"] for point in able)
+    assert (
+        done.reached and done.summary["goal"]["kind"] == "max_drop" and done.speedup == pytest.approx(speed(done.model))
+    )
+    assert "standard error" in done.summary["goal"]["text"]
+
+
+def test_without_a_goal_at_most_one_point_is_lost(stopwatch: Stopwatch) -> None:
+    words = {name: value for name, value in QUICK.items() if name != "epochs"}
+    done = pr.compress(trained(), TRAIN, HOLDOUT, test=TEST, timing=False, **words)
+    assert done.summary["settings"]["max_drop"] == 1.0
+    assert 100 * (right(trained()) - right(done.model)) <= 1.0 + 1e-6
+
+
+def test_a_speedup_that_loses_too_much_gives_the_fastest_that_does_not(stopwatch: Stopwatch, tmp_path: Path) -> None:
+    base = right(trained())
+    done = run(tmp_path / "run", speedup=3.0, max_drop=2.0, **QUICK)
+    tried = points(tmp_path / "run")
+    asked = [point for point in tried["points"] if point["asked"]]
+    assert all(100 * (base - point["quality"]["quality"]) > 2.0 for point in asked if point["quality"])
+    assert 100 * (base - right(done.model)) <= 2.0 + 1e-6
+    assert 1.0 < speed(done.model) < 3.0 and not done.reached
+    assert "a larger cut would lose more than 2 points" in done.summary["goal"]["text"]
+
+
+def test_max_drop_that_no_cut_keeps(stopwatch: Stopwatch, tmp_path: Path) -> None:
+    def worse(model: nn.Module, loader: Any) -> Evaluation:
+        whole = pairs(model) == pairs(trained())
+        return Evaluation(1.0 if whole else 0.0, 0.5, 10)
+
+    done = run(tmp_path / "run", max_drop=0.1, evaluate=worse, **QUICK)
+    assert pairs(done.model) == pairs(trained()) and not done.reached and not done.rounds
+    assert "nothing was removed" in done.summary["goal"]["text"]
+
+
+def test_an_interrupted_search_ends_with_the_same_network(stopwatch: Stopwatch, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", max_drop=5.0, **QUICK)
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    tried = points(tmp_path / "killed")
+    for path in (tmp_path / "killed").glob("**/*"):
+        if path.is_file() and not path.name.startswith(("scores", "config", "base", "latency", "network")):
+            path.unlink()
+    half = {**tried, "points": tried["points"][:2], "chosen": None, "done": False}
+    (tmp_path / "killed" / "round-01" / "search.json").write_text(json.dumps(half))
+    again = run(tmp_path / "killed", max_drop=5.0, **QUICK)
+    assert again.plan == whole.plan
+    for name, tensor in again.model.state_dict().items():
+        assert torch.equal(tensor, whole.model.state_dict()[name])
+    assert points(tmp_path / "killed")["chosen"] == tried["chosen"]
+
+
+def test_the_standard_error_of_a_drop_is_that_of_pairs() -> None:
+    """Of 8 images 2 are lost and 1 is won: a mean of 1/8, and a standard deviation of the 8 differences."""
+    before, after = [1, 1, 1, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 0, 1, 1]
+    images = torch.arange(8).double().numpy()
+
+    def judged(values: list[int]) -> Judged:
+        array = torch.tensor(values).double()
+        return Judged(Evaluation(float(array.mean()), 0.0, 8), array.numpy(), images)
+
+    drop, error = judged(before).drop_to(judged(after))
+    differences = [b - a for b, a in zip(before, after, strict=True)]
+    spread = (sum((d - 0.125) ** 2 for d in differences) / 7) ** 0.5
+    assert drop == 0.125 and error == pytest.approx(spread / 8**0.5)
+
+
+def test_a_drop_of_exactly_max_drop_is_allowed() -> None:
+    assert Search((), max_drop=1.0).allows(Point("select", 2.0, False, drop=100 * (0.79 - 0.78)))
+    assert not Search((), max_drop=1.0).allows(Point("select", 2.0, False, drop=1.001))
