@@ -91,7 +91,8 @@ def masked(model: nn.Module, graph: pr.ChannelGraph, keep: Mapping[str, Sequence
                 positions = torch.as_tensor(reader.inputs[gone].reshape(-1))
                 mask = mask_of(positions)
                 handles.append(modules[reader.module].register_forward_pre_hook(mask, with_kwargs=True))
-        yield
+        with torch.compiler.set_stance("force_eager"):  # compiled code does not see new hooks
+            yield
     finally:
         for handle in handles:
             handle.remove()

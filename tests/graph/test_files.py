@@ -53,6 +53,19 @@ def test_saving_again_replaces(tmp_path: Path) -> None:
     assert proof.same_state(loaded, small) and loaded.get_parameter("conv1.weight").shape[0] == 1
 
 
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.99])
+def test_a_flipped_bit_is_noticed(place: float, tmp_path: Path) -> None:
+    graph = pr.trace(residual(), FLOAT)
+    plan = pr.Plan.of(graph, {"conv1:out": [0, 5]})
+    pr.save(pr.prune(graph, plan), plan, tmp_path)
+    content = bytearray((tmp_path / "model.safetensors").read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")  # the tensors follow a header
+    content[start + int(place * (len(content) - start))] ^= 0x10
+    (tmp_path / "model.safetensors").write_bytes(bytes(content))
+    with pytest.raises(pr.FileError, match="model.safetensors is damaged"):
+        pr.load(tmp_path, residual())
+
+
 def test_retrained_weights_are_what_is_loaded(tmp_path: Path) -> None:
     graph = pr.trace(residual(), FLOAT)
     plan = pr.Plan.of(graph, {"conv1:out": [0, 5], "conv1:in": [1]})

@@ -284,7 +284,7 @@ class Folded(nn.Module):
 class FoldedInParts(Folded):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h = self.b(F.relu(self.a(x)))
-        return h.view(h.size(0), 2, -1, 8, 8).chunk(2, 2)[0].sum(1), self.c(h)
+        return h.view(h.size(0), 2, -1, *h.shape[2:]).chunk(2, 2)[0].sum(1), self.c(h)
 
 
 class NormedStream(nn.Module):

@@ -275,3 +275,33 @@ def test_what_cannot_be_filled_is_frozen(keyword: bool) -> None:
 def test_export() -> None:
     graph = pr.trace(built().float(), IMAGE.float())
     assert onnx_error(pr.prune(graph, pr.Plan.of(graph, KEEP)), IMAGE.float(), dynamo=True) < 1e-5
+
+
+class Pyramid(nn.Module):
+    """One head on two levels, which are both streams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2, 1)
+        self.k, self.m, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = F.relu(self.a(x))
+        b = F.relu(self.b(a))
+        fine = F.relu(self.k(a + F.interpolate(b, scale_factor=2)))
+        coarse = F.relu(self.m(b + F.max_pool2d(fine, 2)))
+        return self.head(fine), self.head(coarse)
+
+
+def test_a_shared_head_selects_the_same_in_a_second_round() -> None:
+    """What the head no longer reads of one level goes only if it goes from the other level too."""
+    torch.manual_seed(0)
+    model = Pyramid().double().eval()
+    graph = pr.trace(model, IMAGE)
+    first = pr.prune(graph, pr.Plan.of(graph, {"head:in": [1, 2, 3]}))
+    graph = pr.trace(first, IMAGE)
+    keep = {name: [1, 2, 3] for name in ("b:in", "k:in", "m:in")}
+    second = pr.prune(graph, pr.Plan.of(graph, keep))
+    assert (second.a.out_channels, second.k.out_channels, second.m.out_channels) == (3, 3, 3)
+    with proof.masked(first, graph, keep):
+        assert proof.relative_error(proof.outputs(second, IMAGE), proof.outputs(first, IMAGE)) < 1e-12

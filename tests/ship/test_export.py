@@ -183,3 +183,53 @@ def test_examples_that_do_not_fit(tmp_path: Path, name: str) -> None:
         with pytest.raises(DataError, match=message):
             export(model, example, tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+class Counting(nn.Module):
+    """Counts its calls and keeps a running mean, also in eval mode; eval() scales a weight, train() takes it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
+        self.register_buffer("mean", torch.zeros(8))
+        self.calls, self.scaled = 0, False
+
+    def train(self, mode: bool = True) -> Counting:
+        if mode == self.scaled:
+            self.a.weight.data *= 1 / 3 if mode else 3
+            self.scaled = not mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor | None]:
+        h = torch.relu(self.norm(self.a(x)))
+        self.calls += 1
+        self.mean.mul_(0.9).add_(0.1 * h.detach().mean((0, 2, 3)))  # type: ignore[operator]
+        return {"mask": self.b(h / self.norm.num_features) > 0, "auxiliary": None}
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_of_the_network_is_changed(tmp_path: Path, suffix: str, training: bool) -> None:
+    model = Counting().train(training)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    export(model, pictures(2), tmp_path / f"small.{suffix}", fold_bn=training)
+    assert (model.calls, model.training, model.scaled) == (0, training, not training)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+class Clips(nn.Module):
+    """Takes clips of four frames, or one image without a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.b(h if h.dim() == 3 else h.view(-1, 4, *h.shape[1:]).roll(1, 1).flatten(0, 1))
+
+
+@pytest.mark.parametrize("shape", [(8, 3, 8, 8), (3, 8, 8)])
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_clips_and_images_without_a_batch(tmp_path: Path, suffix: str, shape: tuple[int, ...]) -> None:
+    assert export(Clips().eval(), torch.randn(shape), tmp_path / f"small.{suffix}").error < 1e-5

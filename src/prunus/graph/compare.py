@@ -229,10 +229,14 @@ class Inside:
     Attributes:
         kept: layer -> the channels of its input, and of its output, that the pruned layer has; None if it has all.
         foreign: whether a tensor belongs to the original network, so that the pruned one must not use it.
+        told: modules with a user-provided rule: what they compute inside is their own affair.
+        functions: whether results of functions are compared.
     """
 
     kept: Mapping[str, tuple[Indices | None, Indices | None]]
     foreign: Callable[[Tensor], bool]
+    told: Set[str] = frozenset()
+    functions: bool = True
 
 
 @dataclass
@@ -270,7 +274,7 @@ class Watch(TorchFunctionMode):
             return hook
 
         def quiet(on: bool) -> Callable[..., None]:
-            return lambda module, args: setattr(self, "quiet", on)
+            return lambda module, *values: setattr(self, "quiet", on)
 
         with ExitStack() as hooks:
             for _, module in named_modules(model):
@@ -283,6 +287,10 @@ class Watch(TorchFunctionMode):
                 before = module.register_forward_pre_hook(entering(name, inputs), with_kwargs=True)
                 hooks.callback(before.remove)
                 hooks.callback(module.register_forward_hook(leaving(name, outputs)).remove)
+            for name in self.inside.told:
+                module = model.get_submodule(name)
+                hooks.callback(module.register_forward_pre_hook(quiet(True)).remove)
+                hooks.callback(module.register_forward_hook(quiet(False)).remove)
             with self:
                 yield
 
@@ -295,9 +303,7 @@ class Watch(TorchFunctionMode):
             sample = value.detach()[few]
             if kept is not None:
                 sample = sample.index_select(axis, torch.from_numpy(kept).to(value.device))
-            shape = (
-                value.shape if module is None else sample.shape
-            )  # channels tell whether a function's results compare
+            shape = sample.shape if module is not None else value.shape  # that of a function tells whether they compare
             where = place
             if module is None:
                 name = getattr(place, "__name__", str(place))
@@ -309,7 +315,7 @@ class Watch(TorchFunctionMode):
         if self.pruned and not self.foreign:
             self.foreign = any(isinstance(value, Tensor) and self.inside.foreign(value) for value in args)
         result = func(*args, **(kwargs or {}))
-        if not self.quiet:
+        if self.inside.functions and not self.quiet:
             self._note(func, result)
         return result
 

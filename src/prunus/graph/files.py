@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
                 "plan": plan.fingerprint,
                 "kept": _kept(plan),
                 "shared": same,
+                "digest": digest_of(tensors),
                 **({"extra": extra} if extra else {}),
             }
             save_file(tensors, path, metadata={NOTES: json.dumps(notes)})
@@ -123,7 +125,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file; shared tensors under each of their names."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
-        return tensors | {name: tensors[first] for name, first in _notes(path).get("shared", {}).items()}
+        notes = _notes(path)
+        if notes.get("digest", "") not in ("", digest_of(tensors)):
+            raise FileError(f"{path} is damaged: its tensors are not those that were saved. Copy or save it again")
+        return tensors | {name: tensors[first] for name, first in notes.get("shared", {}).items()}
     except FileNotFoundError as error:
         raise FileError(f"{path} does not exist") from error
     except (SafetensorError, OSError, ValueError, KeyError) as error:
@@ -134,6 +139,16 @@ def _notes(path: Path) -> dict[str, Any]:
     """What `save` wrote next to the tensors; empty if another program wrote the file."""
     with safe_open(path, framework="pt") as file:
         return dict(json.loads((file.metadata() or {}).get(NOTES, "{}")))
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors and their names, in any order."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        total.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
 
 
 def _kept(plan: Plan) -> str:

@@ -225,6 +225,7 @@ class Record:
     balances: list[Balance] = field(default_factory=list)
     opaque: dict[str, str] = field(default_factory=dict)  # called modules that no rule fits -> reason
     values: dict[str, Any] = field(default_factory=dict)  # node name -> its value: labels or plain Python
+    arriving: dict[str, Indices] = field(default_factory=dict)  # module that selects -> labels in front of it
     selected: dict[str, Selected] = field(default_factory=dict)  # module -> what it selects (replay)
     spread: dict[tuple[str, int], int] = field(default_factory=dict)  # node, pair -> operand broadcast over channels
     crossed: set[tuple[str, int]] = field(default_factory=set)  # node, pair whose channels lie on different axes
@@ -502,6 +503,9 @@ class Call:
             return pick(padded(x, dim, 0, 1, GONE) if self.reads_all else x, dim, index)
         if selection is None:
             return x
+        vector = self.vector(x, selection.dim)
+        if vector is not None:  # what is not selected too: every call finds the same number of channels
+            self._at_every_call(self.record.arriving, vector)
         arriving = padded(x, selection.dim, 0, 1, GONE) if selection.filled else x
         return pick(arriving, selection.dim, selection.index.cpu())
 
@@ -514,7 +518,9 @@ class Call:
         if first is not None:
             if first.arriving != len(arriving) or first.dim != dim:
                 raise Mismatch(self.node, f"{self.name} would have to select other channels in each call")
+            self._at_every_call(self.record.arriving, arriving)
             return first.index
+        self._at_every_call(self.record.arriving, arriving)
         index = (places if self.reads_all else match)(arriving.numpy(), wanted)
         if index is None:
             raise Mismatch(self.node, f"channels that {self.name} selects do not arrive at it")

@@ -196,7 +196,9 @@ def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], boo
             kept[name] = channels, depthwise_filters(layer, channels) if is_depthwise(layer) else channels
         elif isinstance(layer, MIXING):
             kept[name] = None, None
-    return Inside(kept, foreign)
+    nodes = [node for node in graph.analysis.traced.graph.nodes if graph.analysis.find_rule.is_users(node)]
+    told = {str(node.target) for node in nodes if node.op == "call_module"}
+    return Inside(kept, foreign, told, functions=all(node.op == "call_module" for node in nodes))
 
 
 def _first_failing(

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from prunus.errors import DataError, FileError, ModelError
 from prunus.graph.files import read_tensors, save
 from prunus.graph.plan import Plan
+from prunus.graph.record import left_as_found
 from prunus.graph.traced import Example
 from prunus.ship.fold import fold_batch_norm
 from prunus.ship.formats import Format, file_format
@@ -34,7 +35,7 @@ from prunus.timing.onnx_export import (
 from prunus.util.batches import call, device_of, to_device
 from prunus.util.files import atomic
 from prunus.util.progress import PhaseProgress, phases, shown
-from prunus.util.state import evaluating, generators_kept, module_state_kept
+from prunus.util.state import evaluating, generators_kept, module_state_kept, overrides_train
 from prunus.util.user_code import failure
 
 
@@ -117,9 +118,10 @@ def export(
             "a network with folded batch norms no longer has the layers of its class, so it cannot be built from it; "
             "export it without fold_bn, or as onnx or pt2"
         )
-    check_input(model, example)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with shown(progress, phases) as report:
+    kept = module_state_kept(model, weights=overrides_train(model))
+    with left_as_found(model), kept, shown(progress, phases) as report:
+        check_input(model, example)
+        path.parent.mkdir(parents=True, exist_ok=True)
         report("export", 0, 1, "")
         if fold_bn:
             model = fold_batch_norm(model, example)
@@ -167,7 +169,7 @@ def check_input(model: nn.Module, example: Example) -> None:
 def _export_pt2(
     model: nn.Module, example: Example, path: Path, images: Tensor | None, dynamic_batch: bool
 ) -> Difference:
-    with evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad(), warnings.catch_warnings():
+    with evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about itself
         dynamic_batch = dynamic_batch and takes_any_batch(model, example)
         batches = comparison_batches(example, images, dynamic_batch)

@@ -188,8 +188,8 @@ def exported(model: nn.Module, example: Example) -> bytes:
 
 
 def _written_quickly(model: nn.Module, example: Tensor, path: Path) -> bool:
-    """Whether torch's older exporter could write the network, for any number of images, so that it computes the same."""
-    with evaluating(model), generators_kept(), torch.no_grad(), warnings.catch_warnings():
+    """Whether torch's older exporter could write the network, for any number of images, and exactly."""
+    with evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns that it is older
         batches = comparison_batches(example, None, True)
         kind = {"input_names": ["input"], "dynamic_axes": {"input": {0: "batch"}}, "opset_version": OLDEST}

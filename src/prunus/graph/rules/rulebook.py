@@ -228,6 +228,10 @@ class RuleFinder:
             return pointwise.handed_on  # no rule, but eval mode returns the argument unchanged (stochastic depth)
         return rule or pointwise.unknown
 
+    def is_users(self, node: fx.Node) -> bool:
+        """Whether the rule for a node is a user-provided one."""
+        return (base_layer(self.traced.module(node)) if node.op == "call_module" else node.target) in _USER_RULES
+
 
 def kept_because(reason: str) -> Rule:
     """A rule that keeps all channels, with a reason."""
