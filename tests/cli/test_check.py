@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from prunus.run import checkup
-from prunus.run.checkup import Speed, _saved_for_backward, batch_norm_problems, estimate, label_problems, pixel_problems
+from prunus.run.checkup import Speed, _saved_for_backward, batch_norm_problems, estimate, label_notes, pixel_problems
 from prunus.train.fit import fit
 from prunus.zoo.data import ImageData, load
 from prunus.zoo.images import MemoryImages
@@ -57,9 +58,11 @@ def test_a_network_and_its_images(place: Path) -> None:
     model = create("lenet5", num_classes=10)
     load_weights(model, place / "lenet5.safetensors")
     assert_accuracy(found["accuracy"]["quality"], model, images.loader("holdout", 256))
-    speed, one = found["speed"], found["round"]
+    speed, run = found["speed"], found["run"]
     assert speed["batch_size"] == 128 and 0 < speed["forward"] < speed["train"]
-    assert one["score"] == pytest.approx(speed["forward"] * images.count("train"))
+    assert run["epoch"] == pytest.approx(
+        (speed["train"] + speed["forward"]) * images.count("train") + speed["forward"] * images.count("holdout")
+    )
     assert speed["memory"] is None or speed["memory"] > 50 * 2**20
     assert found["notes"] == ["with 144 held-out images, accuracy moves in steps of 0.69 points"]
 
@@ -156,11 +159,13 @@ def made(train: list[int], holdout: list[int]) -> ImageData:
 
 def test_classes_without_images() -> None:
     everything = list(range(10))
-    assert label_problems(made(everything, everything)) == []
-    found = label_problems(made([0, 1, 2], everything))
-    assert found == ["7 of 10 classes have no training images: 3, 4, 5, 6, 7 and 2 more"]
-    assert label_problems(made(everything, everything[1:])) == ["1 of 10 classes have no held-out images: 0"]
-    assert label_problems(made(everything, [])) == ["there are no held-out images, and a run needs some"]
+    assert label_notes(made(everything, everything)) == []
+    found = label_notes(made([0, 1, 2], everything))
+    assert found == ["7 of 10 classes have no training images: 3, 4, 5, 6, 7 and 2 more; retraining would forget them"]
+    assert label_notes(made(everything, everything[1:])) == ["1 of 10 classes have no held-out images: 0"]
+    assert label_notes(made(everything, [])) == []
+    code, told = check("lenet5", "--data", "digits", "--holdout", "none")
+    assert code == 1 and told["problems"] == ["there are no held-out images, and a run needs some"]
 
 
 def test_pixels() -> None:
@@ -186,15 +191,83 @@ def test_the_first_batch_norm_is_compared_with_what_it_saw() -> None:
 
 def test_estimates_are_products() -> None:
     speed = Speed(0.001, 0.004, 128, None)
-    found = estimate(speed, train_images=12_800, held_out=200, units=10, teacher=False)
-    assert (found.score, found.rank, found.epoch) == pytest.approx((12.8, 1.0, 51.4))  # half the network for a trial
-    # 100 steps an epoch; the test of four rates takes ten steps each: 0.4 epochs
-    assert found.run(rounds=2, epochs=3) == pytest.approx(2 * (12.8 + 1.0 + (0.4 + 3) * 51.4))
-    taught = estimate(speed, train_images=12_800, held_out=200, units=10)  # a forward pass more for every image
-    assert taught.epoch == pytest.approx(51.4 + 12.8)
+    images = {"train": 12_800, "holdout": 200, "test": 300}
+    small, large = (estimate(speed, images, pixels=side * side) for side in (32, 224))
+    assert (small.score, small.evaluate) == pytest.approx((3 * 12.8, 2 * 0.5))
+    assert (small.repair, large.repair) == pytest.approx((4 * 2.0, 4 * 0.5))  # 2,000 small images, or 500
+    assert small.epoch == pytest.approx(12_800 * (0.004 + 0.001) + 0.2)  # with a teacher
+    assert small.whole == pytest.approx(3 * 12.8 + 4 * 2 + 1 + 20)  # and nothing is trained
 
 
 def test_memory_of_activations() -> None:
     """conv keeps its input (2 x 3 x 8 x 8), relu its output (2 x 4 x 8 x 8), which linear keeps too; in float32."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2))
     assert _saved_for_backward(model, torch.zeros(2, 3, 8, 8)) == 4 * 2 * (3 + 4) * 64
+
+
+def test_one_photo_per_class_is_enough_where_nothing_is_trained(tmp_path: Path) -> None:
+    """Of 30 classes, 6 photographs are test images, and 2 are held out."""
+    for number in range(30):
+        folder = tmp_path / "photos" / f"{number:02d}"
+        folder.mkdir(parents=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (3, 3, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((32, 32)).save(folder / "one.png")
+    code, found = check("tests.cli.test_check:Painted", "--data", f"folder:{tmp_path / 'photos'}")
+    assert (code, found["problems"], found["images"]) == (0, [], {"train": 22, "holdout": 2, "test": 6})
+    assert [note.partition(" images")[0] for note in found["notes"]] == [
+        "8 of 30 classes have no training",
+        "28 of 30 classes have no held-out",
+        "with 2 held-out",
+    ]
+
+
+class Painted(nn.Module):
+    """Knows the photographs of the test above by heart: the nearest one's number."""
+
+    shape = (3, 32, 32)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 3, 1)
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        known = []
+        for number in range(30):
+            pixels = np.random.default_rng(number).integers(0, 256, (3, 3, 3), dtype=np.uint8)
+            image = np.asarray(Image.fromarray(pixels).resize((37, 37), Image.Resampling.BILINEAR))[2:34, 2:34]
+            known.append(((torch.from_numpy(image.copy()).permute(2, 0, 1) / 255 - mean) / std).flatten())
+        self.register_buffer("known", torch.stack(known))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -torch.cdist(x.flatten(1), self.known) + 0 * self.second(self.first(x)).mean()
+
+
+READ: list[int] = []
+
+
+class Counted:
+    """Batches that count how often they are read, and say how many images there are."""
+
+    num_images = 100_000
+
+    def __iter__(self) -> Any:
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(1000):
+            READ.append(1)
+            yield torch.randn(100, 3, 8, 8, generator=draw), torch.randint(0, 4, (100,), generator=draw)
+
+
+def make_data() -> tuple[Counted, Counted]:
+    return Counted(), Counted()
+
+
+def make_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+def test_few_batches_are_read() -> None:
+    """Of 100,000 images, 300 of train (3 batches, and 1 as the example) and 2,000 of holdout, with 1 for its labels."""
+    READ.clear()
+    _, found = check("tests.cli.test_check:make_net", "--data", "tests.cli.test_check:make_data")
+    assert found["images"] == {"train": 100_000, "holdout": 100_000} and found["accuracy"]["num_images"] == 2000
+    assert len(READ) <= 30

@@ -21,7 +21,6 @@ from prunus.util.text import big_number, count, duration
 if TYPE_CHECKING:
     from prunus.run.checkup import Checkup
 
-ROUNDS, EPOCHS = 2, 3  # of the run whose time is told
 INDENT = 10  # columns
 PARTS = {"train": "for training", "holdout": "held out", "test": "for testing"}
 
@@ -126,11 +125,14 @@ def _print(name: str, result: Checkup) -> None:
     speed = result.speed
     forward, train = (f"{1 / seconds:,.0f} images/s" for seconds in (speed.forward, speed.train))
     _line("speed", f"{forward} forward, {train} in training (batches of {speed.batch_size})")
-    if result.round is not None:
-        score, rank, epoch = (duration(getattr(result.round, part)) for part in ("score", "rank", "epoch"))
-        _line("a round", f"score {score}, rank the units at most {rank}, an epoch of retraining {epoch}")
-        whole = duration(result.round.run(ROUNDS, EPOCHS))
-        _line("a run", f"about {whole} with --rounds {ROUNDS} --epochs {EPOCHS}")
+    if result.run is not None:
+        names = {"score": "scores", "repair": "repair", "evaluate": "evaluation", "timing": "timing at most"}
+        spent = ", ".join(f"{name} {duration(getattr(result.run, part))}" for part, name in names.items())
+        _line("a run", f"about {duration(result.run.whole)} for --target, without retraining: {spent}")
+        _line(
+            "",
+            f"each of --epochs takes {duration(result.run.epoch)} more; a goal in time measures the layers too, once",
+        )
     if speed.memory is not None:
         _line("memory", f"about {speed.memory / 2**20:,.0f} MB, with 128 images in a training step")
     for note in result.notes:

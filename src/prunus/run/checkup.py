@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,21 +23,24 @@ from prunus.deciding.splits import lowest_cost
 from prunus.errors import DataError, DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.units import Streams
+from prunus.run.final_timing import SECONDS as TIMING
+from prunus.run.settings import MANY_IMAGES, SMALL, SOME_IMAGES
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, evaluate, tensors_of, too_good, unpack_for
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.timing.engines import default_engine
 from prunus.timing.latency import timed
 from prunus.timing.layer_timing import latency_table
-from prunus.train.rate_test import SHARES, steps_per_try
-from prunus.util.batches import Batches, call, device_of, move, order_channels_last, to_device
+from prunus.util.batches import Batches, call, count_images, device_of, move, order_channels_last, to_device
+from prunus.util.progress import PhaseProgress, phases, shown
 from prunus.util.state import evaluating, generators_kept
 from prunus.zoo.data import ImageData, Part
 from prunus.zoo.images import FileImages
 
+PARTS = ("train", "holdout", "test")
 NEEDED = {"train": "training", "holdout": "held-out"}  # part -> its name in messages
 LOOKED_AT = 256  # training images
-EVALUATED, SECONDS = 2000, 15.0  # held-out images at most, and about the time for them
+EVALUATED, SECONDS = 2000, 5.0  # held-out images at most, and about the time for them
 
 
 @dataclass(frozen=True)
@@ -61,18 +65,19 @@ class SpeedReach:
 
 
 @dataclass(frozen=True)
-class RoundEstimate:
-    """Seconds of the parts of one round, by default settings."""
+class RunEstimate:
+    """Seconds of the parts of a run by default: it repairs, and does not retrain."""
 
-    score: float  # all training images, one forward pass
-    rank: float  # at most: every unit is tried on all held-out images, each time from the unit on
-    epoch: float  # of retraining
-    steps: int  # in an epoch
+    score: float  # all training images
+    repair: float
+    evaluate: float  # held-out and test images, before and after
+    timing: float  # at most
+    epoch: float  # of retraining, if that is asked for
 
-    def run(self, rounds: int, epochs: int) -> float:
-        """Seconds of a run that retrains after each round, at a rate that a short test chooses."""
-        tried = len(SHARES) * steps_per_try(self.steps, epochs) / self.steps  # in epochs
-        return rounds * (self.score + self.rank + (tried + epochs) * self.epoch)
+    @property
+    def whole(self) -> float:
+        """Seconds of a run without retraining, for a goal in MACs or weights."""
+        return self.score + self.repair + self.evaluate + self.timing
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class Checkup:
     classes: int = 0  # or labels; 0 if they are not known
     accuracy: Evaluation | None = None  # or the quality of another task
     quality: QualityText = ACCURACY
-    round: RoundEstimate | None = None
+    run: RunEstimate | None = None
     problems: tuple[str, ...] = ()  # a run would fail or be pointless
     notes: tuple[str, ...] = ()
     seconds: float = 0.0  # that the check took
@@ -110,6 +115,9 @@ class CheckedData(Protocol):
     @property
     def classes(self) -> tuple[str, ...]: ...
 
+    @property
+    def labelled(self) -> bool: ...
+
     def count(self, part: Any) -> int: ...
 
     def loader(self, part: Any, batch_size: int, /, *, limit: int | None = None) -> Batches: ...
@@ -124,6 +132,7 @@ def checkup(
     task: Task | str | None = None,
     streams: Streams = "select",
     timed_in: TimeSettings | None = None,
+    progress: PhaseProgress | bool | None = None,
 ) -> Checkup:
     """Look at a network, and at its images if there are some.
 
@@ -135,16 +144,34 @@ def checkup(
         task: What the network is for.
         streams: How channels that go through additions are treated; see `prunus.trace`.
         timed_in: Time the layers there, unless they are in the user's cache, and tell the fastest speed-up.
+        progress: False shows nothing; a function is called with each report. By default a bar after two seconds.
     """
-    started = time.perf_counter()
-    device, chosen = device_of(model), task_of(task)
+    with shown(progress, phases) as show:
+        return _checkup(model, example, data, trained, task_of(task), streams, timed_in, show)
+
+
+def _checkup(
+    model: nn.Module,
+    example: Any,
+    data: CheckedData | None,
+    trained: bool,
+    chosen: Task,
+    streams: Streams,
+    timed_in: TimeSettings | None,
+    show: PhaseProgress,
+) -> Checkup:
+    started, device = time.perf_counter(), device_of(model)
+    show("structure", 0, 1, "")
     graph = trace(model, to_device(example, device), streams)
+    show("structure", 1, 1, "")
     parts: dict[str, int] = {}
     problems: list[str] = []
     notes: list[str] = []
-    if data is not None and data.count("train"):
+    if data is not None:
+        parts = {part: number for part in PARTS if (number := data.count(part))}
+    if data is not None and "train" in parts:
         with generators_kept():
-            batch = next(iter(data.loader("train", LOOKED_AT, limit=LOOKED_AT)))
+            batch = next(iter(some(data, "train", LOOKED_AT, chosen)))
         images = unpack_for(chosen, batch, 0, labelled=False)[0]
     else:
         draw = torch.Generator().manual_seed(0)
@@ -154,25 +181,32 @@ def checkup(
     images = to_device(images, device)
     odd_pixels: list[str] = []
     if data is not None:
-        parts = {part: data.count(part) for part in ("train", "holdout", "test") if data.count(part)}
-        if isinstance(data, ImageData):
+        problems = [f"there are no {name} images, and a run needs some" for p, name in NEEDED.items() if p not in parts]
+        if isinstance(data, ImageData):  # of user-provided data less is known
             odd_pixels = pixel_problems(images)
-            problems = label_problems(data) + odd_pixels
-        else:  # of user-provided data less is known
-            problems = [_none_of(name) for part, name in NEEDED.items() if part not in parts]
+            problems += odd_pixels
+            notes += label_notes(data)
+        if not data.labelled:
+            notes.append("the images have no labels: quality will be agreement with the original network")
     if not graph.units:
         problems.append("nothing can be pruned: see what is frozen and why")
     if not trained:
         notes.append("the network is untrained (no --weights); pruning starts from a trained one")
     elif data is not None and not odd_pixels:
         problems += batch_norm_problems(model, images)
+    show("speed", 0, 1, "")
     speed = measure_speed(model, images, chosen)
+    show("speed", 1, 1, "")
     accuracy = None
-    if data is not None and trained and parts.get("holdout"):
+    if data is not None and trained and data.labelled and "holdout" in parts:
         most = int(min(EVALUATED, max(len(data.classes), SECONDS / speed.forward)))
-        held_out = data.loader("holdout", 128, limit=min(most, parts["holdout"]))
         try:
-            accuracy = evaluate(model, held_out, task=chosen)
+            accuracy = evaluate(
+                model,
+                some(data, "holdout", min(most, parts["holdout"]), chosen),
+                task=chosen,
+                progress=lambda done, total: show("held-out images", done, total or done, ""),
+            )
             problems += quality_doubts(accuracy, model, to_device(example, device), chosen)
         except DataError as error:
             problems.append(str(error))
@@ -204,7 +238,7 @@ def checkup(
         classes=0 if data is None else len(data.classes),
         accuracy=accuracy,
         quality=QualityText.of(chosen),
-        round=estimate(speed, parts["train"], parts["holdout"], len(graph.units)) if whole else None,
+        run=estimate(speed, parts, pixels_of(example)) if whole else None,
         problems=tuple(problems),
         notes=tuple(notes),
         seconds=time.perf_counter() - started,
@@ -225,6 +259,27 @@ def shapes_of(example: Any) -> str:
     return " and ".join(" x ".join(str(side) for side in x.shape[1:]) for x in _tensors(example))
 
 
+def pixels_of(example: Any) -> int:
+    """Height times width of the first input; 0 if it is no image."""
+    return math.prod(_tensors(example)[0].shape[2:4])
+
+
+def some(data: CheckedData, part: str, count: int, task: Task) -> Batches:
+    """About `count` images of a part: a sample of a data set by name, and otherwise the first batches.
+
+    To sample user-provided batches, all of them would have to be read.
+    """
+    if isinstance(data, ImageData):
+        return data.loader(cast("Part", part), min(count, BATCH) if part == "holdout" else count, limit=count)
+    batches, read = [], 0
+    for number, batch in enumerate(data.loader(part, BATCH)):
+        batches.append(batch)
+        read += count_images(unpack_for(task, batch, number, labelled=False)[0])
+        if read >= count:
+            break
+    return batches
+
+
 def _tensors(example: Any) -> list[Tensor]:
     return [x for x in tree_leaves(example) if isinstance(x, Tensor)]
 
@@ -238,30 +293,24 @@ MEAN, DEVIATIONS = 1.5, (0.2, 5.0)  # of all pixels, after normalisation
 CHANCE = 1.5  # a quality below this many times that of guessing: the network has nothing to lose
 
 
-def _none_of(name: str) -> str:
-    return f"there are no {name} images, and a run needs some"
-
-
-def label_problems(data: ImageData) -> list[str]:
-    """Classes without images, from the labels alone; masks are not read."""
-    problems = []
+def label_notes(data: ImageData) -> list[str]:
+    """Classes without images, from the labels alone; masks are not read. They matter where something is trained."""
+    notes = []
     for part, name in NEEDED.items():
-        if not data.count(cast("Part", part)):
-            problems.append(_none_of(name))
-            continue
-        images = data.parts[cast("Part", part)]
-        if isinstance(images, FileImages) and images.masks:
+        images = data.parts.get(cast("Part", part))
+        if images is None or (isinstance(images, FileImages) and images.masks):
             continue
         single = images.labels.ndim == 1
         there = np.unique(images.labels) if single else np.flatnonzero(images.labels.any(0))
         missing = [each for number, each in enumerate(data.classes) if number not in there]
         if missing:
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-            problems.append(
+            advice = "; retraining would forget them" if part == "train" else ""
+            notes.append(
                 f"{len(missing)} of {len(data.classes)} {'classes' if single else 'labels'} have no {name} images: "
-                f"{', '.join(missing[:NAMED])}{more}"
+                f"{', '.join(missing[:NAMED])}{more}{advice}"
             )
-    return problems
+    return notes
 
 
 def pixel_problems(images: Tensor) -> list[str]:
@@ -330,22 +379,26 @@ def quality_doubts(evaluation: Evaluation, model: nn.Module, example: Any, task:
 # -- what a run would take: time and memory, from a few batches
 
 BATCH = 128  # images of a training step
-SECONDS_RUN_ESTIMATE = 4.0  # about what each measurement may take
+SECONDS_RUN_ESTIMATE = 2.0  # about what each measurement may take
 TURNS = 5  # at most
-PARTIAL = 0.5  # a trial of a unit runs, on average, the half of the network that follows it
+SCORED, REPAIRED = 3, 4  # forward passes that an image takes: with what its channels share, and with two networks
 
 
-def estimate(speed: Speed, train_images: int, held_out: int, units: int, *, teacher: bool = True) -> RoundEstimate:
-    """Time of a round, from the speed and the numbers of images and units.
+def estimate(speed: Speed, images: Mapping[str, int], pixels: int) -> RunEstimate:
+    """Time of a run, from the speed and the numbers of images.
 
-    teacher: whether the unpruned network teaches, with a forward pass in every step.
+    Args:
+        images: Number in each part.
+        pixels: Of an image.
     """
-    step = speed.train + speed.forward * teacher
-    return RoundEstimate(
-        score=speed.forward * train_images,
-        rank=PARTIAL * speed.forward * held_out * units,
-        epoch=step * train_images + speed.forward * held_out,
-        steps=max(1, train_images // BATCH),
+    train, held_out = images["train"], images["holdout"]
+    repaired = min(train, MANY_IMAGES if pixels <= SMALL else SOME_IMAGES)
+    return RunEstimate(
+        score=SCORED * speed.forward * train,
+        repair=REPAIRED * speed.forward * repaired,
+        evaluate=2 * speed.forward * (held_out + images.get("test", 0)),
+        timing=TIMING,
+        epoch=(speed.train + speed.forward) * train + speed.forward * held_out,  # the unpruned network teaches
     )
 
 
