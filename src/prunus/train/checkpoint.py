@@ -9,7 +9,6 @@ together, so they always agree. Random state is not saved, because each epoch dr
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from prunus.errors import FileError, RunError
+from prunus.graph.files import digest_of
 from prunus.tasks.evaluate import Evaluation
 from prunus.util.batches import device_of
 from prunus.util.files import write_atomically
@@ -192,11 +192,7 @@ def digest(model: nn.Module | None) -> str | None:
     """SHA-256 of a model's weights, buffers and their names."""
     if model is None:
         return None
-    total = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-        total.update(_detached(tensor).view(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+    return digest_of({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
 
 
 def _detached(tensor: Tensor) -> Tensor:
