@@ -250,7 +250,7 @@ def test_on_digits_by_one_process_and_by_two(lenet_run: Path, tmp_path: Path, mo
     said = lines(prunus(*words, "--out", "one"))
     assert said[0] == "accuracy before repair, %, by the fraction of channels removed"
     assert said[1].split() == ["network", "metric", "0%", "20%", "40%"]
-    assert [line.split()[1] for line in said[2:5]] == ["gsd", "l1", "spread_of_means"]
+    assert [line.split()[1] for line in said[2:5]] == ["gsd", "l1", "own_metric:spread_of_means"]
     printed = torchrun("prunus", *words, "--out", "two").splitlines()
     one, study = read_study(tmp_path / "one"), read_study(tmp_path / "two")
     for row, other in zip(one["rows"], study["rows"], strict=True):

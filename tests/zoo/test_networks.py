@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from prunus.zoo import models
 from prunus.zoo.models import totals
 from tests import zoo_nets
 
-SMALL = ("lenet5", "resnet8", "preresnet20", "preresnet164", "vgg16", "vgg19")
+SMALL = ("lenet5", "resnet8", "preresnet20", "preresnet20_averaged", "preresnet164", "vgg16", "vgg19")
 
 
 def resnet_by_hand(n: int) -> tuple[int, int]:
@@ -32,6 +33,45 @@ def resnet_by_hand(n: int) -> tuple[int, int]:
 def test_cifar_resnets_cost_what_the_table_of_he_et_al_gives(family: str, n: int) -> None:
     found = totals(f"{family}{6 * n + 2}")
     assert (found.macs, found.weights) == resnet_by_hand(n)
+
+
+@pytest.mark.parametrize("n", [3, 9, 18])
+def test_averaged_shortcuts_cost_no_macs_and_no_weights(n: int) -> None:
+    found = totals(f"preresnet{6 * n + 2}_averaged")
+    assert (found.macs, found.weights) == resnet_by_hand(n)
+
+
+def test_averaged_pre_activation_blocks_layer_by_layer() -> None:
+    """Norm and ReLU behind the stem; then x + conv(relu(bn(conv(relu(bn(x)))))), in the first block without bn1."""
+    torch.manual_seed(0)
+    model = models.create("preresnet20_averaged").eval()
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        norm.running_mean.normal_()  # type: ignore[union-attr]
+        norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    state, images = model.state_dict(), torch.randn(2, 3, 32, 32)
+
+    def conv(x: Tensor, name: str, stride: int = 1) -> Tensor:
+        return F.conv2d(x, state[f"{name}.weight"], stride=stride, padding=1)
+
+    def norm_relu(x: Tensor, name: str) -> Tensor:
+        mean, var, gain, bias = (state[f"{name}.{key}"] for key in ("running_mean", "running_var", "weight", "bias"))
+        shaped = [value[:, None, None] for value in (mean, var, gain, bias)]
+        return ((x - shaped[0]) / (shaped[1] + 1e-5).sqrt() * shaped[2] + shaped[3]).clamp(min=0)
+
+    with torch.no_grad():
+        x = norm_relu(conv(images, "conv1"), "bn1")
+        for stage in (1, 2, 3):
+            for block in (0, 1, 2):
+                name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+                inner = conv(x if (stage, block) == (1, 0) else norm_relu(x, f"{name}.bn1"), f"{name}.conv1", stride)
+                if stride == 2:
+                    n, c, h, w = x.shape
+                    x = x.reshape(n, c, h // 2, 2, w // 2, 2).mean((3, 5))
+                    zeros = torch.zeros(n, c // 2, h // 2, w // 2)
+                    x = torch.cat([zeros, x, zeros], 1)
+                x = x + conv(norm_relu(inner, f"{name}.bn2"), f"{name}.conv2")
+        logits = norm_relu(x, "bn").mean((2, 3)) @ state["linear.weight"].T + state["linear.bias"]
+        torch.testing.assert_close(model(images), logits, rtol=1e-4, atol=1e-4)
 
 
 def vgg_by_hand(repeats: tuple[int, ...], side: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from prunus.cli.options import (
 from prunus.deciding.settings import SPLITS, RankSettings, StreamSettings
 from prunus.errors import ModelError
 from prunus.repairing.repair import REPAIRS
-from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, metric_option, suited_metric
+from prunus.scoring.metrics import DEFAULT_METRIC, check_metric, metric_option, suited_metric
 from prunus.scoring.settings import ScoreSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
@@ -95,7 +95,7 @@ class LatencyOptions(LayerTimeOptions):
 def _check_metrics(text: str) -> None:
     for name in names(text):
         if name != "all":
-            METRICS.check(name.partition(":")[0])
+            check_metric(name)
 
 
 @friendly

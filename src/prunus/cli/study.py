@@ -28,13 +28,12 @@ from prunus.cli.images import DataOptions, UndividedData, UserData, task_on
 from prunus.cli.network import NamedModel, check_network, open_graph, open_model, open_network, resolve
 from prunus.cli.options import Classes, DeviceOptions, Model, Original, TrainingImages, Weights, options_from_settings
 from prunus.deciding.settings import StreamSettings
-from prunus.errors import DataError, ModelError, PlanError, ScoreError
+from prunus.errors import DataError, ModelError, PlanError
 from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
 from prunus.util.options import names, option
 from prunus.util.progress import is_first_process
-from prunus.util.user_code import import_user_function
 
 if TYPE_CHECKING:
     from torch import nn
@@ -176,11 +175,6 @@ def effectiveness(
     def retrain_on(seed: int) -> Batches:
         return opened.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=seed)
 
-    def metric_of(name: Any) -> Any:
-        """`package.module:function` as the user's function; a metric's name, also with options, unchanged."""
-        is_function = ":" in name and "=" not in name
-        return import_user_function(name, ScoreError) if is_function else name
-
     with resumable(typed_command()):
         rows = study(
             networks,
@@ -189,7 +183,7 @@ def effectiveness(
                 "test", BATCH if home.type == "cpu" else 256, limit=images.num_eval_images, seed=settings.seed
             ),
             folder,
-            settings=replace(settings, metrics=tuple(metric_of(name) for name in settings.metrics)),
+            settings=settings,
             retrain_on=retrain_on,
             example=move(opened.example(), home),
             provenance=images.provenance(data, opened),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from prunus.errors import DecideError
 from prunus.util.registry import Entry, Registry
+from prunus.util.user_code import cannot_take
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
@@ -45,12 +48,47 @@ class CostEntry(Entry):
     measured: bool = False  # it takes time to know, and differs between machines
 
 
-COSTS: Registry[CostEntry] = Registry("cost", "prunus.deciding.costs", DecideError)
+def function_cost(function: Callable[..., Any]) -> CostEntry:
+    """The cost that a user-provided function is: it takes a graph and returns a function of kept channels."""
+    return CostEntry(name=name_of(function), help="User-provided", of=function)
 
 
-def cost_function(graph: ChannelGraph, cost: str | CostOf) -> CostOf:
-    """The cost of a name as a function of kept channels; a user-provided function is returned as it is."""
-    return cost if callable(cost) else COSTS.find(cost).of(graph)
+COSTS: Registry[CostEntry] = Registry("cost", "prunus.deciding.costs", DecideError, function_cost)
+
+
+def cost_function(graph: ChannelGraph, cost: str | CostOf | CostEntry) -> CostOf:
+    """The cost as a function of kept channels. What a user-provided function returns must be numbers."""
+    entry = COSTS.find(cost) if isinstance(cost, str) else cost
+    found: Any = entry.of(graph) if isinstance(entry, CostEntry) else entry
+    if isinstance(found, LayeredCost):
+        return found
+    if not callable(found):
+        where = f"{cost} must return one for a graph, and returned" if isinstance(entry, CostEntry) else "got"
+        raise DecideError(
+            f"a cost is one of {', '.join(COSTS)}, or a function of kept channels (unit -> channels); {where} "
+            f"{type(found).__name__}"
+        )
+    trouble = cannot_take(found, {})
+    if trouble:
+        raise DecideError(f"your cost {name_of(found)} is called with the kept channels, but: {trouble}")
+
+    @functools.wraps(found, updated=())
+    def checked(keep: Mapping[str, Sequence[int]]) -> float:
+        value: Any = found(keep)
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            what = f"{value}" if isinstance(value, Real) else type(value).__name__
+            raise DecideError(
+                f"your cost {name_of(found)} must return a finite number for kept channels, and returned {what}"
+            )
+        return float(value)
+
+    return checked
+
+
+def is_measured(cost: str | CostOf | CostEntry) -> bool:
+    """Whether a cost takes time to know."""
+    entry = COSTS.find(cost) if isinstance(cost, str) else cost
+    return isinstance(entry, CostEntry) and entry.measured
 
 
 def widths_of(cost: CostOf) -> Mapping[str, tuple[int, ...]]:
@@ -60,7 +98,7 @@ def widths_of(cost: CostOf) -> Mapping[str, tuple[int, ...]]:
 
 def name_of(cost: str | CostOf) -> str:
     """What a cost is called in tables and files."""
-    if isinstance(cost, LayeredCost):
+    if isinstance(cost, LayeredCost | CostEntry):
         return cost.name
     return getattr(cost, "__name__", "own") if callable(cost) else cost
 

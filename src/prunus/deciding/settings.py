@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from prunus.deciding.costs import COSTS
 from prunus.errors import DecideError
+from prunus.scoring.metrics import DEFAULT_METRIC
 from prunus.tasks import Task
 from prunus.tasks.quality import task_option
 from prunus.timing.engines import ENGINES
@@ -29,7 +30,22 @@ class Split(Entry):
     needs_errors: bool = False  # scores must be errors that add up, as those of a metric with `adds_up`
 
 
-SPLITS: Registry[Split] = Registry("split", "prunus.deciding.splits", DecideError)
+def function_split(function: Callable[..., Any]) -> Split:
+    """The split that a user-provided function is: it takes a `SplitTask` and returns a plan."""
+    name = getattr(function, "__name__", type(function).__name__)
+
+    def plan(task: SplitTask) -> Plan:
+        from prunus.graph.plan import Plan
+
+        found = function(task)
+        if not isinstance(found, Plan):
+            raise DecideError(f"your split {name} must return a prunus.Plan, and returned {type(found).__name__}")
+        return found
+
+    return Split(name=name, help="User-provided", plan=plan, ranks=False, metric=DEFAULT_METRIC)
+
+
+SPLITS: Registry[Split] = Registry("split", "prunus.deciding.splits", DecideError, function_split)
 
 
 @dataclass(frozen=True)
@@ -38,12 +54,16 @@ class RankSettings(Seeded):
 
     split: str | None = option(
         None,
-        f"How the cut is split among units: {', '.join(SPLITS)}; chosen to suit the run by default",
+        f"How the cut is split among units: {', '.join(SPLITS)}, or module:function; chosen to suit the run by default",
         group="Layers",
         choices=SPLITS,
     )
     cost: str | Callable[..., float] = option(
-        "macs", f"Cost that units are compared at: {', '.join(COSTS)}", group="Layers", choices=COSTS, user_code=True
+        "macs",
+        f"Cost that units are compared at: {', '.join(COSTS)}, or module:function",
+        group="Layers",
+        choices=COSTS,
+        user_code=True,
     )
     only: tuple[str, ...] = option(
         (), "Prune only units or layers that match this pattern", group="Layers", several=True

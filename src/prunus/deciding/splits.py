@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from prunus.deciding.candidates import candidates, check_patterns, scored
-from prunus.deciding.costs import COSTS, CostOf, cost_function, widths_of
+from prunus.deciding.costs import COSTS, CostOf, cost_function, is_measured, widths_of
 from prunus.deciding.goal import Budget
 from prunus.deciding.optimiser import keep_within, least_cost
 from prunus.deciding.sensitivity import Sensitivity
@@ -165,8 +165,7 @@ def plan_by_rank(task: SplitTask) -> Plan:
     if not by_ratio:
         settings = replace(settings, alpha=_alpha(task))
         if settings.k is not None:  # fewer units, if that many have no channel left to lose
-            measured = not callable(settings.cost) and COSTS.find(settings.cost).measured
-            cost = cost_function(graph, "macs" if measured else settings.cost)
+            cost = cost_function(graph, "macs" if is_measured(settings.cost) else settings.cost)
             cutter = replace(task.cutter, limits=replace(task.cutter.limits, known=widths_of(cost)))
             able = amounts(cutter, task.names, alpha=settings.alpha, cost=cost)
             settings = replace(settings, k=min(settings.k, max(1, sum(a.channels > 0 for a in able.values()))))

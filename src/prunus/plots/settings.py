@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prunus.errors import DataError
-from prunus.scoring.metrics import METRICS, check_metric_options, metric_option
+from prunus.scoring.metrics import check_metric, metric_option
 from prunus.util.options import check, names, option
-
-
-def check_metric(name: str) -> None:
-    """Raise ScoreError unless this is a metric, perhaps with options."""
-    METRICS.check(name.partition(":")[0])
-    check_metric_options(name)
 
 
 @dataclass(frozen=True)

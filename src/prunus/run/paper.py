@@ -174,6 +174,8 @@ def _typed(name: str, asked: Any) -> str:
 
 # -- what a run costs
 
+PARTIAL = 0.5  # a trial of a unit runs, on average, the half of the network that follows it
+
 
 @dataclass(frozen=True)
 class PaperCost:
@@ -237,13 +239,13 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
     """
     from prunus.deciding.goal import TOLERANCE
     from prunus.deciding.splits import SplitTask, in_order, step_at_alpha_1
-    from prunus.run.checkup import estimate
 
     budget = settings.budget(graph)
     task = SplitTask(graph, in_order(graph), budget, settings)
     step, now = settings.alpha * step_at_alpha_1(task), task.cost({})
-    round_estimate = estimate(speed, train_images, held_out, len(task.names), teacher=False)
-    score = round_estimate.score * min(1.0, (settings.num_images or train_images) / train_images)
+    score = speed.forward * min(settings.num_images or train_images, train_images)
+    rank = PARTIAL * speed.forward * held_out * len(task.names)
+    epoch = speed.train * train_images + speed.forward * held_out
     last = settings.epochs if settings.last_epochs is None else settings.last_epochs
     rounds = None
     if budget.left is not None:  # the run ends within a tolerance of it
@@ -251,16 +253,16 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
         counts = ((1 - left) * now / step, 2 * (1 - math.sqrt(left)) * now / step)
         fewest, most = (max(1, math.ceil(each - 1e-9)) for each in counts)
         rounds = fewest, most
-    ranking = score + round_estimate.rank
     speeds = 1 / speed.forward, 1 / speed.train
-    return PaperCost(rounds, settings.epochs, last, step / now, ranking, round_estimate.epoch, speeds)
+    return PaperCost(rounds, settings.epochs, last, step / now, score + rank, epoch, speeds)
 
 
 def _hours(low: float, high: float) -> str:
     """A range of durations in one unit, as in the paper's tables: hours with a decimal, not minutes and seconds."""
     scale, unit = (3600, "hours") if high >= 360 else (60, "minutes") if high >= 60 else (1, "seconds")
     decimals = 0 if scale == 1 else 1
-    shown = _range(*(max(value / scale, 0.1**decimals) for value in (low, high)), decimals)
+    least = 0.1**decimals
+    shown = _range(max(low / scale, least), max(high / scale, least), decimals)
     return f"{shown} {unit}" if shown != "1" else "1 second"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prunus.errors import ScoreError
-from prunus.scoring.metrics import METRICS, UNMERGED, Metric, needs_labels
+from prunus.scoring.metrics import METRICS, UNMERGED, Metric, function_metric, needs_labels
 from prunus.scoring.settings import TAPS, Where
 from prunus.tasks import Task, task_of
 from prunus.util.processes import processes
@@ -143,9 +143,9 @@ def _chosen(metric: AnyMetric, tap: Where) -> ChosenMetric:
     if not isinstance(metric, str):
         if not callable(metric):
             raise ScoreError(f"a metric must be a name or a function, got {type(metric).__name__}")
-        name = getattr(metric, "__name__", type(metric).__name__)
-        return ChosenMetric(name, Metric(name=name, needs="moments", score=metric), tap=tap)
-    name, *parts = metric.split(":")
+        entry = function_metric(metric)
+        return ChosenMetric(entry.name, entry, tap=tap)
+    name, parts = METRICS.split_options(metric)
     entry = METRICS.find(name)
     options = parse_options(parts)
     if "tap" in options and has_tap(entry):

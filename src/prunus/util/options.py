@@ -60,7 +60,9 @@ class Option:
 
     def choice_of(self, value: Any) -> Any:
         """The choice in a value: gsd of gsd:ridge=0, if options may follow it."""
-        return value.partition(":")[0] if self.with_options and isinstance(value, str) else value
+        if not self.with_options or not isinstance(value, str):
+            return value
+        return self.choices.split_options(value)[0] if isinstance(self.choices, Registry) else value.partition(":")[0]
 
 
 def option(default: Any, help: str, **details: Any) -> Any:
@@ -122,6 +124,9 @@ def check(settings: Any, error: type[PrunusError]) -> None:
 def check_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any], error: type[PrunusError]) -> None:
     """Raise `error` with the nearest name unless a value is one of the choices."""
     if value in choices:
+        return
+    if isinstance(choices, Registry) and choices.names_function(value):
+        choices.check(value)
         return
     if isinstance(choices, Registry):
         raise error(unknown(choices.what, value, choices))

@@ -6,21 +6,24 @@ with the keywords `name` and `help`:
     GSD = Metric(name="gsd", help="Generalised symmetric divergence of the classes", score=gsd)
 
 Names and help are read from the source, so that they can be listed without importing any entry (and torch with it).
+
+Where a function of the user can be an entry, `module:function` is a name too.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prunus.errors import PrunusError
+from prunus.util.user_code import import_user_function, is_function_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +44,20 @@ class Registry(Mapping[str, E], Generic[E]):
         what: What an entry is called in messages ("metric").
         package: The package or module that declares the entries.
         error: The class of the error that an unknown name raises.
+        of_function: Makes an entry of a user-provided function; None: there are no such entries.
     """
 
-    def __init__(self, what: str, package: str, error: type[PrunusError]) -> None:
+    def __init__(
+        self,
+        what: str,
+        package: str,
+        error: type[PrunusError],
+        of_function: Callable[[Callable[..., Any]], E] | None = None,
+    ) -> None:
         self.what = what
         self._package = package
         self._error = error
+        self._of_function = of_function
         self._registered: dict[str, E] = {}  # at run time
 
     def __iter__(self) -> Iterator[str]:
@@ -68,13 +79,29 @@ class Registry(Mapping[str, E], Generic[E]):
 
     def find(self, name: str) -> E:
         """The entry of this name, or an error that lists the nearest names."""
+        if self._of_function is not None and self.names_function(name):
+            return self._of_function(import_user_function(name, self._error))
         self.check(name)
         return self[name]
 
     def check(self, name: str) -> None:
         """Raise an error that lists the nearest names unless there is an entry of this name. Imports no entry."""
-        if name not in self:
+        if self.names_function(name):
+            import_user_function(name, self._error)
+        elif name not in self:
             raise self._error(unknown(self.what, name, self))
+
+    def names_function(self, name: object) -> bool:
+        """Whether a name is that of a user-provided function, `module:function`, and not of an entry with options."""
+        if self._of_function is None or not isinstance(name, str) or not is_function_name(name):
+            return False
+        return name.partition(":")[0] not in self
+
+    def split_options(self, name: str) -> tuple[str, list[str]]:
+        """The name of an entry, or `module:function`, and the options behind it: gsd:ridge=0 -> gsd, [ridge=0]."""
+        parts = name.split(":")
+        length = 2 if self.names_function(":".join(parts[:2])) else 1
+        return ":".join(parts[:length]), parts[length:]
 
     def help(self, name: str) -> str:
         """One line about an entry, without importing it."""

@@ -118,6 +118,14 @@ class ZeroPaddedShortcut(nn.Module):
         return F.pad(x, (0, 0, 0, 0, self.before, self.after))
 
 
+class AveragedShortcut(ZeroPaddedShortcut):
+    """Takes the mean of each `stride` x `stride` pixels instead of one of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, in, H, W] -> [N, out, H / stride, W / stride]."""
+        return F.pad(F.avg_pool2d(x, self.stride), (0, 0, 0, 0, self.before, self.after))
+
+
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
@@ -265,10 +273,34 @@ class PreResNet(nn.Module):
         return self.linear(torch.flatten(x, 1))  # type: ignore[no-any-return]
 
 
+class AveragedPreResNet(PreResNet):
+    """A PreResNet of basic blocks with norm and ReLU behind the stem, and shortcuts that average 2x2 pixels.
+
+    The public code of the paper's first author has ResNets of this kind (docs/claims.md).
+    """
+
+    def __init__(self, num_classes: int = 10, depth: int = 20, in_channels: int = 3) -> None:
+        super().__init__(num_classes, depth, in_channels)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1[0].bn1 = nn.Identity()  # it reads the stem as it is: a second ReLU changes nothing
+        self.layer2[0].shortcut = AveragedShortcut(16, 32, 2)
+        self.layer3[0].shortcut = AveragedShortcut(32, 64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))  # [N, 16, 32, 32]
+        x = self.layer3(self.layer2(self.layer1(x)))  # [N, 64, 8, 8]
+        x = F.adaptive_avg_pool2d(F.relu(self.bn(x)), 1)
+        return self.linear(torch.flatten(x, 1))  # type: ignore[no-any-return]
+
+
 for _depth in (8, 14, 20, 32, 38, 44, 56, 110):
     register(f"resnet{_depth}", CIFAR, "zero-padded shortcuts", depth=_depth)(CifarResNet)
 for _depth in (20, 32, 38, 44, 56, 110):
     register(f"preresnet{_depth}", CIFAR, "pre-activation", depth=_depth)(PreResNet)
+for _depth in (20, 56, 110):
+    register(f"preresnet{_depth}_averaged", CIFAR, "pre-activation, averaged shortcuts", depth=_depth)(
+        AveragedPreResNet
+    )
 register("preresnet164", CIFAR, "pre-activation bottlenecks", depth=164, bottleneck=True)(PreResNet)
 
 

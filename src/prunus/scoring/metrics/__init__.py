@@ -67,12 +67,24 @@ class Metric(Entry):
     adds_up: bool = False
 
 
-METRICS: Registry[Metric] = Registry("metric", "prunus.scoring.metrics", ScoreError)
+def function_metric(function: Callable[..., Any]) -> Metric:
+    """The metric that a user-provided function is: it takes `Channels` and returns one number for each."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return Metric(name=name, help="User-provided", needs="moments", score=function)
+
+
+METRICS: Registry[Metric] = Registry("metric", "prunus.scoring.metrics", ScoreError, function_metric)
 
 
 def metric_of(metric: str) -> Metric:
-    """The metric of this name; options may follow it, as in gsd:ridge=0."""
-    return METRICS.find(metric.partition(":")[0])
+    """The metric of this name, or of `module:function`; options may follow it, as in gsd:ridge=0."""
+    return METRICS.find(METRICS.split_options(metric)[0])
+
+
+def check_metric(name: str) -> None:
+    """Raise ScoreError unless this is a metric, perhaps with options."""
+    METRICS.check(METRICS.split_options(name)[0])
+    check_metric_options(name)
 
 
 def check_metric_options(metric: Any) -> None:
@@ -99,7 +111,7 @@ def needs_labels(metric: Metric) -> bool:
 
 def check_unlabelled(metrics: Iterable[Metric]) -> None:
     """ScoreError if one of these metrics needs labels; for images that have none."""
-    wrong = [metric.name for metric in metrics if needs_labels(metric)]
+    wrong = [metric.name for metric in metrics if metric.name in METRICS and needs_labels(metric)]
     if wrong:
         verb = "needs" if len(wrong) == 1 else "need"
         others = ", ".join(name for name, metric in METRICS.items() if not needs_labels(metric))
