@@ -204,8 +204,9 @@ def test_phases_are_told_and_the_round_that_meets_the_goal_may_train_longer() ->
         steps[phase] = total
 
     run(rounds=2, last_epochs=3, test=TEST, timing=True, progress=hear)
-    words = [f"round {number}: {word}" for number in (1, 2) for word in ("score", "sensitivity", "retrain")]
-    assert list(steps) == ["evaluate", *words, "test", "timing"]
+    parts = ("score", "sensitivity", "evaluate", "retrain")
+    words = [f"round {number}: {word}" for number in (1, 2) for word in parts]
+    assert list(steps) == ["trace", "evaluate", *words, "test", "timing"]
     assert [steps[f"round {number}: retrain"] for number in (1, 2)] == [len(TRAIN), 3 * len(TRAIN)]
     steps.clear()
     run(rounds=2, epochs=0, last_epochs=2, progress=hear)

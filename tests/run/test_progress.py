@@ -70,8 +70,8 @@ def compress(**words: Any) -> None:
         (fit, {"train"}),
         (
             compress,
-            {"evaluate", "classes", "latency", "round 1: learning rate", "round 1: retrain"}
-            | {"round 1: score", "round 1: sensitivity", "round 1: repair"},
+            {"trace", "evaluate", "classes", "timing", "round 1: learning rate", "round 1: retrain"}
+            | {"round 1: score", "round 1: sensitivity", "round 1: repair", "round 1: evaluate"},
         ),
     ],
 )
@@ -91,3 +91,22 @@ def test_a_fit_of_the_users_own_is_part_of_the_run(heard: Heard) -> None:
 
     pr.compress(trained(), TRAIN, HOLDOUT, target=0.2, rounds=1, fit=own)
     assert heard.phases["train"][0] == heard.phases["train"][1] and heard.closed == 1
+
+
+def test_no_phase_is_unnamed_and_small_data_give_one_warning(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
+    """Channels are scored by the errors that a repair leaves, and that is not called repair."""
+    order: list[str] = []
+    known = heard.show
+    heard.show = lambda phase, *rest: (order.append(phase), known(phase, *rest))[1]  # type: ignore[method-assign]
+    pr.compress(trained(), TRAIN[:1], HOLDOUT, target=0.3, timing=False)
+    assert list(dict.fromkeys(order)) == [
+        *("trace", "evaluate", "round 1: score", "round 1: repair", "round 1: evaluate", "classes"),
+    ]
+    few = [record for record in caplog.records if "images are" in record.message and "few" in record.message]
+    assert len([record for record in few if record.levelname == "WARNING"]) == 1
+
+
+def test_a_speed_check_has_no_number_of_steps(heard: Heard) -> None:
+    pr.compress(trained(), TRAIN, HOLDOUT, speedup=1.02, engine="eager", timing=False)
+    speed = [total for phase, (_, total) in heard.phases.items() if phase.endswith(": speed")]
+    assert speed and speed == [None] * len(speed)

@@ -6,13 +6,13 @@ import io
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 
 import pytest
 
 from prunus.util import progress
-from prunus.util.progress import phases, shown, steps
+from prunus.util.progress import phases, shown, steps, warn_once
 
 
 class Stream(io.StringIO):
@@ -99,22 +99,75 @@ def test_the_time_left_is_not_cut_at_80_columns(clock: Clock) -> None:
         assert not [row for row in stderr.rows() if row.startswith("first")]  # it is finished
 
 
-def test_off_a_terminal_there_is_a_line_every_half_minute(clock: Clock) -> None:
+def test_bars_are_there_before_the_first_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "BAR_AFTER", 0.05)
+    with stream(terminal=True) as stderr:
+        with shown(None, steps("score")) as report:
+            wait_for(lambda: "preparing" in stderr.getvalue())
+            report(1, 4)
+            wait_for(lambda: any(row.startswith("score") and " 1/4 " in row for row in stderr.rows()))
+        drawn = [row for row in stderr.rows() if row]
+        assert drawn[-1].startswith("score") and not drawn[-2].startswith("preparing")  # which made room
+
+
+def test_off_a_terminal_there_are_lines_during_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "FIRST_LINE", 0.05)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.05)
+    monkeypatch.setattr(progress, "LOOK_EVERY", 0.01)
+    with stream(terminal=False) as stderr:
+        with shown(None, steps("score")) as report:
+            wait_for(lambda: stderr.getvalue().startswith("preparing, "))
+            report(0, 4)
+            wait_for(lambda: "\nscore: 0 of 4, " in stderr.getvalue())
+            report(4, 4)
+            wait_for(lambda: "\nscore: done, the next step takes " in stderr.getvalue())
+        said = stderr.getvalue()
+        time.sleep(0.2)
+        assert stderr.getvalue() == said  # nothing after the end
+
+
+def wait_for(seen: Callable[[], bool]) -> None:
+    """Wait up to 10 s."""
+    for _ in range(1000):
+        if seen():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it was not shown")
+
+
+def test_a_warning_is_said_once_in_work_that_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("prunus.test")
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            warn_once(log, "few", "alone")
+        with shown(False, steps("outer")), shown(None, steps("inner")):
+            warn_once(log, "few", "first")
+            warn_once(log, "few", "again")
+            warn_once(log, "other", "another")
+        with shown(False, steps("next")):
+            warn_once(log, "few", "anew")
+    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == ["alone", "alone", "first", "another", "anew"]
+    assert "again" in caplog.messages
+
+
+def test_off_a_terminal_there_is_a_line_soon_and_then_every_half_minute(clock: Clock) -> None:
     with stream(terminal=False) as stderr:
         with shown(None, steps("score")) as report:
             for second in range(76):  # a step each second
                 clock.now = 1000.0 + second
                 report(second, 100)
-        # After 30 of 100 steps in 30 s, 70 s are left; after 60 steps, 40 s.
+        # A step takes a second: after 5 of 100, 95 s are left; after 35, 65 s; after 65, 35 s.
         assert stderr.getvalue().splitlines() == [
-            "score: 30 of 100, 30.0 s so far, about 1 min 10 s left",
-            "score: 60 of 100, 1 min 0 s so far, about 40.0 s left",
+            "score: 5 of 100, 5.0 s so far, about 1 min 35 s left",
+            "score: 35 of 100, 35.0 s so far, about 1 min 5 s left",
+            "score: 65 of 100, 1 min 5 s so far, about 35.0 s left",
         ]
 
 
 def test_the_time_left_counts_from_where_a_run_was_resumed(clock: Clock) -> None:
     with stream(terminal=False) as stderr, shown(None, phases) as show:
-        clock.now += 10
+        clock.now += 4
         show("first", 1, 1, "")
         clock.now += 50
         show("second", 1, 2, "")  # its first report: it began where the one before ended

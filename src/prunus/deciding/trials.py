@@ -23,11 +23,11 @@ from prunus.deciding.settings import RankSettings, check_k
 from prunus.errors import DataError, DecideError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.runner import copied
-from prunus.scoring.passes import divisible, length_of
+from prunus.scoring.passes import divisible
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import QualitySums, image_values, mean_loss, outputs_for, unpack_for
 from prunus.tasks.partial_forward import Cut, PartialForward
-from prunus.util.batches import Batches, call, count_images, device_of, move, to_device
+from prunus.util.batches import Batches, call, count_images, device_of, length_of, move, to_device
 from prunus.util.processes import add_up
 from prunus.util.progress import Progress
 from prunus.util.state import evaluating, generators_kept

@@ -34,7 +34,7 @@ from prunus.repairing.lockstep import Chunk, Lockstep, NetworkPair, lockstep
 from prunus.repairing.repair import Repair
 from prunus.scoring.gram_sums import GramSums, KeptRows, Parts, add_apart, held_apart, together
 from prunus.scoring.passes import Images
-from prunus.scoring.reader_inputs import POSITIONS, LayerInputs
+from prunus.scoring.reader_inputs import FEW_IMAGES, POSITIONS, LayerInputs
 from prunus.scoring.rows import (
     PLAIN,
     acts_plainly,
@@ -47,7 +47,7 @@ from prunus.scoring.rows import (
     weight_of_rows,
 )
 from prunus.util.options import check, option
-from prunus.util.progress import Progress
+from prunus.util.progress import Progress, warn_once
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,9 @@ def warn_of_few_images(num_images: int, few: Sequence[Few], consequence: str) ->
 
     worst = max(few, key=needed)
     each = worst[2] // num_images
-    log.warning(
+    warn_once(
+        log,
+        FEW_IMAGES,
         "%d images are too few for %d of the layers: %s has %d weights per filter, an image gives it %d %s, and it "
         "needs at least %d images. %s",
         *(num_images, len(few), *worst[:2], each, "row" if each == 1 else "rows", needed(worst), consequence),

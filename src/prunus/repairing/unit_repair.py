@@ -24,6 +24,7 @@ from prunus.repairing.solve import norm_after, too_few_rows, warn_of_few_images
 from prunus.scoring.passes import Images
 from prunus.scoring.reader_inputs import POSITIONS, SeenInputs, collect_reader_inputs, input_width, weights_per_filter
 from prunus.scoring.rows import rows_of_weight
+from prunus.util.progress import Progress, shown, steps
 
 if TYPE_CHECKING:
     from prunus.repairing.repair import Change, ReaderChanges
@@ -73,7 +74,13 @@ class UnitRepair:
 
 @torch.no_grad()
 def repair_each(
-    graph: ChannelGraph, images: Images, *, how: str = "solve", positions: int = POSITIONS, seed: int = 0
+    graph: ChannelGraph,
+    images: Images,
+    *,
+    how: str = "solve",
+    positions: int = POSITIONS,
+    seed: int = 0,
+    progress: Progress | bool | None = None,
 ) -> UnitRepair:
     """What `sensitivity(..., repair=)` takes: every unit's cut is then evaluated after a repair of that unit alone.
 
@@ -85,9 +92,11 @@ def repair_each(
         how: solve or bn.
         positions: Positions of a feature map that are taken of an image, at most.
         seed: Chooses them.
+        progress: False shows nothing; a function is called with the number of images that were read, and None.
     """
     _reader_changes(how)  # an unknown one is an error before the pass
-    seen = collect_reader_inputs(graph, images, positions=positions, seed=seed)
+    with shown(progress, steps("images")) as report:
+        seen = collect_reader_inputs(graph, images, positions=positions, seed=seed, progress=report)
     if how == "solve":
         layers = [(name, weights_per_filter(inputs.layer), inputs.rows) for name, inputs in seen.layers.items()]
         few = [layer for layer in layers if too_few_rows(*layer[1:])]

@@ -168,7 +168,7 @@ class Activity:
 
     phase: str
     done: int
-    total: int
+    total: int | None  # None where it is not known
     note: str
     time: float  # seconds since 1970
 

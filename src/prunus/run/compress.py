@@ -180,7 +180,9 @@ def _run(
         example = first_image(data.train, device_of(model), task_of(settings.task))
     if evidence is None:
         evidence = Evidence(copy.deepcopy(model), example)
+    progress("trace", 0, 1, "")
     graph = evidence.graph(settings.streams or "select")
+    progress("trace", 1, 1, "")
     check_patterns(graph, settings.exclude, settings.only)
     if settings.retrains_at_all:
         check_precision(settings.mixed_precision, torch.accelerator.current_accelerator() or torch.device("cpu"))
@@ -227,9 +229,7 @@ def _base(context: RunContext) -> Evaluation:
     if folder.has(BASE):
         before = folder.record(BASE, Baseline).holdout
     else:
-        context.say("evaluate", 0, 1)
         before = context.base().evaluation
-        context.say("evaluate", 1, 1)
         write_network(folder, graph)
         folder.write(BASE, Baseline(before, context.quality, graph.macs))
     if before.num_images == 0:

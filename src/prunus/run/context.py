@@ -35,7 +35,7 @@ from prunus.timing.engines import PreparedModel
 from prunus.timing.latency import prepare, ready_to_time
 from prunus.timing.latency_table import LatencyTable
 from prunus.train.trackers import Log, nowhere
-from prunus.util.batches import Batches
+from prunus.util.batches import Batches, length_of
 from prunus.util.progress import PhaseProgress
 
 
@@ -193,23 +193,32 @@ class RunContext:
 
     def say(self, phase: str, done: int, total: int | None, note: str = "") -> None:
         """Report how far a phase is."""
-        self.progress(phase, done, total or done, note)
-        self.folder.note_progress(phase, done, total or done, note)
+        self.progress(phase, done, total, note)
+        self.folder.note_progress(phase, done, total, note)
 
-    def evaluate(self, model: nn.Module, loader: Batches) -> Evaluation:
-        """The quality and loss by a user-provided function or the task's."""
-        return self.judge(model, loader).evaluation
+    def evaluate(self, model: nn.Module, loader: Batches, phase: str | None = None) -> Evaluation:
+        """The quality and loss by a user-provided function or the task's. phase: what it is called while it runs."""
+        return self.judge(model, loader, phase).evaluation
 
     def base(self) -> Judged:
         """The original network on the held-out images; they are read once for all runs of one `Evidence`."""
         if self.evidence.base is None:
-            self.evidence.base = self.judge(self.original, self.data.holdout)
+            self.evidence.base = self.judge(self.original, self.data.holdout, "evaluate")
         return self.evidence.base
 
-    def judge(self, model: nn.Module, loader: Batches) -> Judged:
+    def judge(self, model: nn.Module, loader: Batches, phase: str | None = None) -> Judged:
         """The same, with the quality of each image where that can be known."""
+
+        def tell(done: int, total: int | None) -> None:
+            if phase is not None:
+                self.say(phase, done, total)
+
+        total = length_of(loader)
+        tell(0, total)
         if self.settings.evaluate is not None:
-            return Judged(_checked(self.settings.evaluate(model, loader)))
+            judged = Judged(_checked(self.settings.evaluate(model, loader)))
+            tell(total or 0, total)
+            return judged
         sums, is_mean = QualitySums(self.task), self.task.measured.is_mean
         values: list[Tensor] = []
         images: list[Tensor] = []
@@ -226,7 +235,7 @@ class RunContext:
                 images.append(first.detach().double().flatten(1).sum(1).cpu() if first.dim() > 1 else first.cpu())
                 yield batch
 
-        each_answer(model, noted(loader), self.task, see)
+        each_answer(model, noted(loader), self.task, see, lambda done, _: tell(done, total))
         evaluation = _checked(sums.evaluation())
         if not is_mean:
             return Judged(evaluation)

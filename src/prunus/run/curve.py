@@ -255,7 +255,7 @@ def run_goals(
         asked, start = goal.speedup or 1.0, f"{goal.speedup:g}x ({number} of {len(goals)}): "
         folder = folder_of(goal)
 
-        def show(phase: str, done: int, total: int, note: str, start: str = start) -> None:
+        def show(phase: str, done: int, total: int | None, note: str, start: str = start) -> None:
             progress(start + phase, done, total, note)
 
         try:

@@ -227,7 +227,7 @@ class RunFolder(ResumableFolder):
         if self.writes:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def note_progress(self, phase: str, done: int, total: int, note: str) -> None:
+    def note_progress(self, phase: str, done: int, total: int | None, note: str) -> None:
         """Write what the run is doing to progress.json, at most once a second, for others to look at.
 
         A note that cannot be written is left out: the run goes on.

@@ -132,7 +132,7 @@ def run_round(
     chosen = {name: count for name, count in plan.removed().items() if count}
     cut = None
     if REPAIRS.find(settings.repair).needs_images:
-        cut = context.evaluate(prune(graph, plan, check=False), data.holdout)
+        cut = context.evaluate(prune(graph, plan, check=False), data.holdout, f"{measured.label}: evaluate")
     repaired = chosen_one.quality.evaluation
     composed = so_far.then(plan)
     is_last = not chosen or settings.ratio is not None or context.met(composed, number)
@@ -153,7 +153,7 @@ def run_round(
         params=cost.params,
         before=before,
         pruned=repaired,
-        after=repaired if untouched else context.evaluate(trained, data.holdout),
+        after=repaired if untouched else context.evaluate(trained, data.holdout, f"{measured.label}: evaluate"),
         chosen=chosen,
         seconds=clock.seconds,
         last=not chosen,
@@ -258,7 +258,11 @@ class Measurements:
         if self.other is not None and (seen := self.other.unit_repair.seen.of(self.graph)) is not None:
             return UnitRepair(how, seen)
         return repair_each(
-            self.graph, _images(self.context, most=UNIT_IMAGES), how=how, seed=self.context.settings.seed
+            self.graph,
+            _images(self.context, most=UNIT_IMAGES),
+            how=how,
+            seed=self.context.settings.seed,
+            progress=lambda done, total: self.context.say(f"{self.label}: score", done, total),
         )
 
     def rank(self, asked: SplitSettings) -> Sensitivity:
@@ -348,7 +352,7 @@ def candidate(
     with measured.clock("prune" if context.settings.repair == "none" else "repair"):
         model, errors = _repair(context, measured.label, measured.graph, plan, so_far)
     with measured.clock("evaluate"):
-        quality = context.judge(model, context.data.holdout)
+        quality = context.judge(model, context.data.holdout, f"{measured.label}: evaluate")
     return Candidate(measured, plan, model, errors, quality, check)
 
 

@@ -26,6 +26,7 @@ from prunus.util.batches import (
     check_batches,
     count_images,
     device_of,
+    length_of,
     move,
     to_device,
     unpack_any,
@@ -93,14 +94,6 @@ def walk(
     if images_seen == 0:
         raise DataError("there is nothing to score on: the loader gave no images; check the part, split and limit")
     return images_seen
-
-
-def length_of(loader: Iterable[object]) -> int | None:
-    """Number of batches; None if the loader has no length."""
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 def sampled(loader: Batches, num_images: int | None, seed: int | None = None, task: Task | None = None) -> Batches:

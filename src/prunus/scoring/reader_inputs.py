@@ -25,11 +25,13 @@ from prunus.scoring.passes import Images, chunks, count_of
 from prunus.scoring.rows import PLAIN, acts_plainly, grid_of, inputs_at, rows_of_weight, spots_of
 from prunus.scoring.taps import hooked
 from prunus.util.batches import call, device_of
+from prunus.util.progress import Progress, warn_once
 from prunus.util.state import evaluating, generators_kept
 
 log = logging.getLogger(__name__)
 
 SHOWN = 5  # layers in a warning
+FEW_IMAGES = "few images"  # what several warnings are about
 POSITIONS = 64  # output positions per image and layer, drawn at random
 PROBE_IMAGES = 32  # held-out images on which the effect of a cut on the network's outputs is measured
 PIXELS = 8 * 3 * 224 * 224  # numbers in the images that run through the network at a time
@@ -87,7 +89,9 @@ class SeenInputs:
         weak = [f"{name} ({rows:,} rows for {n:,} inputs)" for name, (rows, n) in sizes.items() if rows < n]
         if weak:
             more = f" and {len(weak) - SHOWN} more" if len(weak) > SHOWN else ""
-            log.warning(
+            warn_once(
+                log,
+                FEW_IMAGES,
                 "%d images are few: the errors of channels that these layers read are uncertain and come from a shrunk "
                 "covariance: %s%s",
                 *(self.num_images, ", ".join(weak[:SHOWN]), more),
@@ -131,9 +135,17 @@ class HasSeenInputs(Protocol):
 
 @torch.no_grad()
 def collect_reader_inputs(
-    graph: ChannelGraph, images: Images, *, positions: int = POSITIONS, seed: int = 0
+    graph: ChannelGraph,
+    images: Images,
+    *,
+    positions: int = POSITIONS,
+    seed: int = 0,
+    progress: Progress = lambda done, total: None,
 ) -> SeenInputs:
-    """Inputs of every reader at up to `positions` output positions of each image, drawn at random from `seed`."""
+    """Inputs of every reader at up to `positions` output positions of each image, drawn at random from `seed`.
+
+    progress: called with the number of images that were read, and None.
+    """
     if positions < 1:
         raise ScoreError(f"positions must be at least 1, got {positions!r}")
     pass_ = _Pass(graph, positions, seed)
@@ -147,6 +159,7 @@ def collect_reader_inputs(
                 few = tree_map(lambda t, i=start, n=at_once: t[i : i + n], chunk)
                 call(graph.model, tree_map(lambda t: t.clone(), few))  # the network may write into its input
                 pass_.next_images(few)
+                progress(pass_.num_images, None)
     return SeenInputs(graph, pass_.layers(), pass_.num_images, pass_.probe())
 
 

@@ -165,7 +165,7 @@ def _gather(
     source: Batches | Statistics | HasSeenInputs | None,
     settings: ScoreSettings,
     metrics: Sequence[ChosenMetric],
-    progress: Progress | None,
+    progress: Progress,
 ) -> _Evidence:
     """The evidence of metrics that share a pass."""
     need, tap, task = metrics[0].metric.needs, metrics[0].tap, task_of(settings.task)
@@ -193,7 +193,7 @@ def _gather(
     if reads and isinstance(source, HasSeenInputs):
         if source.seen.graph is not graph:
             raise ScoreError("the inputs were seen in another graph: pass the graph that was given to repair_each")
-        return _of_readers(source.seen, need)
+        return _of_readers(source.seen, need, progress)
     if source is None or isinstance(source, Statistics | HasSeenInputs):
         raise ScoreError(f"{names} cannot be computed without images: pass a loader of (images, labels)")
     how: dict[str, Any] = {"seed": settings.seed, "task": task, "progress": progress}
@@ -222,7 +222,8 @@ def _gather(
     sample = Sample(source, settings.sample_size, settings.seed, task=task).batches()
     images = ((unpack_for(task, batch, number, labelled=False)[0],) for number, batch in enumerate(sample))
     if reads:
-        return _of_readers(collect_reader_inputs(graph, images, seed=settings.seed or 0), need)
+        seen = collect_reader_inputs(graph, images, seed=settings.seed or 0, progress=progress)
+        return _of_readers(seen, need, progress)
     if need == "importance":
         num_images, units = collect_importance(graph, images, progress=progress)
     else:
@@ -240,7 +241,7 @@ def _of_moments(graph: ChannelGraph, statistics: Statistics) -> _Evidence:
     return _Evidence(parts(), statistics.num_images, notes=statistics.notes)
 
 
-def _of_readers(seen: SeenInputs, need: str) -> _Evidence:
+def _of_readers(seen: SeenInputs, need: str, progress: Progress) -> _Evidence:
     """What was seen of the units' readers. The log names the units of which nothing was seen."""
     units = list(seen.units())
     others = [name for name in seen.graph.units if name not in units and name not in seen.known]
@@ -250,5 +251,12 @@ def _of_readers(seen: SeenInputs, need: str) -> _Evidence:
     if others:
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         log.warning("no scores for %s%s, which stay as they are: %s", ", ".join(others[:SHOWN]), more, why)
-    every = seen.evidence() if need == "reader_inputs" else contributions(seen)
-    return _Evidence(((each.unit, None, each) for each in every), seen.num_images, units)
+    every: Iterable[Any] = seen.evidence() if need == "reader_inputs" else contributions(seen)
+
+    def parts() -> Iterator[Part]:
+        for done, each in enumerate(every):
+            progress(done, len(units))
+            yield each.unit, None, each
+        progress(len(units), len(units))
+
+    return _Evidence(parts(), seen.num_images, units)

@@ -22,6 +22,7 @@ from prunus.util.batches import (
     check_batches,
     count_images,
     device_of,
+    length_of,
     move,
     to_device,
     unpack_any,
@@ -260,11 +261,7 @@ def evaluate(
 
 def each_answer(model: nn.Module, loader: Batches, task: Task, see: See, progress: Progress | None = None) -> None:
     """Call `see(outputs, labels, number of images)` for each batch, in eval mode, without gradients."""
-    home = device_of(model)
-    try:
-        total = len(loader)  # type: ignore[arg-type]
-    except TypeError:  # an iterable without a length, such as a DataLoader over an IterableDataset
-        total = None
+    home, total = device_of(model), length_of(loader)
     with evaluating(model), generators_kept(), torch.no_grad():
         for index, batch in enumerate(loader):
             images, labels = unpack_for(task, batch, index)

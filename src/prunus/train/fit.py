@@ -40,7 +40,7 @@ from prunus.util.batches import Batches, call, count_images, move, to_device
 from prunus.util.files import check_writable
 from prunus.util.options import check, plain, replaced
 from prunus.util.processes import accelerating
-from prunus.util.progress import Show, shown
+from prunus.util.progress import PhaseProgress, shown
 from prunus.util.state import generators_kept, reseed
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class StepReport:
     seconds_left: float
 
 
-def steps_of_epochs(show: Show, phase: str = "train") -> Callable[[StepReport], None]:
+def steps_of_epochs(show: PhaseProgress, phase: str = "train") -> Callable[[StepReport], None]:
     """For `prunus.util.progress.shown`: one phase for all epochs."""
 
     def report(news: StepReport) -> None:

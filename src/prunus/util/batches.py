@@ -104,6 +104,14 @@ def as_class_indices(labels: Any, index: int) -> Tensor:
     return labels.long()
 
 
+def length_of(loader: Any) -> int | None:
+    """The number of batches; None of an iterable without a length, such as a DataLoader over an IterableDataset."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
 def count_images(images: Any) -> int:
     """The number of images in the inputs of a network: the length of the first tensor."""
     for tensor in tree_leaves(images):

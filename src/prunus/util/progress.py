@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in a terminal or a notebook, otherwise a line every half minute.
+"""Progress of long work: a bar in a terminal or a notebook, otherwise a line soon and then every half minute.
 
     with shown(progress, steps("score")) as report:
         for number, batch in enumerate(loader):
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
-from threading import Lock, Timer
+from threading import Event, Lock, Thread, Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prunus.util.text import duration
@@ -31,26 +31,27 @@ logger = logging.getLogger("prunus.progress")
 clock = time.monotonic
 
 Progress = Callable[[int, int | None], None]  # steps done, steps in all (None where that is not known)
-PhaseProgress = Callable[[str, int, int, str], None]  # phase, steps done, steps in all, note
-Show = Callable[[str, int, int | None, str], None]  # the same, of a display
+PhaseProgress = Callable[[str, int, int | None, str], None]  # phase, steps done, steps in all, note
 AnyProgress = TypeVar("AnyProgress", bound=Callable[..., None])
 
 BAR_AFTER = 2.0  # seconds; shorter work shows nothing
-LINE_EVERY = 30.0  # seconds
+FIRST_LINE, LINE_EVERY = 5.0, 30.0  # seconds
+LOOK_EVERY = 1.0  # seconds; a step may take longer than a line may be late
+PREPARING = "preparing"  # the phase before the first report
 
 
-def steps(phase: str) -> Callable[[Show], Progress]:
+def steps(phase: str) -> Callable[[PhaseProgress], Progress]:
     """For `shown`: reports of one phase, as (steps done, steps in all)."""
     return lambda show: lambda done, total: show(phase, done, total, "")
 
 
-def phases(show: Show) -> PhaseProgress:
+def phases(show: PhaseProgress) -> PhaseProgress:
     """For `shown`: reports of several phases."""
     return show
 
 
 @contextmanager
-def shown(progress: AnyProgress | bool | None, adapt: Callable[[Show], AnyProgress]) -> Iterator[AnyProgress]:
+def shown(progress: AnyProgress | bool | None, adapt: Callable[[PhaseProgress], AnyProgress]) -> Iterator[AnyProgress]:
     """What the work should call to report: the user-provided function, or one that feeds a display.
 
     Args:
@@ -60,10 +61,12 @@ def shown(progress: AnyProgress | bool | None, adapt: Callable[[Show], AnyProgre
     quiet = progress is False or callable(progress)
     outer = None if quiet else _active.get()
     display = outer or (Silence() if quiet else _new_display())
-    token = _active.set(display)
+    token, said = _active.set(display), _said.get()
+    warned = _said.set(set() if said is None else said)
     try:
         yield progress if callable(progress) else adapt(display.show)
     finally:
+        _said.reset(warned)
         _active.reset(token)
         if outer is None:
             display.close()
@@ -107,18 +110,21 @@ class Bars(Silence):
         self._timer.start()
 
     def show(self, phase: str, done: int, total: int | None, note: str) -> None:
-        if phase not in self._tasks:
-            for task in self._bars.tasks:
-                self._bars.update(task.id, visible=not task.finished)
-            self._tasks[phase] = self._bars.add_task(phase, total=total, note="")
-        self._bars.update(self._tasks[phase], completed=done, total=total, note=note)
+        with self._lock:
+            if phase not in self._tasks:
+                for task in self._bars.tasks:
+                    self._bars.update(task.id, visible=not task.finished and task.description != PREPARING)
+                self._tasks[phase] = self._bars.add_task(phase, total=total, note="")
+            self._bars.update(self._tasks[phase], completed=done, total=total, note=note)
         if clock() - self._start >= BAR_AFTER:
             self._begin()
 
     def _begin(self) -> None:
         with self._lock:
-            if not self._started and self._tasks:
+            if not self._started:
                 self._started = True
+                if not self._tasks:  # the first report may take long
+                    self._bars.add_task(PREPARING, total=None, note="")
                 self._bars.start()
 
     def close(self) -> None:
@@ -130,24 +136,48 @@ class Bars(Silence):
 
 
 class Lines(Silence):
-    """A line about the phase at work every LINE_EVERY seconds: to the log if it is on, otherwise to stderr."""
+    """A line about the phase at work after FIRST_LINE seconds and then every LINE_EVERY seconds, whether steps are
+    reported or not: to the log if it is on, otherwise to stderr."""
 
     def __init__(self) -> None:
-        self._last_line = self._last_report = clock()
+        self._last_report = clock()
+        self._next_line = self._last_report + FIRST_LINE
         self._begun: dict[str, tuple[float, float, int]] = {}  # phase -> its start; time and steps of its first report
+        self._now: tuple[str, int, int | None, str] = (PREPARING, 0, None, "")  # the latest report
+        self._begun[PREPARING] = (self._last_report, self._last_report, 0)
+        self._lock, self._closed = Lock(), Event()
+        Thread(target=self._watch, daemon=True).start()
 
     def show(self, phase: str, done: int, total: int | None, note: str) -> None:
-        now = clock()
-        start, first, already = self._begun.setdefault(phase, (self._last_report, now, done))
-        self._last_report = now  # the next phase starts here
-        if now - self._last_line < LINE_EVERY:
+        with self._lock:
+            now = clock()
+            self._begun.setdefault(phase, (self._last_report, now, done))
+            self._last_report, self._now = now, (phase, done, total, note)  # the next phase starts here
+            self._line_if_due()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(LOOK_EVERY):
+            with self._lock:
+                self._line_if_due()
+
+    def _line_if_due(self) -> None:
+        now, (phase, done, total, note) = clock(), self._now
+        if now < self._next_line or self._closed.is_set():
             return
-        self._last_line = now
-        count = f"{done}" if total is None else f"{done} of {total}"
-        texts = [f"{phase}: {count}", f"{duration(now - start)} so far"]
-        if total is not None and already < done < total:
-            texts.append(f"about {duration((now - first) * (total - done) / (done - already))} left")
-        line = ", ".join([*texts, note] if note else texts)
+        self._next_line = now + LINE_EVERY
+        start, first, already = self._begun[phase]
+        if total is not None and done >= total and now > self._last_report:
+            texts = [f"{phase}: done", f"the next step takes {duration(now - self._last_report)} so far"]
+        else:
+            count = "" if total is None and not done else f": {done}" if total is None else f": {done} of {total}"
+            texts = [f"{phase}{count}", f"{duration(now - start)} so far"]
+            if total is not None and already < done < total:
+                texts.append(f"about {duration((now - first) * (total - done) / (done - already))} left")
+            texts += [note] if note else []
+        line = ", ".join(texts)
         if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
             logger.info("%s", line)
         else:
@@ -156,6 +186,15 @@ class Lines(Silence):
 
 
 _active: ContextVar[Silence | None] = ContextVar("the display of the work around this one", default=None)
+_said: ContextVar[set[str] | None] = ContextVar("what the work that is shown has warned about", default=None)
+
+
+def warn_once(log: logging.Logger, about: str, text: str, *values: Any) -> None:
+    """Log a warning. In work that is shown, later warnings about the same thing are details, of the level INFO."""
+    said = _said.get()
+    log.log(logging.INFO if said is not None and about in said else logging.WARNING, text, *values)
+    if said is not None:
+        said.add(about)
 
 
 def is_first_process() -> bool:
