@@ -168,9 +168,10 @@ class Bench:
         goal, value = key["goal"].split("=")
         if goal == "ratio" and key["method"] not in METHODS and self.args.rounds == 1:
             return self.cut_equally(key, float(value))
-        # Criteria and splits are compared at any width, as the paper does.
         settings: dict[str, Any] = {"target" if goal == "macs" else goal: float(value), "repair": key["repair"]}
-        settings["round_to"] = 1
+        settings["timing"] = False  # --time does it
+        if key["method"] != "ours":  # criteria and splits are compared at any width, as the paper does
+            settings["round_to"] = 1
         if goal == "speedup":
             settings |= {"engine": self.args.engine, "batch": self.args.batch, "threads": 1}
         settings |= METHODS.get(key["method"], {"metric": key["method"], "split": "uniform"})
