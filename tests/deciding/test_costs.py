@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ import prunus as pr
 from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import COSTS, CostEntry, cost_function, table_cost
 from prunus.deciding.sensitivity import sensitivity
+from prunus.deciding.splits import decide
 from prunus.deciding.widths import Cutter, WidthLimits, amounts
+from prunus.errors import DecideError
 from prunus.run.settings import Settings, check_settings
 from prunus.scoring.scores import Scores
 from prunus.timing import latency as stopwatch
@@ -120,3 +123,34 @@ def test_listing_the_registries_does_not_import_torch() -> None:
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        (3, "a cost is one of latency, macs, params, or a function of kept channels .* got int"),
+        (None, "got NoneType"),
+        (lambda: 1.0, "your cost <lambda> is called with the kept channels, but: too many positional arguments"),
+        (lambda keep: None, "your cost <lambda> must return a finite number for kept channels, and returned NoneType"),
+        (lambda keep: float("nan"), "and returned nan"),
+        (lambda keep: True, "and returned True"),
+        (CostEntry(name="one", of=lambda graph: 1.0), "must return one for a graph, and returned float"),  # type: ignore
+        ("mac", "there is no cost called 'mac': did you mean macs"),
+    ],
+)
+def test_a_wrong_kind_of_cost(cost: Any, words: str) -> None:
+    _, graph, scores, images = mixed()
+    with pytest.raises(DecideError, match=words):
+        cost_function(graph, cost)({})
+    if cost is not None:
+        with pytest.raises(DecideError):
+            sensitivity(graph, scores, images, cost=cost)
+        with pytest.raises(DecideError):
+            decide(graph, scores, sensitivity(graph, scores, images, exact=True), target=0.2, cost=cost)
+
+
+def test_an_entry_and_numbers_of_numpy_are_costs() -> None:
+    _, graph, _, _ = mixed()
+    assert cost_function(graph, COSTS["macs"])({}) == graph.macs
+    whole: Any = lambda keep: np.int64(7 - len(keep))  # noqa: E731
+    assert cost_function(graph, whole)({"a": [1]}) == 6.0

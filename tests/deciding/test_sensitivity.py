@@ -191,3 +191,25 @@ def test_the_same_again_as_json_and_as_a_table() -> None:
     assert lines[0] == f"Sensitivity of 6 units (algorithm1, accuracy {one.base_value:.4f} before)"
     row = one.tried[best]
     assert lines[2].split() == [best, str(row.channels), "of", str(row.width), f"{row.value:.4f}"]
+
+
+def test_units_that_cannot_lose_n_l_channels_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """conv1 of 12 channels and conv2 of 3, which may lose one, on the same pixels; a channel of conv1 saves more.
+
+    FLOSS_1 = 9 (2 + 3) and FLOSS_2 = 9 * 12 + 4 for each of 16 pixels (conv1 reads 2 channels; conv2 is read by 4
+    outputs of a 1x1 convolution): n_1 = round(2 FLOSS_2 / FLOSS_1) = round(224 / 45) = 5, and n_2 = 2 of at most 1.
+    """
+    model = nn.Sequential(nn.Conv2d(2, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 3, 3, padding=1), nn.ReLU())
+    model.append(nn.Conv2d(3, 4, 1)).append(nn.AdaptiveAvgPool2d(1)).append(nn.Flatten())
+    graph = pr.trace(model.eval(), torch.zeros(1, 2, 4, 4))
+    holdout = [(torch.randn(8, 2, 4, 4), torch.arange(8) % 4)]
+    found = sensitivity(graph, random_scores(graph), holdout, alpha=2, exact=True)
+    assert {name: row.channels for name, row in found.tried.items()} == {"0:out": 5, "2:out": 1}
+    (note,) = found.notes
+    assert note.endswith("because of the floor (2 channels, 10%): 2:out (1 of 3)")
+    assert note in caplog.messages
+    plan = pr.Plan.of(graph, {"2:out": [0, 2]})
+    smaller = pr.trace(pr.prune(graph, plan), torch.zeros(1, 2, 4, 4))
+    found = sensitivity(smaller, random_scores(smaller), holdout, alpha=2, exact=True, widths={"2:out": 3})
+    assert found.left_out == ("2:out",) and found.notes == ["not tried, because they can lose no channel: 2:out"]
+    assert pr.sensitivity(graph, random_scores(graph), holdout, alpha=1, exact=True).notes == []

@@ -7,6 +7,7 @@ first, until the k best units are known.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,8 @@ from prunus.util.batches import Batches
 from prunus.util.options import check, replaced
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.text import short_table
+
+logger = logging.getLogger(__name__)
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -59,6 +62,8 @@ class Sensitivity:
         curves: Of the split "ratio": the results at all ratios.
         repair: How each unit was repaired before it was evaluated.
         unit: Of the measure; "%": values are fractions of 1.
+        left_out: Units that were not tried, because n_l channels of them are none: they are at their floor, or n_l
+            rounds to 0.
     """
 
     split: str
@@ -73,6 +78,21 @@ class Sensitivity:
     curves: Mapping[str, tuple[TrialRow, ...]] = field(default_factory=dict)
     repair: str = "none"
     unit: str = ""
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on units that cannot lose n_l channels: their values are those of smaller cuts."""
+        stopped = [f"{row.unit} ({row.channels} of {row.width})" for row in self.tried.values() if row.stopped]
+        notes = []
+        if stopped:
+            notes.append(
+                "tried with fewer than n_l channels, which save less than those of other units, because of the floor "
+                f"(2 channels, 10%): {', '.join(stopped)}"
+            )
+        if self.left_out:
+            notes.append(f"not tried, because they can lose no channel: {', '.join(self.left_out)}")
+        return notes
 
     def ranked(self) -> list[str]:
         """Units, the least sensitive first; ties go to the lower loss, then to the larger saving."""
@@ -162,6 +182,7 @@ def sensitivity(
     else:
         able = amounts(cutter, names, alpha=chosen.alpha, cost=cost)
         trials = [without(n, one.channels, one.floss, one.stopped) for n, one in able.items() if one.channels]
+    left_out = tuple(name for name in names if name not in {trial.unit for trial in trials})
     if not trials:
         raise NothingToLoseError("no unit can lose a whole granule within its floor; lower round_to or raise alpha")
     with shown(progress, steps("sensitivity")) as report:
@@ -190,7 +211,7 @@ def sensitivity(
         measure, unit = quality.name, quality.unit
     else:
         measure = "loss"
-    return Sensitivity(
+    found = Sensitivity(
         split=split,
         measure=measure,
         cost=name_of(chosen.cost),
@@ -203,4 +224,8 @@ def sensitivity(
         curves=curves if split == "ratio" else {},
         repair="none" if repair is None else str(getattr(repair, "how", "own")),
         unit=unit,
+        left_out=left_out,
     )
+    for note in found.notes:
+        logger.warning("%s", note)
+    return found
