@@ -78,6 +78,7 @@ def prune(folder: Path, tell: Tell) -> None:
         repair="bn",
         distill=True,
         test=TEST,
+        timing=False,
         progress=lambda *_: tell(),
     )
 

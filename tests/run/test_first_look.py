@@ -30,10 +30,11 @@ def without_labels(pairs: Any) -> list[torch.Tensor]:
         {"target": 0.3, "rounds": 1, "repair": "none", "metric": "rebuilt", "split": "algorithm1"},
     ],
 )
-def test_a_run_without_labels(goal: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_without_labels(goal: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, folder = trained(), tmp_path / "run"
     parts = {"train": without_labels(TRAIN), "holdout": without_labels(HOLDOUT), "test": [{"image": TEST[0][0]}]}
     result = pr.compress(model, **parts, folder=folder, **goal)
+    assert "the held-out images have no labels: quality is agreement with the original" in caplog.messages
     assert result.summary["quality"] == {"name": "agreement with the original", "unit": "%"}
     assert result.summary["before"]["holdout"]["quality"] == 1
     with torch.no_grad():

@@ -61,7 +61,7 @@ def test_a_finished_run_is_not_done_again(
     def never(*arguments: Any) -> Any:
         raise AssertionError("the run was finished")
 
-    for module, name in ((rounds, "fit"), (rounds, "score"), (run_context, "evaluate")):
+    for module, name in ((rounds, "fit"), (rounds, "score"), (run_context, "each_answer")):
         monkeypatch.setattr(module, name, never)
     result = run(tmp_path)
     assert contents(tmp_path) == finished
@@ -141,7 +141,7 @@ def test_damaged_files_are_named(
 
 def test_another_runs_folder_is_refused(finished: dict[str, bytes], tmp_path: Path) -> None:
     put(finished, tmp_path)
-    with pytest.raises(RunError, match=r"holds another run: settings.round_to was 1 there and is 2 now"):
+    with pytest.raises(RunError, match=r"holds another run: settings.round_to was None there and is 2 now"):
         run(tmp_path, round_to=2)
     with pytest.raises(RunError, match=r"settings.exclude was \[\] there and is \['fc\*'\] now"):
         run(tmp_path, exclude=("fc*",))
@@ -247,7 +247,7 @@ def test_the_last_report_is_there_while_the_run_is_at_work(tmp_path: Path, monke
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, progress=look)
-    assert seen[0] == ("evaluate", False) and seen[-1] == ("round 1: retrain", True) and not path.exists()
+    assert seen[0] == ("trace", False) and seen[-1] == ("round 1: retrain", True) and not path.exists()
     folder = RunFolder(tmp_path)
     folder.note_progress("round 1: score", 3, 12, "fast")
     found = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Folders of classes, ILSVRC-2012's layouts, masks and tables of several labels: parts, labels and batches."""
+"""Folders of classes or without labels, ILSVRC-2012's layouts, masks and several labels: parts, labels and batches."""
 
 from __future__ import annotations
 
@@ -40,6 +40,32 @@ def test_one_tree_gives_a_fixed_stratified_fifth_as_test(tmp_path: Path) -> None
     write_tree(tmp_path / "parts" / "val", {"b": 2})
     found = data.load(f"folder:{tmp_path / 'parts'}", holdout="none")
     assert stems(found, "test") == [("b/0.png", 1), ("b/1.png", 1)]
+
+
+def test_images_without_labels(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"photos": 20})
+    for labels in ("classes", "masks", "several", None):
+        found = data.load(f"folder:{tmp_path / 'photos'}", size=16, labels=labels)  # type: ignore[arg-type]
+        assert (found.classes, found.labelled, found.shape) == ((), False, (3, 16, 16))
+        assert {part: found.count(part) for part in found.parts} == {"train": 14, "test": 4, "holdout": 2}
+        names = [name for part in found.parts for name, _ in stems(found, part)]
+        assert len(set(names)) == 20
+    batches = list(found.loader("train", 10, augment=True, shuffle=True))
+    assert [[tuple(x.shape) for x in batch] for batch in batches] == [[(10, 3, 16, 16)], [(4, 3, 16, 16)]]
+    assert [tuple(x.shape) for x in found.loader("train").images_at([0, 1])] == [(2, 3, 16, 16)]
+    (tmp_path / "photos" / ".git").mkdir()  # hidden folders do not count
+    assert not data.load(f"folder:{tmp_path / 'photos'}").labelled
+    with pytest.raises(DataError, match=r"one folder is one class.* Without labels: folder:.*/photos$"):
+        data.load(f"folder:{tmp_path}")
+
+
+def test_images_without_labels_in_parts(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"train": 5, "val": 3})
+    found = data.load(f"folder:{tmp_path}", holdout="train:0.2")
+    assert {part: found.count(part) for part in found.parts} == {"train": 4, "test": 3, "holdout": 1}
+    write_tree(tmp_path / "val", {"rose": 1})
+    with pytest.raises(DataError, match="val: expected images and no folders, as in the folder train"):
+        data.load(f"folder:{tmp_path}")
 
 
 def test_images_are_found_below_their_folder_in_one_order(tmp_path: Path) -> None:

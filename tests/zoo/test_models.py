@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,38 @@ def test_names_from_torchvision_and_timm() -> None:
     for library, what in (("torchvision", "torchvision classifier"), ("timm", "timm model")):
         with pytest.raises(ModelError, match=f"there is no {what} called 'resnet19': did you mean .*resnet18"):
             models.create(f"{library}:resnet19")
+
+
+def test_pretrained_networks_are_loaded_by_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo_nets.torchvision_models()
+    import timm
+    import torchvision
+
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def build(name: str, **arguments: Any) -> nn.Module:
+        asked.append((name, arguments))
+        return nn.Identity()
+
+    def no_network(name: str, **arguments: Any) -> nn.Module:
+        raise ConnectionError("Name or service not known")
+
+    for make in (build, no_network):
+        monkeypatch.setattr(timm, "create_model", make)
+        monkeypatch.setattr(torchvision.models, "get_model", make)
+        for name in ("timm:resnet18", "torchvision:resnet18"):
+            if make is build:
+                models.create(name, pretrained=True)
+                continue
+            library = name.partition(":")[0]
+            with pytest.raises(
+                ModelError, match=rf"{library} did not load its pretrained weights: ConnectionError: Na"
+            ):
+                models.create(name, pretrained=True)
+    assert asked == [
+        ("resnet18", {"num_classes": 1000, "pretrained": True}),
+        ("resnet18", {"num_classes": 1000, "weights": "DEFAULT"}),
+    ]
 
 
 def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from prunus.errors import FileError, ModelError
 from prunus.zoo import models
-from prunus.zoo.weights import load_weights
+from prunus.zoo.weights import classes_of, load_weights, tensors_for
 
 Tensors = dict[str, torch.Tensor]
 
@@ -33,23 +34,61 @@ def same_tensors(one: Tensors, other: Tensors) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def prefixed(tensors: Tensors) -> Tensors:
-    return {f"module.{name}": value for name, value in tensors.items()}
+def prefixed(tensors: Tensors, prefix: str = "module.") -> Tensors:
+    return {f"{prefix}{name}": value for name, value in tensors.items()}
+
+
+class Hyperparameters(dict[str, Any]):
+    """A class of a training script, as Lightning's checkpoints have some."""
 
 
 def test_files_with_their_wrappers(tmp_path: Path, trained: Tensors) -> None:
+    lightning = {
+        "state_dict": {**prefixed(trained, "model."), "criterion.weight": torch.ones(10)},
+        "epoch": 3,
+        "hyper_parameters": Hyperparameters(lr=0.1, path=tmp_path),
+        "callbacks": {"best": torch.tensor(1.0)},
+    }
+    inside = {name.replace("conv1.", "conv1._orig_mod."): value for name, value in trained.items()}
     contents: list[Any] = [
-        trained,
-        {"state_dict": trained, "epoch": 3, "best_prec1": 0.9},
-        {"model": trained},
-        {"state_dict": prefixed(trained)},
-        prefixed(prefixed(trained)),
+        (".pt", trained),
+        (".th", {"state_dict": trained, "epoch": 3, "best_prec1": 0.9}),
+        (".pth", {"model": trained}),
+        (".pt", {"state_dict": prefixed(trained)}),
+        (".pt", prefixed(prefixed(trained))),
+        (".pt", prefixed(trained, "_orig_mod.")),
+        (".pt", prefixed(trained, "module._orig_mod.")),
+        (".pt", inside),
+        (".ckpt", lightning),
+        (".ckpt", {"state_dict": prefixed(trained, "backbone.net.")}),
+        (".ckpt", {"state_dict": {**prefixed(trained, "model."), **prefixed(trained, "ema.")}}),
     ]
-    for content, suffix in zip(contents, (".pt", ".th", ".pth", ".pt", ".pt"), strict=True):
+    for suffix, content in contents:
         torch.save(content, tmp_path / f"weights{suffix}")
         assert same_tensors(loaded(tmp_path / f"weights{suffix}"), trained)
     save_file(trained, tmp_path / "weights.safetensors")
     assert same_tensors(loaded(tmp_path / "weights.safetensors"), trained)
+
+
+def test_the_prefix_is_the_networks_own(tmp_path: Path) -> None:
+    """A network with a layer called `model` keeps the names of its tensors."""
+    model = nn.ModuleDict({"model": nn.Linear(2, 2)})
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    assert set(tensors_for(model, tmp_path / "w.pt")) == {"model.weight", "model.bias"}
+
+
+def test_a_network_that_is_there_twice(tmp_path: Path, trained: Tensors) -> None:
+    torch.save({**prefixed(trained, "student."), **prefixed(trained, "teacher.")}, tmp_path / "w.ckpt")
+    with pytest.raises(ModelError, match=r"LeNet5 more than once, under student\., teacher\.: save those of one"):
+        loaded(tmp_path / "w.ckpt")
+
+
+def test_the_number_of_classes(tmp_path: Path) -> None:
+    for classes in (7, 10):
+        torch.save(prefixed(models.create("resnet20", classes).state_dict()), tmp_path / "w.pt")
+        assert classes_of(models.create("resnet20"), tmp_path / "w.pt", 10) == classes
+    torch.save(models.create("resnet20", in_channels=1).state_dict(), tmp_path / "w.pt")
+    assert classes_of(models.create("resnet20"), tmp_path / "w.pt", 10) == 10  # something else does not fit
 
 
 def test_files_from_before_batch_norm_counted_batches(tmp_path: Path) -> None:
@@ -91,6 +130,7 @@ def test_other_contents_are_refused_and_nothing_runs(tmp_path: Path) -> None:
     for content, said in (
         ({"state_dict": Bomb(tmp_path / "was_here")}, r"a\.pt: has more than plain tensors"),
         ([1, 2], "expected tensors by name, got list"),
+        (models.create("lenet5"), r"expected tensors by name, got no tensors: save the network's state_dict\(\)"),
         ({"weight": torch.zeros(1), "epoch": 4}, "expected only tensors; these are something else: epoch"),
     ):
         torch.save(content, tmp_path / "a.pt")
