@@ -152,5 +152,5 @@ def test_a_wrong_kind_of_cost(cost: Any, words: str) -> None:
 def test_an_entry_and_numbers_of_numpy_are_costs() -> None:
     _, graph, _, _ = mixed()
     assert cost_function(graph, COSTS["macs"])({}) == graph.macs
-    whole: Any = lambda keep: np.int64(7 - len(keep))  # noqa: E731
+    whole: Any = lambda keep: np.int64(7 - len(keep))
     assert cost_function(graph, whole)({"a": [1]}) == 6.0
