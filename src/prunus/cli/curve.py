@@ -81,7 +81,7 @@ def command(
 
         prunus curve resnet56 --data cifar10 --weights w.safetensors
 
-        prunus curve resnet56 --data cifar10 --weights w.safetensors --speedups 1.5,2 --engine openvino
+        prunus curve resnet56=w.pt --data cifar10 --speedups 1.5,2 --engine eager
     """
     if model is None and data.data not in (None, DEMO_DATA):
         raise ModelError(f"name the network to prune: prunus curve MODEL --weights FILE --data {data.data}")
