@@ -5,6 +5,8 @@ The first convolution of most is the frozen one; `b` and the classifier show tha
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -139,7 +141,15 @@ class NamedOutputs(Chain):
 
 B_FREE = {"b:out": Answer(6, ("fc",), ("b",))}
 CHAIN = {"macs": 6912 + 13824 + 30, "params": 108 + 216 + 30, "units": B_FREE, "frozen": ("a",)}
-MIDDLE = {"macs": 6912 + 9216 + 1536 + 30, "params": 108 + 144 + 24 + 30, "units": B_FREE}
+OUTPUTS_GO: dict[str, Any] = {
+    "macs": 6912 + 9216 + 1536 + 30,
+    "params": 108 + 144 + 24 + 30,
+    "units": {
+        "a:out": Answer(4, ("n",), ("a",)),
+        "n:out": Answer(4, ("b",), ("n",)),
+        "b:out": Answer(6, ("fc",), ("b",)),
+    },
+}
 
 FROZEN_NETS: dict[str, Tiny] = {
     "tied": Tiny(Tied, macs=6912 + 2 * 9216 + 1536 + 30, params=306, units=B_FREE, frozen=("a", "s", "t")),
@@ -176,17 +186,8 @@ FROZEN_NETS: dict[str, Tiny] = {
     "functional_conv": Tiny(
         FunctionalConv, macs=6912 + 1024 + 1536 + 30, params=108 + 16 + 24 + 30, units=B_FREE, frozen=("a",)
     ),
-    "weight_norm": Tiny(WeightNormed, **MIDDLE, frozen=("a", "n")),
-    "standardized": Tiny(
-        Standardized,
-        macs=6912 + 9216 + 1536 + 30,
-        params=108 + 144 + 24 + 30,
-        units={
-            "a:out": Answer(4, ("n",), ("a",)),
-            "n:out": Answer(4, ("b",), ("n",)),
-            "b:out": Answer(6, ("fc",), ("b",)),
-        },
-    ),
+    "weight_norm": Tiny(WeightNormed, **OUTPUTS_GO),
+    "standardized": Tiny(Standardized, **OUTPUTS_GO),
     "auxiliary_head": Tiny(AuxiliaryHead, **CHAIN),
     "two_outputs": Tiny(TwoOutputs, **CHAIN),
     "named_outputs": Tiny(NamedOutputs, **CHAIN),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.prune import random_unstructured
 
 import prunus as pr
 from prunus.graph.selection import select, unselect
@@ -305,3 +307,50 @@ def test_a_shared_head_selects_the_same_in_a_second_round() -> None:
     assert (second.a.out_channels, second.k.out_channels, second.m.out_channels) == (3, 3, 3)
     with proof.masked(first, graph, keep):
         assert proof.relative_error(proof.outputs(second, IMAGE), proof.outputs(first, IMAGE)) < 1e-12
+
+
+class Computed(nn.Module):
+    """The weights of the middle layer are computed from other parameters."""
+
+    def __init__(self, wrap: Any) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.a, self.n = nn.Conv2d(3, 6, 3), wrap(nn.Conv2d(6, 8, 3))
+        self.b = nn.Conv2d(8, 2, 1)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.add_(torch.rand_like(parameter))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.relu(self.n(F.relu(self.a(x)))))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "inputs"),
+    [
+        (nn.utils.weight_norm, 6),
+        (nn.utils.parametrizations.weight_norm, 6),
+        (lambda conv: random_unstructured(conv, "weight", 0.5), 3),
+        (nn.utils.spectral_norm, None),
+        (nn.utils.parametrizations.spectral_norm, None),
+    ],
+)
+def test_weights_that_are_computed(wrap: Any, inputs: int | None, tmp_path: Path) -> None:
+    """A weight norm divides by the length of each filter, so outputs go; a mask has an entry for each weight, so both
+    sides go; a spectral norm divides by a number of all weights, so nothing goes."""
+    torch.manual_seed(0)
+    model = Computed(wrap).double().eval()
+    graph = pr.trace(model, IMAGE)
+    if inputs is None:
+        assert not graph.units and "computed from all of its parameters together" in graph.frozen["n"]
+        return
+    keep = {"a:out": [0, 2, 5], "n:out": [1, 6]}
+    plan = pr.Plan.of(graph, keep)
+    small = pr.prune(graph, plan)
+    assert small(IMAGE).shape == (2, 2, 4, 4) and small.n.weight.shape == (2, inputs, 3, 3)
+    with proof.masked(model, graph, keep):
+        assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(model, IMAGE)) < 1e-12
+    pr.save(small, plan, tmp_path)
+    loaded = pr.load(tmp_path, Computed(wrap).double().eval())
+    assert torch.equal(proof.outputs(loaded, IMAGE)[0], proof.outputs(small, IMAGE)[0])

@@ -237,7 +237,7 @@ def forget(model: nn.Module, example: Any) -> None:
     set_attribute = nn.Module.__setattr__
 
     def note(module: nn.Module, name: str, value: Any) -> None:
-        if name in module.__dict__ and name != "training":
+        if name in module.__dict__ and name not in ("training", "weight", "bias"):  # hooks compute weights
             noted.add((module, name))
         set_attribute(module, name, value)
 

@@ -15,32 +15,44 @@ from prunus.graph.units import Indices
 def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
     """Keep these inputs and outputs of a layer that mixes channels, in this order.
 
-    Further tensors of a class that derives from a conv or linear layer are cut if they have an entry for each output.
-    A module that calls a function on a weight of its own is cut too; attributes that say how wide it is follow.
+    Further tensors of a conv or linear layer, such as those from which a mask or a weight norm computes the weight, are
+    cut like the weight if they have its shape, and otherwise if they have an entry for each output. A module that calls
+    a function on a weight of its own is cut too; attributes that say how wide it is follow.
     """
+    weight: Tensor = layer.weight.detach()  # type: ignore[operator]
+
+    def cut(tensor: Tensor) -> Tensor:
+        if isinstance(layer, CONVOLUTIONS):
+            return _conv_weight(layer, tensor.detach(), inputs, outputs)
+        return _block(tensor.detach(), outputs, inputs)
+
     if isinstance(layer, MIXING):
         wide = int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
-        for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
-            if name not in ("weight", "bias") and _has_entries(name, tensor, wide):
-                _slice(layer, name, outputs)
+        computing = layer._modules.get("parametrizations")
+        for owner in (layer, *(() if computing is None else computing.modules())):
+            for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:
+                if tensor is not None and tensor.dim() > 1 and tensor.shape == weight.shape:
+                    _replace(owner, name, cut(tensor))
+                elif _has_entries(name, tensor, wide):
+                    _slice(owner, name, outputs)
+    else:
+        _replace(layer, "weight", cut(weight))
+        _slice(layer, "bias", outputs)
+    if "weight" in vars(layer):  # a hook computes it before each call
+        layer.weight = cut(weight)
     if isinstance(layer, CONVOLUTIONS):
-        _replace(layer, "weight", _conv_weight(layer, inputs, outputs))
         layer.in_channels, layer.out_channels = len(inputs), len(outputs)
         if layer.groups > 1:  # a group with one channel left does not make it depthwise
             setattr(layer, DEPTHWISE, False)
-    else:
-        weight: Tensor = layer.weight  # type: ignore[assignment]
-        for width, kept, ends in ((weight.size(1), inputs, "in"), (weight.size(0), outputs, "out")):
-            for name in (f"{ends}_channels", f"{ends}_features"):
-                if getattr(layer, name, None) == width:
-                    setattr(layer, name, len(kept))
-        _replace(layer, "weight", _block(weight, outputs, inputs))
-    _slice(layer, "bias", outputs)
+        return
+    for width, kept, ends in ((weight.size(1), inputs, "in"), (weight.size(0), outputs, "out")):
+        for name in (f"{ends}_channels", f"{ends}_features"):
+            if getattr(layer, name, None) == width:
+                setattr(layer, name, len(kept))
 
 
-def _conv_weight(layer: Any, inputs: Indices, outputs: Indices) -> Tensor:
+def _conv_weight(layer: Any, weight: Tensor, inputs: Indices, outputs: Indices) -> Tensor:
     """Weights have shape [out, in / groups, ...]; those of transposed convolutions [in, out / groups, ...]."""
-    weight: Tensor = layer.weight
     rows, columns = (inputs, outputs) if isinstance(layer, TRANSPOSED) else (outputs, inputs)
     wide = layer.out_channels if isinstance(layer, TRANSPOSED) else layer.in_channels
     groups, per_group = layer.groups, wide // layer.groups

@@ -63,6 +63,11 @@ def try_layers(traced: Traced) -> tuple[dict[str, str], frozenset[str]]:
             elif cuts == "nothing":
                 hooked = " with its hooks" if _has_hooks(module) else ""
                 reason = f"{type(module).__name__} {name}{hooked} does not act like the layer it derives from"
+                if _computes_weights(module):
+                    reason = (
+                        f"the weights of {name} are computed from all of its parameters together; make them plain "
+                        "weights first, with torch.nn.utils.parametrize.remove_parametrizations, for example"
+                    )
             if reason:
                 reasons[name] = reason
     return reasons, frozenset(reading_all)
@@ -87,13 +92,19 @@ def _not_its_own(name: str, module: nn.Module, tied: dict[str, str], standalone:
             return f"{full} is shared with {tied[full]}"
         if full in standalone:
             return f"{full} is also used outside of its layer"
-    computed = isinstance(module, (*MIXING, nn.modules.batchnorm._BatchNorm)) and not all(
+    if _computes_weights(module) and (not isinstance(module, MIXING) or is_depthwise(module)):
+        return f"the weights of {name} are computed from other parameters"
+    return None
+
+
+def _computes_weights(module: nn.Module) -> bool:
+    """Whether weight or bias are computed from other parameters, as by a weight norm."""
+    if hasattr(module, "parametrizations"):
+        return True
+    return isinstance(module, (*MIXING, nn.modules.batchnorm._BatchNorm)) and not all(
         isinstance(module._parameters.get(tensor), Tensor) or getattr(module, tensor, None) is None
         for tensor in ("weight", "bias")
     )
-    if computed or hasattr(module, "parametrizations"):  # weight norm, for example
-        return f"the weights of {name} are computed from other parameters"
-    return None
 
 
 # -- layers that may behave differently
@@ -118,7 +129,9 @@ def _cuts(traced: Traced, node: fx.Node, trials: _Trials) -> Cuts:
             trials[key] = _try_cuts(module, len(shape))
         cuts = trials[key]
     # A layer that keeps all of its inputs gets a selection in front of it that fills in zeros.
-    fillable = not module._forward_pre_hooks or (selection_of(module) is not None and not _has_hooks(module))
+    hooks = module._forward_pre_hooks.values()
+    computing = [hook for hook in hooks if type(hook).__module__.startswith("torch.nn.utils.")]  # they see no inputs
+    fillable = len(hooks) == len(computing) + (selection_of(module) is not None)
     calls = (call for call in traced.graph.nodes if call.op == "call_module" and call.target == node.target)
     return cuts if cuts != "outputs" or (fillable and all(call.args for call in calls)) else "nothing"
 
@@ -169,7 +182,7 @@ def _settings(module: nn.Module) -> tuple[object, ...] | None:
 def _try_cuts(module: nn.Module, dims: int) -> Cuts:
     """What a layer may lose, tried on random inputs with so many dimensions. The layer is not changed."""
     try:
-        whole = copy.deepcopy(module).cpu().double().eval()
+        whole = _copied(module).cpu().double().eval()
         unselect(whole)
         generator = torch.Generator().manual_seed(0)
         for parameter in whole.parameters():
@@ -202,7 +215,7 @@ def _agrees(whole: nn.Module, x: Tensor, keep: Indices, part: int) -> bool:
     zeros in the place of its other inputs."""
     axis = x.dim() - 1 if isinstance(whole, nn.Linear) else 1
     try:
-        cut = copy.deepcopy(whole)
+        cut = _copied(whole)
         outputs = _cut(cut, keep, part)
         if isinstance(whole, MIXING) and not is_depthwise(whole):
             gone = np.setdiff1d(np.arange(_input_width(whole)), keep)
@@ -212,6 +225,12 @@ def _agrees(whole: nn.Module, x: Tensor, keep: Indices, part: int) -> bool:
         return bool(torch.allclose(got, expected, rtol=1e-9, atol=1e-9))
     except Exception:  # noqa: BLE001  whatever the layer's own code raises
         return False
+
+
+def _copied(layer: nn.Module) -> nn.Module:
+    """A deep copy, also of tensors that hooks have computed."""
+    computed = [value for value in vars(layer).values() if isinstance(value, Tensor) and not value.is_leaf]
+    return copy.deepcopy(layer, {id(value): value.detach().clone() for value in computed})
 
 
 def _cut(layer: nn.Module, keep: Indices, part: int) -> Indices:

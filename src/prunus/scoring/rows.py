@@ -205,9 +205,10 @@ def weight_of_rows(layer: Any, rows: Tensor) -> Tensor:
 def acts_plainly(layer: Any, x: Tensor) -> bool:
     """Whether this layer computes weight times patches of the input of its call, plus bias, as tried on one image.
 
-    A subclass may change the input first, but not the weights or the output.
+    A subclass may change the input first, but not the weights or the output, and the weights are its own parameter:
+    those that a weight norm computes cannot be set.
     """
-    if not isinstance(layer, PLAIN):
+    if not isinstance(layer, PLAIN) or "weight" not in layer._parameters:
         return False
     image = x[:1]
     y = layer.forward(image)

@@ -73,4 +73,5 @@ def _norm_after(traced: Traced, node: fx.Node) -> fx.Node | None:
     # Channels are the last axis of a linear layer and the second axis of a norm: the same axis only if there are two.
     flat = not isinstance(layer, nn.Linear) or len(traced.shapes[node.name]) == 2
     hooked = layer._forward_hooks or norm._forward_pre_hooks or norm._forward_hooks
-    return user if flat and not hooked and norm.running_mean is not None else None
+    own = "weight" in layer._parameters  # not computed, as by a weight norm
+    return user if flat and own and not hooked and norm.running_mean is not None else None
