@@ -17,6 +17,7 @@ from prunus.scoring.collect import collect
 from prunus.scoring.evidence import Channels
 from prunus.scoring.metrics import METRICS
 from prunus.scoring.score import score
+from prunus.zoo.models import create
 from tests import nets
 from tests.scoring import naive
 from tests.scoring.toys import CalledOften, batches, graph_of
@@ -270,3 +271,16 @@ def test_small_classes_are_left_out_and_named(caplog: pytest.LogCaptureFixture) 
     for metric in ("gsd", "ttest", "di", "mmd"):
         a, b = score(graph, images, metric), score(graph, without, metric)
         np.testing.assert_allclose(a.values["a:out"], b.values["a:out"], rtol=1e-9)
+
+
+def test_channel_numbers_behind_a_padded_shortcut() -> None:
+    """Numbers 0 to 15 come from the first stage, which the shortcut puts at positions 8 to 23 of 32."""
+    torch.manual_seed(0)
+    model = create("resnet8").eval()
+    graph = pr.trace(model, torch.zeros(1, 3, 32, 32))
+    unit = graph.units["layer3.0.conv1:in"]
+    positions = [*range(8, 24), *range(8), *range(24, 32)]
+    assert [int(place[0]) for place in unit.readers[0].inputs] == positions
+    norms = model.get_parameter("layer3.0.conv1.weight").detach().abs().sum((0, 2, 3))
+    found = pr.score(graph, metric="l1").values["layer3.0.conv1:in"]
+    np.testing.assert_allclose(found, norms[positions], rtol=1e-6)
