@@ -44,7 +44,7 @@ def damaged() -> nn.Module:
         ({"max_drop": 300}, "max_drop must be at least 0 and below 100, got 300"),
         ({"speedup": 1.0}, "speedup must be above 1, got 1.0"),
         ({"target": 0.5, "macs": 1000}, "give one goal, not 2: target, macs"),
-        ({"speedup": 1.5, "target": 0.5}, "give one goal, not 2: target, speedup"),
+        ({"speedup": 1.5, "target": 0.5}, "give one goal, not 2: speedup, target"),
         ({"target": None, "task": "regression"}, "give a goal: speedup, .*, or max_drop, the R2 that may be lost"),
         ({"speedup": 1.5, "engine": "onnx"}, "onnxruntime"),
         ({"speedup": 1.5, "batch": 0}, "batch must be at least 1"),
@@ -78,7 +78,7 @@ def damaged() -> nn.Module:
         ({"preset": 5}, "preset must be a name or a prunus.Preset, got 5"),
         ({"distill": "yes"}, "distill must be True or False, got 'yes'"),
         ({"exclude": ("*",)}, "no unit is left to prune"),
-        ({"colour": 1}, "no setting called 'colour'\\. Available: target,"),
+        ({"colour": 1}, "no setting called 'colour'\\. Available: speedup,"),
         ({"settings": {"target": 0.5}}, "settings must be an object such as prunus.Settings"),
         # what does not go together
         ({"max_drop": 10, "split": "uniform"}, '"uniform" needs a target'),

@@ -27,20 +27,17 @@ def parse_number(text: str) -> float:
 
 @dataclass(frozen=True)
 class Goal:
-    """Where pruning ends: one of target, speedup, macs, params and ratio. max_drop can be added, or be the only goal.
+    """Where pruning ends: one of speedup, target, macs, params and ratio. max_drop can be added, or be the only goal.
 
     Attributes:
-        target: Fraction of the MACs to remove.
         speedup: How many times as fast the network becomes, measured in an engine.
         max_drop: Points of held-out accuracy that may be lost; pruning stops before the accuracy drops by more. Of a
             task whose quality is not in per cent, it is in the unit of the quality.
+        target: Fraction of the MACs to remove.
         macs, params: MACs or weights to keep, as a number or as text such as "63M".
         ratio: Fraction of the channels to remove from every unit, in one round.
     """
 
-    target: float | None = option(
-        None, "Fraction of the MACs to remove, for example 0.5", group="Goal", everyday=True, above=0, below=1
-    )
     speedup: float | None = option(
         None, "How many times as fast, measured in --engine; for example 1.5", group="Goal", everyday=True, above=1
     )
@@ -51,6 +48,9 @@ class Goal:
         everyday=True,
         least=0,
         below=100,
+    )
+    target: float | None = option(
+        None, "Fraction of the MACs to remove, for example 0.5", group="Goal", everyday=True, above=0, below=1
     )
     macs: float | None = option(None, "MACs to keep, for example 63M", group="Goal", above=0, parse=parse_number)
     params: float | None = option(None, "Weights to keep, for example 400K", group="Goal", above=0, parse=parse_number)
