@@ -75,7 +75,7 @@ class FolderOptions:
     resume: Path | None = option(
         None, "Continue the run in this folder", group="Output", everyday=True, valid=existing_folder
     )
-    watch: bool = option(False, "Write a page that shows the run at work", group="Output", everyday=True)
+    watch: bool = option(False, "Write a page that shows the run at work", group="Output")
 
 
 @dataclass(frozen=True)
