@@ -23,7 +23,7 @@ setup: .venv/.ready  ## make .venv and install prunus and its tools under constr
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-demo: .venv/.demo    ## the main job: train, prune and retrain a small network on scikit-learn's digits
+demo: .venv/.demo    ## the main job: train a small network on scikit-learn's digits and make it 1.5 times as fast
 	.venv/bin/prunus prune
 
 test: .venv/.ready   ## the tests

@@ -1,17 +1,20 @@
-"""Your own classifier: train it, remove half of its MACs without retraining, save it and load it again.
+"""Your own classifier: train it, make it as fast as it can be without retraining, save it and load it again.
 
 python examples/own_classifier.py            # --small: a shorter training, for the tests
 
-It printed (and the time of a batch, which depends on the machine):
+It printed, on one thread (times depend on the machine):
 
-    Compressed Classifier in 1 round(s)
-                         before    after
-      held-out accuracy  99.44%    99.44%    +0.00 points
-      test accuracy      99.72%    99.72%    +0.00 points
-      MACs               599.68 K  299.72 K  -50.0%
-      weights            23.82 K   8.12 K    -65.9%
-      bytes on disk      97.60 K   33.74 K   -65.4%
-    accuracy of the loaded network on test images: 0.9972144846796658
+    1.33x as fast in onnxruntime at batch 1 (1.31 to 1.35), 99.72% -> 98.05% test accuracy
+    Goal reached: 0.28 points of held-out accuracy lost, at most 1 allowed (standard error 0.48; on other images at most
+    1.1 with 95% confidence).
+                                    before    after
+      ms in onnxruntime at batch 1  0.0272    0.0205    1.33x (1.31 to 1.35)
+      held-out accuracy             99.44%    99.16%    -0.28 points
+      test accuracy                 99.72%    98.05%    -1.67 points
+      MACs                          599.68 K  106.10 K  -82.3%
+      weights                       23.82 K   3.07 K    -87.1%
+      bytes on disk                 97.60 K   13.07 K   -86.6%
+    accuracy of the loaded network on test images: 0.9805013927576601
 """
 
 import sys
@@ -45,9 +48,9 @@ parts = torch.utils.data.random_split(TensorDataset(images, torch.tensor(digits.
 train, holdout, test = (DataLoader(part, batch_size=64, shuffle=part is parts[0]) for part in parts)
 
 model = prunus.fit(Classifier(), train, epochs=3 if "--small" in sys.argv else 15, lr=0.1).model  # or your own training
-result = prunus.compress(model, train, holdout, test=test, target=0.5)
+result = prunus.compress(model, train, holdout, test=test)  # as fast as it can be, losing at most one point
 print(result)
 
-prunus.save(result.model, result.plan, "small-classifier")
+result.save("small-classifier")
 loaded = prunus.load("small-classifier", Classifier()).eval()
 print("accuracy of the loaded network on test images:", prunus.evaluate(loaded, test).quality)

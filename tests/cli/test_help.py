@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 import prunus as pr
-from prunus.cli import build, prune
+from prunus.cli import build
 from prunus.cli import network as demo
 from prunus.cli.reproduce import check
 from tests.cli.command_line import lines, prunus
@@ -158,7 +158,6 @@ def test_all_examples_on_digits_are_run() -> None:
 def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "DEMO_EPOCHS", 1)
-    monkeypatch.setattr(prune, "DEMO", {**prune.DEMO, "epochs": 1, "rounds": 1})
     for example in RUNNABLE:
         words = shlex.split(example)[1:]
         lines(prunus(*words, *SHORTER.get(words[0], [])))

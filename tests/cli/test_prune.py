@@ -155,12 +155,11 @@ def test_without_arguments_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(verb, "_prune", lambda asked, _, folder, **__: heard.append((asked.record(), folder)))
     for words in ([], ["--epochs", "3"], ["--max-drop", "0"], ["--out", "here"]):
         lines(prunus("prune", *words))
-    (demo, folder), (shorter, _), (other, _), (_, named) = heard
+    (demo, folder), (longer, _), (other, _), (_, named) = heard
     assert folder == Path("runs/prune-resnet8-digits") and named == Path("here")
-    assert (demo["model"], demo["data"], demo["target"], demo["rounds"]) == ("resnet8", "digits", 0.5, 2)
-    assert demo["epochs"] == verb.DEMO["epochs"] and demo["augment"] is False
-    assert shorter == {**demo, "epochs": 3}
-    assert other["target"] is None and other["rounds"] is None and other["max_drop"] == 0
+    assert (demo["model"], demo["data"], demo["speedup"], demo["epochs"]) == ("resnet8", "digits", 1.5, 0)
+    assert demo["augment"] is False and longer == {**demo, "epochs": 3}
+    assert other["speedup"] is None and other["max_drop"] == 0
 
 
 def test_paper_mode_says_what_it_costs_and_follows_the_paper(weights: Path, tmp_path: Path) -> None:

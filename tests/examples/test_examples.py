@@ -58,7 +58,9 @@ def run_onnx(path: str, images: torch.Tensor) -> np.ndarray:
 
 def test_own_classifier(run: Run) -> None:
     names = run("own_classifier")
-    check(names["result"], 0.5, learned=0.7, points=10)
+    summary = names["result"].summary
+    before, after = (summary[when]["holdout"]["quality"] for when in ("before", "after"))
+    assert before > 0.7 and after >= before - 0.01 - 1e-7 and summary["removed"]["macs"] > 0.1
     images = names["images"][:50]
     torch.testing.assert_close(outputs(names["loaded"], images), outputs(names["result"].model, images))
     saved = sum(path.stat().st_size for path in Path("small-classifier").glob("*.safetensors"))

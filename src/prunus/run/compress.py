@@ -9,8 +9,9 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,9 +23,9 @@ from torch.utils._pytree import tree_leaves
 from prunus.deciding.candidates import check_patterns
 from prunus.deciding.sensitivity import NothingToLoseError
 from prunus.deciding.splits import check_reach
-from prunus.errors import DataError, DecideError
+from prunus.errors import DataError, DecideError, PlanError
 from prunus.graph.files import MODEL_FILE, PLAN_FILE
-from prunus.graph.plan import Plan
+from prunus.graph.plan import Plan, plans_of, same_origin
 from prunus.graph.traced import check_network
 from prunus.run.checkup import quality_doubts
 from prunus.run.context import Baseline, Evidence, RunContext, RunData, first_image
@@ -180,8 +181,12 @@ def _run(
         example = first_image(data.train, device_of(model), task_of(settings.task))
     if evidence is None:
         evidence = Evidence(copy.deepcopy(model), example)
+    same_origin(evidence.original, model)
+    earlier = plans_of(model)[-1:]  # from the network that was pruned first to this one
+    settings = _with_same_streams(settings, earlier)
     progress("trace", 0, 1, "")
     graph = evidence.graph(settings.streams or "select")
+    _then(earlier, Plan.of(graph, {}))
     progress("trace", 1, 1, "")
     check_patterns(graph, settings.exclude, settings.only)
     if settings.retrains_at_all:
@@ -200,6 +205,7 @@ def _run(
     config = {
         "settings": settings.to_dict(),
         "fingerprint": graph.fingerprint,
+        "original": earlier[0].fingerprint if earlier else graph.fingerprint,
         "weights": digest(graph.model),
         ANSWERS: network_answers(graph.model, graph.example) if folder.writes else None,
         **folder.about,
@@ -217,10 +223,35 @@ def _run(
         what = f"the result is that of round {len(rounds)}" if rounds else "the network stays as it is"
         logger.warning("round %d loses more than max_drop: %s", last.number, what)
         current, plan = _left_by(context, len(rounds))
-    summary = _summary(context, plan, current, before, rounds)
+    whole = _then(earlier, plan)
+    summary = _summary(context, plan, whole, current, before, rounds)
     summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
     stays = None if folder.is_temporary else folder.path
-    return Compressed(current, plan, tuple(rounds), summary, stays, folder.path)
+    return Compressed(current, whole, tuple(rounds), summary, stays, folder.path)
+
+
+def _with_same_streams(settings: Settings, earlier: Sequence[Plan]) -> Settings:
+    """The settings of a run that goes on from a pruned network: streams are treated as they were."""
+    for plan in earlier:
+        if settings.streams not in (None, plan.streams):
+            raise DecideError(
+                f'the network was pruned with streams="{plan.streams}", and one plan cannot hold both ways: leave out '
+                f'streams="{settings.streams}"'
+            )
+        settings = replace(settings, streams="coupled" if plan.streams == "coupled" else "select")
+    return settings
+
+
+def _then(earlier: Sequence[Plan], plan: Plan) -> Plan:
+    """The plan from the network that was pruned first, so that the result does not need the networks in between."""
+    for first in earlier:
+        try:
+            return first.then(plan)
+        except PlanError as error:
+            raise PlanError(
+                f"the network was pruned before, and no single plan leads from its original to the result: {error}"
+            ) from error
+    return plan
 
 
 def _base(context: RunContext) -> Evaluation:
@@ -299,14 +330,17 @@ def _allowed(outcome: Outcome, before: Evaluation, context: RunContext) -> bool:
 
 
 def _summary(
-    context: RunContext, plan: Plan, current: nn.Module, before: Evaluation, rounds: list[Outcome]
+    context: RunContext, plan: Plan, whole: Plan, current: nn.Module, before: Evaluation, rounds: list[Outcome]
 ) -> dict[str, Any]:
-    """The result in numbers. It is written last: a folder with a summary holds a finished run."""
+    """The result in numbers. It is written last: a folder with a summary holds a finished run.
+
+    whole: the plan from the network that was pruned first, if the run goes on from a pruned one.
+    """
     folder = context.folder
     if not all(folder.has(name) for name in (SUMMARY, MODEL_FILE, PLAN_FILE)):
-        folder.save_model(current, plan)
+        folder.save_model(current, whole)
     else:
-        all_or_none(lambda: folder.check_result(context.graph) if folder.writes else None)
+        all_or_none(lambda: folder.check_result(current, whole) if folder.writes else None)
     if folder.has(SUMMARY):
         read_record(folder.path / SUMMARY, Summary, FORMAT, VERSION)  # refuses what does not fit
         return folder.read(SUMMARY)

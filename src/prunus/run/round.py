@@ -298,13 +298,16 @@ class Measurements:
 
 
 def plan_for(
-    measured: Measurements, budget: Budget, *, ratio: float | None = None, timed: bool = True
+    measured: Measurements, budget: Budget, *, ratio: float | None = None, timed: bool = True, step: int | None = None
 ) -> tuple[Plan, Check | None]:
     """The plan for one budget, or for a share of every unit, in the numbering of the measured network.
 
-    A latency target is timed, unless the table alone should decide: then there is no `Check`.
+    A latency target is timed, unless the table alone should decide: then there is no `Check`. Widths are multiples of
+    `step`, or as the settings say.
     """
     context, settings = measured.context, measured.context.settings
+    if step is not None:
+        settings = replace(settings, round_to=step)
     task = SplitTask(measured.graph, measured.scores, budget, settings, measured.rank, context.widths)
     with measured.clock("decide"):
         if ratio is not None:
@@ -335,19 +338,20 @@ def candidate(
     *,
     ratio: float | None = None,
     timed: bool = True,
+    step: int | None = None,
     plan: Plan | None = None,
 ) -> Candidate:
     """The network for one budget, pruned, repaired and judged.
 
     Args:
         so_far: The plan that leads to the measured network; None for the original one.
-        ratio, timed: As in `plan_for`. The ratio is that of the settings if it is not given.
+        ratio, timed, step: As in `plan_for`. The ratio is that of the settings if it is not given.
         plan: If it is known already.
     """
     context, check = measured.context, None
     _ = measured.scores  # in a phase of its own
     if plan is None:
-        plan, check = plan_for(measured, budget, ratio=ratio or context.settings.ratio, timed=timed)
+        plan, check = plan_for(measured, budget, ratio=ratio or context.settings.ratio, timed=timed, step=step)
     so_far = so_far or Plan.of(measured.graph, {})
     with measured.clock("prune" if context.settings.repair == "none" else "repair"):
         model, errors = _repair(context, measured.label, measured.graph, plan, so_far)

@@ -22,7 +22,7 @@ from prunus.graph.units import Streams
 from prunus.run.context import RunContext
 from prunus.run.folder import SEARCH, SPEED, RunFolder
 from prunus.run.round import Candidate, Measurements, PhaseClock, candidate
-from prunus.run.speed_check import SpeedChecks, known_checks
+from prunus.run.speed_check import ALIGNED, SpeedChecks, is_checked, known_checks, time_beside
 from prunus.scoring.scores import save_scores
 from prunus.tasks.evaluate import Evaluation
 from prunus.timing.latency import Speedup
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 BOTH: tuple[Streams, Streams] = ("select", "coupled")
 MOST_POINTS = 8  # cuts that a search tries, besides the goal itself
 NEAR = 1.04  # the search ends when the cuts that are allowed and that are not are as near as this
+ALIGNED_SHARES = (1.0, 0.85, 0.7)  # of the best cut, as powers of it: aligned widths lose more
 BOUND = 1.64  # standard errors: one-sided, 95%
 ROUNDING = 1e-7  # a drop of exactly max_drop is allowed
 
@@ -47,7 +48,8 @@ class Point:
     quality: Evaluation | None = None  # held-out, after the repair; None: this cut is out of reach
     drop: float | None = None
     error: float | None = None  # standard error of the drop; None if the quality is not a mean over images
-    measured: Speedup | None = None  # of the network that meets a latency target
+    measured: Speedup | None = None  # of a network that was timed
+    step: int | None = None  # widths are multiples of this; None: as the settings say
 
     @property
     def bound(self) -> float | None:
@@ -101,6 +103,8 @@ def choose(context: RunContext) -> tuple[RunContext, Candidate | None]:
         best = tries.goal() if context.settings.given != ["max_drop"] else None
         if best is None or not tries.search.allows(tries.search.points[best]):
             best = tries.bisect()
+            if best is not None and is_checked(context):
+                best = tries.aligned(best)
         tries.settle(best)
     if tries.search.result is None:
         return context.with_streams(ways[0]), None
@@ -136,7 +140,7 @@ class _Tries:
             return context.budget.aim(now, context.settings.rounds or 1)
         return replace(context.budget, left=context.budget.whole / cut)
 
-    def try_(self, streams: Streams, cut: float | None) -> int:
+    def try_(self, streams: Streams, cut: float | None, step: int | None = None) -> int:
         """Add the point of a cut, or of the goal itself. What is known already is not made again."""
         points = self.search.points
         place, asked = len(points), cut is None
@@ -144,23 +148,23 @@ class _Tries:
             point = self.known[place]
         else:
             try:
-                one = self.make(streams, cut)
-                point = self.judged(one, Point(streams, cut or self.top, asked))
+                one = self.make(streams, cut, step)
+                point = self.judged(one, Point(streams, cut or self.top, asked, step=step))
                 self.candidates[place] = one
             except DecideError as error:
                 if len(self.ways) == 1 and asked:
                     raise
                 logger.info("%s streams: %s", streams, error)
-                point = Point(streams, cut or self.top, asked)
+                point = Point(streams, cut or self.top, asked, step=step)
         self.search = replace(self.search, points=(*points, point))
         self.folder.write(self.folder.in_round(1, SEARCH), self.search)
         return place
 
-    def make(self, streams: Streams, cut: float | None) -> Candidate:
+    def make(self, streams: Streams, cut: float | None, step: int | None = None) -> Candidate:
         """The network of a cut. The goal itself is timed where it is a latency target; of smaller cuts the table
         decides."""
         ratio = None if cut is None or self.context.settings.ratio is None else 1 - 1 / cut
-        return candidate(self.measured[streams], self.budget(streams, cut), ratio=ratio, timed=cut is None)
+        return candidate(self.measured[streams], self.budget(streams, cut), ratio=ratio, timed=cut is None, step=step)
 
     def judged(self, one: Candidate, point: Point) -> Point:
         context, factor = one.measured.context, one.measured.context.quality.factor
@@ -245,11 +249,39 @@ class _Tries:
                 high = cut
         return best
 
+    def aligned(self, best: int) -> int:
+        """The place of a network of aligned widths, if it is measurably faster than the best cut and allowed.
+
+        Layers of aligned widths stay in the layout of fast kernels, which times of single layers do not show.
+        """
+        point = self.search.points[best]
+        step = math.lcm(self.contexts[point.streams].settings.round_to or 1, ALIGNED)
+        for share in ALIGNED_SHARES:
+            place = self.try_(point.streams, point.cut**share, step)
+            if self.search.allows(self.search.points[place]):
+                return place if self.timed(place).low > self.timed(best).ratio else best
+            self.candidates.pop(place, None)
+        return best
+
+    def timed(self, place: int) -> Speedup:
+        """The measured speed-up of a point."""
+        point = self.search.points[place]
+        if point.measured is not None:
+            return point.measured
+        one = self.network(place)
+        self.context.say(f"{one.measured.label}: speed", 0, 1)
+        measured = time_beside(one.measured.context, one.model).speedup
+        points = list(self.search.points)
+        points[place] = replace(point, measured=measured)
+        self.search = replace(self.search, points=tuple(points))
+        self.folder.write(self.folder.in_round(1, SEARCH), self.search)
+        return measured
+
     def network(self, place: int) -> Candidate:
         """The network of a point: made now, if an earlier process has judged it."""
         if place not in self.candidates:
             point = self.search.points[place]
-            self.candidates[place] = self.make(point.streams, None if point.asked else point.cut)
+            self.candidates[place] = self.make(point.streams, None if point.asked else point.cut, point.step)
         return self.candidates[place]
 
     def forget_all_but(self, place: int) -> None:
