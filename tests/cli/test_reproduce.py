@@ -66,7 +66,7 @@ def test_mixed_precision_and_the_tap_may_differ_as_with_paper() -> None:
     assert "  run: mixed_precision the default -> bf16" in said
     said = lines(prunus(*words, "metric=gsd:tap=before_activation", columns=400))
     assert "  run: metric gsd -> gsd:tap=before_activation" in said
-    assert any(line.endswith("before or after the ReLU is not given: before it here.") for line in said)
+    assert any(line.endswith("before or after the ReLU is not given. Here: before it.") for line in said)
 
 
 @pytest.mark.parametrize(

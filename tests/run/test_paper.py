@@ -11,6 +11,7 @@ import torch
 
 from prunus import Settings, trace
 from prunus.errors import DecideError
+from prunus.run import checkup
 from prunus.run.checkup import Speed
 from prunus.run.paper import (
     OpenChoices,
@@ -176,8 +177,8 @@ def test_every_open_point_is_named_once() -> None:
         assert not any("ridge" in words for words in said(**changes))
     assert Settings.paper(metric="gsd:ridge=0.5").metric == "gsd:ridge=0.5"
     assert "a ridge of 0.5. gsd" in said(metric="gsd:ridge=0.5")[0]
-    assert ": after it, where the next layer reads them, as in the first author's later code here." in said()[1]
-    assert said(metric="gsd:tap=before_activation")[1].endswith("is not given: before it here.")
+    assert said()[1].endswith(". Here: after it, where the next layer reads them, as in the first author's later code.")
+    assert said(metric="gsd:tap=before_activation")[1].endswith("is not given. Here: before it.")
     assert ": a third of the units and alpha 3 here," in said()[5]
     assert ": k = 7 and alpha 2.5 here," in said(k=7, alpha=2.5)[5]
     given = open_points(OpenChoices([], [], 3.0, 2, "cifar10", "train:0.1", rounds=4))["k_and_alpha"]
@@ -234,3 +235,24 @@ def test_options_of_metrics_as_typed(metrics: str, ridges: list[Any], taps: list
 )
 def test_what_only_leaves_out_the_ridge(was: Any, now: Any, answer: bool) -> None:
     assert only_drops_ridge(was, now) is answer
+
+
+def test_speed_is_told_for_a_machine_on_which_nothing_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the clock every call takes 100 times its processor time, as if others had the cores; two threads share it."""
+    clock, used = [0.0], [0.0]
+
+    def work(*_: Any, **__: Any) -> torch.Tensor:
+        used[0] += 0.4
+        clock[0] += 40.0
+        return torch.zeros(8, 10)
+
+    monkeypatch.setattr(checkup, "call", work)
+    monkeypatch.setattr(checkup, "_training_step", lambda *_: work)
+    monkeypatch.setattr("prunus.timing.latency.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("prunus.timing.latency.time.process_time", lambda: used[0])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    model, images = create("lenet5"), torch.zeros(8, 1, 32, 32)
+    quiet = checkup.measure_speed(model, images, quiet=True)
+    assert quiet.batch_size * quiet.forward == pytest.approx(0.2) == pytest.approx(quiet.batch_size * quiet.train)
+    busy = checkup.measure_speed(model, images)
+    assert busy.batch_size * busy.forward == pytest.approx(40.0)

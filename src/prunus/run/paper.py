@@ -305,7 +305,7 @@ def open_points(choices: OpenChoices) -> dict[str, str]:
         f"{' and '.join(ridges)}. gsd:ridge=0 leaves it out."
     )
     taps = dict.fromkeys(TAPS[each or "reader"] for each in choices.taps)
-    tap = f"Whether G-SD sees activations before or after the ReLU is not given: {' and '.join(taps)} here."
+    tap = f"Whether G-SD sees activations before or after the ReLU is not given. Here: {' and '.join(taps)}."
     epochs = "The paper gives one number of fine-tuning epochs: it is used for each round."
     best = "Which epoch of a fine-tuning is taken is not given: the one with the best held-out accuracy here."
     third = "a third of the units" if choices.k is None else f"k = {choices.k}"
