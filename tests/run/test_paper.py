@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from prunus import Settings, trace
+from prunus import Settings, compress, trace
+from prunus.deciding.candidates import candidates
 from prunus.errors import DecideError
 from prunus.run import checkup
 from prunus.run.checkup import Speed
@@ -24,6 +25,7 @@ from prunus.run.paper import (
     paper_cost,
 )
 from prunus.zoo.models import create
+from tests.deciding.toys import Mixed, algorithm_1, mixed
 
 
 def test_the_papers_settings_for_each_data_set() -> None:
@@ -256,3 +258,15 @@ def test_speed_is_told_for_a_machine_on_which_nothing_else_runs(monkeypatch: pyt
     assert quiet.batch_size * quiet.forward == pytest.approx(0.2) == pytest.approx(quiet.batch_size * quiet.train)
     busy = checkup.measure_speed(model, images)
     assert busy.batch_size * busy.forward == pytest.approx(40.0)
+
+
+def test_the_last_round_removes_all_n_l_channels() -> None:
+    """A goal of half a step: the chosen units lose n_l of Eqn. 3, with FLOSS counted on networks without a channel."""
+    model, graph, scores, images = mixed()
+    literal = algorithm_1(model, graph, scores, candidates(graph), [], Mixed.example, alpha=2.0)
+    step = 2 * 2.0 * max(literal.floss.values()) / graph.macs  # of two units
+    settings = Settings.paper(target=step / 2, alpha=2.0, k=2, epochs=0, timing=False)
+    result = compress(model, images, images, example=Mixed.example, settings=settings, progress=False)
+    (only,) = result.rounds
+    assert only.chosen == {name: literal.removed[name] for name in only.chosen} and len(only.chosen) == 2
+    assert result.summary["removed"]["macs"] > 0.75 * step  # and not half of it
