@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -12,6 +13,7 @@ import prunus as pr
 from prunus.deciding.candidates import candidates, check_patterns
 from prunus.deciding.sensitivity import sensitivity
 from prunus.deciding.settings import RankSettings
+from prunus.zoo.models import create
 from tests.deciding.toys import Mixed, mixed, seeded
 from tests.nets import NETS
 from tests.run.toys import HOLDOUT, TRAIN, run, trained
@@ -38,6 +40,18 @@ def test_patterns_of_units_and_of_layers() -> None:
     check_patterns(graph, only=["down*"], exclude=["fc2"])  # a frozen layer may be excluded
     # A unit at its last granule is no longer a unit of the smaller network; the pattern that names it stays valid.
     check_patterns(graph, exclude=["gone:out"], original=["gone:out"])
+
+
+def test_excluding_a_layer_without_a_unit_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """The stem writes to the stream, whose readers are the units."""
+    graph = pr.trace(create("resnet8").eval(), torch.zeros(1, 3, 32, 32))
+    assert "conv1" in graph.layers and not any(name.startswith("conv1:") for name in graph.units)
+    check_patterns(graph, exclude=["conv1*"])
+    assert caplog.messages == ["exclude: 'conv1*' matches conv1, which has no unit of its own: it excludes nothing"]
+    with pytest.raises(pr.DecideError, match=r"the pattern 'stem.' matches no unit and no layer"):
+        check_patterns(graph, exclude=["stem*"])
+    with pytest.raises(pr.DecideError, match=r"the pattern 'conv1.' matches no unit and no layer that can be pruned"):
+        check_patterns(graph, only=["conv1*"])
 
 
 def test_a_string_is_one_pattern(tmp_path: Path) -> None:

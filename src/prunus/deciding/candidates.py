@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 from collections.abc import Iterable, Sequence
 
 from torch import nn
@@ -12,6 +13,8 @@ from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.units import Unit
 from prunus.scoring.scores import Scores
 from prunus.util.registry import nearest
+
+log = logging.getLogger(__name__)
 
 
 def candidates(graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> list[str]:
@@ -51,6 +54,8 @@ def check_patterns(
 ) -> None:
     """DecideError if a pattern matches nothing, with the nearest names.
 
+    A pattern of layers that are not pruned anyway excludes nothing: a warning.
+
     original: units of the original network, if `graph` is that of a network that has been pruned before.
     """
     units = [*dict.fromkeys([*graph.units, *original])]
@@ -58,6 +63,10 @@ def check_patterns(
     for option, patterns in (("only", only), ("exclude", exclude)):
         for pattern in patterns:
             if _matches(names, [pattern]) or (option == "exclude" and _matches([*graph.frozen], [pattern])):
+                continue
+            layer = next((name for name in graph.layers if fnmatch.fnmatch(name, pattern)), None)
+            if option == "exclude" and layer is not None:
+                log.warning("exclude: %r matches %s, which has no unit of its own: it excludes nothing", pattern, layer)
                 continue
             frozen = next((name for name in graph.frozen if fnmatch.fnmatch(name, pattern)), None)
             if frozen is not None:

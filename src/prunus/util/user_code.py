@@ -56,8 +56,8 @@ def call_user_function(name: str, error: type[PrunusError], **arguments: Any) ->
 def failure(error: BaseException) -> str:
     """The error and the user's line that led to it: "ValueError: no such mode (net.py:12)".
 
-    Lines of installed packages and of prunus are passed over, if there is any other. TorchScript puts another
-    traceback into the message; its last line is the error.
+    Lines of installed packages and of prunus are passed over. TorchScript puts another traceback into the message; its
+    last line is the error.
     """
 
     def is_installed(filename: str) -> bool:
@@ -65,7 +65,7 @@ def failure(error: BaseException) -> str:
         return "site-packages" in path.parts or _PACKAGE in path.parents or filename.startswith("<")
 
     frames = traceback.extract_tb(error.__traceback__)
-    place = ([frame for frame in frames if not is_installed(frame.filename)] or frames)[-1:]
+    place = [frame for frame in frames if not is_installed(frame.filename)][-1:]
     where = f" ({place[0].filename}:{place[0].lineno})" if place else ""
     text = str(error).strip()
     if "Traceback of TorchScript" in text:
