@@ -42,17 +42,15 @@ def there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
 
 
-def network(*folders: str) -> torch.nn.Module:
-    """The network of the last folder, each cut from the one before."""
+def network(folder: str | None = None) -> torch.nn.Module:
+    """The network of a folder, whose plan leads from the original; or the original."""
     model = create("lenet5", num_classes=10)
-    for folder in folders:
-        model = pr.load(folder, model)
-    return model.eval()
+    return (model if folder is None else pr.load(folder, model)).eval()
 
 
 def test_a_run_goes_on_from_a_pruned_network(place: Path) -> None:
     assert (place / "runs" / "first-2" / "summary.json").exists()  # the folder that it is written to by default
-    whole, first, second = (counted_macs(network(*f), EXAMPLE) for f in ((), ("first",), ("first", "runs/first-2")))
+    whole, first, second = (counted_macs(network(f), EXAMPLE) for f in (None, "first", "runs/first-2"))
     assert first < 0.8 * whole and 0.7 * first < second <= 0.8 * first
     config = json.loads((place / "runs" / "first-2" / "config.json").read_text())
     # the data set, its share of held-out images and its mean come from the training run, by way of the first one
@@ -65,27 +63,54 @@ def test_a_run_goes_on_from_a_pruned_network(place: Path) -> None:
     summary = json.loads((place / "runs" / "first-2" / "summary.json").read_text())
     # images are divided with the seed of the training run, so that what it was trained on is never held out
     data = load("digits", size=32, holdout="train:0.2", mean=(0.3,), seed=3)
-    assert_accuracy(
-        summary["after"]["holdout"]["quality"], network("first", "runs/first-2"), data.loader("holdout", 256)
-    )
+    assert_accuracy(summary["after"]["holdout"]["quality"], network("runs/first-2"), data.loader("holdout", 256))
     assert summary["after"]["holdout"]["num_images"] == data.count("holdout")
     assert_accuracy(summary["before"]["holdout"]["quality"], network("first"), data.loader("holdout", 256))
     found = prunus("evaluate", "runs/first-2", "--part", "holdout", "--device", "cpu", "--json")
     assert json.loads(found.stdout)["loss"] == pytest.approx(summary["after"]["holdout"]["loss"], rel=1e-4)
 
 
+def test_a_run_that_went_on_needs_no_other_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(place / "runs" / "first-2", tmp_path / "second")  # neither `first` nor `trained` is here
+    expected = json.loads((tmp_path / "second" / "summary.json").read_text())["after"]["holdout"]
+    images = torch.randn(4, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        answer = network("runs/first-2")(images)
+    monkeypatch.chdir(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(network("second")(images), answer)
+    found = prunus("evaluate", "second", "--part", "holdout", "--device", "cpu", "--json")
+    assert json.loads(found.stdout)["loss"] == pytest.approx(expected["loss"], rel=1e-4)  # on the same images
+
+
+def test_runs_that_go_on_are_compared_with_the_original(place: Path) -> None:
+    compared = pr.compare([place / "first", place / "runs" / "first-2"])
+    first, second = compared.to_dict()["runs"]
+    assert (first["name"], second["name"], second["network"]) == ("first", "first-2", "lenet5")
+    assert first["before"] == second["before"]  # the original: its quality, its costs, and a speed-up of 1
+    macs = [counted_macs(network(f), EXAMPLE) for f in (None, "first", "runs/first-2")]
+    found = [first["before"], first["after"], second["after"]]
+    assert [side["costs"]["MACs per image"] for side in found] == macs
+    own = json.loads((place / "runs" / "first-2" / "summary.json").read_text())["speeds"]
+    for speed, earlier, step in zip(second["speeds"], first["speeds"], own, strict=True):
+        assert (speed["engine"], speed["ratio"]) == (step["engine"], pytest.approx(earlier["ratio"] * step["ratio"]))
+        assert speed["low"] == pytest.approx(earlier["low"] * step["low"])
+    assert not [note for note in compared.notes if "different" in note]
+    assert compared.notes == ("B goes on from first. Its figures are relative to the original.",)
+
+
 def test_how_to_load_it_is_said_and_works(place: Path) -> None:
     printed = lines(prunus("prune", "--resume", "runs/first-2"))[-2]
     code = printed.removeprefix("load it with: ")
-    assert code == 'prunus.load("runs/first-2", prunus.load("first", original_model)).eval()'
+    assert code == 'prunus.load("runs/first-2", original_model).eval()'
     page = (place / "runs" / "first-2" / "report.html").read_text()
-    original = "prunus.load('first', create('lenet5', num_classes=10))"
+    original = "create('lenet5', num_classes=10)"
     assert f"prunus.load('runs/first-2', {original}).eval()" in html.unescape(page)
 
 
-@pytest.mark.parametrize("name, folders", [("first", ["first"]), ("runs/first-2", ["first", "runs/first-2"])])
-def test_every_verb_takes_a_run(place: Path, name: str, folders: list[str], tmp_path: Path) -> None:
-    expected = network(*folders)
+@pytest.mark.parametrize("name", ["first", "runs/first-2"])
+def test_every_verb_takes_a_run(place: Path, name: str, tmp_path: Path) -> None:
+    expected = network(name)
     found = json.loads("\n".join(lines(prunus("evaluate", name, "--device", "cpu", "--json"))))
     data = load("digits", size=32, holdout="train:0.2", mean=(0.3,))
     assert found["num_images"] == data.count("test") and found["data"] == "digits"
@@ -127,7 +152,7 @@ def test_weights_after_the_name(place: Path) -> None:
 def test_what_is_resolved() -> None:
     assert resolve("lenet5") == NamedModel("lenet5", "lenet5")
     assert resolve("a=b/c.pt") == NamedModel("a=b/c.pt", "a", Path("b/c.pt"))
-    assert resolve("runs/first-2").folders == (Path("first"), Path("runs/first-2"))
+    assert resolve("runs/first-2").folders == (Path("runs/first-2"),)  # its plan leads from the original
     assert resolve("trained").weights == Path("trained/model.safetensors")
     assert [resolve(n).has_weights for n in ("lenet5", "timm:x", "my.nets:build", "first", "trained", "a=b")] == [
         False,
@@ -153,6 +178,7 @@ def test_folders_that_are_no_networks(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "runs" / "first-2", moved)
     config = json.loads((moved / "config.json").read_text())
     config["command"]["model"] = "runs/gone"
+    del config["start"]  # as older runs have it
     (moved / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="was pruned from runs/gone, which cannot be opened: runs/gone: there is no"):
         resolve(str(moved))

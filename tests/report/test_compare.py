@@ -105,7 +105,7 @@ def test_page_and_data(another: Callable[..., Path], tmp_path: Path) -> None:
 
 def test_what_makes_a_comparison_unfair_is_said(another: Callable[..., Path]) -> None:
     first = another("first")
-    assert "different networks" in compare([first, another("b", config=lambda c: c.update(fingerprint="x"))]).notes[0]
+    assert "different networks" in compare([first, another("b", config=lambda c: c.update(original="x"))]).notes[0]
     assert "different weights" in compare([first, another("c", config=lambda c: c.update(weights="x"))]).notes[0]
     other = another("d", config=lambda c: c["command"].update(data="folder:other"))
     assert "different data" in compare([first, other]).notes[0]

@@ -70,6 +70,11 @@ class DataOptions:
         before = vars(settings_from(DataOptions, asked))
         return replace(self, **{name: value for name, value in before.items() if name not in self._given})
 
+    def seed_for(self, named: NamedModel, seed: int) -> int:
+        """The seed that divides the images: that of the run, if MODEL is one on the same images."""
+        same = (named.asked.get("data"), named.asked.get("holdout")) == (self.data, self.holdout)
+        return int(named.asked.get("seed", seed)) if same else seed
+
     def open(self, named: NamedModel, seed: int = 0, task: Any = None) -> AnyData:
         """The data set, with the size, mean and standard deviation that the network names unless others are given.
 
@@ -87,7 +92,6 @@ class DataOptions:
         from prunus.zoo.data import load
 
         check(self, DataError)
-        same = (named.asked.get("data"), named.asked.get("holdout")) == (self.data, self.holdout)
         mean, std, size = pixel_values(self.mean), pixel_values(self.std), self.size
         if mean is None and named.declares("mean"):
             mean = named.config.mean
@@ -103,7 +107,7 @@ class DataOptions:
             size=size,
             holdout=self.holdout,
             workers=self.workers,
-            seed=int(named.asked.get("seed", seed)) if same else seed,
+            seed=self.seed_for(named, seed),
             labels=wanted.label_kind,
         )
         if opened.labelled and wanted.label_kind is None and wanted.name in TASKS:

@@ -37,7 +37,8 @@ class NamedModel:
         typed: The argument.
         name: The network that everything starts from, in the zoo or a user-provided factory.
         weights: Its weight file.
-        folders: Pruned networks: the first was cut from `name`, each other from the one before.
+        folders: Pruned networks: the first was cut from `name`, each other from the one before. The plan of a run leads
+            from `name`, so it is one; older runs that went on from others need those too.
         asked: The options of the run, by name.
         pretrained: Whether torchvision or timm loads its own weights.
         arguments: What the run gave to the network's factory, if it is known.
@@ -159,7 +160,9 @@ def _from_folder(typed: str, folder: Path, model: str | None) -> NamedModel:
     config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
     asked = config.get("command")
     asked = asked if isinstance(asked, dict) else {}  # a run of `prunus.compress` has none
-    name = model or asked.get("model")
+    recorded = config.get("start") if "original" in config else None
+    recorded = recorded if isinstance(recorded, dict) else {}  # so that the folder it went on from is not needed
+    name = model or recorded.get("network") or asked.get("model")
     if not isinstance(name, str):
         raise ModelError(f"{folder} does not record its original network: give that too, as in NAME={folder}")
     try:
@@ -168,9 +171,12 @@ def _from_folder(typed: str, folder: Path, model: str | None) -> NamedModel:
         raise ModelError(f"{folder} was pruned from {name}, which cannot be opened: {error}") from error
     if all(start.asked.get(key) == asked.get(key) for key in ("data", "holdout")):
         asked = {**asked, "seed": start.asked.get("seed", asked.get("seed", 0))}  # it divided the images for both
+    if "seed" in recorded:
+        asked = {**asked, "seed": recorded["seed"]}
     arguments = config.get("built")
     arguments = arguments if isinstance(arguments, dict) else start.arguments
-    return NamedModel(typed, start.name, folders=(*start.folders, folder), asked=asked, arguments=arguments)
+    folders = (folder,) if "original" in config else (*start.folders, folder)
+    return NamedModel(typed, start.name, folders=folders, asked=asked, arguments=arguments)
 
 
 def check_network(text: str) -> None:

@@ -107,7 +107,15 @@ class Request:
         about: dict[str, Any] = {"command": self.record(), "command_line": self.command_line()}
         about["built"] = factory_arguments(named, images)
         if named.name != self.model:  # a run's folder or NAME=WEIGHTS: what it starts from
-            about["start"] = {"network": named.name, "earlier": [str(earlier) for earlier in named.folders]}
+            from prunus.run.summary import Beginning
+            from prunus.util.typed_json import to_data
+
+            about["start"] = {
+                "network": named.name,
+                "earlier": [str(earlier) for earlier in named.folders],
+                "seed": self.data.seed_for(named, self.settings.seed),
+                "original": to_data(Beginning.of_run(named.folders[-1])) if named.folders else None,
+            }
         return about
 
     def resolved(self) -> tuple[Request, NamedModel]:
@@ -245,7 +253,7 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
     if rank:
         return None
     page = write_report(folder)
-    print_result(result, folder, page, named.folders)
+    print_result(result, folder, page)
     if not settings.retrains_at_all:
         quality, again = result.summary["quality"]["name"], request.command_line()
         say(f"to retrain as well, which may add {quality}: {again} --epochs 3 --out NEW")
@@ -287,8 +295,8 @@ def _parts(images: AnyData, request: Request, rank: int, world: int) -> dict[str
     }
 
 
-def print_result(result: Compressed, folder: Path, report: Path, before: tuple[Path, ...] = ()) -> None:
-    """Print the summary of a finished run, and how to load it; `before`: the pruned networks it goes on from."""
+def print_result(result: Compressed, folder: Path, report: Path) -> None:
+    """Print the summary of a finished run, and how to load it."""
     from prunus.run.final_timing import how_timed
     from prunus.run.summary import first_line, headline, read_summary
 
@@ -307,7 +315,4 @@ def print_result(result: Compressed, folder: Path, report: Path, before: tuple[P
     say(f"\n{count(len(result.rounds), 'round')} in {whole:.0f} s" + (f": {spent}" if spent else ""))
     say(f"results in {folder}: model.safetensors, plan.json, summary.json")
     say(f"report: {report} (open it in a browser)")
-    original = "original_model"
-    for earlier in before:
-        original = f'prunus.load("{earlier}", {original})'
-    say(f'load it with: prunus.load("{folder}", {original}).eval()')
+    say(f'load it with: prunus.load("{folder}", original_model).eval()')

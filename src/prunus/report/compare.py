@@ -34,7 +34,7 @@ from prunus.studies.folder import as_csv
 from prunus.studies.recipes import PublishedGroup, group_of, published
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.util.files import CURVE, PRUNING, held_by, write_atomically
-from prunus.util.text import big_number, count, milliseconds, relative_change, short_table
+from prunus.util.text import big_number, count, relative_change, short_table
 
 PAGE, DATA = "compare.html", "compare.json"
 FORMAT, VERSION = "prunus-comparison", 1
@@ -97,10 +97,11 @@ def sides(run: FinishedRun) -> tuple[Side, Side]:
     Seconds of different runs cannot be compared: the machine was busy with other things. Speed-ups can, because each
     run timed its network and the original in turns.
     """
-    _, was, now = run.reported()
+    base, (part, _, now) = run.since_original, run.reported()
+    was = base.before.test if part == "test" and base.before.test is not None else base.before.holdout
     both = []
-    for place, (evaluation, figures) in enumerate(((was, run.summary.before), (now, run.summary.after))):
-        costs = {f"{SPEEDUP}{each.place}": each.ratio if place else 1.0 for each in run.summary.speeds}
+    for place, (evaluation, figures) in enumerate(((was, base.before), (now, run.summary.after))):
+        costs = {f"{SPEEDUP}{each.place}": each.ratio if place else 1.0 for each in base.speeds}
         costs |= {MACS: figures.macs, "weights": figures.params, "bytes": figures.bytes}
         both.append(Side(evaluation.quality, costs))
     return both[0], both[1]
@@ -226,11 +227,16 @@ def _notes(entrants: Sequence[Entrant]) -> list[str]:
         return data.get("test") or data.get("holdout")
 
     notes = []
-    if differ(lambda e: e.run.config.get("fingerprint")):
+    if differ(lambda e: e.run.config.get("original")):
         listed = ", ".join(f"{e.letter} {e.network}" for e in entrants)
         notes.append(f"The runs are of different networks ({listed}): differences may be those of the networks.")
-    elif differ(lambda e: e.run.config.get("weights")):
+    elif len({e.run.config.get("weights") for e in entrants if not _earlier(e)}) > 1:
         notes.append("The runs started from different weights of the same network.")
+    notes += [
+        f"{entrant.letter} goes on from {_earlier(entrant)[-1]}. Its figures are relative to the original."
+        for entrant in entrants
+        if _earlier(entrant)
+    ]
     if differ(lambda e: e.data):
         listed = ", ".join(f"{e.letter} {e.data or 'unnamed'}" for e in entrants)
         notes.append(f"The runs are on different data ({listed}): their qualities are not those of the same images.")
@@ -242,6 +248,11 @@ def _notes(entrants: Sequence[Entrant]) -> list[str]:
     if len({run.reported()[0] for run in done}) > 1:
         notes.append("Some runs have test images and others only held-out images, which decisions used.")
     return notes
+
+
+def _earlier(entrant: Entrant) -> list[str]:
+    """Folders of the pruned networks that a run went on from."""
+    return list((entrant.run.config.get("start") or {}).get("earlier", ()))
 
 
 def _figures(entrant: Entrant, compared: Comparison) -> dict[str, Any]:
@@ -260,7 +271,7 @@ def _figures(entrant: Entrant, compared: Comparison) -> dict[str, Any]:
         "measured_on": run.reported()[0],
         "before": asdict(before),
         "after": asdict(after),
-        "speeds": [asdict(each) for each in run.summary.speeds],
+        "speeds": [asdict(each) for each in run.since_original.speeds],
         "front": [cost for cost in after.costs if entrant.letter in compared.front(cost, quality)],
         "widths": {name: [unit.width, unit.kept] for name, unit in run.summary.units.items()},
         "classes": None if run.classes is None else asdict(run.classes),
@@ -323,7 +334,10 @@ def _run_table(compared: Comparison, quality: QualityText) -> Table:
     part = parts.pop() if len(parts) == 1 else "test or held-out"
     rows = []
     for place, (entrant, run, was, now) in enumerate(runs):
-        gained, speeds = now.quality - was.quality, {f"{SPEEDUP}{each.place}": each for each in run.summary.speeds}
+        gained, speeds = (
+            now.quality - was.quality,
+            {f"{SPEEDUP}{each.place}": each for each in run.since_original.speeds},
+        )
         cells = [
             Cell(entrant.letter, place, str(run.folder)),
             Cell(entrant.name, place, f"{entrant.network}, {entrant.data or 'data without a name'}"),
@@ -336,9 +350,7 @@ def _run_table(compared: Comparison, quality: QualityText) -> Table:
                 continue
             before, after = was.costs[cost], now.costs[cost]
             if is_speed(cost):
-                row = speeds[cost]
-                times = f"{milliseconds(row.before)} before, {milliseconds(row.after)} after, in this run"
-                cells.append(Cell(row.change.replace("x", "×"), after, times))
+                cells.append(Cell(speeds[cost].change.replace("x", "×"), after, "relative to the original network"))
                 continue
             text = f"{big_number(after)} ({relative_change(before, after)})"
             cells.append(Cell(text, after, f"before: {big_number(before)}"))
@@ -365,7 +377,7 @@ def _cost_charts(compared: Comparison, quality: QualityText) -> list[tuple[Any, 
         for entrant, run, was, now in runs:
             if cost in now.costs:
                 value, best = quality.factor * now.quality, entrant.letter in front
-                ends = next(((s.low, s.high) for s in run.summary.speeds if f"{SPEEDUP}{s.place}" == cost), None)
+                ends = next(((s.low, s.high) for s in run.since_original.speeds if f"{SPEEDUP}{s.place}" == cost), None)
                 drawn.append(CostPoint("run", entrant.name, now.costs[cost], value, entrant.letter, best, ends))
                 name = f"{entrant.network} before pruning"
                 drawn.append(CostPoint("original", name, was.costs[cost], quality.factor * was.quality))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from prunus.run.folder import (
 from prunus.run.network_shape import Node, read_network
 from prunus.run.round import Outcome
 from prunus.run.settings import Settings
-from prunus.run.summary import FORMAT, VERSION, Summary
+from prunus.run.summary import FORMAT, VERSION, Beginning, Summary
 from prunus.scoring.scores import Scores, load_scores
 from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import ACCURACY, QualityText
@@ -69,6 +70,11 @@ class FinishedRun:
     def command(self) -> Mapping[str, Any]:
         """Options of the command line; empty if the library was called."""
         return self.config.get("command") or {}
+
+    @cached_property
+    def since_original(self) -> Beginning:
+        """The original network, and the speed relative to it, also if the run went on from a pruned network."""
+        return Beginning.of(self.config, self.summary)
 
     def reported(self) -> tuple[str, Evaluation, Evaluation]:
         """The evaluation to report: (name, before, after), on the test images if there are any."""

@@ -340,8 +340,9 @@ def loading(run: FinishedRun) -> str:
     elif channels not in (None, 3) and name.startswith("timm:"):
         arguments.append(f"in_chans={channels}")
     original = f"create({', '.join(arguments)})"
-    for earlier in start.get("earlier", ()):  # pruned networks that the run went on from, the first one first
-        original = f"prunus.load({str(earlier)!r}, {original})"
+    if "original" not in run.config:  # an older run, whose plan leads from the pruned network that it went on from
+        for earlier in start.get("earlier", ()):
+            original = f"prunus.load({str(earlier)!r}, {original})"
     return f"import prunus\nfrom prunus.zoo.models import create\nsmall = prunus.load({folder}, {original}).eval()"
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from prunus.graph.plan import Plan
 from prunus.run.classes import quality_on_test
 from prunus.run.context import RunContext
 from prunus.run.final_timing import EngineSpeed, time_in_engines
+from prunus.run.folder import CONFIG, SUMMARY
 from prunus.run.round import Outcome
 from prunus.run.search import search_of
 from prunus.run.settings import Settings
@@ -23,9 +25,10 @@ from prunus.run.speed_check import Check, is_checked, known_checks
 from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import QualityText
 from prunus.timing.engines import default_engine
+from prunus.util.files import read_object
 from prunus.util.processes import from_first
 from prunus.util.text import big_number, percent
-from prunus.util.typed_json import from_data
+from prunus.util.typed_json import from_data, read_record
 
 FORMAT, VERSION = "prunus-summary", 2
 REST = "(the rest)"  # what is not a layer: additions, pooling, overhead
@@ -210,6 +213,50 @@ def _speed(context: RunContext, plan: Plan) -> SpeedFigures | None:
             check for number in rounds for check in known_checks(context.folder, context.folder.round(number).name)
         ),
     )
+
+
+# -- runs that go on from others
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The original network of a run that goes on from a pruned one, and how far the runs before it had come.
+
+    Attributes:
+        before: Figures of the original network.
+        speeds: The speed of the network that the run started from, relative to the original.
+    """
+
+    before: NetworkFigures
+    speeds: tuple[EngineSpeed, ...]
+
+    @classmethod
+    def of_run(cls, folder: Path) -> Beginning | None:
+        """The beginning of a run that goes on from the one in `folder`; None if that has no summary."""
+        if not (folder / SUMMARY).exists():
+            return None
+        summary = read_record(folder / SUMMARY, Summary, FORMAT, VERSION)
+        config = read_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
+        return cls.of(config, summary)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], summary: Summary) -> Beginning:
+        """The original network of a run, and the speed of its result relative to that.
+
+        The speed-up over several runs is the product of theirs, and so are the ends of its interval.
+        """
+        recorded = (config.get("start") or {}).get("original")
+        if recorded is None:
+            return cls(summary.before, summary.speeds)
+        earlier: Beginning = from_data(cls, recorded)
+        known = {(each.engine, each.batch, each.threads): each for each in earlier.speeds}
+        speeds = []
+        for each in summary.speeds:
+            first = known.get((each.engine, each.batch, each.threads))
+            if first is not None:
+                ratio, low, high = first.ratio * each.ratio, first.low * each.low, first.high * each.high
+                speeds.append(replace(each, before=each.after * ratio, ratio=ratio, low=low, high=high))
+        return cls(earlier.before, tuple(speeds))
 
 
 # -- the goal
