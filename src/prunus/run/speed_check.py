@@ -141,7 +141,7 @@ def plan_in_time(
     def decide(budget: Budget, aligned: int) -> Plan:
         return split(replace(task, budget=budget, settings=replace(task.settings, round_to=aligned)))
 
-    plan = decide(task.budget, step)
+    plan = split(task)
     if not is_checked(context) or not context.budget.met(task.cost(plan.keep)):  # earlier rounds go a part of the way
         return plan, None
     known = known_checks(context.folder, place)
