@@ -111,3 +111,24 @@ def test_a_layer_that_keeps_its_inputs_still_loses_outputs() -> None:
     small = pruned_exactly(graph, {"t1:out": [2, 3, 11]})
     assert (small.t1.weight.shape, small.t2.weight.shape) == ((3, 16), (16, 3))
     assert graph.frozen["t2"] == "add joins channels of different axes"
+
+
+class OtherHead(nn.Module):
+    """Another head for another argument, which the example does not give; and a layer that no code names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 1), nn.Conv2d(6, 4, 1)
+        self.other, self.left_over = nn.Conv2d(8, 4, 1), nn.Conv2d(6, 4, 1)
+
+    def forward(self, x: Tensor, other: bool = False) -> Tensor:
+        h = torch.relu(self.a(x))
+        return self.other(h) if other else self.c(torch.relu(self.b(h)))
+
+
+def test_what_a_layer_could_read_with_other_arguments_is_kept() -> None:
+    graph = pr.trace(OtherHead().eval(), torch.randn(1, 3, 8, 8))
+    assert list(graph.units) == ["b:out"]
+    assert graph.frozen["a"] == "other, which no trace reaches, could read it"
+    small = pr.prune(graph, pr.Plan.of(graph, {"b:out": [1]}))
+    assert small(torch.randn(1, 3, 8, 8), other=True).shape == (1, 4, 6, 6)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import prunus as pr
+from prunus.errors import FileError
 from tests import proof
 from tests.graph.checks import IMAGE, unchanged
 from tests.nets import Residual, TwoImages
@@ -92,3 +94,79 @@ def test_a_graph_that_is_proven_is_not_proven_again(mode: Any, tmp_path: Path, m
     assert not runs  # neither traced nor compared
     assert proof.same_state(loaded, plainly)
     assert torch.equal(proof.outputs(loaded.eval(), FLOAT)[0], proof.outputs(plainly.eval(), FLOAT)[0])
+
+
+class Remembering(nn.Module):
+    """Blends features with those of the call before, which a list, a dict, an attribute or a new buffer holds."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3), nn.Conv2d(6, 4, 1)
+        self.where = where
+        self.seen: dict[str, Tensor] = {}
+        self.bank: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.a(x)
+        before = f
+        if self.where == "dict":
+            before, self.seen["f"] = self.seen.get("f", f), f.detach()
+        elif self.where == "list":
+            before, self.bank = (self.bank or [f])[-1], [*self.bank, f.detach()][-2:]
+        elif not hasattr(self, "rows"):
+            self.register_buffer("rows", torch.ones(x.shape[2] - 2, 1))
+        if self.where == "buffer":
+            f = f * self.rows
+        return self.c(torch.relu(self.b(torch.relu(f + before))))
+
+
+@pytest.mark.parametrize("where", ["dict", "list", "buffer"])
+def test_what_a_first_call_leaves_behind_is_not_saved(tmp_path: Path, where: str) -> None:
+    """A new network has not been called: it has other units, or lacks a tensor."""
+    torch.manual_seed(0)
+    model = Remembering(where).eval()
+    model(torch.randn(2, 3, 8, 8))
+    graph = pr.trace(model, torch.randn(2, 3, 8, 8))
+    plan = pr.Plan.of(graph, {"b:out": [0, 1, 4]})
+    small = pr.prune(graph, plan)
+    with pytest.raises(FileError, match="is not saved"):
+        pr.save(small, plan, tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+
+
+class Merging(nn.Linear):
+    """eval() adds a low-rank product to the weight, train() takes it back, as loralib does."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.low, self.merged = nn.Parameter(torch.randn(8, 1)), False
+
+    def train(self, mode: bool = True) -> Merging:
+        if mode == self.merged:
+            self.weight.data += (-1 if mode else 1) * self.low.detach() @ self.low.detach().T
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (0 if self.merged else x @ self.low @ self.low.T)
+
+
+def test_merged_weights_are_saved_as_they_are_trained(tmp_path: Path) -> None:
+    """`load` returns a network in training mode, whose weights are not merged yet."""
+
+    def network(seed: int) -> nn.Sequential:
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(5, 8), Merging(), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)
+        ).double()
+
+    x, model = torch.randn(4, 5, dtype=torch.float64), network(0).eval()
+    graph = pr.trace(model, x)
+    plan = pr.Plan.of(graph, {"3:out": [0, 2]})
+    small = pr.prune(graph, plan)
+    want = small(x)
+    pr.save(small, plan, tmp_path)
+    assert torch.equal(small(x), want) and small[1].merged
+    loaded = pr.load(tmp_path, network(1))
+    assert not loaded[1].merged
+    assert torch.allclose(loaded.eval()(x), want, atol=1e-12) and loaded[1].merged

@@ -587,3 +587,25 @@ def test_what_a_hook_keeps_is_followed() -> None:
     small = pr.prune(graph, pr.Plan.of(graph, keep))
     with proof.masked(model, graph, keep):
         assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(model, IMAGE)) < 1e-10
+
+
+def test_a_network_made_in_inference_mode_is_pruned() -> None:
+    with torch.inference_mode():
+        graph = pr.trace(Chain().eval(), torch.zeros(1, 3, 8, 8))
+        small = pr.prune(graph, pr.Plan.of(graph, {"b:out": [0, 2]}))
+    assert not any(parameter.is_inference() for parameter in small.parameters())
+
+
+class Sequences(Chain):
+    """Rows of the image as sequences of different lengths, packed, and unpacked again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.relu(self.b(self.bn(self.a(x)))).mean(2).transpose(1, 2)
+        packed = nn.utils.rnn.pack_padded_sequence(rows, torch.tensor([8, 5]), batch_first=True)
+        unpacked, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
+        return self.fc(unpacked.mean(1))
+
+
+def test_packed_sequences_are_followed_to_their_end() -> None:
+    torch.manual_seed(0)
+    is_exact(Sequences(), IMAGE, {"a:out": (4, 1)})

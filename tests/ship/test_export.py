@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -233,3 +233,18 @@ class Clips(nn.Module):
 @pytest.mark.parametrize("suffix", ["onnx", "pt2"])
 def test_clips_and_images_without_a_batch(tmp_path: Path, suffix: str, shape: tuple[int, ...]) -> None:
     assert export(Clips().eval(), torch.randn(shape), tmp_path / f"small.{suffix}").error < 1e-5
+
+
+class Named(NamedTuple):
+    scores: Tensor
+
+
+class Names(Clips):
+    def forward(self, x: Tensor) -> Any:
+        return Named(super().forward(x))
+
+
+def test_outputs_that_torch_export_cannot_write(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot write the inputs and outputs of Names"):
+        export(Names().eval(), torch.randn(8, 3, 8, 8), tmp_path / "small.pt2")
+    assert not list(tmp_path.iterdir())

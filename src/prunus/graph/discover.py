@@ -5,6 +5,7 @@ For layers that eval mode does not call, such as auxiliary heads, all channels t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from prunus.graph.labels import (
     Balance,
@@ -37,7 +39,16 @@ from prunus.graph.labels import (
 from prunus.graph.layer_trials import try_layers
 from prunus.graph.record import left_as_found, record_calls
 from prunus.graph.rules.rulebook import RuleFinder, kept_because
-from prunus.graph.traced import CONVOLUTIONS, MIXING, Example, Traced, batched_dims, named_modules
+from prunus.graph.traced import (
+    CONVOLUTIONS,
+    MIXING,
+    Example,
+    Traced,
+    as_call,
+    batched_dims,
+    named_modules,
+    names_in_code,
+)
 from prunus.graph.units import Indices
 
 
@@ -218,11 +229,16 @@ def _add_reads_of_training(find_rule: RuleFinder, example: Example, emit: Emitte
     extra = LabelPass(_TrainingRules(training, find_rule.opaque, find_rule.reading_all, frozenset(unseen)), emit).run()
     record.unions += extra.unions  # its reads and writes are those of the first pass again
     record.frozen += extra.frozen
+    # The code may not have been followed to its end, or takes another path with other arguments. A layer that no trace
+    # reaches might be called then, so every value that has its width is kept.
+    left = unseen - set(training.calls)
     if any(node.op == "output" for node in training.graph.nodes):
-        return
-    # The code was not followed to its end. A layer that no trace reaches might be called later in training, so every
-    # value that has its width is kept.
-    for name in sorted(unseen - set(training.calls)):
+        left = (
+            {name for name in left if _is_named(traced.model, name)}
+            if _other_arguments(traced.model, example)
+            else set()
+        )
+    for name in sorted(left):
         module = traced.model.get_submodule(name)
         if not isinstance(module, MIXING):
             continue
@@ -231,6 +247,23 @@ def _add_reads_of_training(find_rule: RuleFinder, example: Example, emit: Emitte
             axis = labels.dim() - 1 if isinstance(module, nn.Linear) else 1
             if labels.dim() > axis > 0 and labels.size(axis) == width and len(distinct := present(labels)):
                 record.frozen.append((distinct, f"{name}, which no trace reaches, could read it"))
+
+
+def _other_arguments(model: nn.Module, example: Example) -> bool:
+    """Whether forward takes arguments other than tensors: the example gives a flag, or leaves one out."""
+    args, kwargs = as_call(example)
+    signature = inspect.signature(model.forward)
+    given = signature.bind(*args, **kwargs).arguments
+    defaults = (p.name for p in signature.parameters.values() if p.default is not p.empty)
+    return any(name not in given for name in defaults) or not all(isinstance(v, Tensor) for v in tree_leaves(given))
+
+
+def _is_named(model: nn.Module, name: str) -> bool:
+    """Whether code names a layer, or the list that it is in."""
+    owner, _, attribute = name.rpartition(".")
+    while attribute.isdigit():
+        owner, _, attribute = owner.rpartition(".")
+    return names_in_code(model.get_submodule(owner), attribute)
 
 
 @dataclass(frozen=True)

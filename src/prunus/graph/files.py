@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,13 @@ from torch import Tensor, nn
 
 from prunus.errors import FileError, PlanError, PrunusError
 from prunus.graph.channel_graph import ChannelGraph, prune, trace
-from prunus.graph.compare import outputs_of
+from prunus.graph.compare import copied, outputs_of
 from prunus.graph.plan import Plan, check_origin, example_from, original_of
 from prunus.graph.surgery import copy_sharing
-from prunus.graph.traced import check_network, named_modules
+from prunus.graph.traced import as_call, check_network, named_modules, names_in_code
 from prunus.graph.units import Streams
 from prunus.util.files import atomic, write_atomically
-from prunus.util.state import undisturbed
+from prunus.util.state import ModuleState, module_state_kept, overrides_train, undisturbed
 
 PLAN_FILE = "plan.json"
 MODEL_FILE = "model.safetensors"
@@ -47,7 +49,10 @@ def save(model: nn.Module, plan: Plan, folder: str | Path) -> None:
     if not isinstance(folder, str | Path):
         raise FileError(f"expected save(model, plan, folder) with the path of a folder, got {type(folder).__name__}")
     folder = Path(folder)
-    tensors, same, extra = _state(model)
+    with module_state_kept(model, weights=True) if overrides_train(model) else nullcontext():
+        if overrides_train(model):  # eval mode may merge weights, which `load` would merge again
+            model.train()
+        tensors, same, extra = _state(model)
     _check_that_it_loads(model, plan, folder)
     with atomic(folder / MODEL_FILE) as path:
         try:
@@ -117,7 +122,11 @@ def load(folder: str | Path, model: nn.Module, *, graph: ChannelGraph | None = N
     # Modules with versioned state expect the version that they were saved with: that of this class.
     state = OrderedDict(tensors)
     state._metadata = expected._metadata  # type: ignore[attr-defined]
+    if overrides_train(pruned):
+        pruned.train()
     pruned.load_state_dict(state)
+    if overrides_train(pruned):
+        pruned.train(model.training)
     return pruned
 
 
@@ -256,7 +265,29 @@ def forget(model: nn.Module, example: Any) -> None:
         nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
     for module, name in noted:
         value = module.__dict__.pop(name)
+        for other in (None, type(value)() if isinstance(value, list | dict | set | deque) else None, value):
+            if runs():
+                break
+            module.__dict__[name] = other
+    for container in _written(model, example):
+        had = copy.copy(container)
+        container.clear()
         if not runs():
-            module.__dict__[name] = None
+            (container.update if isinstance(container, dict | set) else container.extend)(had)
+    for _, module in named_modules(model):
+        for name in [*module._buffers] if names_in_code(module, "register_buffer") else ():
+            buffer = module._buffers.pop(name)
             if not runs():
-                module.__dict__[name] = value
+                module._buffers[name] = buffer
+
+
+def _written(model: nn.Module, example: Any) -> list[Any]:
+    """The lists, dicts and sets of the modules into which forward writes."""
+    own = {id(part) for _, module in named_modules(model) for part in (vars(module), module._buffers)}
+    state = ModuleState(model)
+    args, kwargs = as_call(copied(example))
+    with suppress(Exception):
+        model(*args, **kwargs)
+    written = [live for live in state.written() if isinstance(live, list | dict | set | deque) and id(live) not in own]
+    state.restore()
+    return written

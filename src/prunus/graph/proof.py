@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from prunus.errors import PlanError
@@ -151,7 +152,11 @@ def verify(graph: ChannelGraph, keep: Keep, slices: Slices, pruned: nn.Module) -
     storages = [tensor.untyped_storage() for tensor in (*graph.model.parameters(), *graph.model.buffers())]
     memory = {storage.data_ptr(): storage for storage in storages if storage.data_ptr()}  # held, or it is used again
     with module_state_kept(graph.model, pruned, weights=writing):  # also what hooks of the copy write to the model
-        inside = _inside(graph, slices, lambda tensor: tensor.untyped_storage().data_ptr() in memory)
+
+        def is_own(tensor: Tensor) -> bool:
+            return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in memory
+
+        inside = _inside(graph, slices, is_own)
         failing = _first_failing(graph, keep, pruned, trials, inside)
         if failing is not None:
             raise PlanError(_message(graph, keep, *failing))

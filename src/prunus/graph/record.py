@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import linecache
+import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -287,8 +288,11 @@ class ValueTracer(fx.Tracer):
         self.shapes[node.name] = _shapes_of(value)
         if written is not None and value is first and first._version == written:
             self.identities.add(node.name)
-        if isinstance(first, Tensor) and first._version != written and id(first) in self._names:
+        if written is not None and first._version != written and id(first) in self._names:
             raise fx.proxy.TraceError(f"the code writes into {self._names[id(first)]}")
+        if value is None and target in (getattr, operator.getitem):  # code asks `is None` of it
+            self.graph.erase_node(node)
+            return None
         return proxy_of(node, self, value)
 
     def create_args_for_root(

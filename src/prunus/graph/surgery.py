@@ -77,7 +77,9 @@ def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = 
 
 def copy_sharing(model: nn.Module, parameters: Iterable[nn.Parameter] = ()) -> nn.Module:
     """A deep copy whose parameters are new ones, but share the memory of these with the original."""
-    memo: dict[int, object] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in parameters}
+    memo: dict[int, object] = {  # tensors that were made in inference mode cannot be trained, copies can
+        id(p): nn.Parameter(p.detach().clone() if p.is_inference() else p.detach(), p.requires_grad) for p in parameters
+    }
     for _, module in named_modules(model):
         held = [v for v in module.__dict__.values() if isinstance(v, Tensor | list | tuple | dict)]
         for value in tree_leaves(held):

@@ -65,6 +65,17 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return modules
 
 
+def names_in_code(module: nn.Module, name: str) -> bool:
+    """Whether a method of the module's class names an attribute, other than one that sets up the module."""
+    for kind in type(module).__mro__:
+        for value in vars(kind).values() if not kind.__module__.startswith(("torch.nn.", "builtins")) else ():
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+            if code is not None and "init" not in code.co_name and name in code.co_names:
+                return True
+    return False
+
+
 def only_user(node: fx.Node) -> fx.Node | None:
     """The only node that uses the value of `node`; None if there are others, or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None

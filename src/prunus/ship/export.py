@@ -175,17 +175,28 @@ def _export_pt2(
         batches = comparison_batches(example, images, dynamic_batch)
         program = export_program(model, example, dynamic_batch)
         program.example_inputs = None  # torch would pickle them
-        with path.open("wb") as file:
-            torch.export.save(program, file)
+        try:
+            with path.open("wb") as file:
+                torch.export.save(program, file)
+            with path.open("rb") as file:
+                loaded = torch.export.load(file).module()
+        except Exception as error:  # torch.export raises many kinds
+            raise ModelError(
+                f"torch.export cannot write the inputs and outputs of {type(model).__name__}: {failure(error)}. Use "
+                "onnx, or a module that returns tensors, tuples, lists and dicts"
+            ) from error
         with zipfile.ZipFile(path) as archive:
             configs = [json.loads(archive.read(n)) for n in archive.namelist() if n.endswith("_config.json")]
             pickled = [k for c in configs for k, entry in c["config"].items() if entry["use_pickle"]]
             pickled += [n for n in archive.namelist() if "sample_inputs" in n and archive.getinfo(n).file_size]
         if pickled:
             raise ModelError(f"torch.export would pickle {', '.join(pickled[:5])}; use onnx or safetensors")
-        with path.open("rb") as file:
-            loaded = torch.export.load(file).module()
-        return compare(model, lambda batch: call(loaded, batch), batches)
+
+        def run(batch: Any) -> Any:
+            with module_state_kept(loaded):
+                return call(loaded, batch)
+
+        return compare(model, run, batches)
 
 
 def _export_tensors(model: nn.Module, path: Path, plan: Plan | None) -> Exported:

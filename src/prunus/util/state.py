@@ -101,6 +101,10 @@ class ModuleState:
         """Whether anything is not as it was."""
         return any(self._empty) or any(_differs(live, before) for live, before in self._saved)
 
+    def written(self) -> list[Any]:
+        """The containers, tensors, arrays and generators that are not as they were."""
+        return [live for live, before in self._saved if _differs(live, before)] + [live for live in self._empty if live]
+
     @torch.no_grad()
     def restore(self) -> None:
         """Make everything as it was. What has not changed is not written to."""
