@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +13,12 @@ from sklearn.metrics import jaccard_score
 from torch import Tensor, nn
 
 from prunus.run.compress import compress
+from prunus.run.final_timing import EngineSpeed
+from prunus.run.settings import Settings
+from prunus.run.summary import Beginning, NetworkFigures, Summary, goal_result
 from prunus.tasks.evaluate import Evaluation
+from prunus.tasks.quality import ACCURACY
+from prunus.util.typed_json import to_data
 from tests.run.toys import HOLDOUT, TRAIN, run, trained
 
 
@@ -77,3 +83,73 @@ def test_an_evaluation_of_ones_own_has_no_classes(tmp_path: Path) -> None:
     words: dict[str, Any] = {"ratio": 0.3, "metric": "l1", "repair": "none", "epochs": 0, "evaluate": own}
     compress(trained(), TRAIN, HOLDOUT, test=HOLDOUT, folder=tmp_path, **words)
     assert not (tmp_path / "classes.json").exists()
+
+
+WAS = NetworkFigures(Evaluation(0.96, 0.1, 50), None, 1000, 400, 2000)
+NOW = NetworkFigures(Evaluation(0.95, 0.1, 50), None, 500, 100, 600)
+
+
+def reached_at(ratio: float, low: float, high: float) -> tuple[EngineSpeed, ...]:
+    """The final timing of a goal in time."""
+    return (EngineSpeed("eager", 1, 1, 1.0, 1 / ratio, ratio, low, high, "processor"),)
+
+
+@pytest.mark.parametrize(
+    ("goal", "speeds", "value", "text"),
+    [
+        ({"target": 0.5}, (), 0.5, "Goal reached: 50.0% of the MACs removed, 50.0% asked."),
+        ({"target": 0.6}, (), 0.5, "Goal not reached: 50.0% of the MACs removed, 60.0% asked."),
+        ({"params": 100.0}, (), 100.0, "Goal reached: 100 weights left, 100 asked."),
+        ({"macs": 400.0}, (), 500.0, "Goal not reached: 500 MACs left, 400 asked."),
+        ({"ratio": 0.4}, (), 0.25, "Goal reached: 25.0% of all channels removed, 40.0% of every unit asked."),
+        ({"max_drop": 2.0}, (), 1.0, "Goal reached: 1.00 points of held-out accuracy lost, at most 2 allowed."),
+        (
+            {"target": 0.5, "max_drop": 0.5},
+            (),
+            0.5,
+            "Goal not reached: 50.0% of the MACs removed, 50.0% asked; it loses more than 0.5 points of held-out "
+            "accuracy.",
+        ),
+        (
+            {"speedup": 1.5},
+            reached_at(1.6, 1.55, 1.65),
+            1.6,
+            "Goal reached: 1.60x as fast in eager at batch 1, 1.5x asked.",
+        ),
+        (
+            {"speedup": 1.5},
+            reached_at(1.49, 1.47, 1.55),
+            1.49,
+            "Goal reached: 1.49x as fast in eager at batch 1, 1.5x asked, which the interval 1.47 to 1.55 contains.",
+        ),
+        (
+            {"speedup": 1.5},
+            reached_at(1.4, 1.35, 1.45),
+            1.4,
+            "Goal not reached: 1.40x as fast in eager at batch 1, 1.5x asked; no split that was tried is faster.",
+        ),
+        (
+            {"speedup": 1.5},
+            (),
+            1.0,
+            "Goal not reached: 1.00x predicted, 1.5x asked; it could not be measured.",
+        ),
+    ],
+)
+def test_goals_by_hand(goal: dict[str, float], speeds: tuple[EngineSpeed, ...], value: float, text: str) -> None:
+    """A point of accuracy, half of the MACs, three quarters of the weights and a quarter of the channels are gone."""
+    found = goal_result(Settings(**goal, engine="eager"), WAS, NOW, ACCURACY, 0.25, speeds)  # type: ignore[arg-type]
+    assert (found.value, found.text) == (pytest.approx(value), text)
+    assert found.reached == text.startswith("Goal reached")
+
+
+def test_a_run_that_goes_on_is_measured_since_the_original() -> None:
+    later = {"start": {"original": to_data(Beginning(WAS, reached_at(1.5, 1.4, 1.6)))}}
+    summary = cast(Summary, SimpleNamespace(before=NOW, speeds=reached_at(2.0, 1.5, 2.5)))
+    whole = Beginning.of(later, summary)
+    assert whole.before == WAS
+    (speed,) = whole.speeds
+    assert (speed.ratio, speed.low, speed.high) == pytest.approx((3.0, 2.1, 4.0))
+    assert Beginning.of({}, summary) == Beginning(NOW, summary.speeds)
+    elsewhere = {"start": {"original": to_data(Beginning(WAS, ()))}}  # the earlier run was not timed
+    assert Beginning.of(elsewhere, summary) == Beginning(WAS, ())
