@@ -116,6 +116,8 @@ class Request:
                 "seed": self.data.seed_for(named, self.settings.seed),
                 "original": to_data(Beginning.of_run(named.folders[-1])) if named.folders else None,
             }
+            if named.folders and (config := named.folders[-1] / "config.json").exists():
+                about["original"] = read_object(config).get("original")
         return about
 
     def resolved(self) -> tuple[Request, NamedModel]:

@@ -117,8 +117,10 @@ def _compare(runs: list[Path], out: Path) -> Answer:
         before, after = (side.costs["MACs per image"] for side in (was, now))
         macs = f"{big_number(after)} ({relative_change(before, after)})".replace("−", "-")
         quality = [text.name, text.shown(now.quality), text.change(now.quality - was.quality)]
-        rows.append([entrant.letter, entrant.name, *quality, macs])
-    titles = ("", "run", "quality", "after", "change", "MACs")
+        speeds = run.since_original.speeds
+        speed = f"{speeds[0].change} in {speeds[0].place}" if speeds else "not measured"
+        rows.append([entrant.letter, entrant.name, *quality, macs, speed])
+    titles = ("", "run", "quality", "after", "change", "MACs", "speed-up")
     console.print(table(titles, rows, numbers=("after", "change", "MACs")))
     for entrant in comparison.entrants:
         if entrant.letter not in {row[0] for row in rows}:

@@ -31,7 +31,7 @@ from prunus.run.checkup import quality_doubts
 from prunus.run.context import Baseline, Evidence, RunContext, RunData, first_image
 from prunus.run.first_look import look_first
 from prunus.run.folder import BASE, ROUND_FILE, SUMMARY, TABLE, RunFolder
-from prunus.run.identity import ANSWERS, network_answers
+from prunus.run.identity import ANSWERS, layers_digest, network_answers
 from prunus.run.network_shape import write_network
 from prunus.run.result import Compressed
 from prunus.run.round import Candidate, Outcome, run_round
@@ -205,7 +205,7 @@ def _run(
     config = {
         "settings": settings.to_dict(),
         "fingerprint": graph.fingerprint,
-        "original": earlier[0].fingerprint if earlier else graph.fingerprint,
+        "original": earlier[0].fingerprint if earlier else layers_digest(graph),
         "weights": digest(graph.model),
         ANSWERS: network_answers(graph.model, graph.example) if folder.writes else None,
         **folder.about,

@@ -7,9 +7,11 @@ labels and pixel statistics of a few images at fixed positions. What a loader do
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +24,9 @@ from prunus.util.batches import Batch, Batches, call, count_images, unpack_any
 from prunus.util.processes import processes
 from prunus.util.state import evaluating, generators_kept
 from prunus.zoo.loader import Loader
+
+if TYPE_CHECKING:
+    from prunus.graph.channel_graph import ChannelGraph
 
 Facts = dict[str, Any]
 Loaders = Mapping[str, Batches | None]
@@ -87,6 +92,12 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Facts:
 
 NUMBERS = 8  # of the output
 ANSWER_TOLERANCE = 1e-2  # of the largest: other devices and precisions give other roundings
+
+
+def layers_digest(graph: ChannelGraph) -> str:
+    """A hash of a network's layers and widths, however its streams are treated."""
+    layers = [[x.name, x.kind, x.inputs, x.outputs, x.groups, x.kernel] for x in graph.layers.values()]
+    return hashlib.sha256(json.dumps(layers).encode()).hexdigest()[:32]
 
 
 def network_answers(model: nn.Module, example: Any) -> list[float] | None:
