@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from prunus.tasks.evaluate import Evaluation, evaluate
     from prunus.timing.latency import Timing, latency
     from prunus.train.fit import Fitted, fit
+    from prunus.train.mimic import Mimicked, mimic
     from prunus.train.settings import Preset
 
 # Where the public names live. They are imported when first asked for: `prunus --help` need not wait for torch.
@@ -88,6 +89,7 @@ _HOMES = {
     "Fitted": "prunus.train.fit",
     "Goal": "prunus.deciding.goal",
     "METRICS": "prunus.scoring.metrics",
+    "Mimicked": "prunus.train.mimic",
     "ModelError": "prunus.errors",
     "Plan": "prunus.graph.plan",
     "PlanError": "prunus.errors",
@@ -121,6 +123,7 @@ _HOMES = {
     "fold_batch_norm": "prunus.ship.fold",
     "latency": "prunus.timing.latency",
     "load": "prunus.graph.files",
+    "mimic": "prunus.train.mimic",
     "prune": "prunus.graph.channel_graph",
     "register_rule": "prunus.graph.rules.rulebook",
     "regression": "prunus.tasks.builtin",
@@ -156,6 +159,7 @@ __all__ = [
     "FileError",
     "Fitted",
     "Goal",
+    "Mimicked",
     "ModelError",
     "Plan",
     "PlanError",
@@ -187,6 +191,7 @@ __all__ = [
     "fold_batch_norm",
     "latency",
     "load",
+    "mimic",
     "prune",
     "register_rule",
     "regression",

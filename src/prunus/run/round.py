@@ -41,6 +41,7 @@ from prunus.scoring.scores import Scores, Vector, load_scores, save_scores
 from prunus.tasks.evaluate import Evaluation, unpack_for
 from prunus.train.checkpoint import Epoch
 from prunus.train.fit import fit, steps_of_epochs
+from prunus.train.mimic import mimic
 from prunus.train.rate_test import best_rate, try_rates
 from prunus.train.settings import DEFAULT_PRESET, preset_of
 from prunus.train.trackers import epoch_figures
@@ -52,7 +53,7 @@ from prunus.util.state import generators_kept
 logger = logging.getLogger(__name__)
 
 UNIT_IMAGES = 500  # each unit is repaired separately: few images are enough to compare units
-RATE = "rate.json"
+RATE, MIMIC = "rate.json", "mimic"
 AFTER_REPAIR = 0.01  # highest rate of the test after the repair solve: from 0.03 on, the first epoch undoes the repair
 
 
@@ -74,6 +75,8 @@ class Outcome:
     layer_errors: dict[str, list[float]] = field(default_factory=dict)  # layer -> error before and after its repair
     kept_epoch: int | None = None  # the best epoch, whose weights the round ends with; 0: as pruned and repaired
     alpha: float | None = None  # of Eqn. 3, as given or solved for the number of rounds; None if no unit was ranked
+    mimicked: Evaluation | None = None  # after mimicking the original network; None if it was not done
+    mimic_losses: tuple[float, ...] = ()  # held-out, before and after each part of it
 
 
 class PhaseClock:
@@ -137,6 +140,10 @@ def run_round(
     composed = so_far.then(plan)
     is_last = not chosen or settings.ratio is not None or context.met(composed, number)
     epochs = settings.last_epochs if is_last and settings.last_epochs is not None else settings.epochs
+    mimicked, losses = None, tuple[float, ...]()
+    if settings.mimic:
+        with clock("mimic"):
+            pruned, mimicked, losses = _mimic(context, number, chosen_one, composed)
     with clock("retrain"):
         done = sum(len(outcome.retraining) for outcome in earlier)
         trained, history, kept = _retrain(context, number, pruned, epochs, done)
@@ -162,10 +169,13 @@ def run_round(
         layer_errors=chosen_one.errors,
         kept_epoch=kept,
         alpha=folder.record(ranking, Sensitivity).alpha if folder.has(ranking) else None,
+        mimicked=mimicked,
+        mimic_losses=losses,
     )
     folder.write(folder.in_round(number, ROUND_FILE), outcome)
     folder.wait_for_writer()
-    folder.forget(folder.round(number) / "checkpoint")
+    for part in ("checkpoint", MIMIC):
+        folder.forget(folder.round(number) / part)
     return outcome, trained, composed
 
 
@@ -429,7 +439,33 @@ def _images(context: RunContext, most: int | None = None) -> Iterator[Any]:
         yield from share
 
 
-# -- retraining
+# -- mimicking and retraining
+
+
+def _mimic(
+    context: RunContext, number: int, repaired: Candidate, plan: Plan
+) -> tuple[nn.Module, Evaluation, tuple[float, ...]]:
+    """The network that mimics the original, its held-out quality, and the losses; the repaired one if that is better.
+
+    The repaired network is saved first (`plan` leads to it): an interruption does not lose it.
+    """
+    folder, settings, data = context.folder, context.settings, context.data
+    folder.save_model(repaired.model, plan, number)
+    done = mimic(
+        repaired.model,
+        context.original,
+        data.train,
+        data.holdout,
+        settings.mimic,
+        task=context.task,
+        seed=settings.seed + number,
+        checkpoint_dir=folder.round(number) / MIMIC,
+        progress=lambda phase, done, total, note: context.say(f"round {number}: {phase}", done, total, note),
+    )
+    quality, before = context.evaluate(done.model, data.holdout), repaired.quality.evaluation
+    if quality.quality < before.quality:
+        return repaired.model, before, done.losses
+    return done.model, quality, done.losses
 
 
 def _retrain(

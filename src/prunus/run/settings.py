@@ -37,6 +37,7 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     Attributes:
         metric: A name, with options if wanted ("gsd:ridge=0"), or a user-provided function of `Channels`. None: the
             one that suits the split.
+        mimic: Steps of `prunus.mimic` in each round, between repair and retraining.
         epochs: Epochs of retraining in each round. 0, the default, is no retraining, and no other setting starts it.
         fit: User-provided retraining, fit(model, train, holdout) -> new model.
         evaluate: User-provided evaluation, evaluate(model, loader) -> Evaluation, whose quality may be any figure where
@@ -82,6 +83,13 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         "computed again",
         group="Repair",
         valid=parse_memory,
+    )
+    mimic: int = option(
+        0,
+        "Steps of training, after the repair, to compute what the original network computes; without labels",
+        group="Repair",
+        everyday=True,
+        least=0,
     )
     epochs: int = option(0, "Epochs of retraining in each round", group="Retraining", everyday=True, least=0)
     last_epochs: int | None = option(

@@ -172,7 +172,7 @@ def summarise(
         time=speed,
         removed={"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
         quality=context.quality,
-        notes=(*untimed, *_notes(before, rounds, context.quality, settings.solve_only)),
+        notes=(*untimed, *_notes(before, rounds, context.quality, settings.solve_only and not settings.mimic)),
         rounds=tuple(rounds),
         units={n: UnitFigures(unit.kind, unit.width, len(plan.keep[n])) for n, unit in graph.units.items()},
         layers={
@@ -411,8 +411,16 @@ def _notes(before: Evaluation, rounds: Sequence[Outcome], quality: QualityText, 
                 f"Round {outcome.number}: the cut lost {lost} of held-out {quality.name}, and the repair brought back "
                 f"{back}."
             )
+    for outcome in rounds:
+        if outcome.mimicked is not None:
+            gained = quality.change(outcome.mimicked.quality - outcome.pruned.quality)
+            losses = f"{outcome.mimic_losses[0]:.3g} to {min(outcome.mimic_losses):.3g}"
+            said.append(
+                f"Round {outcome.number}: mimicking the original changed the held-out {quality.name} by {gained}, and "
+                f"the held-out loss from {losses}."
+            )
     for outcome in rounds:  # retraining that did not help
-        was, now = outcome.pruned.quality, outcome.after.quality
+        was, now = (outcome.mimicked or outcome.pruned).quality, outcome.after.quality
         reached = [epoch.holdout.quality for epoch in outcome.retraining if epoch.holdout is not None]
         if outcome.kept_epoch == 0 and reached:
             said.append(
@@ -428,5 +436,8 @@ def _notes(before: Evaluation, rounds: Sequence[Outcome], quality: QualityText, 
         lost = quality.size(before.quality - after.quality)
         said.append(f"The held-out {quality.name} is {lost} lower than before pruning.")
         if solve_only:
-            said.append("The network was repaired and not retrained. A few epochs (epochs=3) may recover more.")
+            said.append(
+                "The network was repaired and not retrained. A few hundred steps without labels (mimic=600), or a few "
+                "epochs (epochs=3), may recover more."
+            )
     return said

@@ -48,6 +48,7 @@ class FeatureMaps:
 
         def collect(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor):
+                self._outputs.pop(name, None)
                 self._outputs[name] = output
 
         self._hooks = [modules[name].register_forward_hook(partial(collect, name)) for name in names]
@@ -55,6 +56,10 @@ class FeatureMaps:
     def last(self) -> dict[str, Tensor]:
         """The outputs in the last forward pass, by name, in the order of the names that were asked for."""
         return {name: self._outputs[name] for name in self._names if name in self._outputs}
+
+    def in_order(self) -> dict[str, Tensor]:
+        """The same in the order in which the modules were done: a block comes after its layers."""
+        return dict(self._outputs)
 
     def remove(self) -> None:
         """Take the hooks off the network."""
@@ -64,7 +69,7 @@ class FeatureMaps:
 
 @torch.no_grad()
 def common_maps(student: nn.Module, teacher: nn.Module, images: Any) -> list[str]:
-    """Of each size (height, width), the last module whose output has the same shape in both networks.
+    """Of each size (height, width), the last module to be done whose output has the same shape in both networks.
 
     In a residual network these are the ends of the stages: the channels of a stream are all there, whatever its readers
     select. RunError if there is none.
@@ -75,7 +80,7 @@ def common_maps(student: nn.Module, teacher: nn.Module, images: Any) -> list[str
         try:
             with evaluating(model):
                 call(model, images)
-            shapes.append({name: map.shape for name, map in maps.last().items() if map.ndim == 4})
+            shapes.append({name: map.shape for name, map in maps.in_order().items() if map.ndim == 4})
         finally:
             maps.remove()
     mine, its = shapes

@@ -64,6 +64,13 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise RunError("fp16 needs a GPU; on the CPU use mixed_precision bf16 or no")
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device computes in bfloat16 itself, so that training in it is faster."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    return device.type == "cpu" and bool(torch.cpu._is_avx512_bf16_supported())
+
+
 @contextmanager
 def accelerating(device: torch.device | str | None, precision: Precision) -> Iterator[Accelerator]:
     """An Accelerator for `device` (None: the best available) and `precision`. Restores the global state afterwards."""
