@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from prunus.errors import RunError
 from prunus.tasks import Quality, Task, task_of
 from prunus.tasks.evaluate import Evaluation, squared_distance, unpack_for
 from prunus.train.distillation import FeatureMaps, common_maps
-from prunus.train.fit import fit, steps_of_epochs
+from prunus.train.fit import DivergedError, fit, steps_of_epochs
 from prunus.train.rate_test import best_rate, try_rates
 from prunus.train.settings import Preset
 from prunus.train.setup import SomeBatches, length, set_epoch
@@ -25,6 +27,8 @@ from prunus.util.batches import Batch, Batches, call, count_images, device_of, m
 from prunus.util.processes import has_bf16
 from prunus.util.progress import PhaseProgress
 from prunus.util.state import evaluating, generators_kept
+
+logger = logging.getLogger(__name__)
 
 STEPS_PER_PART = 100  # after each part the held-out loss decides whether it is kept
 TEMPERATURE = 4.0
@@ -115,18 +119,22 @@ def mimic(
             model, batches, some, schedule, evaluate=likeness.evaluate, progress=say("mimic: learning rate"), **how
         )
         schedule = replace(schedule, lr=best_rate(tries))
-    fitted = fit(
-        model,
-        batches,
-        some,
-        preset=schedule,
-        keep_best=True,
-        checkpoint_dir=checkpoint_dir,
-        evaluate=likeness.evaluate,
-        progress=False if progress is None else steps_of_epochs(progress, "mimic"),
-        **how,
-    )
     losses = [-likeness.evaluate(model, some).quality]
+    try:
+        fitted = fit(
+            model,
+            batches,
+            some,
+            preset=schedule,
+            keep_best=True,
+            checkpoint_dir=checkpoint_dir,
+            evaluate=likeness.evaluate,
+            progress=False if progress is None else steps_of_epochs(progress, "mimic"),
+            **how,
+        )
+    except DivergedError as error:
+        logger.warning("mimicking diverged at the rate %g, and the network stays as it was: %s", schedule.lr, error)
+        return Mimicked(copy.deepcopy(model), tuple(losses), 0, schedule.lr, 0.0)
     losses += [-epoch.holdout.quality for epoch in fitted.history if epoch.holdout is not None]
     seconds = sum(epoch.seconds for epoch in fitted.history)
     return Mimicked(fitted.model, tuple(losses), part * (fitted.kept or 0), schedule.lr, seconds)

@@ -67,7 +67,7 @@ def check_precision(precision: str, device: torch.device) -> None:
 def has_bf16(device: torch.device) -> bool:
     """Whether the device computes in bfloat16 itself, so that training in it is faster."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     return device.type == "cpu" and bool(torch.cpu._is_avx512_bf16_supported())
 
 
