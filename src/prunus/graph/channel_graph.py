@@ -26,6 +26,7 @@ from prunus.graph.cost import (
 )
 from prunus.graph.discover import ChannelAnalysis, discover
 from prunus.graph.grouping import make_units
+from prunus.graph.merging import follow_widths
 from prunus.graph.plan import Plan, balanced, checked_indices, example_data, remember_plan
 from prunus.graph.proof import prove, verify
 from prunus.graph.record import trace_calls
@@ -244,5 +245,6 @@ def prune(graph: ChannelGraph, plan: Plan, *, check: bool = True) -> nn.Module:
             raise PlanError(f"the plan cannot be carried out on the layers of the network: {error}") from error
         if check:
             verify(graph, keep, slices, model)
+        follow_widths(graph.model, model, graph.example)
     remember_plan(model, graph.model, plan)
     return model

@@ -288,7 +288,7 @@ class ValueTracer(fx.Tracer):
         self.shapes[node.name] = _shapes_of(value)
         if written is not None and value is first and first._version == written:
             self.identities.add(node.name)
-        if written is not None and first._version != written and id(first) in self._names:
+        if isinstance(first, Tensor) and written is not None and first._version != written and id(first) in self._names:
             raise fx.proxy.TraceError(f"the code writes into {self._names[id(first)]}")
         if value is None and target in (getattr, operator.getitem):  # code asks `is None` of it
             self.graph.erase_node(node)

@@ -176,10 +176,10 @@ def _export_pt2(
         program = export_program(model, example, dynamic_batch)
         program.example_inputs = None  # torch would pickle them
         try:
-            with path.open("wb") as file:
-                torch.export.save(program, file)
-            with path.open("rb") as file:
-                loaded = torch.export.load(file).module()
+            with path.open("wb") as writing:
+                torch.export.save(program, writing)
+            with path.open("rb") as reading:
+                loaded = torch.export.load(reading).module()
         except Exception as error:  # torch.export raises many kinds
             raise ModelError(
                 f"torch.export cannot write the inputs and outputs of {type(model).__name__}: {failure(error)}. Use "
