@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from prunus.run import final_timing
 from prunus.run.final_timing import FEWEST_TURNS, EngineSpeed, how_timed, time_in_engines
 from prunus.timing.engines import ENGINES
 from prunus.timing.latency import NO_DIFFERENCE
@@ -87,6 +88,20 @@ def test_the_first_row_is_always_measured_and_others_only_while_there_is_time() 
     assert before.calls == after.calls and before.calls < 3 * FEWEST_TURNS
     (said,) = missing
     assert said.startswith("Not timed, because the final timing may take 0 seconds: eager at batch 1, ")
+
+
+def test_a_row_ends_in_time_if_the_machine_becomes_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(final_timing, "ROW_SECONDS", 0.2)
+
+    class Slower(Busy):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.calls > 4:  # after what the number of turns could be foretold from
+                time.sleep(0.02)
+            return super().forward(x)
+
+    before, after = Slower(0), Slower(0)
+    time_in_engines(before, after, EXAMPLE, engine="eager", others=False)
+    assert before.calls <= 5 + 2 * FEWEST_TURNS  # 6 turns of both take 0.24 s
 
 
 def test_an_engine_that_fails_is_told_and_the_others_are_timed() -> None:

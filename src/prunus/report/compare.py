@@ -273,7 +273,7 @@ def _figures(entrant: Entrant, compared: Comparison) -> dict[str, Any]:
         "after": asdict(after),
         "speeds": [asdict(each) for each in run.since_original.speeds],
         "front": [cost for cost in after.costs if entrant.letter in compared.front(cost, quality)],
-        "widths": {name: [unit.width, unit.kept] for name, unit in run.summary.units.items()},
+        "widths": {name: [run.plan.widths[name], len(kept)] for name, kept in run.plan.keep.items()},
         "classes": None if run.classes is None else asdict(run.classes),
     }
 
@@ -350,7 +350,8 @@ def _run_table(compared: Comparison, quality: QualityText) -> Table:
                 continue
             before, after = was.costs[cost], now.costs[cost]
             if is_speed(cost):
-                cells.append(Cell(speeds[cost].change.replace("x", "×"), after, "relative to the original network"))
+                text, said = f"{after:.2f}× ({speeds[cost].interval})", str(speeds[cost])
+                cells.append(Cell(text, after, f"{said}, relative to the original network"))
                 continue
             text = f"{big_number(after)} ({relative_change(before, after)})"
             cells.append(Cell(text, after, f"before: {big_number(before)}"))
@@ -388,14 +389,15 @@ def _cost_charts(compared: Comparison, quality: QualityText) -> list[tuple[Any, 
 def _width_table(done: Sequence[tuple[Entrant, FinishedRun]]) -> Table:
     """Channels that each run keeps, unit by unit."""
     rows = []
-    for place, name in enumerate(dict.fromkeys(name for _, run in done for name in run.summary.units)):
+    for place, name in enumerate(dict.fromkeys(name for _, run in done for name in run.plan.keep)):
         cells = [Cell(name, place)]
         for _, run in done:
-            unit = run.summary.units.get(name)
-            if unit is None:
+            plan = run.plan  # from the original network, also of a run that goes on from another
+            if name not in plan.keep:
                 cells.append(Cell("–", -1, "this network has no such unit"))
             else:
-                share, kept = unit.kept / unit.width, f"{unit.kept} of {unit.width}"
+                left, width = len(plan.keep[name]), plan.widths[name]
+                share, kept = left / width, f"{left} of {width}"
                 cells.append(Cell(kept, share, f"{name}: {kept} channels", share))
         rows.append(cells)
     return Table("Channels kept in each run", ["unit", *(entrant.letter for entrant, _ in done)], rows)

@@ -11,7 +11,7 @@ from typing import Any
 
 from prunus.deciding.goal import Goal
 from prunus.deciding.sensitivity import Sensitivity
-from prunus.deciding.settings import TimeSettings
+from prunus.deciding.settings import RANKING, TimeSettings
 from prunus.plots.run_pictures import image_strip, map_strip
 from prunus.report import text
 from prunus.report.charts import Histogram, round_charts, score_histogram
@@ -151,9 +151,11 @@ def _cards(run: FinishedRun) -> list[tuple[str, str, str, str]]:
 
 def _speeds(run: FinishedRun) -> list[Bar]:
     """Time in each engine as a share of the original's, with the interval of the speed-up."""
-    rows = []
+    rows, longest = [], 1.2 * max([1.0, *(1 / each.ratio for each in run.summary.speeds)])
     for place, each in enumerate(run.summary.speeds):
-        bars = [(0.0, 1.0, "lost"), (0.0, 1 / each.ratio, "kept"), (1 / each.high, 1 / each.low, "spread")]
+        # A wide interval is cut off, so that bars stay as long as they can be; its text is whole.
+        least, most = (min(1 / end if end else longest, longest) for end in (each.high, each.low))
+        bars = [(0.0, 1.0, "lost"), (0.0, 1 / each.ratio, "kept"), (least, most, "spread")]
         title = f"{each}: {milliseconds(each.before)} before, {milliseconds(each.after)} after"
         rows.append(Bar(each.place, bars, each.change.replace("x", "×"), title, strong=place == 0))
     return drawn_bars(rows)
@@ -259,7 +261,10 @@ def what_was_asked(run: FinishedRun) -> dict[str, list[str]]:
     if "data" in typed:
         rows["Data set"] = [str(typed["data"])]
     rows["Goal"] = [text.goal(run)]
-    unused = () if run.settings.needs_times else [field.name for field in dataclasses.fields(TimeSettings)]
+    asked = run.settings
+    unused = [] if asked.needs_times else [field.name for field in dataclasses.fields(TimeSettings)]
+    unused += [] if asked.ranks else RANKING
+    unused += [] if asked.retrains_at_all else ["distill"]
     for group, lines in chosen_settings(run.settings, unused).items():
         rows[group] = rows.get(group, []) + lines
     return rows
