@@ -28,6 +28,22 @@ WITHOUT_TORCH = {
     "prune lenet5 --data digits --weights w.pt --target 2": "target must be above 0 and below 1, got 2.0",
     "prune lenet5 --data digits --weights w.pt --batch-size 0": "batch_size must be at least 1, got 0",
     "prune lenet5 --data digits --weights w.pt --ema 0.9": "No such option",
+    "prune lenet5 --data digits --weights w.pt --threads 9999": "threads must be at least 1 and at most ",
+    "prune lenet5 --pretrained --data digits": "pretrained weights are those of torchvision:NAME and timm:NAME",
+    "prune lenet5=pretrained --data digits": "for another network give --weights FILE",
+    "prune timm:resnet18 --data digits": "with the weights of timm:resnet18, or --pretrained",
+    "prune timm:resnet18 --data digits --pretrained --weights w.pt": "give either --weights or --pretrained",
+    "prune timm:resnet18=pretrained --data digits --weights w.pt": "has its own weights: leave out --weights w.pt",
+    "prune lenet5 --data digits --weights w.pt --memory lots": "memory must be a size such as 4G or 500M",
+    "prune lenet5 --data digits --weights w.pt --target nan": "target must be above 0 and below 1, got nan",
+    "prune lenet5 --data digits --weights w.pt --out w.txt": "w.txt is a file; name a folder for a pruning run",
+    "prune lenet5 --data digits --weights w.pt --task detektion": "there is no task called 'detektion'",
+    "prune pruned --target 0.3": "pruned does not record its original network: give that too, as in NAME=pruned",
+    "evaluate pruned": "as in NAME=pruned",
+    "inspect pruned": "as in NAME=pruned",
+    "inspect lenet5 --plan here": "here is a folder, not a file",
+    "curve lenet5 --data digits": "pass --weights FILE with the weights of lenet5",
+    "curve lenet5 --data digits --weights w.pt --speedups a,b": "--speedups are numbers, as in 1.25,1.5,2,3; got 'a,b'",
     "prune --resume no": "no does not exist",
     "prune --resume here": "here holds no run that could continue",
     "train lenett5 --data digits": "did you mean lenet5",
@@ -138,6 +154,9 @@ def test_wrong_input_is_refused_without_torch(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "w.pt").touch()
     (tmp_path / "w.txt").touch()
+    (tmp_path / "pruned").mkdir()
+    (tmp_path / "pruned" / "plan.json").touch()
+    (tmp_path / "pruned" / "model.safetensors").touch()
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input=json.dumps([*WITHOUT_TORCH, "--help", "prune --help", "study effectiveness --help"]),
@@ -158,6 +177,7 @@ def test_wrong_input_is_refused_without_torch(tmp_path: Path) -> None:
 
 
 USERS = """
+import torch
 from torch import nn
 
 class Net(nn.Module):
@@ -175,6 +195,18 @@ def raises(num_classes=10): raise ValueError("boom")
 def needs(path, num_classes=10): return Net("", num_classes)
 def rgb(num_classes=10): return Net("", num_classes)
 def linear(num_classes=10): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+def pairs(*shape, count=2, last=9): return [(torch.zeros(8, *shape), torch.arange(last - 7, last + 1))] * count
+def none(): return None
+def empty(): return [], []
+def once(): return iter(pairs(1, 8, 8)), pairs(1, 8, 8)
+def text(): return "train", "holdout"
+def coloured(): return pairs(1, 8, 8), pairs(3, 8, 8)
+def labelled(): return pairs(1, 8, 8), pairs(1, 8, 8, last=30)
+def unreadable():
+    class Disk(torch.utils.data.Dataset):
+        def __len__(self): return 8
+        def __getitem__(self, number): raise OSError("the disk is gone")
+    return [torch.utils.data.DataLoader(Disk(), 4)] * 2
 for factory in (good, stumbles, raises, linear):
     factory.shape = (1, 8, 8)
 """
@@ -186,10 +218,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "trial_nets", raising=False)
-    save_file(create("lenet5").state_dict(), "w.safetensors")
+    state = create("lenet5").state_dict()
+    save_file(state, "w.safetensors")
+    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in state.items()}, "nan.safetensors")
+    torch.save(create("lenet5"), "whole.pt")
 
 
 PRUNE = "prune lenet5=w.safetensors --data digits"
+OWN = "prune trial_nets:good --target 0.3 --data trial_nets"
 SENSITIVITY = "inspect lenet5=w.safetensors --data digits --sensitivity --num-images 60 --num-eval-images 40"
 
 
@@ -199,12 +235,12 @@ SENSITIVITY = "inspect lenet5=w.safetensors --data digits --sensitivity --num-im
     [
         ("evaluate lenet5 --data digits --size 5", "lenet5 does not run on an image of 1 x 5 x 5: RuntimeError"),
         ("evaluate trial_nets:stumbles --data digits", "does not run on an image of 1 x 8 x 8: KeyError: 'oops'"),
-        ("train trial_nets:stumbles --data digits", "trial_nets.py:10)"),
+        ("train trial_nets:stumbles --data digits", "trial_nets.py:11)"),
         ("bench trial_nets:stumbles", "does not run on an image of 1 x 8 x 8"),
         ("bench lenet5 resnet20", "different sizes"),
         ("report .", "is not the folder of a run"),
         ("inspect trial_nets:needs", "missing a required argument: 'path'. Give its parameters defaults"),
-        ("inspect trial_nets:rgb", "trial_nets.py:11). What it takes can be said: factory.shape = (channels, height"),
+        ("inspect trial_nets:rgb", "trial_nets.py:12). What it takes can be said: factory.shape = (channels, height"),
         ("inspect trial_nets:raises", "'trial_nets:raises' failed with ValueError: boom"),
         ("inspect trial_nets:nothing", "nothing"),
         ("inspect lenet5 --classes 1000000000000", "there is not enough memory: "),
@@ -232,6 +268,22 @@ SENSITIVITY = "inspect lenet5=w.safetensors --data digits --sensitivity --num-im
         (f"{PRUNE} --metric gsd:0", "an option of a metric must be NAME=VALUE, as in ridge=0.5, got '0'"),
         (f"{PRUNE} --paper --repair solve", "the paper has no repair: leave out --repair solve, or leave out --paper"),
         (f"{PRUNE} --split least_error --metric gsd", "needs scores that are errors, and gsd gives none: use rebuilt"),
+        (f"{OWN}:none", "'trial_nets:none' must return loaders (train, holdout)"),
+        (f"{OWN}:empty", "train: the loader gave no images"),
+        (f"{OWN}:once", "train of 'trial_nets:once' is a list_iterator, which can be read only once"),
+        (f"{OWN}:text", "train: batch 0 must be images, a pair (images, labels) or a dict with both, but is a str"),
+        (f"{OWN}:coloured", "holdout: the network does not run on its images, [3, 8, 8] (those of train: [1, 8, 8])"),
+        (f"{OWN}:labelled", "holdout: batch 0 has labels from 23 to 30, but the model has 10 classes"),
+        (f"{OWN}:unreadable", "train: its first batch cannot be read: OSError: the disk is gone ("),
+        ("check trial_nets:good --data trial_nets:once", "which can be read only once"),
+        ("evaluate trial_nets:good --data trial_nets:empty --part holdout", "train: the loader gave no images"),
+        ("evaluate trial_nets:good --data trial_nets:coloured", "has no test images; it returned train, holdout"),
+        ("train trial_nets:good --data trial_nets:unreadable", "the disk is gone"),
+        ("train lenet5 --data digits --weights nan.safetensors", "numbers of conv1.weight are NaN or infinite"),
+        ("prune lenet5=nan.safetensors --data digits --target 0.3", "the network's weights are damaged, or its train"),
+        ("prune lenet5=whole.pt --data digits", "whole.pt: expected tensors by name, got no tensors: save the network"),
+        ("prune trial_nets:good --data folder:nan.safetensors", "nan.safetensors: is a file, and not a CSV of labels"),
+        ("prune trial_nets:good --data folder:.", "expected one folder per class, or images without labels"),
         ("train lenet5 --data digits --mixed-precision fp16", "fp16 needs a GPU"),
         ("train resnet8 --data digits --num-images 1 --size 1", "a batch norm cannot be trained on a single image"),
         ("data cifar10 --from trial_nets.py --to new", "trial_nets.py: is not a complete tar archive (ReadError: "),
@@ -244,15 +296,13 @@ def test_one_line_that_says_what_is_wrong(line: str, words: str) -> None:
     assert found.exit_code == 1
     (said,) = [text for text in found.stderr.splitlines() if text.startswith("error: ")]
     assert words in said
-    assert not (line.startswith(PRUNE) and Path("runs").exists())
+    assert not (line.startswith((PRUNE, OWN)) and Path("runs").exists())
 
 
 @pytest.mark.usefixtures("here")
 def test_an_empty_name_and_outputs_that_are_not_finite() -> None:
     found = prunus("evaluate", "", "--data", "digits")
     assert found.exit_code == 1 and found.stderr == "error: the name of the network is empty\n"
-    state = create("lenet5").state_dict()
-    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in state.items()}, "nan.safetensors")
     found = prunus("evaluate", "lenet5", "--data", "digits", "--weights", "nan.safetensors", "--json", columns=200)
     assert "warning: the network's outputs are NaN or infinite" in found.stderr
     assert json.loads("\n".join(lines(found)), parse_constant=pytest.fail)["loss"] is None

@@ -24,6 +24,7 @@ from rich.text import Text
 from prunus.errors import FileError, PrunusError
 from prunus.util.options import check_choice
 from prunus.util.typed_json import to_data
+from prunus.util.user_code import failure
 
 # Names of files, networks and units may have square brackets and colons, which are no markup.
 console = Console(highlight=False, markup=False, emoji=False)
@@ -90,7 +91,8 @@ def friendly(verb: Callable[..., Answer | None]) -> Callable[..., None]:
                 sys.stdout.write(f"{json.dumps(_finite(to_data(answer.record)), indent=1)}\n")
             code = answer.code or (0 if answer.reached else EXIT_MISSED)
         except (PrunusError, OSError) as error:  # OSError: a disk, a permission, a network
-            complain("error", str(error), "bold red")
+            own = isinstance(error, PrunusError) or error.filename is not None or error.errno is not None
+            complain("error", str(error) if own else failure(error), "bold red")
         except (MemoryError, RuntimeError) as error:
             # torch raises RuntimeError on the CPU, and a class of its own, which is a RuntimeError too, on GPUs.
             full = ("can't allocate memory", "out of memory")

@@ -185,15 +185,15 @@ class UserData:
 
     def example(self) -> Any:
         """An input of the network: one image."""
-        import torch
+        from torch import Tensor
+        from torch.utils._pytree import tree_map
 
-        from prunus.run.context import first_image
-        from prunus.util.state import generators_kept
+        from prunus.run.first_look import first_batch
 
         if self.given is not None:
             return self.given
-        with generators_kept():  # a loader that shuffles draws random numbers
-            return first_image(self.loaders["train"], torch.device("cpu"), self.task)
+        images = first_batch(self.loaders["train"], "train", self.task).images
+        return tree_map(lambda part: part[:1].cpu() if isinstance(part, Tensor) else part, images)
 
     def loader(
         self, part: str, _batch_size: int = 0, *, limit: int | None = None, seed: int = 0, **_how: Any
@@ -208,6 +208,8 @@ class UserData:
 
 def open_user_data(spec: str, task: Task) -> UserData:
     """What make_data returned: two or three loaders, or a dict with some of RETURNED."""
+    from prunus.util.batches import check_batches
+
     made = call_user_function(spec, DataError)
     if isinstance(made, tuple | list) and 2 <= len(made) <= 3:
         made = dict(zip(LOADERS, made, strict=False))
@@ -219,6 +221,8 @@ def open_user_data(spec: str, task: Task) -> UserData:
             f"{', '.join(RETURNED)}; it returned {got}"
         )
     loaders = {name: made[name] for name in LOADERS if made.get(name) is not None}
+    for name, loader in loaders.items():
+        check_batches(loader, f"{name} of {spec!r}", again=True)
     return UserData(spec, loaders, task, made.get("example"))
 
 

@@ -114,9 +114,10 @@ def resolve(
     """
     if weights is not None or pretrained:
         named, option = resolve(typed, model=model), "--pretrained" if pretrained else f"--weights {weights}"
-        if named.weights is not None or named.folders or named.pretrained or (pretrained and weights is not None):
-            has = "--weights are weights" if pretrained and weights is not None else f"{typed} has its own weights"
-            raise ModelError(f"{has}: leave out {option}")
+        if pretrained and weights is not None:
+            raise ModelError("give either --weights or --pretrained")
+        if named.weights is not None or named.folders or named.pretrained:
+            raise ModelError(f"{typed} has its own weights: leave out {option}")
         named = replace(named, weights=weights, pretrained=pretrained)
         return _checked_pretrained(named) if pretrained else named
     folder = Path(typed)

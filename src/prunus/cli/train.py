@@ -87,6 +87,7 @@ def command(
     folder = out or run_folder(f"train-{named.label}-{data.name}")
     refuse_others(folder, TRAINING, WEIGHTS, SUMMARY)
     task, schedule, seed = task_of(typed_task), settings.schedule, settings.seed
+    from prunus.run.first_look import check_weights
     from prunus.train.fit import fit
     from prunus.util.processes import leave, rank_and_world
     from prunus.zoo.data import Loader
@@ -96,6 +97,7 @@ def command(
     if not images.labelled:
         raise DataError(f"{images.name} has no labels, and training needs them")
     network = open_model(named, images, seed=seed, new_classes=True)
+    check_weights(network)
     whole_batch = batch_size or schedule.batch_size
     if whole_batch < world or whole_batch % world:
         raise RunError(

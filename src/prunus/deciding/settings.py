@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -138,7 +139,9 @@ class TimeSettings:
     )
     batch: int = option(1, "Images in a batch whose time is measured", group="Goal", least=1)
     # One thread is measured in processor time, which other programs on the machine hardly change.
-    threads: int = option(1, "CPU threads of the engine when time is measured", group="Goal", least=1)
+    threads: int = option(
+        1, "CPU threads of the engine when time is measured", group="Goal", least=1, most=os.cpu_count()
+    )
     timing: bool = option(True, "Time the result beside the original in every installed engine", group="Goal")
     latency_table: str | None = option(
         None, "Times of `prunus inspect --latency --out`, measured on the machine where the network ships", group="Goal"

@@ -57,7 +57,8 @@ def _test_folder(path: Path) -> Path | None:
 def read_classes(path: Path, size: int | None) -> FolderData:
     """PATH/train and PATH/test (or val), each with one folder per class; or PATH itself with one folder per class."""
     if not path.is_dir():
-        raise DataError(f"{path}: this folder of images does not exist")
+        what = "is a file, and not a CSV of labels" if path.exists() else "this folder of images does not exist"
+        raise DataError(f"{path}: {what}")
     train: FileImages
     test: FileImages | None
     if (path / "train").is_dir():
@@ -236,7 +237,11 @@ TABLE = "labels.csv"
 
 def has_table(path: Path) -> bool:
     """Whether a path is a CSV, or a folder with one, in parts or not."""
-    return path.is_file() or (path / TABLE).is_file() or (path / "train" / TABLE).is_file()
+    return (
+        (path.is_file() and path.suffix.lower() in (".csv", ".txt"))
+        or (path / TABLE).is_file()
+        or (path / "train" / TABLE).is_file()
+    )
 
 
 def read_labelled(path: Path, size: int | None) -> FolderData:
