@@ -108,6 +108,8 @@ def test_what_was_lost(told: FinishedRun) -> None:
         "The test accuracy is still 95.00%: the same number of mistakes on 200 images that were not used for any "
         f"decision. {held} 96.00% to 94.00%."
     )
+    steady = side(told, "after", holdout=told.summary.before.holdout)
+    assert sentences.what_was_lost(steady).endswith("which decisions used, it is still 96.00%.")
     better = changed(told, before=told.summary.after, after=told.summary.before)
     assert "(+2.00 points): 4 fewer mistakes on 200 images" in sentences.what_was_lost(better)
 

@@ -66,9 +66,11 @@ def what_was_lost(run: FinishedRun) -> str:
     if part != "test":
         return f"{head} on {images}. These images were also used for decisions."
     first, last = run.summary.before.holdout, run.summary.after.holdout
+    was_held, is_held = quality.shown(first.quality), quality.shown(last.quality)
+    held = f"is still {is_held}" if was_held == is_held else f"changed from {was_held} to {is_held}"
     return (
         f"{head} on {images} that were not used for any decision. On the {count(last.num_images, 'held-out image')}, "
-        f"which decisions used, it changed from {quality.shown(first.quality)} to {quality.shown(last.quality)}."
+        f"which decisions used, it {held}."
     )
 
 
