@@ -105,11 +105,14 @@ def test_all_of_the_time_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> No
     said: list[str] = []
     monkeypatch.setattr(prune.console, "print", lambda *_, **__: None)
     monkeypatch.setattr(prune, "say", said.append)
+    read = SimpleNamespace(goal=SimpleNamespace(text="Goal reached."), speeds=(), notes=("slower",))
     monkeypatch.setattr("prunus.run.summary.headline", lambda _summary: [["", "", "", ""]])
-    summary: dict[str, Any] = {"seconds": {"score": 6.0, "repair": 6.2, "this_call": 58.2}, "notes": ["slower"]}
+    monkeypatch.setattr("prunus.run.summary.first_line", lambda _summary: "1.5x")
+    monkeypatch.setattr("prunus.run.summary.read_summary", lambda _summary: read)
+    summary: dict[str, Any] = {"seconds": {"score": 6.0, "repair": 6.2, "this_call": 58.2}}
     prune.print_result(SimpleNamespace(summary=summary, rounds=(1,)), Path("runs/a"), Path("runs/a/report.html"))  # type: ignore[arg-type]
     assert "\n1 round in 58 s: score 6 s, repair 6 s, evaluation, timing and the rest 46 s" in said
-    assert "note: slower" in said
+    assert "Goal reached." in said and "note: slower" in said
     assert 'load it with: prunus.load("runs/a", original_model).eval()' in said
 
 

@@ -196,6 +196,7 @@ def needs(path, num_classes=10): return Net("", num_classes)
 def rgb(num_classes=10): return Net("", num_classes)
 def linear(num_classes=10): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 def pairs(*shape, count=2, last=9): return [(torch.zeros(8, *shape), torch.arange(last - 7, last + 1))] * count
+def metric(channels): return {}["no"]
 def none(): return None
 def empty(): return [], []
 def once(): return iter(pairs(1, 8, 8)), pairs(1, 8, 8)
@@ -268,6 +269,7 @@ SENSITIVITY = "inspect lenet5=w.safetensors --data digits --sensitivity --num-im
         (f"{PRUNE} --metric gsd:0", "an option of a metric must be NAME=VALUE, as in ridge=0.5, got '0'"),
         (f"{PRUNE} --paper --repair solve", "the paper has no repair: leave out --repair solve, or leave out --paper"),
         (f"{PRUNE} --split least_error --metric gsd", "needs scores that are errors, and gsd gives none: use rebuilt"),
+        (f"{PRUNE} --metric trial_nets:metric --out mine", "error: KeyError: 'no' ("),
         (f"{OWN}:none", "'trial_nets:none' must return loaders (train, holdout)"),
         (f"{OWN}:empty", "train: the loader gave no images"),
         (f"{OWN}:once", "train of 'trial_nets:once' is a list_iterator, which can be read only once"),

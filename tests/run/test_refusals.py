@@ -112,6 +112,7 @@ def damaged() -> nn.Module:
         ({"test": [(IMAGES, LABELS.float())]}, "test: batch 0: labels must be integers"),
         ({"test": [(IMAGES[:, :, :4], LABELS)]}, r"test: the network does not run on its images, \[3, 4, 6\] .those"),
         ({"test": [(IMAGES * NAN, LABELS)]}, "test: batch 0: 30 of 30 images have values that are NaN"),
+        ({"test": [(IMAGES.to("meta"), LABELS)]}, "test: batch 0: its images are on the meta device"),
         ({"test": Unreadable()}, "test: its first batch cannot be read: FileNotFoundError: no photo.png"),
         ({"test": [IMAGES]}, "test: its images have no labels, and those of holdout have"),
         ({"train": [x for x, _ in TRAIN], "epochs": 1}, "train: its images have no labels, and those of holdout have"),
@@ -197,6 +198,12 @@ def test_other_functions() -> None:
         r"several numbers, as in .8,.": lambda: pr.latency({"a": model}, example, batch_sizes=8),
         "threads must be at least 1, got -1": lambda: pr.latency({"a": model}, example, threads=-1),
         "expected a plan, got int": lambda: plan.then(5),
+        "engines must be a list of names, got int": lambda: pr.bench({"a": model}, example, engines=5),
+        "holdout must be batches of .* got NoneType": lambda: pr.sensitivity(graph, scores, None),
+        "agreement.original, task. with a torch.nn.Module, got str": lambda: pr.agreement("resnet"),
+        r"the network's output is \[\[30, 4\]\], and the original's \[\[30, 108\]\]": lambda: pr.evaluate(
+            model, [IMAGES], task=pr.agreement(nn.Flatten())
+        ),
         "the example contains no tensor; pass an input of the network": lambda: pr.trace(model, example.numpy()),
     }.items():
         with pytest.raises(pr.PrunusError, match=words):

@@ -24,7 +24,7 @@ from rich.text import Text
 from prunus.errors import FileError, PrunusError
 from prunus.util.options import check_choice
 from prunus.util.typed_json import to_data
-from prunus.util.user_code import failure
+from prunus.util.user_code import failure, is_of_user
 
 # Names of files, networks and units may have square brackets and colons, which are no markup.
 console = Console(highlight=False, markup=False, emoji=False)
@@ -90,17 +90,11 @@ def friendly(verb: Callable[..., Answer | None]) -> Callable[..., None]:
             if as_json:
                 sys.stdout.write(f"{json.dumps(_finite(to_data(answer.record)), indent=1)}\n")
             code = answer.code or (0 if answer.reached else EXIT_MISSED)
-        except (PrunusError, OSError) as error:  # OSError: a disk, a permission, a network
-            own = isinstance(error, PrunusError) or error.filename is not None or error.errno is not None
-            complain("error", str(error) if own else failure(error), "bold red")
-        except (MemoryError, RuntimeError) as error:
-            # torch raises RuntimeError on the CPU, and a class of its own, which is a RuntimeError too, on GPUs.
-            full = ("can't allocate memory", "out of memory")
-            if not isinstance(error, MemoryError) and not any(words in str(error) for words in full):
+        except Exception as error:
+            told = _in_a_line(error)
+            if told is None:
                 raise
-            line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            line = line.partition("DefaultCPUAllocator: ")[2] or line  # without the place in torch's code
-            complain("error", f"there is not enough memory: {line}", "bold red")
+            complain("error", told, "bold red")
         except KeyboardInterrupt:
             complaints.print("interrupted")
             code = EXIT_INTERRUPTED
@@ -116,6 +110,21 @@ def friendly(verb: Callable[..., Answer | None]) -> Callable[..., None]:
     paragraphs = inspect.cleandoc(verb.__doc__ or "").split("\n\n")
     run.__doc__ = "\n\n".join(p if p.startswith(" ") else p.replace("\n", " ") for p in paragraphs)
     return run
+
+
+def _in_a_line(error: Exception) -> str | None:
+    """What a user can mend, in a line: wrong input, a full disk or memory, an error in code of their own; else None."""
+    if isinstance(error, PrunusError):
+        return str(error)
+    if isinstance(error, OSError) and (error.filename, error.errno) != (None, None):  # a disk, a permission, a network
+        return str(error)
+    # torch raises RuntimeError on the CPU, and a class of its own, which is a RuntimeError too, on GPUs.
+    full = isinstance(error, RuntimeError) and any(w in str(error) for w in ("can't allocate memory", "out of memory"))
+    if full or isinstance(error, MemoryError):
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        line = line.partition("DefaultCPUAllocator: ")[2] or line  # without the place in torch's code
+        return f"there is not enough memory: {line}"
+    return failure(error) if isinstance(error, OSError) or is_of_user(error) else None
 
 
 def _finite(value: Any) -> Any:

@@ -22,7 +22,7 @@ from prunus.graph.channel_graph import ChannelGraph
 from prunus.scoring.scores import Scores
 from prunus.tasks import task_of
 from prunus.tasks.partial_forward import Cut, cut_by_zeroing
-from prunus.util.batches import Batches
+from prunus.util.batches import Batches, check_batches
 from prunus.util.options import check, replaced
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.text import short_table
@@ -163,6 +163,7 @@ def sensitivity(
     cutter = Cutter(graph, scores, WidthLimits(chosen.round_to, widths or {}, widths_of(cost)))
     check_patterns(graph, chosen.exclude, chosen.only, widths or {})
     names = scored(graph, scores, candidates(graph, chosen.exclude, chosen.only))
+    check_batches(holdout, "holdout")
     whole = cost({})
 
     def without(name: str, removed: int, floss: float | None = None, stopped: bool = False) -> UnitTrial:

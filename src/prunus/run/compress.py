@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from prunus.deciding.candidates import check_patterns
 from prunus.deciding.sensitivity import NothingToLoseError
 from prunus.deciding.splits import check_reach
-from prunus.errors import DataError, DecideError, PlanError
+from prunus.errors import DataError, DecideError, PlanError, RunError
 from prunus.graph.files import MODEL_FILE, PLAN_FILE
 from prunus.graph.plan import Plan, plans_of, same_origin
 from prunus.graph.traced import check_network
@@ -133,6 +133,8 @@ def run_folder(folder: str | Path | RunFolder | None) -> Iterator[RunFolder]:
     if isinstance(folder, RunFolder):
         yield RunFolder(folder.path, writes=folder.writes and writes, about=folder.about)
     elif folder is not None:
+        if not isinstance(folder, str | Path):
+            raise RunError(f"folder must be the path of a folder, got {type(folder).__name__}")
         yield RunFolder(folder, writes=writes)
     else:
         path = [tempfile.mkdtemp(prefix="prunus-") if writes else ""]

@@ -173,6 +173,8 @@ def bench(
         cpu_time: Measure processor time instead of wall-clock time. Use it with one thread on a busy machine.
         progress: False shows nothing; a function is called with the batch sizes done and their number.
     """
+    if not isinstance(engines, str | Sequence | None):
+        raise RunError(f"engines must be a list of names, got {type(engines).__name__}")
     engines = (engines,) if isinstance(engines, str) else tuple(ENGINES if engines is None else engines)
     if not isinstance(models, Mapping):
         raise RunError(f"models must be a dict of name -> network, got {type(models).__name__}")

@@ -35,6 +35,8 @@ def agreement(original: nn.Module, task: Task | str | None = None) -> Task:
         original: The network to agree with. It is not changed.
         task: What it is for; classification by default.
     """
+    if not isinstance(original, nn.Module):
+        raise ModelError(f"expected agreement(original, task) with a torch.nn.Module, got {type(original).__name__}")
     given = task_of(task)
     if given.label_kind in ("classes", "masks"):
         quality = Quality(same_class, AGREEMENT, "%")
@@ -48,10 +50,20 @@ def agreement(original: nn.Module, task: Task | str | None = None) -> Task:
         quality=quality,
         inputs=given.inputs,
         outputs=given.outputs,
+        check=check_same_shapes,
         distil=given.distil,
         margins=(lambda logits, answers: margins(logits, answers.argmax(1))) if by_class else None,
         reference=_Answers(original, given),
     )
+
+
+def check_same_shapes(outputs: Any, answers: Any, index: int) -> None:
+    """DataError if the outputs of the two networks cannot be compared."""
+    mine, its = ([list(tensor.shape) for tensor in tensors_of(each)] for each in (outputs, answers))
+    if not its:
+        raise DataError("the network's output has no floating-point tensor, so it cannot be compared with the original")
+    if mine != its:
+        raise DataError(f"batch {index}: the network's output is {mine}, and the original's {its}")
 
 
 def same_class(logits: Tensor, answers: Tensor) -> Tensor:
@@ -63,14 +75,10 @@ def distance_sums(outputs: Any, answers: Any) -> Tensor:
     """[T, 4, C] for T tensors of at most C channels: count, sum and sum of squares of the answers, squared errors."""
     rows = []
     for mine, its in zip(tensors_of(outputs), tensors_of(answers), strict=True):
-        if mine.shape != its.shape:
-            raise DataError(f"the network's output is {list(mine.shape)}, and the original's {list(its.shape)}")
         got, want = (_by_channel(tensor) for tensor in (mine, its))
         rows.append(
             torch.stack([torch.ones_like(want).sum(1), want.sum(1), want.square().sum(1), (got - want).square().sum(1)])
         )
-    if not rows:
-        raise DataError("the network's output has no floating-point tensor, so it cannot be compared with the original")
     widest = max(row.shape[1] for row in rows)
     return torch.stack([F.pad(row, (0, widest - row.shape[1])) for row in rows])
 

@@ -64,6 +64,8 @@ def unpack_any(batch: Any, index: int) -> tuple[Any, Any]:
     for tensor in tree_leaves(images):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             continue
+        if tensor.is_meta:
+            raise DataError(f"batch {index}: its images are on the meta device, so they have no values")
         # One sum is quicker than a look at each number, and it is finite only if all of them are.
         wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
         if not tensor.sum(dtype=wide).isfinite():

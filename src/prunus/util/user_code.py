@@ -60,17 +60,24 @@ def failure(error: BaseException) -> str:
     last line is the error.
     """
 
-    def is_installed(filename: str) -> bool:
-        path = Path(filename)
-        return "site-packages" in path.parts or _PACKAGE in path.parents or filename.startswith("<")
-
-    frames = traceback.extract_tb(error.__traceback__)
-    place = [frame for frame in frames if not is_installed(frame.filename)][-1:]
+    place = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_installed(frame.filename)][-1:]
     where = f" ({place[0].filename}:{place[0].lineno})" if place else ""
     text = str(error).strip()
     if "Traceback of TorchScript" in text:
         text = text.splitlines()[-1]
     return f"{type(error).__name__}: {text}{where}"
+
+
+def is_of_user(error: BaseException) -> bool:
+    """Whether an error comes out of a user's code that prunus called, directly or through a package."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    ours = next((number for number, file in enumerate(files) if _PACKAGE in Path(file).parents), len(files))
+    return any(not _is_installed(file) for file in files[ours:])
+
+
+def _is_installed(filename: str) -> bool:
+    path = Path(filename)
+    return "site-packages" in path.parts or _PACKAGE in path.parents or filename.startswith("<")
 
 
 def cannot_take(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> str | None:
