@@ -81,7 +81,7 @@ def test_the_whole_command_in_two_processes(tmp_path: Path) -> None:
     loader = images.loader("train", 32, shuffle=True, seed=0)
     fitted = fit(create("lenet5"), loader, images.loader("test", 256), preset="cosine", epochs=4, lr=0.05)
     save_model(fitted.model, str(tmp_path / WEIGHTS))
-    goal = ["--target", "0.5", "--rounds", "2", "--epochs", "3", "--device", "cpu"]
+    goal = ["--target", "0.5", "--round-to", "1", "--rounds", "2", "--epochs", "3", "--device", "cpu", "--no-timing"]
     command = ["prunus", "prune", "lenet5", "--weights", tmp_path / WEIGHTS, "--data", "digits", *goal]
     out = tmp_path / "run"
     torchrun(*command, "--out", out)

@@ -18,6 +18,7 @@ from prunus.train.settings import Preset
 
 CLASSES = 4
 QUICK: dict[str, Any] = {"epochs": 1, "lr": 0.02, "alpha": 1.0, "repair": "none", "distill": False, "timing": False}
+QUICK |= {"round_to": 1}  # few channels: any width
 EXAMPLE = torch.zeros(1, 3, 6, 6)
 # stem 8x3x9x36, conv1 24x8x9x36, conv2 8x24x9x36, wide 16x8x9x16, fc 256x4
 MACS, PARAMS = 7776 + 62208 + 62208 + 18432 + 1024, 216 + 1728 + 1728 + 1152 + 1024
