@@ -86,7 +86,10 @@ def test_pages_of_a_run_at_work_and_of_several(done: tuple[Path, list[str], list
     assert said == f"the run is not finished; written: {at_work / 'report.html'}"
     assert "is at work" in (at_work / "report.html").read_text()
     said = lines(prunus("report", folder, at_work, "--out", tmp_path / "both", columns=400))
-    assert said[0].split() == ["run", "quality", "after", "change", "MACs"] and "B at-work: not finished" in said
+    assert (
+        said[0].split() == ["run", "quality", "after", "change", "MACs", "speed-up"]
+        and "B at-work: not finished" in said
+    )
     assert (tmp_path / "both" / "compare.html").exists() and (tmp_path / "both" / "compare.json").exists()
 
 

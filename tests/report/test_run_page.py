@@ -133,7 +133,7 @@ def test_speed_in_each_engine_is_drawn_relative_to_the_original(compressed: Any)
     )
     page = render(replace(run, summary=replace(run.summary, speeds=speeds)))
     (rows,) = bar_charts(page, "speeds")
-    said = ["2.00× (1.60 to 2.50)", "0.50× (0.40 to 0.80), slower", "no measurable difference (0.80 to 1.25)"]
+    said = ["2.00× (1.60 to 2.50)", "0.50× (0.40 to 0.80), slower", "not measurable (0.80 to 1.25)"]
     assert [(row.name, row.text, row.strong) for row in rows] == [
         ("onnxruntime at batch 1", said[0], True),
         ("eager at batch 1", said[1], False),

@@ -84,9 +84,9 @@ class EngineSpeed:
 
     @property
     def change(self) -> str:
-        """1.52x (1.49 to 1.55), 0.65x (0.60 to 0.70), slower, or no measurable difference (0.97 to 1.02)."""
+        """1.52x (1.49 to 1.55), 0.65x (0.60 to 0.70), slower, or not measurable (0.97 to 1.02): for tables."""
         if not self.gain.measurable:
-            return f"{NO_DIFFERENCE} ({self.interval})"
+            return f"not measurable ({self.interval})"
         return f"{self.ratio:.2f}x ({self.interval})" + (", slower" if self.ratio < 1 else "")
 
     def __str__(self) -> str:

@@ -192,7 +192,8 @@ _said: ContextVar[set[str] | None] = ContextVar("what the work that is shown has
 def warn_once(log: logging.Logger, about: str, text: str, *values: Any) -> None:
     """Log a warning. In work that is shown, later warnings about the same thing are details, of the level INFO."""
     said = _said.get()
-    log.log(logging.INFO if said is not None and about in said else logging.WARNING, text, *values)
+    level = logging.INFO if said is not None and about in said else logging.WARNING
+    log.log(level, text, *values, stacklevel=2)
     if said is not None:
         said.add(about)
 
