@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.prune import custom_from_mask
 
 from tests.graph.dag_ops import OPS, PARAMETER_OPS
 from tests.graph.odd_nets import Flagged, OwnConvForward, ScaledReLU, centred, standardised
@@ -547,6 +548,60 @@ class OwnConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.weight, self.bias) * self.gain
+
+
+class FixedNorm(nn.Module):
+    """A norm whose scale and shift are computed from buffers, as in pretrained detectors."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.linspace(-0.5, 0.5, channels))
+        self.register_buffer("running_var", torch.linspace(0.5, 1.5, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = (self.running_var + 1e-5).rsqrt().reshape(1, -1, 1, 1)  # type: ignore[operator]
+        return x * scale - self.running_mean.reshape(1, -1, 1, 1) * scale  # type: ignore[operator]
+
+
+class Blur(nn.Module):
+    """One fixed filter for every channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("filter", torch.linspace(0.1, 0.9, 9).view(1, 1, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.filter.expand(x.shape[1], 1, 3, 3), padding=1, groups=x.shape[1])  # type: ignore[operator]
+
+
+class Rounded(nn.Conv2d):
+    """Weights in steps of the largest one of each filter."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        step = self.weight.abs().amax((1, 2, 3), keepdim=True) / 7
+        return self._conv_forward(input, torch.round(self.weight / step) * step, self.bias)
+
+
+def masked(layer: nn.Conv2d) -> nn.Module:
+    """With zeros in place of some of its weights, as torch.nn.utils.prune leaves it."""
+    mask = torch.arange(layer.weight.numel()).view(layer.weight.shape) % 3 > 0
+    return custom_from_mask(layer, "weight", mask)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@maker(2, ODD_BAG)
+def make_unusual_layer(b: Builder, x: int, channels: int) -> None:
+    """Values computed from buffers, and weights that are computed, masked or rounded."""
+    outputs = b.choice((2, 4, 6))
+    kind = b.choice(("fixed", "blur", "rounded", "normed", "masked"))
+    plain = nn.Conv2d(channels, outputs, 1)
+    makers = {
+        "fixed": lambda: FixedNorm(channels),
+        "blur": Blur,
+        "rounded": lambda: Rounded(channels, outputs, 1),
+        "normed": lambda: nn.utils.parametrizations.weight_norm(plain),
+        "masked": lambda: masked(plain),
+    }
+    b.layer(makers[kind](), x)
 
 
 @maker(8, ODD_BAG)

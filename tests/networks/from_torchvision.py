@@ -89,6 +89,20 @@ def detector(name: str) -> nn.Module:
     return TwoStages(whole) if "rcnn" in name else OneStage(whole)
 
 
+def pretrained_style(name: str, depth: str) -> nn.Module:
+    """A detector as its pretrained weights are loaded into: with the statistics of all batch norms fixed in buffers."""
+    library()
+    detection = importlib.import_module("torchvision.models.detection")
+    norm = importlib.import_module("torchvision.ops.misc").FrozenBatchNorm2d
+    backbone = detection.backbone_utils.resnet_fpn_backbone(backbone_name=depth, weights=None, norm_layer=norm)
+    generator = torch.Generator().manual_seed(0)
+    for module in backbone.modules():
+        for buffer in module.buffers(recurse=False) if isinstance(module, norm) else ():
+            buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
+    whole = getattr(detection, name)(backbone, num_classes=91)
+    return TwoStages(whole) if "RCNN" in name else OneStage(whole)
+
+
 def classifiers() -> dict[str, Network]:
     """The 67 convnets of ImageNet."""
     models = library()
@@ -106,5 +120,9 @@ def networks() -> dict[str, Network]:
     found |= {n: Network(partial(make, n, weights_backbone=None)) for n in SEGMENTATION}
     found |= {n: Network(partial(video, n), ((3, 16 if n == "s3d" else 8, 32, 32),)) for n in VIDEO}
     found |= {n: Network(partial(detector, n), ((3, 96, 96),)) for n in DETECTION}
+    found |= {
+        f"{name.lower()}_{depth}_frozen_norms": Network(partial(pretrained_style, name, depth), ((3, 96, 96),))
+        for name, depth in (("FasterRCNN", "resnet50"), ("RetinaNet", "resnet18"))
+    }
     found["raft_small"] = Network(partial(make, "raft_small"), ((3, 128, 128),) * 2, torch.float32)
     return found

@@ -199,10 +199,11 @@ def outputs_of(
 ) -> list[Any]:
     """The flattened output of a model in its present mode. Model and random generators are left as they were.
 
-    Training mode is without dropout, and so is eval mode if asked. A model that is watched, and that keeps something
-    from one call to the next, is called twice.
+    Training mode is without dropout layers, and both modes are without any dropout if asked. A model that is watched,
+    and that keeps something from one call to the next, is called twice.
     """
-    quiet = nullcontext() if dropout and not model.training else WithoutDropout()
+    drops = model.training and any(isinstance(m, nn.modules.dropout._DropoutNd) for _, m in named_modules(model))
+    quiet = WithoutDropout() if drops or not dropout else nullcontext()
     state = ModuleState(model)
     with generators_kept(seed), nothing_compiled(), quiet:
         try:
@@ -227,10 +228,10 @@ class Inside:
     """What of a network is compared, besides its outputs.
 
     Attributes:
-        kept: layer -> the channels of its input, and of its output, that the pruned layer has; None if it has all.
+        kept: conv or linear layer -> the channels of its input and of its output that the pruned layer has; None: all.
         foreign: whether a tensor belongs to the original network, so that the pruned one must not use it.
         told: modules with a user-provided rule: what they compute inside is their own affair.
-        functions: whether results of functions are compared.
+        functions: whether results of functions are compared too: layers do not see what happens after the last one.
     """
 
     kept: Mapping[str, tuple[Indices | None, Indices | None]]
@@ -277,7 +278,7 @@ class Watch(TorchFunctionMode):
             return lambda module, *values: setattr(self, "quiet", on)
 
         with ExitStack() as hooks:
-            for _, module in named_modules(model):
+            for _, module in named_modules(model) if self.inside.functions else ():
                 if module._forward_pre_hooks:  # selections and masks, which only one of the networks may have
                     hooks.callback(module.register_forward_pre_hook(quiet(True), prepend=True).remove)
                     hooks.callback(module.register_forward_pre_hook(quiet(False)).remove)
@@ -286,18 +287,21 @@ class Watch(TorchFunctionMode):
                 inputs, outputs = (None, None) if self.pruned else (inputs, outputs)
                 before = module.register_forward_pre_hook(entering(name, inputs), with_kwargs=True)
                 hooks.callback(before.remove)
-                hooks.callback(module.register_forward_hook(leaving(name, outputs)).remove)
-            for name in self.inside.told:
+                if self.inside.functions:  # otherwise what leaves a layer enters another one, or is an output
+                    hooks.callback(module.register_forward_hook(leaving(name, outputs)).remove)
+            for name in self.inside.told if self.inside.functions else ():
                 module = model.get_submodule(name)
                 hooks.callback(module.register_forward_pre_hook(quiet(True)).remove)
                 hooks.callback(module.register_forward_hook(quiet(False)).remove)
-            with self:
+            with self if self.inside.functions or (self.pruned and not model.training) else nullcontext():
                 yield
 
     def _note(self, place: Any, value: Any, module: nn.Module | None = None, kept: Indices | None = None) -> None:
-        if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout != torch.strided:
+        if not isinstance(value, Tensor):
             return
         with torch._C.DisableTorchFunction(), torch.no_grad():
+            if not value.is_floating_point() or value.layout != torch.strided:
+                return
             axis = -1 if module is None else channel_dim(module, value)
             few = tuple(slice(None, None, 1 if d == axis else -(-n // _POSITIONS)) for d, n in enumerate(value.shape))
             sample = value.detach()[few]

@@ -196,14 +196,16 @@ def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], boo
     for name, layer in graph.analysis.traced.modules.items():
         if name in slices.mixing:
             kept[name] = slices.mixing[name]
-        elif name in slices.passing:
+        elif name in slices.passing and is_depthwise(layer):
             channels = slices.passing[name][0]
-            kept[name] = channels, depthwise_filters(layer, channels) if is_depthwise(layer) else channels
+            kept[name] = channels, depthwise_filters(layer, channels)
         elif isinstance(layer, MIXING):
             kept[name] = None, None
     nodes = [node for node in graph.analysis.traced.graph.nodes if graph.analysis.find_rule.is_users(node)]
     told = {str(node.target) for node in nodes if node.op == "call_module"}
-    return Inside(kept, foreign, told, functions=all(node.op == "call_module" for node in nodes))
+    outputs = next(node for node in reversed(graph.analysis.traced.graph.nodes) if node.op == "output").all_input_nodes
+    hidden = not all(node.op == "call_module" and node.target in kept for node in outputs)
+    return Inside(kept, foreign, told, functions=hidden and all(node.op == "call_module" for node in nodes))
 
 
 def _first_failing(

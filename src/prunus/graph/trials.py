@@ -30,6 +30,7 @@ from prunus.util.state import generators_kept, module_state_kept
 
 _SIDES = (64, 128)  # pixels of images in trials, if they are larger: five halvings leave two pixels, or four
 _LARGER = 1.5  # how much larger
+_HALVED = 32  # pixels of the smallest side that is halved in training mode
 _LARGEST = 128  # pixels of a side that is tried because the code compares sizes with it, or twice the example's
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
@@ -68,7 +69,8 @@ def trials_for(traced: Traced, example: Example) -> tuple[list[Trial], list[Any]
         except Exception:  # noqa: BLE001  whatever the model's own code raises
             evaluation.inputs.pop(0)
     trials, size = [evaluation] if evaluation.inputs else [], _size_of(evaluation.inputs[0] if output else example)
-    other = [_resized(two, size[0], size[1] * 3 // 2), _resized(two, *size)] if size else []
+    other = [_resized(two, size[0] // 2, size[1] * 3 // 4)] if size and not small and min(size) >= _HALVED else []
+    other += [_resized(two, size[0], size[1] * 3 // 2), _resized(two, *size)] if size else []
     trials.append(Trial("training" + WITH_GRADIENTS, [randomised(e) for e in (*other, two, example)]))
     for height, width in _sizes_compared(traced, size) if size else ():
         trials.append(Trial("eval", [randomised(_resized(one, height, width))]))

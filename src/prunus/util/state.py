@@ -288,6 +288,9 @@ def nothing_compiled() -> Iterator[None]:
 def reseed(*numbers: int) -> None:
     """Seed the global generators from one or several numbers; (seed, epoch) and (seed, epoch + 1) are independent."""
     words = np.random.SeedSequence(numbers).generate_state(2, np.uint32)
-    torch.manual_seed(int(words[0]))
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        torch.manual_seed(int(words[0]))
+    else:  # without devices, torch formats a traceback for each of them that might come
+        torch.default_generator.manual_seed(int(words[0]))
     random.seed(int(words[1]))
     np.random.seed(words[1])  # noqa: NPY002
