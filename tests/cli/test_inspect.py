@@ -89,6 +89,27 @@ def test_a_plan(tmp_path: Path) -> None:
     assert result.exit_code == 1 and "the plan is for another network" in result.stderr
 
 
+def grey(num_classes: int = 4) -> nn.Module:
+    """A factory without `shape`: only the plan knows that images are 1 x 12 x 12."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(512, num_classes))
+
+
+def test_the_plan_knows_the_shape_and_a_name_goes_with_a_folder(tmp_path: Path) -> None:
+    example = torch.zeros(1, 1, 12, 12)
+    graph = pr.trace(grey().eval(), example)
+    plan = pr.Plan.of(graph, {"0:out": range(5)})
+    small, folder = pr.prune(graph, plan), tmp_path / "small"
+    pr.save(small, plan, folder)
+    name = "tests.cli.test_inspect:grey"
+    facts = json.loads(prunus("inspect", name, "--plan", folder / "plan.json", "--json").stdout)
+    assert facts["pruned"]["macs"] == counted_macs(small, example)
+    bare = prunus("inspect", folder)
+    assert bare.exit_code == 1 and f"as in NAME={folder}" in "".join(bare.stderr.split("\n"))
+    facts = json.loads(prunus("inspect", f"{name}={folder}", "--json").stdout)
+    assert facts["macs"] == counted_macs(small, example)
+
+
 def test_what_stays_and_why() -> None:
     said = lines(prunus("inspect", "tests.cli.test_inspect:build", "--size", "8", columns=200))
     text = "\n".join(said[next(i for i, line in enumerate(said) if line.startswith("Frozen")) :])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prunus.cli.console import complain, say
 from prunus.errors import FileError, ModelError
 from prunus.util.files import PRUNING, TRAINING, held_by, read_object
-from prunus.util.user_code import failure
+from prunus.util.user_code import failure, import_user_function
 from prunus.zoo.names import check_model, check_weight_file, is_user_data, num_classes
 
 if TYPE_CHECKING:
@@ -386,7 +386,7 @@ def open_network(named: NamedModel, classes: int | None = None, plan: Plan | Non
 
     from prunus.graph.files import example_of, load
     from prunus.graph.plan import Plan
-    from prunus.zoo.models import create
+    from prunus.zoo.models import accepts, create
 
     data = str(named.asked.get("data", ""))
     count = classes or num_classes(data)
@@ -397,8 +397,10 @@ def open_network(named: NamedModel, classes: int | None = None, plan: Plan | Non
     shape: tuple[Any, ...] = tuple(plan.example["shape"][1:]) if plan is not None and one else ()
     if named.arguments and classes is None:
         arguments = dict(named.arguments)
-    elif len(shape) == 3 and not is_user_data(data) and (not named.is_user_provided or named.folders):
-        arguments |= _channels(named, shape[0])
+    elif len(shape) == 3 and not is_user_data(data):
+        factory = import_user_function(named.name, ModelError) if named.is_user_provided else None
+        if factory is None or accepts(factory, "in_channels"):  # one that does not is for these images already
+            arguments |= _channels(named, shape[0])
     if not named.folders:
         arguments = _with_classes(named, arguments)
         shape = shape or named.config.shape
