@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,16 @@ def test_max_drop_that_no_cut_keeps(stopwatch: Stopwatch, tmp_path: Path) -> Non
     done = run(tmp_path / "run", max_drop=0.1, evaluate=worse, **QUICK)
     assert pairs(done.model) == pairs(trained()) and not done.reached and not done.rounds
     assert "nothing was removed" in done.summary["goal"]["text"]
+
+
+def test_out_of_reach_names_the_better_way(stopwatch: Stopwatch) -> None:
+    """The error of both is that of the way that can become faster."""
+    limits = []
+    for streams in ("select", "coupled", None):
+        with pytest.raises(pr.DecideError, match="out of reach") as caught:
+            run(speedup=500.0, streams=streams, **QUICK)
+        limits.append(float(re.findall(r"the network is ([\d.]+)x", str(caught.value))[0]))
+    assert limits[2] == max(limits[:2]) and limits[0] != limits[1]
 
 
 def test_an_interrupted_search_ends_with_the_same_network(stopwatch: Stopwatch, tmp_path: Path) -> None:

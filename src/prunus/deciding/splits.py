@@ -74,14 +74,19 @@ def lowest_cost(graph: ChannelGraph, names: Sequence[str], cost: CostOf, round_t
     return least_cost(Cutter(graph, in_order(graph), WidthLimits(round_to, known=widths_of(cost))), names, cost)
 
 
-def check_reach(graph: ChannelGraph, budget: Budget, settings: SplitSettings) -> None:
-    """DecideError if no plan can meet the budget, before anything long is done."""
-    names = candidates(graph, settings.exclude, settings.only)
-    check_k(settings.k, len(names))
-    if budget.left is not None:
-        least = lowest_cost(graph, names, budget.of(graph), settings.round_to)
-        if least > budget.left:
-            raise DecideError(budget.out_of_reach(least))
+def check_reach(graph: ChannelGraph, budget: Budget, settings: SplitSettings, *others: ChannelGraph) -> None:
+    """DecideError if no plan can meet the budget, before anything long is done.
+
+    others: Graphs of the same network with its streams treated in other ways, if these are tried too.
+    """
+    least = []
+    for each in (graph, *others):
+        names = candidates(each, settings.exclude, settings.only)
+        check_k(settings.k, len(names))
+        if budget.left is not None:
+            least.append(lowest_cost(each, names, budget.of(each), settings.round_to))
+    if budget.left is not None and min(least) > budget.left:
+        raise DecideError(budget.out_of_reach(min(least)))
 
 
 # -------------------------------------------------------------------------- units are ranked on held-out images

@@ -203,7 +203,7 @@ def _run(
     except DecideError:
         if settings.streams is not None:
             raise
-        check_reach(evidence.graph("coupled"), context.budget, settings)
+        check_reach(graph, context.budget, settings, evidence.graph("coupled"))
     config = {
         "settings": settings.to_dict(),
         "fingerprint": graph.fingerprint,
