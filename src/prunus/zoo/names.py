@@ -139,7 +139,7 @@ DATA_SETS = {
             ),
         ),
         DataSet("imagenet", "ILSVRC-2012, 1000 classes", "your own copy", needs_path=True),
-        DataSet("folder", "your own images, one folder per class or without labels", "your own files", needs_path=True),
+        DataSet("folder", "your own images, by class or unlabelled", "your own files", needs_path=True),
     )
 }
 NAMES = tuple(known.typed for known in DATA_SETS.values())
