@@ -46,6 +46,13 @@ def check(result: pr.Compressed, target: float, learned: float, points: float) -
     assert after > before - points / 100
 
 
+def check_one_point(result: pr.Compressed, learned: float) -> None:
+    """Without a goal: at most a point of held-out quality is lost, and the network, which had learned, is smaller."""
+    summary = result.summary
+    before, after = (summary[when]["holdout"]["quality"] for when in ("before", "after"))
+    assert before > learned and after >= before - 0.01 - 1e-7 and summary["removed"]["macs"] > 0.1
+
+
 def outputs(model: nn.Module, images: Any) -> torch.Tensor:
     with torch.no_grad():
         return model.eval()(images)
@@ -58,9 +65,7 @@ def run_onnx(path: str, images: torch.Tensor) -> np.ndarray:
 
 def test_own_classifier(run: Run) -> None:
     names = run("own_classifier")
-    summary = names["result"].summary
-    before, after = (summary[when]["holdout"]["quality"] for when in ("before", "after"))
-    assert before > 0.7 and after >= before - 0.01 - 1e-7 and summary["removed"]["macs"] > 0.1
+    check_one_point(names["result"], learned=0.7)
     images = names["images"][:50]
     torch.testing.assert_close(outputs(names["loaded"], images), outputs(names["result"].model, images))
     saved = sum(path.stat().st_size for path in Path("small-classifier").glob("*.safetensors"))
@@ -79,7 +84,7 @@ def test_timm_image_folder(run: Run) -> None:
 
 def test_segmentation_unet(run: Run) -> None:
     names = run("segmentation_unet")
-    check(names["result"], 0.5, learned=0.4, points=10)
+    check_one_point(names["result"], learned=0.4)
     images = names["test"][0][0]
     found = outputs(names["result"].model, images)
     np.testing.assert_allclose(run_onnx("unet.onnx", images), found, atol=1e-4 * float(found.abs().max()))
@@ -87,7 +92,7 @@ def test_segmentation_unet(run: Run) -> None:
 
 def test_detector_backbone(run: Run) -> None:
     names = run("detector_backbone")
-    check(names["result"], 0.5, learned=0.5, points=15)
+    check_one_point(names["result"], learned=0.5)
     # The quality of the summary is that of the whole detector with its new backbone.
     hits, seen, there = 0, 0, 0
     for images, targets in names["test"]:
