@@ -5,16 +5,20 @@
 Any function fit(model, train, holdout) that returns the trained network can be given to `compress`. Here it uses Adam,
 label smoothing and a one-cycle schedule, none of which prunus's own loop has.
 
-It printed (and the time of a batch, which depends on the machine):
+It printed, below the lines of the epochs, on one thread (times depend on the machine):
 
-    Compressed CifarResNet in 2 round(s)
-                         before    after
-      held-out accuracy  98.61%    98.61%    +0.00 points
-      test accuracy      98.05%    97.49%    -0.56 points
-      test top-5         99.72%    100.00%   +0.28 points
-      MACs               747.14 K  294.40 K  -60.6%
-      weights            74.51 K   35.20 K   -52.8%
-      bytes on disk      301.98 K  143.74 K  -52.4%
+    1.14x as fast in onnxruntime at batch 1 (1.12 to 1.17), 98.05% -> 97.77% test accuracy
+    Goal reached: 60.4% of the MACs removed, 60.0% asked.
+                                    before    after
+      ms in onnxruntime at batch 1  0.0473    0.0413    1.14x (1.12 to 1.17)
+      ms in eager at batch 1        0.464     0.358     1.23x (1.19 to 1.35)
+      ms in openvino at batch 1     0.273     0.202     not measurable (0.94 to 1.14)
+      held-out accuracy             98.61%    99.31%    +0.69 points
+      test accuracy                 98.05%    97.77%    -0.28 points
+      test top-5                    99.72%    99.72%    +0.00 points
+      MACs                          747.14 K  295.55 K  -60.4%
+      weights                       74.51 K   27.28 K   -63.4%
+      bytes on disk                 301.98 K  111.90 K  -62.9%
 """
 
 import sys
