@@ -150,3 +150,14 @@ def test_in_a_run_it_follows_the_repair_and_an_interrupted_one_goes_on(tmp_path:
     for name, tensor in again.model.state_dict().items():
         assert torch.equal(tensor, done.model.state_dict()[name])
     assert json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["mimic"] == 24
+
+
+def test_the_quality_of_the_result_is_that_of_the_network_after_mimicking() -> None:
+    done = run(target=0.6, repair="bn", epochs=0, mimic=24)
+    with torch.no_grad():
+        outputs = torch.cat([done.model.eval()(images) for images, _ in HOLDOUT])
+    labels = torch.cat([labels for _, labels in HOLDOUT])
+    after, outcome = done.summary["after"]["holdout"], done.rounds[0]
+    assert after["quality"] == pytest.approx(float((outputs.argmax(1) == labels).double().mean()), abs=1e-9)
+    assert after["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, labels)), rel=1e-5)
+    assert after["loss"] < 0.999 * outcome.pruned.loss  # it differs from that of the repaired network

@@ -151,6 +151,7 @@ def run_round(
         clock.seconds["retrain"] = max(clock.seconds["retrain"], round(sum(epoch.seconds for epoch in history), 3))
     folder.save_model(trained, composed, number)
     untouched = trained is pruned and settings.fit is None  # a user-provided one may train in place
+    known = (mimicked or repaired) if untouched else None
     # Read it back, so that a resumed run and an unbroken one continue from the same bits.
     trained, composed = folder.load_model(context.original, number, context.graph)
     cost, ranking = context.graph.cost(composed), folder.in_round(number, SENSITIVITY_FILE)
@@ -160,7 +161,7 @@ def run_round(
         params=cost.params,
         before=before,
         pruned=repaired,
-        after=repaired if untouched else context.evaluate(trained, data.holdout, f"{measured.label}: evaluate"),
+        after=known or context.evaluate(trained, data.holdout, f"{measured.label}: evaluate"),
         chosen=chosen,
         seconds=clock.seconds,
         last=not chosen,
