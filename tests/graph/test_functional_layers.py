@@ -164,6 +164,36 @@ class Tokens(nn.Module):
         return self.layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+class Blurred(nn.Module):
+    """Fixed filters for each channel, as in blurs, or those of Sobel: of its own, in a buffer."""
+
+    def __init__(self, groups: str, times: int = 1, bias: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("filters", torch.randn(8 * times, 1, 3, 3))
+        self.bias = nn.Parameter(torch.randn(8 * times)) if bias else None
+        self.groups, self.count = groups, 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = {"input": x.shape[1], "filters": self.filters.size(0), "number": self.count}[self.groups]
+        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), self.filters.to(x), self.bias, groups=groups)
+
+
+class Edges(Blurred):
+    """The same filters along both axes, at half the size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        down, right = self.filters, self.filters.transpose(2, 3)
+        maps = [F.conv2d(x, each, stride=2, padding=1, groups=x.size(1)) for each in (down, right)]
+        return (maps[0] ** 2 + maps[1] ** 2 + 0.1).sqrt()
+
+
+class Summed(Blurred):
+    """The filters are also looked at as a whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.filters.sum()
+
+
 class Around(nn.Module):
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
@@ -198,6 +228,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "width in forward": (lambda: WidthInForward(8, 8), FREE),
     "tied": (tied, {"b:out"}),
     "tokens": (Tokens, {"b:out"}),
+    "blur": (lambda: Blurred("input"), {"a:out", "b:out"}),
+    "blur and shift": (lambda: Blurred("input", bias=True), {"a:out", "b:out"}),
+    "a group for each filter": (lambda: Blurred("filters"), {"a:out", "b:out"}),
+    "two filters a channel": (
+        lambda: nn.Sequential(Blurred("input", 2, bias=True), nn.Conv2d(16, 8, 1)),
+        {"a:out", "middle.1:out", "b:out"},
+    ),
+    "edges": (lambda: Edges("input"), {"a:out", "b:out"}),
+    "blur in a number of groups": (lambda: Blurred("number"), {"b:out"}),
+    "filters looked at": (lambda: Summed("input"), {"b:out"}),
 }
 
 
@@ -215,3 +255,28 @@ def test_exact_or_frozen(name: str, streams: Any) -> None:
         with proof.masked(model, graph, keep):
             assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(model, IMAGE)) < 1e-12
         assert graph.cost(keep).macs * 2 == proof.counted_macs(small, IMAGE)
+
+
+def test_pruned_blurs_are_pruned_again_and_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Around(nn.Sequential(Blurred("input"), Edges("filters"))).double().eval()
+    graph = pr.trace(model, IMAGE)
+    first = pr.Plan.of(graph, {"a:out": [0, 2, 3, 5, 7]})
+    again = pr.trace(pr.prune(graph, first), IMAGE)
+    second = pr.Plan.of(again, {"a:out": [1, 4], "b:out": [2, 3]})
+    small = pr.prune(again, second)
+    with proof.masked(model, graph, {"a:out": [2, 7], "b:out": [2, 3]}):
+        wanted = proof.outputs(model, IMAGE)
+    assert proof.relative_error(proof.outputs(small, IMAGE), wanted) < 1e-12
+    blur, edges = small.middle  # type: ignore[misc]
+    assert torch.equal(blur.filters, model.middle[0].filters[[2, 7]])  # type: ignore[index]
+    assert torch.equal(edges.filters, model.middle[1].filters[[2, 7]])  # type: ignore[index]
+    pr.save(small, first.then(second), tmp_path / "net")
+    torch.manual_seed(1)
+    fresh = Around(nn.Sequential(Blurred("input"), Edges("filters"))).double().eval()
+    assert proof.same_state(pr.load(tmp_path / "net", fresh), small)
+
+
+def test_the_reason_names_a_number_of_groups() -> None:
+    graph = pr.trace(Around(Blurred("number")).double().eval(), IMAGE)
+    assert graph.frozen["a"].startswith("conv2d has a fixed number of groups, 8")

@@ -131,7 +131,9 @@ def cost_under(
         else:
             reads = None if name in analysis.find_rule.reading_all else analysis.reads.get(name)
             inputs = count(reads, live.read.get(name, live.alive), layer.inputs)
-            costs[name] = cost_of(layer, inputs, count(analysis.writes.get(name), live.alive, layer.outputs))
+            filters = analysis.record.filters.get(name)
+            writes = analysis.writes.get(name) if filters is None else analysis.of_label[filters]
+            costs[name] = cost_of(layer, inputs, count(writes, live.alive, layer.outputs))
     return Cost(sum(c.macs for c in costs.values()), sum(c.params for c in costs.values()), costs)
 
 
@@ -196,9 +198,8 @@ def _functional_layer(traced: Traced, node: fx.Node, batch: int) -> Layer | None
     if not isinstance(weight, fx.Node) or not isinstance(shape := traced.shapes[weight.name], torch.Size):
         return None
     values = math.prod(traced.shapes[node.name]) // batch
-    name = traced.functional.get(node.name) or (weight.target if weight.op == "get_attr" else node.name)
-    inputs, kernel = int(shape[1]), math.prod(shape[2:])
-    return Layer(str(name), "functional", inputs, int(shape[0]), 1, kernel, values // int(shape[0]), False)
+    name, inputs, kernel = traced.function_name(node), int(shape[1]), math.prod(shape[2:])
+    return Layer(name, "functional", inputs, int(shape[0]), 1, kernel, values // int(shape[0]), False)
 
 
 # -- where channel selections go: as early as possible in front of a reader

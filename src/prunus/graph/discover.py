@@ -41,6 +41,7 @@ from prunus.graph.record import left_as_found, record_calls
 from prunus.graph.rules.rulebook import RuleFinder, kept_because
 from prunus.graph.traced import (
     CONVOLUTIONS,
+    FUNCTIONS,
     MIXING,
     Example,
     Traced,
@@ -160,13 +161,13 @@ class LabelPass:
 
     def _attribute(self, node: fx.Node) -> Any:
         """A parameter or buffer that the code uses outside of a layer. It writes channels along its only axis longer
-        than 1; otherwise it is fixed."""
+        than 1, or along the first one if it holds a filter for each channel; otherwise it is fixed."""
         name = str(node.target)
         owner, _, attribute = name.rpartition(".")
         value = self.traced.attributes[name]
         if not isinstance(value, Tensor):
             return value
-        long = [d for d in range(value.dim()) if value.size(d) > 1]
+        long = [0] if _holds_filters(node, value) else [d for d in range(value.dim()) if value.size(d) > 1]
         # The weight or bias of a layer is cut with the layer. Surgery can replace parameters and buffers, but no plain
         # attributes and no constants of the code.
         of_layer = attribute in ("weight", "bias") and any(self.traced.layer_of(user) == owner for user in node.users)
@@ -198,6 +199,20 @@ class LabelPass:
                 plain = self.record.values[used.name]
                 if not isinstance(plain, Tensor) and not tensors_in(plain) and plain != first.values[used.name]:
                     raise Mismatch(node, "the number of channels is used as a value")
+
+
+def _holds_filters(node: fx.Node, value: Tensor) -> bool:
+    """Whether a tensor [C, 1, ...] is given to a convolution with a computed number of groups, as in blurs."""
+    if value.dim() < 3 or value.size(1) != 1:
+        return False
+    for user in node.users:
+        weight = user.args[1] if len(user.args) > 1 else user.kwargs.get("weight")
+        groups = user.args[6] if len(user.args) > 6 else user.kwargs.get("groups")
+        if user.target in FUNCTIONS and weight is node and isinstance(groups, fx.Node):
+            return True
+        if user.op == "call_method" and user.target in ("to", "type", "type_as", "float") and user.args[0] is node:
+            return _holds_filters(user, value)
+    return False
 
 
 def _only_channels_changed(now: Tensor, then: Tensor) -> bool:

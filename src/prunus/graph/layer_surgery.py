@@ -99,7 +99,7 @@ def shrink_channelwise(layer: nn.Module, channels: Indices, width: int) -> None:
 
 
 def shrink_parameter(model: nn.Module, name: str, index: Indices) -> None:
-    """Keep these entries of a standalone parameter or buffer along its only axis longer than 1."""
+    """Keep these entries of a standalone parameter or buffer along its first axis longer than 1."""
     owner_name, _, attribute = name.rpartition(".")
     owner = model.get_submodule(owner_name)
     tensor: Tensor = getattr(owner, attribute)

@@ -39,6 +39,12 @@ class Traced:
         """The name of the module that a node calls, or whose weight it gives to a function; None if there is none."""
         return str(node.target) if node.op == "call_module" else self.functional.get(node.name)
 
+    def function_name(self, node: fx.Node) -> str:
+        """What a call of a convolution or linear function is called in costs: after its module or weight, if it can."""
+        weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+        is_plain = isinstance(weight, fx.Node) and weight.op == "get_attr"
+        return self.functional.get(node.name) or (str(weight.target) if is_plain else node.name)  # type: ignore[union-attr]
+
     def module(self, node: fx.Node) -> nn.Module:
         """The module that a node calls, or whose weight it gives to a function."""
         return self.modules[self.layer_of(node) or ""]

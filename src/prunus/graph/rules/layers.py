@@ -46,19 +46,20 @@ def linear(call: Call) -> Any:
 
 
 def _depthwise_function(call: Call) -> Any:
-    """A filter for each channel, as in blurs: filters that carry channels meet those of the input."""
+    """A filter for each channel, as in blurs: filters and biases that carry channels meet those of the input."""
     weight: Tensor = call.argument(1, "weight")
+    bias: Tensor | None = call.argument(2, "bias")
     dim = call.x.dim() - weight.dim() + 1
     vector, filters = call.vector(call.x, dim), call.vector(weight, 0)
     groups = call.literal(6, "groups")
     if vector is None or filters is None or not isinstance(groups, fx.Node) or (filters < 0).any():
         return None
-    if call.argument(2, "bias") is not None or weight.size(1) != 1 or call.argument(6, "groups") != len(vector):
-        return None
-    if len(filters) % len(vector):
+    if weight.size(1) != 1 or call.argument(6, "groups") != len(vector) or len(filters) % len(vector):
         return None
     times = len(filters) // len(vector)
     met = call.unite(vector.repeat_interleave(times), filters, additive=False)
+    met = met if bias is None else call.unite(met, bias, additive=False)
+    call.record.filters[call.labels.traced.function_name(call.node)] = met.numpy()
     return along(met, call.shape, dim)
 
 
@@ -78,6 +79,9 @@ def functional_layer(call: Call) -> Any:
     if out is not None:
         return out
     if call.labels.traced.layer_of(call.node) is None:
+        groups = call.literal(6, "groups")
+        if isinstance(groups, int) and groups > 1:
+            return call.unknown(f"{call.what} has a fixed number of groups, {groups}; the size of its input may change")
         return call.unknown(f"{call.what} is not the only use that a module makes of its input, weight and bias")
     weight: Tensor = call.argument(1, "weight")
     for tensor in ("weight", "bias"):
