@@ -78,6 +78,10 @@ class Search:
         """Whether a point loses no more than max_drop."""
         return point.drop is not None and (self.max_drop is None or point.drop <= self.max_drop + ROUNDING)
 
+    def nearly_allows(self, point: Point) -> bool:
+        """Whether a point loses more than max_drop by less than the standard error of its drop."""
+        return point.error is not None and self.allows(replace(point, drop=(point.drop or 0.0) - point.error))
+
 
 def search_of(folder: RunFolder) -> Search | None:
     """What the first round of a run has tried; None if it has tried one network only."""
@@ -229,28 +233,36 @@ class _Tries:
         """The place of the largest cut that loses no more than max_drop; None if there is none.
 
         Where streams are treated in both ways, a cut is allowed if one of them allows it. The way that was allowed last
-        comes first.
+        comes first. Drops of similar cuts differ by chance: where one is too large by less than a standard error, a
+        larger cut is tried before larger ones are given up.
         """
         low, high, best, ways = 1.0, self.top, None, list(self.ways)
+        doubtful: float | None = None  # a cut that may lose too much by chance
         for _ in range(MOST_POINTS):
             if high / low < NEAR:
                 break
-            cut = math.sqrt(low * high)
+            cut = math.sqrt((doubtful or low) * high)
+            near = False
             for streams in ways:
                 place = self.try_(streams, cut)
                 point = self.search.points[place]
                 if self.search.allows(point):
-                    low, best = max(cut, min(point.predicted, high)), place
+                    low, best, doubtful = max(cut, min(point.predicted, high)), place, None
                     ways.sort(key=lambda each, last=streams: each != last)  # type: ignore[misc]
                     self.forget_all_but(best)
                     break
+                near = near or self.search.nearly_allows(point)
                 self.candidates.pop(place, None)
             else:
-                high = cut
+                if near and doubtful is None:
+                    doubtful = cut
+                else:
+                    high, doubtful = doubtful or cut, None
         return best
 
     def aligned(self, best: int) -> int:
-        """The place of a network of aligned widths, if it is measurably faster than the best cut and allowed.
+        """The place of a network of aligned widths, if it is allowed and measurably faster than the best cut, or at
+        least as fast and of no lower quality.
 
         Layers of aligned widths stay in the layout of fast kernels, which times of single layers do not show.
         """
@@ -259,7 +271,9 @@ class _Tries:
         for share in ALIGNED_SHARES:
             place = self.try_(point.streams, point.cut**share, step)
             if self.search.allows(self.search.points[place]):
-                return place if self.timed(place).low > self.timed(best).ratio else best
+                new, old = self.timed(place), self.timed(best)
+                no_worse = (self.search.points[place].drop or 0.0) <= (self.search.points[best].drop or 0.0)
+                return place if new.low > old.ratio or (new.ratio >= old.ratio and no_worse) else best
             self.candidates.pop(place, None)
         return best
 
