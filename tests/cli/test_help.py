@@ -160,6 +160,7 @@ def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "DEMO_EPOCHS", 1)
     for example in RUNNABLE:
         words = shlex.split(example)[1:]
-        lines(prunus(*words, *SHORTER.get(words[0], [])))
+        result = prunus(*words, *SHORTER.get(words[0], []))
+        assert result.exit_code in (0, 3), result.output  # 3: not as fast as asked, on a machine with other work
     assert Path("runs/comparison/compare.html").exists() and Path("runs/comparison/compare.json").exists()
     assert Path("report.html").exists() and Path("somewhere/else.html").exists()

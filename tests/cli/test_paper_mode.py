@@ -143,6 +143,8 @@ def test_it_prints_the_sentences_of_the_recipe() -> None:
     said = told("resnet56", "cifar10", pr.Settings.paper())
     printed = {text.removeprefix("left open in the paper: ") for text in said if text.startswith("left open")}
     left = set(load_recipe("resnet56-cifar10-a").left_open) - printed
-    assert len(printed) == 7 and {text.split(" ")[0] for text in left} == {"How", "The", "Which", "k"} and len(left) == 4
+    assert (
+        len(printed) == 7 and {text.split(" ")[0] for text in left} == {"How", "The", "Which", "k"} and len(left) == 4
+    )
     third = next(text for text in left if text.startswith("k "))
     assert third.replace("k = 18", "a third of the units") in printed  # of 54

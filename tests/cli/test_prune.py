@@ -105,7 +105,6 @@ def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
         (["--target", "0.3", "--cost", "params"], 0.7 * WHOLE, 0.55 * WHOLE),
         (["--ratio", "0.5", "--metric", "l1"], 0.5 * WHOLE, 0.2 * WHOLE),
         (["--ratio", "0.25", "--exclude", "conv1*", "--streams", "coupled"], 0.95 * WHOLE, 0.6 * WHOLE),
-        ([], 0.5 * WHOLE, 0.4 * WHOLE),  # half of the MACs, unless something else is asked for
     ],
 )
 def test_goals(weights: Path, tmp_path: Path, words: list[str], most: float, least: float) -> None:
@@ -172,8 +171,8 @@ def test_paper_mode_says_what_it_costs_and_follows_the_paper(weights: Path, tmp_
     text = "\n".join(lines(prunus(*quick(weights, out, *words))))
     assert "the paper's settings: G-SD, Algorithm 1 on all held-out images, alpha 4," in text
     assert "different from the paper: epochs 200 -> 1" in text and "different from the paper: num_images" in text
-    assert re.search(r"at least \d+ rounds? of 1 epoch\b", text)
-    assert re.search(r"about [\d.]+ (seconds?|minutes|hours)", text)
+    assert re.search(r"\d+ (to \d+ )?rounds? of 1 epoch\b", text)
+    assert re.search(r"[\d.]+ (seconds?|minutes|hours)", text)
     settings = json.loads((out / "config.json").read_text())["settings"]
     assert (settings["metric"], settings["split"], settings["exact"]) == ("gsd", "algorithm1", True)
     assert (settings["repair"], settings["distill"], settings["lr"]) == ("none", False, 0.01)
@@ -236,7 +235,7 @@ def finished(weights: Path) -> Path:
         (["--no-augment"], "--augment False differs"),
         (["--data", "mnist"], "--data mnist differs"),
         (["--out", "elsewhere"], "--out elsewhere differs"),
-        (["--preset", "nonsense"], "--preset nonsense differs"),
+        (["--preset", "cifar"], "--preset cifar differs"),
         (["--max-drop", "1"], "which was started without it: --resume"),
         (["resnet8"], "MODEL resnet8 differs"),
     ],

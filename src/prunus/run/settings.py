@@ -88,7 +88,6 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         0,
         "Steps of training, after the repair, to compute what the original network computes; without labels",
         group="Repair",
-        everyday=True,
         least=0,
     )
     epochs: int = option(0, "Epochs of retraining in each round", group="Retraining", everyday=True, least=0)
