@@ -40,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 def check(result: pr.Compressed, target: float, learned: float, points: float) -> None:
     """The goal is met, the network had learned something, and at most `points` points of quality are lost."""
     summary = result.summary
-    assert summary["removed"]["macs"] == pytest.approx(target, abs=0.01)
+    assert target - 0.005 <= summary["removed"]["macs"] < target + 0.1  # widths are multiples of 8 or 4
     before, after = (summary[when]["test"]["quality"] for when in ("before", "after"))
     assert before > learned
     assert after > before - points / 100
@@ -154,7 +154,7 @@ def test_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = python(*torchrun, EXAMPLES / "cluster.py", "--small", PYTHONWARNINGS="error:Grad strides:UserWarning")
     assert printed.count("\nGoal ") == 1  # one process prints
     summary = json.loads(Path("cluster/run/summary.json").read_text())
-    assert summary["removed"]["macs"] == pytest.approx(0.5, abs=0.01)
+    assert 0.495 <= summary["removed"]["macs"] < 0.6
     assert summary["after"]["test"]["quality"] > 0.6
 
 
