@@ -57,15 +57,19 @@ def test_each_point_is_the_run_that_compress_makes(
     assert stopwatch.calls == before and again.points == drawn.points  # nothing is done twice
 
 
-def test_a_point_out_of_reach_is_told_and_the_others_stay(stopwatch: Stopwatch) -> None:
+def test_a_point_out_of_reach_is_told_and_the_others_stay(
+    stopwatch: Stopwatch, caplog: pytest.LogCaptureFixture
+) -> None:
     drawn = pr.curve(trained(), TRAIN, HOLDOUT, [1.3, 50], **WORDS)
     assert list(drawn.results) == [1.3] and not drawn.reached and drawn.folder is None
     assert "50.00x is out of reach" in drawn.missed[50.0] and "out of reach" in repr(drawn)
+    assert caplog.text.count("out of reach") == 1
     page = drawn.results[1.3].report
     with pytest.raises(pr.PrunusError, match="folder"):
         page()
     with pytest.raises(DecideError, match=r"50\.00x is out of reach"):
         pr.curve(trained(), TRAIN, HOLDOUT, [50], **WORDS)
+    assert caplog.text.count("out of reach") == 1  # an error needs no warning
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,16 @@ def test_the_measured_speed_counts_not_the_predicted_one(stopwatch: Stopwatch, t
     assert done.summary["goal"]["text"].startswith("Goal reached") and done.summary["goal"]["text"] in page
 
 
+def test_the_result_says_that_no_split_is_fast_enough_and_nothing_else_warns(
+    stopwatch: Stopwatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two ways to treat streams one may be too slow, which a warning must not say of the result. By the table 9x is
+    possible; the overhead makes it less."""
+    done = run(speedup=9.0, **QUICK)
+    assert not done.reached and "no split that was tried is faster" in done.summary["goal"]["text"]
+    assert not [each for each in caplog.records if each.name == speed_check.__name__ and each.levelname == "WARNING"]
+
+
 def test_a_table_that_is_wrong_about_one_width_does_not_lead_too_far() -> None:
     """Between a plan that is too slow and one that is much too fast, budgets are halved until another plan is found."""
     plans = {name: SimpleNamespace(keep=name) for name in ("slow", "right", "fast")}

@@ -11,7 +11,6 @@ import typer
 from prunus.cli.console import (
     Answer,
     Early,
-    complain,
     console,
     friendly,
     resumable,
@@ -128,8 +127,6 @@ def _curve(requests: list[Request], named: NamedModel, out: Path) -> Answer | No
     page = compare(folders).write(out)
     say(drawn.title)
     console.print(table(TITLES, drawn.rows(), numbers=TITLES[:-1]))
-    for asked, why in drawn.missed.items():
-        complain("note", f"{asked:g}x: {why}")
     say(f"\nruns in {out}: {', '.join(folder.name for folder in folders)}")
     say(f"picture: {out / PICTURE}.png, page: {page} (open it in a browser)")
     record = {

@@ -262,8 +262,9 @@ def run_goals(
             results[asked] = run(model, example, goal, folder, data, show, evidence)
         except DecideError as error:
             missed[asked] = error
-            logger.warning("%gx is out of reach: %s", asked, error)
         evidence.earlier = (*evidence.earlier, folder.path)
     if not results:
         raise next(iter(missed.values()))
+    for error in missed.values():
+        logger.warning("%s", error)
     return Curve(results, {asked: str(error) for asked, error in missed.items()})
