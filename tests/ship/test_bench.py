@@ -15,6 +15,7 @@ from prunus.errors import PrunusError, RunError
 from prunus.ship.bench import Benched, BenchRow, ModelProfile, bench, profile
 from prunus.timing.engines import ENGINES
 from prunus.timing.latency import Timing
+from prunus.util.progress import Silence
 from tests.clock import Clock
 from tests.ship.nets import network, pictures, pruned
 
@@ -150,3 +151,17 @@ def test_hooks_are_removed_and_modes_restored_after_an_error() -> None:
         profile(model, pictures(1), 1)
     assert model.training and model.layer.training
     assert not model.layer._forward_hooks and not model.layer._forward_pre_hooks
+
+
+def test_preparing_is_shown_network_by_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling a network may take a minute."""
+    said: list[tuple[str, int, int | None]] = []
+
+    class Recorded(Silence):
+        def show(self, phase: str, done: int, total: int | None, note: str) -> None:
+            said.append((phase, done, total))
+
+    monkeypatch.setattr("prunus.util.progress._new_display", Recorded)
+    bench({"a": network(), "b": network()}, pictures(1), (1,), ("eager",), rounds=2)
+    phase = "preparing networks for engines"
+    assert said == [(phase, 0, 2), (phase, 1, 2), ("timing", 1, 1)]

@@ -16,6 +16,7 @@ from prunus.cli.options import Classes, Original, options_from_settings
 from prunus.errors import RunError
 from prunus.timing.engines import ENGINES
 from prunus.util.options import option
+from prunus.util.text import count
 
 if TYPE_CHECKING:
     from torch import nn
@@ -153,5 +154,5 @@ def _print(result: Benched) -> None:
         rows.append([name, macs, ratio, str(profile.selections), where])
     titles = ["network", "MACs", "", "selections", "where the time goes (eager, largest batch)"]
     console.print(table(titles, rows, {"MACs", "", "selections"}))
-    say(f"{result.threads} threads; ms is the median, spread the distance between the quartiles;")
+    say(f"{count(result.threads, 'thread')}; ms is the median, spread the distance between the quartiles;")
     say("speed: relative to the first network, with the 95% interval of the ratio")

@@ -34,7 +34,7 @@ from prunus.timing.onnx_export import OnnxFile
 from prunus.util.batches import call, device_of, to_device
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import evaluating
-from prunus.util.text import short_table
+from prunus.util.text import count, short_table
 
 PROFILED = 5  # forward passes in which each layer is timed
 
@@ -136,7 +136,7 @@ class Benched:
 
     def __repr__(self) -> str:
         """A short table: the time and speed of every model in every engine, and the notes."""
-        title = f"Benched {len(self.profiles)} models on {self.threads} threads"
+        title = f"Benched {count(len(self.profiles), 'model')} on {count(self.threads, 'thread')}"
         rows = [
             (row.model, row.engine, str(row.timing.batch_size), f"{1e3 * row.timing.median:.3f}", row.said())
             for row in self.rows
@@ -190,7 +190,8 @@ def bench(
             for name, model in models.items()
         }
     with ready_to_time(models.values(), threads), shown(progress, steps("timing")) as report:
-        prepared, notes = _prepare_all(models, example, batches, engines)
+        with shown(False if callable(progress) else progress, steps("preparing networks for engines")) as prepares:
+            prepared, notes = _prepare_all(models, example, batches, engines, prepares)
         timings = latency(
             {"\n".join(key): model for key, model in prepared.items()},
             example,
@@ -204,13 +205,14 @@ def bench(
 
 
 def _prepare_all(
-    models: Mapping[str, nn.Module], example: Any, batches: Sequence[int], engines: Sequence[str]
+    models: Mapping[str, nn.Module], example: Any, batches: Sequence[int], engines: Sequence[str], report: Progress
 ) -> tuple[dict[tuple[str, str], PreparedModel], tuple[str, ...]]:
     """(model, engine) -> the model ready to run there; and notes on the pairs that do not work."""
     prepared: dict[tuple[str, str], PreparedModel] = {}
     notes: list[str] = []
     for name, model in models.items():
         for engine in engines:
+            report(len(prepared) + len(notes), len(models) * len(engines))
             try:
                 prepared[name, engine] = prepare(model, engine, example, batches)
             except (ModelError, RunError) as error:
