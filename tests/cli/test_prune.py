@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,15 @@ def test_typed_again_it_asks_for_the_same(
 def test_defaults_are_left_out_of_the_command() -> None:
     asked = verb.Request.from_record({"model": "resnet8", "data": "digits", "params": "400K", "exclude": ["a*", "b"]})
     assert asked.command_line() == "prunus prune resnet8 --data digits --params 400000 --exclude 'a*' --exclude b"
+
+
+def test_the_time_of_a_run_includes_what_was_done_before_an_interruption(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits = load("digits", size=32)
+    model = create("lenet5")
+    train, holdout = digits.loader("train", 64, limit=128), digits.loader("holdout", 64)
+    done = pr.compress(model, train, holdout, target=0.3, repair="none", timing=False)
+    seconds = {"score": 5.0, "repair": 25.0, "this_call": 0.2}
+    verb.print_result(replace(done, summary={**done.summary, "seconds": seconds}), tmp_path, tmp_path / "report.html")
+    assert "1 round in 30 s: score 5 s, repair 25 s\n" in capsys.readouterr().out

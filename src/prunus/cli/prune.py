@@ -312,7 +312,10 @@ def print_result(result: Compressed, folder: Path, report: Path) -> None:
         say(f"note: {note}")
     seconds = dict(result.summary["seconds"])
     whole = seconds.pop("this_call")
-    seconds["evaluation, timing and the rest"] = whole - sum(seconds.values())  # below 0 after an interruption
+    rest = whole - sum(seconds.values())
+    if rest < 0:  # phases of a run that was interrupted or finished before count as well
+        whole = sum(seconds.values())
+    seconds["evaluation, timing and the rest"] = rest
     spent = ", ".join(f"{phase} {taken:.0f} s" for phase, taken in seconds.items() if taken >= 0.5)
     say(f"\n{count(len(result.rounds), 'round')} in {whole:.0f} s" + (f": {spent}" if spent else ""))
     say(f"results in {folder}: model.safetensors, plan.json, summary.json")
