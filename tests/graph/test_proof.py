@@ -41,7 +41,7 @@ def test_the_layer_and_the_unit_are_named() -> None:
     model = plain()
     graph, plan = traced(model)
     model.b.register_forward_hook(lambda module, args, output: centred(output))
-    with pytest.raises(PlanError, match=r"first at the input of c\. Keep all channels of 'b:out';"):
+    with pytest.raises(PlanError, match=r"first at mean in b\. Keep all channels of 'b:out';"):
         pr.prune(graph, plan)
     alone = pr.prune(graph, pr.Plan.of(graph, {"a:out": HALF["a:out"]}))
     assert alone.a.out_channels == 8

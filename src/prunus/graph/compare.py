@@ -142,6 +142,11 @@ def tensor_distance(got: Tensor, want: Tensor, by_parts: bool = True) -> float:
         return 0.0
     if not (want.is_floating_point() or want.is_complex()):
         return 0.0 if torch.equal(got, want) else math.inf
+    if not by_parts and want.is_floating_point():  # in a few steps where all numbers are finite
+        both = torch.stack([(got - want).abs().amax(), (want - want.mean()).abs().amax()])
+        gap, spread = both.tolist()
+        if math.isfinite(gap) and math.isfinite(spread) and spread > 0:
+            return float(gap / spread)
     same = (got == want) | (got.isnan() & want.isnan())
     if bool(same.all()):
         return 0.0
@@ -205,17 +210,23 @@ def outputs_of(
     drops = model.training and any(isinstance(m, nn.modules.dropout._DropoutNd) for _, m in named_modules(model))
     quiet = WithoutDropout() if drops or not dropout else nullcontext()
     state = ModuleState(model)
+
+    def call() -> list[Any]:
+        args, kwargs = as_call(copied(inputs))
+        with nullcontext() if watch is None else watch.of(model):
+            return flattened(model(*args, **kwargs))
+
+    changed = True
     with generators_kept(seed), nothing_compiled(), quiet:
         try:
-            with nullcontext() if watch is None else watch.of(model):
-                args, kwargs = as_call(copied(inputs))
-                output = flattened(model(*args, **kwargs))
-                if watch is not None and not model.training and state.changed():
-                    args, kwargs = as_call(copied(inputs))
-                    output += flattened(model(*args, **kwargs))
+            output = call()
+            changed = state.changed()  # the hooks of the watch are gone
+            if changed and watch is not None and not model.training:
+                output += call()
             return output
         finally:
-            state.restore()
+            if changed:
+                state.restore()
 
 
 # -- what happens inside of a network: labels, masks and clamped numbers at its end may hide differences
@@ -231,7 +242,7 @@ class Inside:
         kept: conv or linear layer -> the channels of its input and of its output that the pruned layer has; None: all.
         foreign: whether a tensor belongs to the original network, so that the pruned one must not use it.
         told: modules with a user-provided rule: what they compute inside is their own affair.
-        functions: whether results of functions are compared too: layers do not see what happens after the last one.
+        functions: whether results of functions are compared too: a threshold may hide from layers what came before.
     """
 
     kept: Mapping[str, tuple[Indices | None, Indices | None]]
@@ -252,6 +263,7 @@ class Watch(TorchFunctionMode):
     left: str = "the input"  # the layer that was left last
     foreign: bool = False
     quiet: bool = False
+    against: Watch | None = None  # the run that is compared with; functions whose results differ in shape are skipped
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -278,7 +290,7 @@ class Watch(TorchFunctionMode):
             return lambda module, *values: setattr(self, "quiet", on)
 
         with ExitStack() as hooks:
-            for _, module in named_modules(model) if self.inside.functions else ():
+            for _, module in named_modules(model):
                 if module._forward_pre_hooks:  # selections and masks, which only one of the networks may have
                     hooks.callback(module.register_forward_pre_hook(quiet(True), prepend=True).remove)
                     hooks.callback(module.register_forward_pre_hook(quiet(False)).remove)
@@ -287,33 +299,42 @@ class Watch(TorchFunctionMode):
                 inputs, outputs = (None, None) if self.pruned else (inputs, outputs)
                 before = module.register_forward_pre_hook(entering(name, inputs), with_kwargs=True)
                 hooks.callback(before.remove)
-                if self.inside.functions:  # otherwise what leaves a layer enters another one, or is an output
-                    hooks.callback(module.register_forward_hook(leaving(name, outputs)).remove)
-            for name in self.inside.told if self.inside.functions else ():
+                hooks.callback(module.register_forward_hook(leaving(name, outputs)).remove)
+            for name in self.inside.told:
                 module = model.get_submodule(name)
                 hooks.callback(module.register_forward_pre_hook(quiet(True)).remove)
                 hooks.callback(module.register_forward_hook(quiet(False)).remove)
-            with self if self.inside.functions or (self.pruned and not model.training) else nullcontext():
+            with self:
                 yield
 
     def _note(self, place: Any, value: Any, module: nn.Module | None = None, kept: Indices | None = None) -> None:
         if not isinstance(value, Tensor):
             return
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch._C.DisableTorchFunction():
             if not value.is_floating_point() or value.layout != torch.strided:
                 return
-            axis = -1 if module is None else channel_dim(module, value)
-            few = tuple(slice(None, None, 1 if d == axis else -(-n // _POSITIONS)) for d, n in enumerate(value.shape))
-            sample = value.detach()[few]
-            if kept is not None:
-                sample = sample.index_select(axis, torch.from_numpy(kept).to(value.device))
-            shape = sample.shape if module is not None else value.shape  # that of a function tells whether they compare
-            where = place
+            number = self.met[place]
+            self.met[place] += 1
+            shape, where = value.shape, place
             if module is None:
+                if self.against is not None and self.against.shape_at(place, number) != shape:
+                    return
                 name = getattr(place, "__name__", str(place))
                 where = f"{name} in {self.running[-1]}" if self.running else f"{name} after {self.left}"
-            self.values[place, self.met[place]] = where, shape, sample.clone()
-            self.met[place] += 1
+            axis = -1 if module is None else channel_dim(module, value)
+            few = tuple(slice(None, None, 1 if d == axis else -(-n // _POSITIONS)) for d, n in enumerate(shape))
+            sample = value.detach()[few]
+            if kept is None:
+                sample = sample.clone()
+            else:
+                sample = sample.index_select(axis, torch.from_numpy(kept).to(value.device))
+            # The shape of a function's result tells whether they compare, that of a layer's after its channels are kept.
+            self.values[place, number] = where, shape if module is None else sample.shape, sample
+
+    def shape_at(self, place: Any, number: int) -> torch.Size | None:
+        """The shape of the value that was noted here."""
+        found = self.values.get((place, number))
+        return None if found is None else found[1]
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if self.pruned and not self.foreign:
@@ -350,8 +371,10 @@ def difference(
     Raises NotRun if `whole` itself does not run on these inputs.
     """
 
-    def run(model: nn.Module, numbers: Example, seed: int = 0) -> tuple[list[Any], Watch | None]:
-        watch = None if inside is None else Watch(inside, model is pruned or model is finer)
+    def run(
+        model: nn.Module, numbers: Example, seed: int = 0, against: Watch | None = None
+    ) -> tuple[list[Any], Watch | None]:
+        watch = None if inside is None else Watch(inside, model is pruned or model is finer, against=against)
         try:
             return outputs_of(model, numbers, seed, dropout, watch), watch
         except Exception as error:
@@ -370,7 +393,7 @@ def difference(
     except Exception as error:
         raise NotRun(said(error)) from error
     try:
-        got = run(pruned, inputs)
+        got = run(pruned, inputs, against=want[1])
     except _Fails as error:
         return str(error)
     if got[1] is not None and got[1].foreign:
@@ -387,7 +410,7 @@ def difference(
     numbers = tree_map(_in_double, inputs)
     try:
         output = run(exact, numbers)
-        remaining = apart(run(finer, numbers), output)
+        remaining = apart(run(finer, numbers, against=output[1]), output)
         noise = min(noise, torch.finfo(torch.float32).eps)
     except Exception:  # noqa: BLE001  forward mixes types
         exact, numbers, remaining = copy_sharing(whole), inputs, largest

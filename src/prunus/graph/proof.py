@@ -203,9 +203,7 @@ def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], boo
             kept[name] = None, None
     nodes = [node for node in graph.analysis.traced.graph.nodes if graph.analysis.find_rule.is_users(node)]
     told = {str(node.target) for node in nodes if node.op == "call_module"}
-    outputs = next(node for node in reversed(graph.analysis.traced.graph.nodes) if node.op == "output").all_input_nodes
-    hidden = not all(node.op == "call_module" and node.target in kept for node in outputs)
-    return Inside(kept, foreign, told, functions=hidden and all(node.op == "call_module" for node in nodes))
+    return Inside(kept, foreign, told, functions=all(node.op == "call_module" for node in nodes))
 
 
 def _first_failing(

@@ -81,8 +81,8 @@ def copy_sharing(model: nn.Module, parameters: Iterable[nn.Parameter] = ()) -> n
         id(p): nn.Parameter(p.detach().clone() if p.is_inference() else p.detach(), p.requires_grad) for p in parameters
     }
     for _, module in named_modules(model):
-        held = [v for v in module.__dict__.values() if isinstance(v, Tensor | list | tuple | dict)]
-        for value in tree_leaves(held):
+        held = [v for v in module.__dict__.values() if isinstance(v, Tensor | list | tuple | dict) and _may_hold(v)]
+        for value in tree_leaves(held) if held else ():
             if isinstance(value, Tensor) and not value.is_leaf:  # left by a forward pass; such tensors have no copy
                 memo[id(value)] = value.detach().clone()
     try:
@@ -98,6 +98,14 @@ def copy_sharing(model: nn.Module, parameters: Iterable[nn.Parameter] = ()) -> n
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), and pruning makes a copy. "
             "Remove the attribute that cannot be copied, or give its class a __deepcopy__."
         ) from error
+
+
+def _may_hold(value: Tensor | list[object] | tuple[object, ...] | dict[object, object]) -> bool:
+    """Whether a value may contain tensors besides parameters and modules: not if it is empty or has plain values."""
+    if isinstance(value, Tensor):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return not all(type(part) in PLAIN or isinstance(part, nn.Module) for part in parts)
 
 
 def _copy_module(module: nn.Module, memo: dict[int, object]) -> None:

@@ -74,7 +74,7 @@ class ModuleState:
         self._seen.add(id(value))
         inside: Iterable[Any] = ()
         if isinstance(value, Tensor):
-            if not isinstance(value, _LAZY):
+            if type(value) not in _LAZY:
                 self._saved.append((value, value.detach().clone()))
         elif isinstance(value, dict):
             self._saved.append((value, dict(value)))
@@ -154,9 +154,10 @@ def _same_items(live: dict[Any, Any], saved: dict[Any, Any]) -> bool:
 
 
 def _may_write_parameters(module: nn.Module) -> bool:
-    """Whether forward may write into parameters: it is not PyTorch's own, or it has hooks."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return bool(hooks) or "forward" in module.__dict__ or not type(module).__module__.startswith("torch.nn.modules")
+    """Whether forward may write into parameters: it is not PyTorch's own, or it has hooks of the user."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    foreign = any(not (getattr(hook, "__module__", None) or "").startswith("prunus.graph.") for hook in hooks)
+    return foreign or "forward" in module.__dict__ or not type(module).__module__.startswith("torch.nn.modules")
 
 
 @contextmanager
