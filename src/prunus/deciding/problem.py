@@ -240,7 +240,7 @@ def _layer_terms(cutter: Cutter, units: list[Unit], counts: list[Ints], cost: La
             outputs = {unit: lost * (layer.outputs // layer.inputs) for unit, lost in inputs.items()}
         else:
             reads = None if name in graph.analysis.find_rule.reading_all else graph.analysis.reads.get(name)
-            inputs, outputs = losses(reads, name), losses(graph.analysis.writes.get(name))
+            inputs, outputs = losses(reads, name), losses(graph.analysis.written_by(name))
         if inputs or outputs:
             at = functools.partial(cost.layer, name)
             terms.append(LayerTerm((whole.inputs, whole.outputs), inputs, outputs, at))

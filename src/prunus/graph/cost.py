@@ -131,9 +131,7 @@ def cost_under(
         else:
             reads = None if name in analysis.find_rule.reading_all else analysis.reads.get(name)
             inputs = count(reads, live.read.get(name, live.alive), layer.inputs)
-            filters = analysis.record.filters.get(name)
-            writes = analysis.writes.get(name) if filters is None else analysis.of_label[filters]
-            costs[name] = cost_of(layer, inputs, count(writes, live.alive, layer.outputs))
+            costs[name] = cost_of(layer, inputs, count(analysis.written_by(name), live.alive, layer.outputs))
     return Cost(sum(c.macs for c in costs.values()), sum(c.params for c in costs.values()), costs)
 
 

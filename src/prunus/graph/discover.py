@@ -78,6 +78,11 @@ class ChannelAnalysis:
         """The traced network."""
         return self.find_rule.traced
 
+    def written_by(self, layer: str) -> Indices | None:
+        """The channels that a layer writes, or to each of which a function applies a filter; None if there are none."""
+        filters = self.record.filters.get(layer)
+        return self.writes.get(layer) if filters is None else self.of_label[filters]
+
     @cached_property
     def unable_to_select(self) -> frozenset[str]:
         """Layers that read all channels of a stream: they need all inputs, are functions, are called by keyword, or
