@@ -146,6 +146,7 @@ def test_a_user_provided_factory() -> None:
         ("gardeners:liar", {}, "must return a torch.nn.Module, but returned str"),
         ("gardeners:needy", {}, "is called without arguments, .* but: missing a required argument: 'width'"),
         ("gardeners:fixed", {"in_channels": 1}, "is for images of 3 channels, and these have 1: set fixed.shape"),
+        ("gardeners:head", {"in_channels": 3}, "of 1 channel, and these have 3: .* folders are read in colour"),
         ("gardeners:odd", {}, r"the attributes of a factory are shape = \(channels, height, width\)"),
     ],
 )

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prunus.errors import ModelError
 from prunus.util.registry import nearest, unknown
+from prunus.util.text import count
 from prunus.util.user_code import call_user_function, cannot_take, failure, import_user_function
 from prunus.zoo.names import KnownModel, check_model
 from prunus.zoo.networks import IMAGENET, REGISTERED, Input, ModelConfig
@@ -170,9 +171,12 @@ def _user_provided(name: str, attribute: str) -> ModelConfig:
         if accepts(factory, "num_classes"):
             arguments = {"num_classes": num_classes, **arguments}
         if "in_channels" in arguments and not accepts(factory, "in_channels"):
+            grey = takes.shape[0] == 1
             raise ModelError(
-                f"{name!r} is for images of {takes.shape[0]} channels, and these have {arguments['in_channels']}: set "
-                f"{attribute}.shape = (channels, height, width), or give {attribute} a parameter in_channels"
+                f"{name!r} is for images of {count(takes.shape[0], 'channel')}, and these have "
+                f"{arguments['in_channels']}: set {attribute}.shape = (channels, height, width), or give {attribute} a "
+                "parameter in_channels"
+                + ("; folders are read in colour: for grey images, --data your_module:make_data" if grey else "")
             )
         if trouble := cannot_take(factory, **arguments):
             raise ModelError(
