@@ -261,6 +261,7 @@ def test_pruned_blurs_are_pruned_again_and_loaded(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Around(nn.Sequential(Blurred("input"), Edges("filters"))).double().eval()
     graph = pr.trace(model, IMAGE)
+    assert graph.params == 3 * 8 + 8 * 6 + 6 * 2  # fixed filters are no weights
     first = pr.Plan.of(graph, {"a:out": [0, 2, 3, 5, 7]})
     again = pr.trace(pr.prune(graph, first), IMAGE)
     second = pr.Plan.of(again, {"a:out": [1, 4], "b:out": [2, 3]})

@@ -75,7 +75,7 @@ class Layer:
     kernel: int  # weights per pair of channels
     positions: int  # per image
     depthwise: bool
-    tied: bool = False  # its weights belong to another layer and are counted there
+    tied: bool = False  # its weights belong to another layer and are counted there, or are fixed filters
 
     @property
     def params(self) -> int:
@@ -197,7 +197,11 @@ def _functional_layer(traced: Traced, node: fx.Node, batch: int) -> Layer | None
         return None
     values = math.prod(traced.shapes[node.name]) // batch
     name, inputs, kernel = traced.function_name(node), int(shape[1]), math.prod(shape[2:])
-    return Layer(name, "functional", inputs, int(shape[0]), 1, kernel, values // int(shape[0]), False)
+    behind = [weight]
+    for used in behind:
+        behind += [other for other in used.all_input_nodes if other not in behind]
+    fixed = not any(isinstance(traced.attributes.get(str(each.target)), nn.Parameter) for each in behind)
+    return Layer(name, "functional", inputs, int(shape[0]), 1, kernel, values // int(shape[0]), False, tied=fixed)
 
 
 # -- where channel selections go: as early as possible in front of a reader
