@@ -24,6 +24,7 @@ from prunus.util.state import (
     ModuleState,
     evaluating,
     generators_kept,
+    has_own_code,
     module_state_kept,
     nothing_compiled,
     overrides_train,
@@ -143,8 +144,9 @@ def tensor_distance(got: Tensor, want: Tensor, by_parts: bool = True) -> float:
     if not (want.is_floating_point() or want.is_complex()):
         return 0.0 if torch.equal(got, want) else math.inf
     if not by_parts and want.is_floating_point():  # in a few steps where all numbers are finite
-        both = torch.stack([(got - want).abs().amax(), (want - want.mean()).abs().amax()])
-        gap, spread = both.tolist()
+        gap, mean = (got - want).abs_().amax().item(), want.mean().item()
+        lowest, highest = (end.item() for end in torch.aminmax(want))
+        spread = max(highest - mean, mean - lowest)
         if math.isfinite(gap) and math.isfinite(spread) and spread > 0:
             return float(gap / spread)
     same = (got == want) | (got.isnan() & want.isnan())
@@ -232,6 +234,8 @@ def outputs_of(
 # -- what happens inside of a network: labels, masks and clamped numbers at its end may hide differences
 
 _POSITIONS = 8  # along each axis that carries no channels, of values inside a network
+_UNWRITTEN = frozenset(("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"))
+_BLOCK = 1 << 18  # numbers that are kept together
 
 
 @dataclass(frozen=True)
@@ -263,6 +267,8 @@ class Watch(TorchFunctionMode):
     left: str = "the input"  # the layer that was left last
     foreign: bool = False
     quiet: bool = False
+    plain: set[str] = field(default_factory=set)  # layers with PyTorch's own code: what they call is what leaves them
+    blocks: dict[Any, Tensor] = field(default_factory=dict)  # type and device -> memory for samples
     against: Watch | None = None  # the run that is compared with; functions whose results differ in shape are skipped
 
     def __post_init__(self) -> None:
@@ -297,6 +303,8 @@ class Watch(TorchFunctionMode):
             for name, (inputs, outputs) in self.inside.kept.items():
                 module = model.get_submodule(name)
                 inputs, outputs = (None, None) if self.pruned else (inputs, outputs)
+                if not has_own_code(module):
+                    self.plain.add(name)
                 before = module.register_forward_pre_hook(entering(name, inputs), with_kwargs=True)
                 hooks.callback(before.remove)
                 hooks.callback(module.register_forward_hook(leaving(name, outputs)).remove)
@@ -324,12 +332,21 @@ class Watch(TorchFunctionMode):
             axis = -1 if module is None else channel_dim(module, value)
             few = tuple(slice(None, None, 1 if d == axis else -(-n // _POSITIONS)) for d, n in enumerate(shape))
             sample = value.detach()[few]
-            if kept is None:
-                sample = sample.clone()
-            else:
+            if kept is not None:
                 sample = sample.index_select(axis, torch.from_numpy(kept).to(value.device))
-            # The shape of a function's result tells whether they compare, that of a layer's after its channels are kept.
-            self.values[place, number] = where, shape if module is None else sample.shape, sample
+            # The shape of a function's result tells whether they compare; that of a layer's, after its channels are
+            # selected.
+            self.values[place, number] = where, shape if module is None else sample.shape, self._stored(sample)
+
+    def _stored(self, sample: Tensor) -> Tensor:
+        """A copy in a large block of memory: small ones between those of the network would keep it from reusing its
+        own."""
+        kind, count = (sample.dtype, sample.device), sample.numel()
+        block = self.blocks.get(kind)
+        if block is None or len(block) < count:
+            block = torch.empty(max(count, _BLOCK), dtype=sample.dtype, device=sample.device)
+        self.blocks[kind] = block[count:]
+        return block[:count].view(sample.shape).copy_(sample)
 
     def shape_at(self, place: Any, number: int) -> torch.Size | None:
         """The shape of the value that was noted here."""
@@ -340,7 +357,9 @@ class Watch(TorchFunctionMode):
         if self.pruned and not self.foreign:
             self.foreign = any(isinstance(value, Tensor) and self.inside.foreign(value) for value in args)
         result = func(*args, **(kwargs or {}))
-        if self.inside.functions and not self.quiet:
+        if getattr(func, "__name__", "") in _UNWRITTEN and isinstance(result, Tensor):
+            result.detach().zero_()  # whatever lies in memory is no difference
+        if self.inside.functions and not self.quiet and not (self.running and self.running[-1] in self.plain):
             self._note(func, result)
         return result
 
