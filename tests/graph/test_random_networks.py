@@ -67,9 +67,9 @@ def test_pruned_is_zeroed(net: Dag, mode: str, seed: int) -> None:
 def weights_of(model: torch.nn.Module, layers: Iterable[str]) -> int:
     """Weights of these layers (or bare parameters that work as one), those that two share counted once. Blurs have
     none: their filters are fixed."""
-    tensors = dict(model.named_parameters(remove_duplicate=False))
+    modules, tensors = dict(model.named_modules()), dict(model.named_parameters(remove_duplicate=False))
     names = [name for name in layers if not name.startswith("conv2d")]  # the calls of blurs, and not of layers
-    found = [tensors[f"{name}.weight"] if f"{name}.weight" in tensors else tensors[name] for name in names]
+    found = [modules[name].weight if name in modules else tensors[name] for name in names]  # also a computed weight
     return sum({id(tensor): tensor.numel() for tensor in found}.values())
 
 
