@@ -166,6 +166,11 @@ def test_without_arguments_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> No
     assert other["speedup"] is None and other["max_drop"] == 0
 
 
+def test_without_a_goal_a_quality_that_is_not_in_per_cent_needs_one(weights: Path, tmp_path: Path) -> None:
+    result = prunus(*quick(weights, tmp_path / "run", "--task", "regression"))
+    assert result.exit_code == 1 and "give a goal: speedup, target" in result.stderr
+
+
 def test_paper_mode_says_what_it_costs_and_follows_the_paper(weights: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["--paper", "--target", "0.2", "--alpha", "4", "--epochs", "1"]
@@ -295,4 +300,4 @@ def test_the_time_of_a_run_includes_what_was_done_before_an_interruption(
     done = pr.compress(model, train, holdout, target=0.3, repair="none", timing=False)
     seconds = {"score": 5.0, "repair": 25.0, "this_call": 0.2}
     verb.print_result(replace(done, summary={**done.summary, "seconds": seconds}), tmp_path, tmp_path / "report.html")
-    assert "1 round in 30 s: score 5 s, repair 25 s\n" in capsys.readouterr().out
+    assert " in 30 s: score 5 s, repair 25 s\n" in capsys.readouterr().out

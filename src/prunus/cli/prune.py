@@ -37,7 +37,7 @@ from prunus.cli.options import (
 )
 from prunus.cli.report import live_page
 from prunus.errors import ModelError, RunError
-from prunus.run.settings import Settings, check_settings
+from prunus.run.settings import Settings, check_settings, with_goal
 from prunus.util.files import PRUNING, read_object, refuse_others
 from prunus.util.options import option
 from prunus.util.text import count
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from prunus.cli.images import AnyData
     from prunus.run.result import Compressed
 
-DEFAULT_DROP = 1.0  # points, if no goal is given
 DEMO: dict[str, Any] = {"speedup": 1.5}  # settings of the demo, which has no augmentation either
 # Settings that are rarely worth changing in a run; Python has them, and `train` and `inspect --sensitivity` do.
 PYTHON_ONLY = Without("measure", "trial_ratio", "trials", "ema", "temperature", "distill_weight", "views")
@@ -194,9 +193,9 @@ def command(
                 free = {name: value for name, value in DEMO.items() if name not in typed}
                 plain = replace(options, augment="augment" in typed and options.augment)
                 request = replace(request, settings=replace(settings, **free), options=plain)
-        if not request.settings.given:
-            request = replace(request, settings=replace(request.settings, max_drop=DEFAULT_DROP))
     request, named = request.resolved()
+    if folder.resume is None:
+        request = replace(request, settings=with_goal(request.settings))
     if request.options.paper and folder.resume is None:
         from prunus.cli.paper_mode import as_in_the_paper
 
