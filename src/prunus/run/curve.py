@@ -265,6 +265,6 @@ def run_goals(
         evidence.earlier = (*evidence.earlier, folder.path)
     if not results:
         raise next(iter(missed.values()))
-    for error in missed.values():
-        logger.warning("%s", error)
-    return Curve(results, {asked: str(error) for asked, error in missed.items()})
+    for each in missed.values():
+        logger.warning("%s", each)
+    return Curve(results, {asked: str(each) for asked, each in missed.items()})

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.jit._trace import TracerWarning
 from torch.utils._pytree import tree_flatten, tree_map
 
 from prunus.errors import DataError, FileError, ModelError
@@ -196,7 +197,7 @@ def _written_quickly(model: nn.Module, example: Tensor, path: Path) -> bool:
         kind = {"input_names": ["input"], "dynamic_axes": {"input": {0: "batch"}}, "opset_version": OLDEST}
         try:
             torch.onnx.export(model, (to_device(example, device_of(model)),), path, dynamo=False, **kind)  # type: ignore[arg-type]
-            if any(issubclass(each.category, torch.jit.TracerWarning) for each in said):
+            if any(issubclass(each.category, TracerWarning) for each in said):
                 return False  # a branch on values, of which it writes only the one that the example takes
             session = open_session(path, torch.get_num_threads())
             compare(
