@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.fx
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.prune import random_unstructured
 
 import prunus as pr
+from prunus.graph.layer_surgery import shrink_mixing
 from prunus.graph.selection import select, unselect
 from prunus.graph.surgery import copy_sharing
 from tests import proof
@@ -354,3 +357,13 @@ def test_weights_that_are_computed(wrap: Any, inputs: int | None, tmp_path: Path
     pr.save(small, plan, tmp_path)
     loaded = pr.load(tmp_path, Computed(wrap).double().eval())
     assert torch.equal(proof.outputs(loaded, IMAGE)[0], proof.outputs(small, IMAGE)[0])
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_norms_that_would_not_fit_their_directions_are_refused(old: bool) -> None:
+    """A transposed convolution has a norm for each input: cut like outputs, torch would read beyond the tensor."""
+    wrap = nn.utils.weight_norm if old else nn.utils.parametrizations.weight_norm
+    with pytest.warns(FutureWarning) if old else nullcontext():
+        layer = wrap(nn.ConvTranspose2d(8, 8, 3))
+    with pytest.raises(ValueError, match="do not fit directions"):
+        shrink_mixing(layer, np.arange(8), np.arange(4))

@@ -35,6 +35,7 @@ def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
                     _replace(owner, name, cut(tensor))
                 elif _has_entries(name, tensor, wide):
                     _slice(owner, name, outputs)
+            _check_norms(owner)
     else:
         _replace(layer, "weight", cut(weight))
         _slice(layer, "bias", outputs)
@@ -49,6 +50,17 @@ def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
         for name in (f"{ends}_channels", f"{ends}_features"):
             if getattr(layer, name, None) == width:
                 setattr(layer, name, len(kept))
+
+
+def _check_norms(owner: nn.Module) -> None:
+    """ValueError if the norms of a weight norm no longer fit its directions: torch would read beyond them, unchecked."""
+    known = owner._parameters
+    for name, direction in known.items():
+        norm = known.get({"original1": "original0"}.get(name, f"{name.removesuffix('_v')}_g"))
+        if norm is None or direction is None or norm is direction or norm.dim() != direction.dim():
+            continue
+        if any(n not in (1, d) for n, d in zip(norm.shape, direction.shape, strict=True)):
+            raise ValueError(f"norms {list(norm.shape)} do not fit directions {list(direction.shape)}")
 
 
 def _conv_weight(layer: Any, weight: Tensor, inputs: Indices, outputs: Indices) -> Tensor:
