@@ -53,7 +53,7 @@ def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
 
 
 def _check_norms(owner: nn.Module) -> None:
-    """ValueError if the norms of a weight norm no longer fit its directions: torch would read beyond them, unchecked."""
+    """ValueError if the norms of a weight norm no longer fit its directions: torch would read beyond them."""
     known = owner._parameters
     for name, direction in known.items():
         norm = known.get({"original1": "original0"}.get(name, f"{name.removesuffix('_v')}_g"))
