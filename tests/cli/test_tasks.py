@@ -72,7 +72,7 @@ def test_score_sensitivity_and_check(module: str, task: str) -> None:
 @pytest.mark.parametrize("task", ["segmentation", "multilabel", "own"])
 def test_prune_and_go_on(module: str, task: str) -> None:
     how = ("--target", "0.3", "--epochs", "1", "--repair", "bn", "--no-augment", "--out", "run")
-    said = " ".join(lines(prunus("prune", *given(module, task), *how)))
+    said = " ".join(lines(prunus("prune", *given(module, task), *how, columns=200)))
     assert f"held-out {NAMES[task]}" in said and f"test {NAMES[task]}" in said and "accuracy" not in said
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["quality"]["name"] == NAMES[task] and summary["removed"]["macs"] >= 0.295
@@ -91,7 +91,7 @@ def test_prune_and_go_on(module: str, task: str) -> None:
 def test_studies(module: str, task: str) -> None:
     how = ("--metrics", "l1,reader_energy", "--ratios", "0.3", "--repair", "bn", "--out", "study")
     said = lines(prunus("study", "effectiveness", *given(module, task), *how))
-    assert said[0].split() == ["network", "metric", "0%", "30%"]
+    assert NAMES[task] in said[0] and said[1].split() == ["network", "metric", "0%", "30%"]
     with Path("study/table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 and all("quality" in row and "accuracy" not in row for row in rows)
@@ -151,7 +151,7 @@ def test_from_prune_to_bench(dimensions: int, tmp_path: Path, monkeypatch: pytes
     (tmp_path / f"{name}.py").write_text(ADDER.format(dimensions))
     given = [f"{name}:adder", "--task", "regression", "--data", f"{name}:data"]
     said = lines(prunus("prune", *given, "--target", "0.4", "--repair", "bn", "--epochs", "1", "--out", "run"))
-    assert any("ms, batch 64" in line for line in said)
+    assert any("ms in onnxruntime at batch 1" in line for line in said)
     assert prunus("prune", "--resume", "run").exit_code == 0
     assert "R2" in Path("run/report.html").read_text()
 

@@ -141,7 +141,7 @@ def test_damaged_files_are_named(
 
 def test_another_runs_folder_is_refused(finished: dict[str, bytes], tmp_path: Path) -> None:
     put(finished, tmp_path)
-    with pytest.raises(RunError, match=r"holds another run: settings.round_to was None there and is 2 now"):
+    with pytest.raises(RunError, match=r"holds another run: settings.round_to was 1 there and is 2 now"):
         run(tmp_path, round_to=2)
     with pytest.raises(RunError, match=r"settings.exclude was \[\] there and is \['fc\*'\] now"):
         run(tmp_path, exclude=("fc*",))
