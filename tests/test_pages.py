@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from prunus.deciding.costs import COSTS
+from prunus.deciding.settings import SPLITS
 from prunus.scoring.metrics import METRICS
 from prunus.zoo import data
 
@@ -32,7 +34,8 @@ def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(METRICS, "_registered", {})  # a page registers one
+    for registry in (METRICS, SPLITS, COSTS):
+        monkeypatch.setattr(registry, "_registered", {})  # a page registers one
     torch.manual_seed(0)
     code = code_of(page)
     exec(compile(code, str(page), "exec"), {"__name__": page.stem})

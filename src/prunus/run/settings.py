@@ -16,8 +16,8 @@ from prunus.deciding.settings import SPLITS, SplitSettings, TimeSettings, check_
 from prunus.errors import DecideError
 from prunus.repairing.repair import REPAIRS
 from prunus.scoring.metrics import METRICS, metric_of, metric_option, suited_metric
-from prunus.tasks import task_of
-from prunus.tasks.quality import QualityText
+from prunus.tasks import DEFAULT_TASK, task_of
+from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.timing.engines import default_engine
 from prunus.train.settings import DEFAULT_PRESET, FineTuning, preset_of
 from prunus.train.trackers import TrackerSettings
@@ -227,7 +227,7 @@ def with_goal(settings: Settings) -> Settings:
     if settings.given:
         return settings
     if settings.evaluate is None or settings.task is not None:
-        quality = QualityText.of(task_of(settings.task))
+        quality = ACCURACY if settings.task in (None, DEFAULT_TASK) else QualityText.of(task_of(settings.task))
         if quality.unit != "%":
             what = f"{quality.name} in {quality.unit}" if quality.unit else quality.name
             raise DecideError(
