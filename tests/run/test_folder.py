@@ -259,10 +259,10 @@ def test_notes_of_others_are_left_alone_and_never_a_reason_to_fail(tmp_path: Pat
     folder.note_progress("score", 1, 2, "")
     assert not (tmp_path / "progress.json").exists()  # a folder that is not a run yet is not touched
     (tmp_path / "progress.json").write_text("of another process")
-    folder.end_progress()
+    folder.close()
     assert (tmp_path / "progress.json").read_text() == "of another process"
     (tmp_path / "progress.json").unlink()
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "progress.json").mkdir()
     folder.note_progress("score", 1, 2, "")
-    folder.end_progress()
+    folder.close()

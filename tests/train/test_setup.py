@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from prunus.errors import RunError
 from prunus.tasks.evaluate import squared_distance
 from prunus.train import distillation as teachers
-from prunus.train.distillation import Teacher, batch_digest, common_maps
+from prunus.train.distillation import Teacher, common_maps
 from prunus.train.fit import fit
 from prunus.train.settings import Preset
 from prunus.train.setup import AveragedWeights, SomeBatches, mixed
+from prunus.util.batches import batch_digest
 from prunus.util.processes import accelerating
 from prunus.zoo.models import create
 from tests.processes import torchrun

@@ -21,30 +21,26 @@ from prunus.cli.console import (
 )
 from prunus.cli.images import DataOptions
 from prunus.cli.network import DEMO_DATA, DEMO_MODEL, MODEL_HELP, check_network
-from prunus.cli.options import DeviceOptions, TrainingImages, Without, options_from_settings
+from prunus.cli.options import DeviceOptions, Without, options_from_settings
 from prunus.cli.prune import PYTHON_ONLY, PruneOptions, Request, open_request
 from prunus.errors import DecideError, ModelError
-from prunus.run.settings import Settings, check_settings, goals_of
+from prunus.run.settings import SPEEDUPS, Settings, check_settings, goals_of
 from prunus.util.files import CURVE, refuse_others
 from prunus.util.options import option
-from prunus.zoo.names import check_weight_file
 
 if TYPE_CHECKING:
     from prunus.cli.network import NamedModel
 
-SPEEDUPS = "1.25,1.5,2,3"
 # The speed-ups are the goals, and each network is timed in the engine that is asked for.
 NOT_OFFERED = ("target", "speedup", "macs", "params", "ratio", "max_drop", "timing")
+LISTED = ",".join(f"{each:g}" for each in SPEEDUPS)
 
 
 @dataclass(frozen=True)
-class CurveOptions(TrainingImages):
+class CurveOptions:
     """Options of this verb alone."""
 
-    speedups: str = option(SPEEDUPS, "How many times as fast, separated by commas", group="Goal", everyday=True)
-    weights: Path | None = option(
-        None, "Weight file of the trained network", group="Data", everyday=True, valid=check_weight_file
-    )
+    speedups: str = option(LISTED, "How many times as fast, separated by commas", group="Goal", everyday=True)
     out: Path | None = option(None, "Folder; runs/curve-MODEL-DATA by default", group="Output", everyday=True)
 
     def parsed(self) -> list[float]:
@@ -52,7 +48,7 @@ class CurveOptions(TrainingImages):
         try:
             return [float(word.strip().removesuffix("x")) for word in self.speedups.split(",") if word.strip()]
         except ValueError:
-            raise DecideError(f"--speedups are numbers, as in {SPEEDUPS}; got {self.speedups!r}") from None
+            raise DecideError(f"--speedups are numbers, as in {LISTED}; got {self.speedups!r}") from None
 
 
 @friendly
@@ -63,7 +59,8 @@ def command(
     ] = None,
     *,
     data: DataOptions,
-    options: CurveOptions,
+    options: Annotated[PruneOptions, Without("paper")],
+    curve: CurveOptions,
     settings: Annotated[Settings, Without(*PYTHON_ONLY.names, *NOT_OFFERED)],
     device: DeviceOptions,
 ) -> Answer | None:
@@ -86,11 +83,10 @@ def command(
         raise ModelError(f"name the network to prune: prunus curve MODEL --weights FILE --data {data.data}")
     if model is None:
         data = replace(data, data=DEMO_DATA)
-    images = PruneOptions(augment=options.augment, batch_size=options.batch_size, weights=options.weights)
-    request, named = Request(model or DEMO_MODEL, data, images, settings, device).resolved()
-    goals = goals_of(replace(request.settings, timing=False), options.parsed())
+    request, named = Request(model or DEMO_MODEL, data, options, settings, device).resolved()
+    goals = goals_of(replace(request.settings, timing=False), curve.parsed())
     check_settings(goals[0])  # before torch is imported
-    out = options.out or run_folder(f"curve-{named.label}-{request.data.name}")
+    out = curve.out or run_folder(f"curve-{named.label}-{request.data.name}")
     refuse_others(out, CURVE)
     return _curve([replace(request, settings=goal) for goal in goals], named, out)
 
@@ -129,9 +125,5 @@ def _curve(requests: list[Request], named: NamedModel, out: Path) -> Answer | No
     console.print(table(TITLES, drawn.rows(), numbers=TITLES[:-1]))
     say(f"\nruns in {out}: {', '.join(folder.name for folder in folders)}")
     say(f"picture: {out / PICTURE}.png, page: {page} (open it in a browser)")
-    record = {
-        "title": drawn.title,
-        "points": drawn.points,
-        "missed": {f"{x:g}": why for x, why in drawn.missed.items()},
-    }
-    return Answer({**record, "reached": drawn.reached, "folder": out, "page": page}, drawn.reached)
+    record = {**drawn.to_dict(), "title": drawn.title, "reached": drawn.reached, "folder": out, "page": page}
+    return Answer(record, drawn.reached)

@@ -10,7 +10,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ from prunus.run.summary import FORMAT, VERSION, Summary, summarise
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import Evaluation
 from prunus.train.checkpoint import digest
-from prunus.train.trackers import Log, tracking
+from prunus.train.trackers import tracking
 from prunus.util.batches import Batches, check_batches, device_of
 from prunus.util.options import replaced
 from prunus.util.processes import all_or_none, check_precision, processes, rank_and_world
@@ -72,16 +72,18 @@ def compress(
 ) -> Compressed:
     """Prune a trained network until the goal is met; `model` itself is not changed.
 
-        result = prunus.compress(model, train, holdout, target=0.5)
-        result.model, result.summary["after"]["holdout"]["quality"]
+        result = prunus.compress(model, train, holdout, speedup=1.5)
+        result.model, result.speedup, result.summary["after"]["holdout"]["quality"]
+
+    Without a goal: the fastest network that loses at most one point of held-out quality.
 
     By default the network is repaired by "solve" and not retrained: that takes epochs=. After this repair the split is
     "least_error" with the metric "rebuilt".
 
     Args:
         model: The trained network.
-        train: Batches of (images, labels) to retrain on.
-        holdout: Labelled images that all decisions read.
+        train: Batches of images to score, repair and retrain on, with labels or without.
+        holdout: Images that all decisions read. Without labels, quality is agreement with `model`.
         test: Read once, at the end, for the report only.
         score_on: Batches to score on; `train` by default.
         example: An input of the network (a tensor, a tuple or a dict); the first training image by default.
@@ -89,7 +91,7 @@ def compress(
         folder: The run's folder. Called again with the same arguments, an interrupted run continues and ends as an
             uninterrupted one would have. Without it, a temporary folder is used.
         progress: False shows nothing; a function is called with phase, steps done, steps in all and a note. By default
-            a run of more than two seconds shows a bar, and off a terminal a line every half minute.
+            a run of more than two seconds shows a bar, and off a terminal a line after 5 and then every 30 seconds.
         **changes: Fields of `Settings` by name: target=, speedup=, engine=, batch=, threads=, macs=, params=,
             max_drop=, ratio=, task=, metric=, split=, alpha=, k=, rounds=, repair=, epochs=, fit=, evaluate=, ...
             task= is what the network is for, as a name or a `Task`; classification by default (docs/tasks.md).
@@ -160,76 +162,62 @@ def run(
     evidence: Evidence | None = None,
 ) -> Compressed:
     """One run in its folder. `evidence` is what runs for other goals know of the same network."""
-    tracker = settings.tracker if folder.writes else None
-    try:
-        with tracking(tracker, None if folder.is_temporary else folder.path, settings.to_dict()) as track:
-            return _run(model, example, settings, folder, data, progress, track, evidence)
-    finally:
-        folder.end_progress()
-
-
-def _run(
-    model: nn.Module,
-    example: Any,
-    settings: Settings,
-    folder: RunFolder,
-    data: RunData,
-    progress: PhaseProgress,
-    track: Log,
-    evidence: Evidence | None = None,
-) -> Compressed:
-    started = time.perf_counter()
-    if example is None:
-        example = first_image(data.train, device_of(model), task_of(settings.task))
-    if evidence is None:
-        evidence = Evidence(copy.deepcopy(model), example)
-    same_origin(evidence.original, model)
-    earlier = plans_of(model)[-1:]  # from the network that was pruned first to this one
-    settings = _with_same_streams(settings, earlier)
-    progress("trace", 0, 1, "")
-    graph = evidence.graph(settings.streams or "select")
-    _then(earlier, Plan.of(graph, {}))
-    progress("trace", 1, 1, "")
-    check_patterns(graph, settings.exclude, settings.only)
-    if settings.retrains_at_all:
-        check_precision(settings.mixed_precision, torch.accelerator.current_accelerator() or torch.device("cpu"))
-    table = times_for(settings, graph, folder, evidence)
-    # Of several inputs, the largest one.
-    pixels = max((math.prod(x.shape[2:]) for x in tree_leaves(example) if isinstance(x, Tensor)), default=0)
-    settings = fill_defaults(settings, graph, pixels, table)
-    context = RunContext(folder, graph, settings.budget(graph, table), settings, data, progress, track, table, evidence)
-    try:
-        check_reach(graph, context.budget, settings)
-    except DecideError:
-        if settings.streams is not None:
-            raise
-        check_reach(graph, context.budget, settings, evidence.graph("coupled"))
-    config = {
-        "settings": settings.to_dict(),
-        "fingerprint": graph.fingerprint,
-        "original": earlier[0].fingerprint if earlier else layers_digest(graph),
-        "weights": digest(graph.model),
-        ANSWERS: network_answers(graph.model, graph.example) if folder.writes else None,
-        **folder.about,
-    }
-    folder.begin(config, vars(data))
-    if table is not None and folder.writes and not folder.has(TABLE):
-        table.save(folder.path / TABLE)
-    before = _base(context)
-    first = None
-    if is_needed(context):
-        context, first = choose(context)
-    rounds, current, plan = _rounds(context, before, first)
-    if rounds and not _allowed(rounds[-1], before, context):
-        last = rounds.pop()
-        what = f"the result is that of round {len(rounds)}" if rounds else "the network stays as it is"
-        logger.warning("round %d loses more than max_drop: %s", last.number, what)
-        current, plan = _left_by(context, len(rounds))
-    whole = _then(earlier, plan)
-    summary = _summary(context, plan, whole, current, before, rounds)
-    summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
-    stays = None if folder.is_temporary else folder.path
-    return Compressed(current, whole, tuple(rounds), summary, stays, folder.path)
+    tracker, place = settings.tracker if folder.writes else None, None if folder.is_temporary else folder.path
+    with closing(folder), tracking(tracker, place, settings.to_dict()) as track:
+        started = time.perf_counter()
+        if example is None:
+            example = first_image(data.train, device_of(model), task_of(settings.task))
+        if evidence is None:
+            evidence = Evidence(copy.deepcopy(model), example)
+        same_origin(evidence.original, model)
+        earlier = plans_of(model)[-1:]  # from the network that was pruned first to this one
+        settings = _with_same_streams(settings, earlier)
+        progress("trace", 0, 1, "")
+        graph = evidence.graph(settings.streams or "select")
+        _then(earlier, Plan.of(graph, {}))
+        progress("trace", 1, 1, "")
+        check_patterns(graph, settings.exclude, settings.only)
+        if settings.retrains_at_all:
+            check_precision(settings.mixed_precision, torch.accelerator.current_accelerator() or torch.device("cpu"))
+        table = times_for(settings, graph, folder, evidence)
+        # Of several inputs, the largest one.
+        pixels = max((math.prod(x.shape[2:]) for x in tree_leaves(example) if isinstance(x, Tensor)), default=0)
+        settings = fill_defaults(settings, graph, pixels, table)
+        context = RunContext(
+            folder, graph, settings.budget(graph, table), settings, data, progress, track, table, evidence
+        )
+        try:
+            check_reach(graph, context.budget, settings)
+        except DecideError:
+            if settings.streams is not None:
+                raise
+            check_reach(graph, context.budget, settings, evidence.graph("coupled"))
+        config = {
+            "settings": settings.to_dict(),
+            "fingerprint": graph.fingerprint,
+            "original": earlier[0].fingerprint if earlier else layers_digest(graph),
+            "weights": digest(graph.model),
+            ANSWERS: network_answers(graph.model, graph.example) if folder.writes else None,
+            **folder.about,
+        }
+        folder.begin(config, vars(data))
+        if table is not None and folder.writes and not folder.has(TABLE):
+            table.save(folder.path / TABLE)
+        before = _base(context)
+        first = None
+        if is_needed(context):
+            context, first = choose(context)
+        rounds, current, plan = _rounds(context, before, first)
+        if rounds and not _allowed(rounds[-1], before, context):
+            last = rounds.pop()
+            what = f"the result is that of round {len(rounds)}" if rounds else "the network stays as it is"
+            logger.warning("round %d loses more than max_drop: %s", last.number, what)
+            current, plan = _left_by(context, len(rounds))
+        whole = _then(earlier, plan)
+        summary = _summary(context, plan, whole, current, before, rounds)
+        summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
+        stays = None if folder.is_temporary else folder.path
+        return Compressed(current, whole, tuple(rounds), summary, stays, folder.path)
 
 
 def _with_same_streams(settings: Settings, earlier: Sequence[Plan]) -> Settings:

@@ -18,7 +18,7 @@ from prunus.run.compress import checked, kept_while_used, run, run_folder
 from prunus.run.context import Evidence, RunData, first_image
 from prunus.run.folder import RunFolder
 from prunus.run.result import Compressed
-from prunus.run.settings import Settings, goals_of
+from prunus.run.settings import SPEEDUPS, Settings, goals_of
 from prunus.run.summary import Summary, read_summary
 from prunus.tasks import task_of
 from prunus.timing.latency import Speedup
@@ -27,7 +27,7 @@ from prunus.util.files import write_atomically
 from prunus.util.options import replaced
 from prunus.util.progress import PhaseProgress, phases, shown
 from prunus.util.state import generators_kept
-from prunus.util.text import short_table
+from prunus.util.text import html_table, short_table
 from prunus.util.typed_json import to_data
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SPEEDUPS = (1.25, 1.5, 2.0, 3.0)
 FORMAT, VERSION, CURVE, PICTURE = "prunus-curve", 1, "curve.json", "curve"
 TITLES = ("asked", "measured", "95% interval", "quality", "change", "MACs removed", "goal")
 
@@ -144,10 +143,8 @@ class Curve:
         speeds = [Speedup(point.ratio, point.low, point.high) for point in points]
         return draw_curve(speeds, [factor * point.quality for point in points], base, summary.quality.axis, self.title)
 
-    def write(self, folder: str | Path) -> None:
-        """Write curve.json, curve.png and curve.svg."""
-        from prunus.plots.style import save
-
+    def to_dict(self) -> dict[str, Any]:
+        """What curve.json holds: plain values."""
         summary = self.summary
         record = {
             "format": FORMAT,
@@ -160,7 +157,14 @@ class Curve:
             "points": self.points,
             "missed": {f"{asked:g}": why for asked, why in self.missed.items()},
         }
-        write_atomically(Path(folder) / CURVE, f"{json.dumps(to_data(record), indent=2)}\n".encode())
+        plain: dict[str, Any] = to_data(record)
+        return plain
+
+    def write(self, folder: str | Path) -> None:
+        """Write curve.json, curve.png and curve.svg."""
+        from prunus.plots.style import save
+
+        write_atomically(Path(folder) / CURVE, f"{json.dumps(self.to_dict(), indent=2)}\n".encode())
         save(self.figure(), folder, PICTURE)
 
     def __repr__(self) -> str:
@@ -171,10 +175,8 @@ class Curve:
         """The same for notebooks, with the picture."""
         from prunus.plots.style import as_svg
 
-        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in (TITLES, *self.rows()))
-        table = "".join(f"<tr>{row}</tr>" for row in cells)
         svg = as_svg(self.figure(), PICTURE)
-        return f"<p><b>{escape(self.title)}</b></p><table>{table}</table>{svg[svg.index('<svg') :]}"
+        return html_table(f"<b>{escape(self.title)}</b>", [TITLES, *self.rows()]) + svg[svg.index("<svg") :]
 
 
 def curve(

@@ -241,7 +241,7 @@ class RunFolder(ResumableFolder):
             with suppress(FileError, OSError):
                 self.write(PROGRESS, {"phase": phase, "done": done, "total": total, "note": note, "time": now})
 
-    def end_progress(self) -> None:
+    def close(self) -> None:
         """Remove progress.json, if this run has written it."""
         if self._noted:
             with suppress(OSError):

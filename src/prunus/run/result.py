@@ -14,7 +14,7 @@ from prunus.graph.files import example_of, save
 from prunus.graph.plan import Plan
 from prunus.run.round import Outcome
 from prunus.run.summary import first_line, headline, read_summary
-from prunus.util.text import short_table
+from prunus.util.text import html_table, short_table
 
 if TYPE_CHECKING:
     from prunus.ship.export import Exported
@@ -77,8 +77,5 @@ class Compressed:
     def _repr_html_(self) -> str:
         """The same for notebooks."""
         summary = read_summary(self.summary)
-        rows = [("", "before", "after", ""), *headline(summary)]
-        cells = ("".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in row) for row in rows)
-        table = "".join(f"<tr>{row}</tr>" for row in cells)
-        lead = f"<p><b>{escape(first_line(summary))}</b><br>{escape(summary.goal.text)}</p>"
-        return f"{lead}<table>{table}</table>"
+        lead = f"<b>{escape(first_line(summary))}</b><br>{escape(summary.goal.text)}"
+        return html_table(lead, [("", "before", "after", ""), *headline(summary)])

@@ -212,6 +212,7 @@ def check_settings(settings: Settings) -> None:
 
 # -- what suits a run where the user left it open
 
+SPEEDUPS = (1.25, 1.5, 2.0, 3.0)  # of a curve
 DEFAULT_DROP = 1.0  # points of quality that may be lost if no goal is given
 DEFAULT_ALPHA = next(field.default for field in fields(SplitSettings) if field.name == "alpha")
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
 
 from prunus.errors import DataError, ModelError
 from prunus.tasks import UNLABELLED, Quality, Task, task_of
 from prunus.tasks.builtin import margins
 from prunus.tasks.evaluate import squared_distance, tensors_of
-from prunus.util.batches import call, device_of, move
+from prunus.util.batches import batch_digest, call, device_of, move
 from prunus.util.state import evaluating, generators_kept
 
 AGREEMENT = "agreement with the original"
@@ -108,7 +106,7 @@ class _Answers:
         self._room = KEPT_BYTES
 
     def __call__(self, images: Any) -> Any:
-        key = _digest(images)
+        key = batch_digest(images)
         if key in self._kept:
             return self._kept[key]
         with evaluating(self._original), generators_kept(), torch.no_grad():
@@ -125,15 +123,3 @@ class _Answers:
             self._room -= size
             self._kept[key] = answer
         return answer
-
-
-def _digest(images: Any) -> bytes:
-    """A hash of the inputs' numbers: far quicker than a network."""
-    found = hashlib.blake2b(digest_size=16)
-    for leaf in tree_leaves(images):
-        if isinstance(leaf, Tensor):
-            found.update(f"{list(leaf.shape)} {leaf.dtype}".encode())
-            found.update(leaf.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
-        else:
-            found.update(repr(leaf).encode())
-    return found.digest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from prunus.errors import RunError
 from prunus.tasks.evaluate import mean_loss, squared_distance
-from prunus.util.batches import call, order_channels_last
+from prunus.util.batches import batch_digest, call, order_channels_last
 from prunus.util.state import evaluating
 
 if TYPE_CHECKING:
@@ -133,16 +132,3 @@ class Teacher:
                 logger.info(message, len(self._kept), MEMORY / (1 << 30))
                 self._room = -1  # smaller answers that follow are not kept either
         return answer
-
-
-def batch_digest(images: Any) -> bytes:
-    """128 bits that tell batches apart: BLAKE2 of types, shapes and bytes of all tensors."""
-    total = hashlib.blake2b(digest_size=16)
-    for leaf in tree_leaves(images):
-        if isinstance(leaf, Tensor):
-            plain = leaf.detach().cpu().contiguous()
-            total.update(f"{plain.dtype} {list(plain.shape)};".encode())
-            total.update(plain.view(-1).view(torch.uint8).numpy().data)
-        else:
-            total.update(f"{leaf!r};".encode())
-    return total.digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 MOST_ROWS = 10
 
@@ -57,3 +58,9 @@ def duration(seconds: float) -> str:
 def count(number: int, thing: str) -> str:
     """1 round, 2 rounds."""
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
+def html_table(lead: str, rows: Sequence[Sequence[str]]) -> str:
+    """A table for notebooks below `lead`, which is HTML; the first row has the titles."""
+    cells = ("".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<p>{lead}</p><table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
