@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -138,7 +137,7 @@ def time_in_engines(
     """
     places = [(engine, batch)]
     if others:
-        ready = [name for name in ENGINES if ENGINES[name].is_installed and ENGINES[name].quick and not _crashes(name)]
+        ready = [name for name in ENGINES if ENGINES[name].is_ready]
         places += [(name, size) for name in dict.fromkeys((engine, *ready)) for size in (batch, 1)]
         places = list(dict.fromkeys(places))
     onnx = cache(lambda is_after: exported(after if is_after else before, example))
@@ -173,11 +172,6 @@ def time_in_engines(
     if late:
         broken[""] = f"Not timed, because the final timing may take {seconds:g} seconds: {', '.join(late)}."
     return tuple(rows), tuple(broken.values())
-
-
-def _crashes(engine: str) -> bool:
-    """Whether an engine would take the process down: OpenVINO where oneDNN may not use AVX2."""
-    return engine == "openvino" and os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX")
 
 
 def _timed(

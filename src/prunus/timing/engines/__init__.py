@@ -46,9 +46,8 @@ class Engine(Entry):
     open_onnx: Callable[[bytes, int], OnnxProgram] | None = None  # (content of a file, threads)
     requires: Mapping[str, str] = field(default_factory=dict)  # package -> the extra of prunus that has it, or ""
     package: str = "torch"  # whose version decides how fast it is
-    quick: bool = (
-        True  # to prepare a network; otherwise layers are timed in eager mode, and scaled to the whole network
-    )
+    quick: bool = True  # to prepare; otherwise layers are timed in eager mode, and scaled to the whole network
+    crashes: Callable[[], bool] = lambda: False  # whether running it on this machine would end the process
 
     def prepare(self, model: nn.Module, example: Any, threads: int) -> PreparedModel:
         """Make `model` ready to run. It must be in eval mode, now and as long as the result is used.
@@ -88,6 +87,11 @@ class Engine(Entry):
     def is_installed(self) -> bool:
         """Whether the packages that the engine needs are there."""
         return all(find_spec(package) is not None for package in self.requires)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be tried without being asked for: installed, quick to prepare and safe on this machine."""
+        return self.is_installed and self.quick and not self.crashes()
 
     def check_installed(self) -> None:
         """Raise RunError with the command to run if a package that the engine needs is missing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
@@ -39,4 +40,6 @@ OPENVINO = Engine(
     open_onnx=_open,
     requires={**PACKAGES, "openvino": "openvino"},
     package="openvino",
+    # It needs AVX2, and does not look whether oneDNN may use it.
+    crashes=lambda: os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX"),
 )
